@@ -1,0 +1,93 @@
+"""The one protocol that training, replay and live use share.
+
+Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictors.spec import ModelSpec
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+class Signal(StrEnum):
+    """What a predictor can ask to be shown; only what somebody needs is captured."""
+
+    TOKENS = "tokens"
+    LAYER_INPUT = "layer_input"
+    GATE_INPUT = "gate_input"
+    ROUTED = "routed"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Scores of one layer's experts, for each token of the step."""
+
+    layer: int
+    """Target layer, counted over the layers with routed experts."""
+    scores_TE: Floats
+    """Chance, in [0, 1], that the token is routed to the expert."""
+
+    @cached_property
+    def probability_E(self) -> Floats:
+        """Chance that *some* token of the step needs the expert, tokens taken as independent."""
+        return (1.0 - np.prod(1.0 - self.scores_TE, axis=0)).astype(np.float32)
+
+    @cached_property
+    def expected_tokens_E(self) -> Floats:
+        """Expected number of the step's tokens that are routed to the expert."""
+        return self.scores_TE.sum(axis=0, dtype=np.float32)
+
+    def chosen_TK(self, top_k: int) -> Ints:
+        """Each token's `top_k` best experts, best first; ties go to the lower id."""
+        return np.argsort(-self.scores_TE, axis=1, kind="stable")[:, :top_k]
+
+    def experts(self, top_k: int) -> list[int]:
+        """Union of the tokens' `top_k` best experts: the most tokens expected first."""
+        wanted = np.unique(self.chosen_TK(top_k))
+        order = np.argsort(-self.expected_tokens_E[wanted], kind="stable")
+        return wanted[order].tolist()
+
+
+Forecasts = Sequence[Forecast]
+
+
+class Predictor:
+    """Receives the events of a step in the order in which a model produces them.
+
+    `begin_step`, then for each layer `layer_input`, `gate_input`, `routed`, then `end_step`. Each
+    may answer with forecasts. The arrays belong to the caller and may change after the call.
+    A predictor overrides the events named in its `signals`; the others are never sent.
+    """
+
+    kind: str
+    signals: frozenset[Signal]
+
+    def __init__(self, spec: ModelSpec):
+        self.spec = spec
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:
+        """Token ids that enter the model, and the request each belongs to."""
+        return ()
+
+    def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
+        """Normalised hidden state that enters the layer, before its attention."""
+        return ()
+
+    def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
+        """What the layer's router sees."""
+        return ()
+
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats) -> Forecasts:
+        """What the layer's router said: chosen experts, and its logits over all experts."""
+        return ()
+
+    def end_step(self) -> None:
+        """The step is over; what was learned from it counts from the next one on."""

@@ -1,0 +1,1 @@
+"""Everything that knows about Hugging Face Transformers."""

@@ -1,0 +1,153 @@
+"""From folders of text to packed token files: what the reference model is trained on."""
+
+import hashlib
+import importlib
+import inspect
+import json
+import pkgutil
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+
+HELD_OUT_SHARE = 0.02
+DOCUMENT_CHARS = 6_000
+"""Long books are cut here, so that a batch mixes many subjects and the split has many documents."""
+
+STDLIB_MODULES = 120
+"""Enough of the standard library's docstrings to teach the register of technical English."""
+
+
+@dataclass(kw_only=True)
+class CorpusConfig:
+    root: Path
+    """Folder with `text/openstax`, `text/novels`, `instruct/` and `prompts/gsm8k_train.jsonl`."""
+    num_tokens: int = 16_000_000
+    """Tokens drawn into the training file, by the mixture below."""
+    mixture: dict[str, float] = field(
+        default_factory=lambda: {
+            "textbooks": 0.30,
+            "novels": 0.18,
+            "templates": 0.20,
+            "instructions": 0.10,
+            "roleplay": 0.08,
+            "arithmetic": 0.06,
+            "docstrings": 0.08,
+        }
+    )
+    """Share of the training tokens taken from each source."""
+
+
+def chat(user: str, assistant: str) -> str:
+    """One exchange in the ChatML form that the model's chat template writes."""
+    return f"{TURN_START}user\n{user}{TURN_END}\n{TURN_START}assistant\n{assistant}{TURN_END}\n"
+
+
+def _books(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("*.txt")):
+        if path.name.endswith(".LICENSE.txt"):
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        paragraphs, size = [], 0
+        for paragraph in text.split("\n\n"):
+            paragraphs.append(paragraph)
+            size += len(paragraph)
+            if size >= DOCUMENT_CHARS:
+                yield "\n\n".join(paragraphs)
+                paragraphs, size = [], 0
+        if paragraphs:
+            yield "\n\n".join(paragraphs)
+
+
+def _jsonl(path: Path) -> Iterator[dict]:
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _roleplay(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("*.json")):
+        for row in json.loads(path.read_text(encoding="utf-8")):
+            question = "\n".join(part for part in (row["instruction"], row["input"]) if part)
+            yield chat(question, row["response"])
+
+
+def _docstrings() -> Iterator[str]:
+    names = sorted(name for _, name, _ in pkgutil.iter_modules() if name in sys.stdlib_module_names)
+    names = [name for name in names if name.islower() and name not in ("antigravity", "this")]
+    for name in names[:STDLIB_MODULES]:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue  # platform modules are listed everywhere and importable in some places only
+        parts = [inspect.getdoc(module) or ""]
+        for member, value in sorted(vars(module).items()):
+            if callable(value) and not member.startswith("_"):
+                parts.append(f"{name}.{member}: {inspect.getdoc(value) or ''}")
+        yield "\n\n".join(part for part in parts if part)[: 4 * DOCUMENT_CHARS]
+
+
+def documents(root: Path) -> dict[str, list[str]]:
+    """Every source's documents, in a fixed order."""
+    target = lambda row: row["target"] if isinstance(row["target"], str) else row["target"][0]  # noqa: E731
+    return {
+        "textbooks": list(_books(root / "text/openstax")),
+        "novels": list(_books(root / "text/novels")),
+        "templates": [
+            chat(row["prompt"], row["completion"])
+            for row in _jsonl(root / "instruct/t0_templates_sample.jsonl")
+        ],
+        "instructions": [
+            chat(row["prompt"], target(row))
+            for row in _jsonl(root / "instruct/natural_instructions_bb.jsonl")
+            if row["target"]
+        ],
+        "roleplay": list(_roleplay(root / "instruct/gpteacher")),
+        "arithmetic": [
+            chat(row["question"], row["answer"])
+            for row in _jsonl(root / "prompts/gsm8k_train.jsonl")
+        ],
+        "docstrings": list(_docstrings()),
+    }
+
+
+def is_held_out(document: str) -> bool:
+    """Split by content, so that the same document is always on the same side."""
+    digest = hashlib.sha256(document.encode()).digest()
+    return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
+
+
+def pack(config: CorpusConfig, tokenizer: Tokenizer, folder: Path, *, seed: int) -> None:
+    """Writes `train.bin` and `held_out.bin`, uint16 token ids, documents ended by `END_OF_TEXT`."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    train: list[np.ndarray] = []
+    held_out: list[np.ndarray] = []
+    for name, texts in documents(config.root).items():
+        order = random.Random(f"{seed}/{name}").sample(texts, len(texts))
+        wanted, taken = int(config.num_tokens * config.mixture[name]), 0
+        held_wanted, held_taken = wanted // 50, 0
+        for text in order:
+            if taken >= wanted and held_taken >= held_wanted:
+                break
+            keep = is_held_out(text)
+            if (held_taken >= held_wanted) if keep else (taken >= wanted):
+                continue
+            ids = np.asarray([*tokenizer.encode(text).ids, end], dtype=np.uint16)
+            if keep:
+                held_out.append(ids)
+                held_taken += len(ids)
+            else:
+                train.append(ids)
+                taken += len(ids)
+    shuffle = random.Random(seed)
+    for name, parts in (("train", train), ("held_out", held_out)):
+        shuffle.shuffle(parts)
+        np.concatenate(parts).tofile(folder / f"{name}.bin")

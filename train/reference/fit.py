@@ -1,0 +1,193 @@
+"""Trains the reference model: one loop, checkpointed, resumable, deterministic by seed."""
+
+import json
+import logging
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+from train.reference.muon import Muon
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class FitConfig:
+    steps: int = 1_500
+    """Optimiser steps; the learning rate is constant, then falls linearly over the last part."""
+    batch_size: int = 6
+    context: int = 512
+    """Tokens in a training window."""
+    muon_lr: float = 0.02
+    adam_lr: float = 3e-3
+    warmup: int = 50
+    decay_share: float = 0.4
+    """Share of the steps at the end over which the learning rate falls to zero."""
+    balance: float = 0.01
+    """Weight of each layer's load-balancing loss (Switch Transformers, equation 4)."""
+    z_loss: float = 1e-4
+    """Weight of the squared log-partition of the router, which keeps its logits small."""
+    seed: int = 0
+    save_every: int = 50
+
+
+def architecture() -> Qwen2MoeConfig:
+    """28 M parameters: 12 layers, top-4 of 60 narrow experts as in Qwen1.5-MoE, a shared expert.
+
+    One expert is 60 KiB in bf16 (width 40), so that each linear layer is five 4 KiB pages: a
+    transfer of one never needs a partial page.
+    """
+    return Qwen2MoeConfig(
+        vocab_size=8_192,
+        hidden_size=256,
+        num_hidden_layers=12,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=160,
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=40,
+        shared_expert_intermediate_size=160,
+        decoder_sparse_step=1,
+        norm_topk_prob=True,
+        tie_word_embeddings=True,
+        max_position_embeddings=2_048,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+        router_aux_loss_coef=0.0,
+    )
+
+
+def balance_losses(router_logits: tuple[Tensor, ...], top_k: int) -> tuple[Tensor, Tensor]:
+    """Sum over layers of `E x sum_e(share_e x probability_e)` and of the mean squared log-partition.
+
+    Per layer, unlike the model's own loss, which adds all layers up first and lets one layer's
+    favourites be balanced by another's.
+    """
+    balance = z = torch.zeros(())
+    for logits_TE in router_logits:
+        num_experts = logits_TE.size(-1)
+        chosen = logits_TE.topk(top_k, dim=-1).indices
+        share_E = torch.bincount(chosen.flatten(), minlength=num_experts) / chosen.numel()
+        balance = balance + num_experts * (share_E * logits_TE.softmax(-1).mean(0)).sum()
+        z = z + logits_TE.logsumexp(-1).square().mean()
+    return balance, z
+
+
+def learning_rate(step: int, config: FitConfig) -> float:
+    """Factor on the peak rates: warm-up, plateau, linear decay."""
+    left = (config.steps - step) / max(1, config.decay_share * config.steps)
+    return min(1.0, (step + 1) / config.warmup, left)
+
+
+def optimisers(model: Qwen2MoeForCausalLM, config: FitConfig) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices, AdamW for embeddings, routers, norms and biases."""
+    matrices, rest = [], []
+    for name, parameter in model.named_parameters():
+        router = name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
+        hidden = parameter.dim() >= 2 and "embed" not in name and not router
+        (matrices if hidden else rest).append(parameter)
+    return [
+        Muon(matrices, lr=config.muon_lr),
+        torch.optim.AdamW(rest, lr=config.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def windows(tokens: np.ndarray, config: FitConfig, step: int) -> Tensor:
+    """The step's batch, `(batch, context + 1)`: each pass visits every window once, shuffled."""
+    count = (len(tokens) - 1) // config.context
+    rows = []
+    for i in range(step * config.batch_size, (step + 1) * config.batch_size):
+        epoch, place = divmod(i, count)
+        order = np.random.default_rng([config.seed, epoch]).permutation(count)
+        start = int(order[place]) * config.context
+        rows.append(tokens[start : start + config.context + 1].astype(np.int64))
+    return torch.from_numpy(np.stack(rows))
+
+
+def save(folder: Path, model, optims: list[torch.optim.Optimizer], step: int) -> None:
+    """Atomic: a kill at any point leaves the previous or the new checkpoint."""
+    tensors = {f"model.{k}": v.contiguous() for k, v in model.state_dict().items()}
+    tensors.pop("model.lm_head.weight", None)  # tied to the embedding
+    for i, optimiser in enumerate(optims):
+        for j, state in optimiser.state_dict()["state"].items():
+            for k, v in state.items():
+                tensors[f"optim.{i}.{j}.{k}"] = torch.as_tensor(v)
+    temporary = folder / "checkpoint.tmp"
+    save_file(tensors, temporary, metadata={"step": str(step)})
+    with temporary.open("rb") as handle:
+        os.fsync(handle.fileno())
+    temporary.replace(folder / "checkpoint.safetensors")
+
+
+def restore(folder: Path, model, optims: list[torch.optim.Optimizer]) -> int:
+    """Loads the last checkpoint and returns the step to go on with; 0 if there is none."""
+    path = folder / "checkpoint.safetensors"
+    if not path.exists():
+        return 0
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as handle:
+        step = int(handle.metadata()["step"])
+    tensors = load_file(path)
+    weights = {k[6:]: v for k, v in tensors.items() if k.startswith("model.")}
+    model.load_state_dict(weights, strict=False)
+    for i, optimiser in enumerate(optims):
+        saved = optimiser.state_dict()
+        for key, value in tensors.items():
+            if key.startswith(f"optim.{i}."):
+                _, _, j, name = key.split(".")
+                saved["state"].setdefault(int(j), {})[name] = value
+        optimiser.load_state_dict(saved)
+    return step
+
+
+def fit(config: FitConfig, folder: Path) -> Qwen2MoeForCausalLM:
+    """Trains on `folder/train.bin`; appends a line a step to `folder/log.jsonl`."""
+    torch.manual_seed(config.seed)
+    model = Qwen2MoeForCausalLM._from_config(
+        architecture(), experts_implementation="grouped_mm", attn_implementation="sdpa"
+    )
+    optims = optimisers(model, config)
+    first = restore(folder, model, optims)
+    tokens = np.memmap(folder / "train.bin", dtype=np.uint16, mode="r")
+    top_k = model.config.num_experts_per_tok
+    with (folder / "log.jsonl").open("a") as lines:
+        for step in range(first, config.steps):
+            start = time.monotonic()
+            batch = windows(tokens, config, step)
+            output = model.model(batch[:, :-1], output_router_logits=True, use_cache=False)
+            logits = F.linear(output.last_hidden_state, model.lm_head.weight)
+            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+            balance, z = balance_losses(output.router_logits, top_k)
+            (loss + config.balance * balance + config.z_loss * z).backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            factor = learning_rate(step, config)
+            for optimiser, peak in zip(optims, (config.muon_lr, config.adam_lr), strict=True):
+                optimiser.param_groups[0]["lr"] = peak * factor
+                optimiser.step()
+                optimiser.zero_grad()
+            row = {
+                "step": step,
+                "loss": round(loss.item(), 4),
+                "balance": round(balance.item() / len(output.router_logits), 4),
+                "grad_norm": round(float(norm), 3),
+                "seconds": round(time.monotonic() - start, 2),
+            }
+            assert math.isfinite(row["loss"]), row
+            lines.write(json.dumps(row) + "\n")
+            lines.flush()
+            if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
+                save(folder, model, optims, step + 1)
+                log.info("%s", row)
+    return model
