@@ -1,0 +1,169 @@
+"""From `key=value` arguments to one typed configuration, with errors that name the choices.
+
+Hydra composes; what it says when something is wrong is replaced by one line that lists what
+there is and the closest of it.
+"""
+
+import itertools
+import keyword
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from configs.schema import alternatives, keys, members, register, type_of
+from predictors.errors import MoecastError, unknown
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class ConfigError(MoecastError):
+    """An argument or a configuration file that does not fit the command's schema."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups that a root configuration draws from."""
+
+    chosen: dict[str, str]
+    """Group to its choice by default."""
+    choices: dict[str, list[str]]
+    """Group to everything that can be chosen."""
+
+
+@contextmanager
+def hydra_session() -> Iterator[None]:
+    """Hydra's global state, for the time of one composition; its faults become ConfigError."""
+    register()
+    try:
+        with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
+            yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(one_line(error)) from error
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of a Hydra or OmegaConf message, and the key it is about."""
+    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
+    key = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), ""
+    )
+    return f"{key}: {lines[0]}" if key else lines[0]
+
+
+def defaults(root: str) -> tuple[DictConfig, Groups]:
+    """The root configuration as it is without arguments, and its groups."""
+    with hydra_session():
+        composed = compose(root, return_hydra_config=True)
+        loader = GlobalHydra.instance().config_loader()
+        chosen = {
+            group: str(choice)
+            for group, choice in composed.hydra.runtime.choices.items()
+            if not group.startswith("hydra/")
+        }
+        choices = {group: sorted(loader.get_group_options(group)) for group in chosen}
+        return compose(root), Groups(chosen, choices)
+
+
+def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]:
+    """The dataclass that the root's schema names, and the same as a resolved tree for the record.
+
+    The text after the first `=` of an option that takes text or a path is taken as it stands, so
+    that a prompt may hold commas, brackets and braces; everything else is Hydra's grammar.
+    """
+    base, groups = defaults(root)
+    selections = [one for one in arguments if split(one)[0] in groups.chosen]
+    values = [one for one in arguments if split(one)[0] not in groups.chosen]
+    for group, choice in map(split, selections):
+        if choice not in groups.choices[group]:
+            raise ConfigError(unknown(group, choice, groups.choices[group]))
+    with hydra_session():
+        if selections:
+            base = compose(root, overrides=selections)
+        texts, rest = {}, []
+        for key, value in map(split, values):
+            kind = declared(base, key, groups)
+            if takes_text(kind, value):
+                texts[key] = value
+            else:
+                rest.append(f"{key}={member_name(outside(key), kind, value)}")
+        config = compose(root, overrides=selections + rest)
+        for key, value in texts.items():
+            OmegaConf.update(config, key, value.replace("${", "\\${"))
+        return typed(config), config
+
+
+def typed(config: DictConfig) -> Any:
+    """The one conversion from Hydra's tree to dataclasses; the checks across fields run here."""
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigError(f"{outside(missing[0])}=... is required; give it on the command line")
+    return OmegaConf.to_object(config)
+
+
+def split(argument: str) -> tuple[str, str]:
+    """Key and value of `key=value`; a key that is a Python keyword (`from`) stands for `from_`."""
+    key, equals, value = argument.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{argument!r} is not an option: write key=value; --help lists the keys")
+    return (f"{key}_" if keyword.iskeyword(key) else key), value
+
+
+def outside(key: str) -> str:
+    """How the user writes a key: the inverse of what `split` does to keywords."""
+    return key[:-1] if keyword.iskeyword(key[:-1]) else key
+
+
+def declared(config: DictConfig, key: str, groups: Groups) -> Any:
+    """Type of an option; ConfigError with the choices when there is no such option."""
+    try:
+        return type_of(config, key.lstrip("+"))
+    except KeyError:
+        known = {outside(one) for one in keys(config)} | set(groups.chosen)
+        raise ConfigError(unknown("option", outside(key), known)) from None
+
+
+def member_name(key: str, kind: Any, value: str) -> str:
+    """The name that OmegaConf wants for an enumerated type's value; other values as they are."""
+    choices = members(kind)
+    if not choices or (value == "null" and NoneType in alternatives(kind)):
+        return value
+    if value not in choices:
+        raise ConfigError(unknown(key, value, choices))
+    return choices[value]
+
+
+def takes_text(kind: Any, value: str) -> bool:
+    """Whether an option's value is to be taken as it stands."""
+    members = alternatives(kind)
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    absent = value == "null" and NoneType in members
+    return bool({str, Path} & set(members)) and not quoted and not absent and value != "???"
+
+
+def sweep(arguments: Sequence[str]) -> list[list[str]]:
+    """Every combination of the comma lists and ranges among the arguments (Hydra's grid)."""
+    try:
+        parsed: list[Override] = OverridesParser.create().parse_overrides(list(arguments))
+    except HydraException as error:
+        raise ConfigError(one_line(error)) from error
+    axes = []
+    for one in parsed:
+        if one.is_sweep_override():
+            axes.append(
+                [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
+            )
+        else:
+            assert one.input_line is not None
+            axes.append([one.input_line])
+    return [list(combination) for combination in itertools.product(*axes)]

@@ -1,0 +1,85 @@
+"""What a run leaves behind: run.json (how it was started) and results.json (what came out)."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets")
+"""The packages on whose version a result may depend."""
+
+
+def default_run_dir(command: str) -> Path:
+    """runs/COMMAND/TIME, with a number behind it when two runs start within one second."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = Path("runs", command, stamp)
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs", command, f"{stamp}-{number}")
+    return folder
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces the file in one step, so that a reader sees the old or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(value, indent=2, default=str, allow_nan=False) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def describe(command: str, argv: Sequence[str], config: Any, seed: int) -> dict[str, Any]:
+    """The record of how a run was started; `config` is the resolved tree of plain values."""
+    return {
+        "command": command,
+        "argv": list(argv),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "git_revision": git_revision(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "versions": versions(),
+        "config": config,
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions, from package metadata: nothing is imported."""
+    found: dict[str, str | None] = {}
+    for name in RECORDED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def git_revision() -> str | None:
+    """Commit of the checkout that this code runs from, `-dirty` when edited; None outside one."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"note: the git revision could not be read ({error})\n")
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,88 @@
+"""Registers every package's schemas with Hydra, and looks up a key in a composed configuration."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+PACKAGES = ("predictors", "zoo", "runtime", "collect", "train")
+
+
+def schemas() -> dict[str, type]:
+    """Schema path ("train", "model/base") to the dataclass that owns it, over all packages."""
+    found: dict[str, type] = {}
+    for package in PACKAGES:
+        if find_spec(f"{package}.config"):
+            for path, schema in import_module(f"{package}.config").SCHEMAS.items():
+                assert path not in found, f"two packages register the schema {path!r}"
+                found[path] = schema
+    return found
+
+
+def register() -> None:
+    """Stores each schema as `schema/PATH`: outside the groups, so that none is a choice."""
+    store = ConfigStore.instance()
+    for path, schema in schemas().items():
+        group, _, name = path.rpartition("/")
+        store.store(group=f"schema/{group}".rstrip("/"), name=name, node=schema)
+
+
+def keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of the configuration that hold a value, in the order of their declaration."""
+    for key in map(str, config):
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
+            yield from keys(node, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def type_of(config: DictConfig, key: str) -> Any:
+    """Declared type of a dotted key; `Any` below a plain dictionary; KeyError if there is none."""
+    node: Any = config
+    declared: Any = Any
+    for part in key.split("."):
+        if not isinstance(node, DictConfig):
+            raise KeyError(key)
+        schema = OmegaConf.get_type(node)
+        if not is_dataclass(schema):
+            return Any
+        if part not in {field.name for field in fields(schema)}:
+            raise KeyError(key)
+        declared = get_type_hints(schema)[part]
+        node = node._get_node(part)
+    return declared
+
+
+def alternatives(declared: Any) -> tuple[Any, ...]:
+    """Members of a union type; the type itself when it is none."""
+    return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
+
+
+def members(declared: Any) -> dict[str, str]:
+    """Value to name of the members of an enumerated type, null left out; empty for other types."""
+    return {
+        str(member.value): member.name
+        for kind in alternatives(declared)
+        if isinstance(kind, type) and issubclass(kind, Enum)
+        for member in kind
+    }
+
+
+def spelled(declared: Any) -> str:
+    """How the help writes a type: an enumerated one by its values."""
+    names = []
+    for kind in alternatives(declared):
+        if kind is NoneType:
+            names.append("null")
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            names.append("|".join(str(member.value) for member in kind))
+        else:
+            names.append(str(kind) if get_origin(kind) else getattr(kind, "__name__", str(kind)))
+    return " or ".join(names)
