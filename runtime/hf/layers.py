@@ -68,7 +68,9 @@ def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
         parent_name = name.rpartition(".")[0]
         router = _router_of(model.get_submodule(parent_name), classes)
         if router is None:
-            raise CheckpointError(f"{name}: no router found beside the experts of {type(model).__name__}")
+            raise CheckpointError(
+                f"{name}: no router found beside the experts of {type(model).__name__}"
+            )
         layers.append(
             MoeLayer(
                 index=len(layers),

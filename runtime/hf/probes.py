@@ -53,7 +53,9 @@ def routing_of(output: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
     Transformers' routers return `(logits_TE, weights_TK, indices_TK)` in float and integer dtypes;
     the indices are told by their dtype, because some families add a bias after the logits.
     """
-    parts = [part for part in (output if isinstance(output, tuple) else ()) if isinstance(part, Tensor)]
+    parts = [
+        part for part in (output if isinstance(output, tuple) else ()) if isinstance(part, Tensor)
+    ]
     indices = next((part for part in parts if not part.is_floating_point()), None)
     if indices is None:
         raise CheckpointError("this model's router does not return the chosen experts")
@@ -78,7 +80,11 @@ class Probes:
         ]
         for layer in moe_layers(model):
             if Signal.LAYER_INPUT in signals:
-                self._add(layer.block.register_forward_pre_hook(self._layer_input(layer), with_kwargs=True))
+                self._add(
+                    layer.block.register_forward_pre_hook(
+                        self._layer_input(layer), with_kwargs=True
+                    )
+                )
             if Signal.GATE_INPUT in signals:
                 self._add(layer.router.register_forward_pre_hook(self._gate_input(layer)))
             if Signal.ROUTED in signals:
@@ -131,5 +137,3 @@ class Probes:
             )
 
         return hook
-
-

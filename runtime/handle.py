@@ -1,0 +1,49 @@
+"""`model.moecast`: what a served model can be asked beside generating."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from predictors.spec import ModelSpec
+from runtime.engine import Engine
+from runtime.hf.probes import Probes
+
+
+class Handle:
+    """Statistics and the end of a model that `runtime.load` made; a context manager."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        spec: ModelSpec,
+        engine: Engine,
+        probes: Probes,
+        folder: Path,
+    ):
+        self.spec = spec
+        self.folder = folder
+        self._model = model
+        self._engine = engine
+        self._probes = probes
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the arena takes: no expert's bytes are anywhere else."""
+        return self._engine.arena_bytes
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, times (seconds) and memory (bytes) since the model was loaded."""
+        return self._engine.report()
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the worker and closes the files; the model can not be used afterwards."""
+        self._probes.close()
+        self._engine.close()

@@ -1,0 +1,100 @@
+"""Loads a model without its experts: a same-named subclass drops them before a byte is read."""
+
+import re
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from runtime.errors import CheckpointError
+from runtime.hf.layers import expert_banks
+from runtime.store.extents import read_extents
+from runtime.store.index import FusedParameter, Recipe, index_experts
+
+Banks = dict[str, dict[str, Recipe]]
+
+
+class Absent:
+    """Stands where a fused parameter was. Not a tensor: a meta tensor left here would let other
+    experts implementations run and return wrong numbers without a word."""
+
+    def __init__(self, parameter: FusedParameter):
+        self.parameter = parameter
+        self.shape = torch.Size(parameter.shape)
+        self.dtype = parameter.dtype
+
+    def __getitem__(self, index: object):
+        raise CheckpointError(
+            f"{self.parameter.target} is served from moecast's arena; this model must run with "
+            "experts_implementation='moecast', not be computed, saved or converted directly"
+        )
+
+
+def strip_experts(model: nn.Module) -> list[FusedParameter]:
+    """Takes the fused parameters out of every experts module of a model on the meta device.
+
+    May be called again: what is stripped already is reported, not lost.
+    """
+    parameters = []
+    for bank, module in expert_banks(model).items():
+        num_experts = getattr(module, "num_experts", None)
+        for name, value in list(module._parameters.items()):
+            if value is None or value.shape[:1] != (num_experts,):
+                continue
+            del module._parameters[name]
+            setattr(
+                module, name, Absent(FusedParameter(bank, name, tuple(value.shape), value.dtype))
+            )
+        # Tells Transformers' initialisation that there is nothing here to fill with random numbers.
+        module._is_hf_initialized = True
+        parameters.extend(
+            value.parameter for value in vars(module).values() if isinstance(value, Absent)
+        )
+    return parameters
+
+
+def stripped_class(
+    cls: type[PreTrainedModel], found: Callable[[Banks], None]
+) -> type[PreTrainedModel]:
+    """A subclass of the same name whose `from_pretrained` never allocates or reads an expert.
+
+    `__init__` strips on the meta device, before any memory is planned. `_load_pretrained_model` is
+    the last point before bytes are read: the modules are final there, and the files and renaming
+    rules are those that the library itself will use; `found` receives the index made from them.
+    The name stays, because conversion rules are looked up by class name.
+    """
+
+    def __init__(self, config, *args, **kwargs):
+        cls.__init__(self, config, *args, **kwargs)
+        strip_experts(self)
+
+    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        parameters = strip_experts(model)
+        if not parameters:
+            raise CheckpointError(f"{cls.__name__} has no routed experts that moecast can serve")
+        if not checkpoint_files or not all(
+            str(f).endswith(".safetensors") for f in checkpoint_files
+        ):
+            raise CheckpointError(
+                "experts are read from safetensors files only; convert this checkpoint"
+            )
+        banks = {re.escape(parameter.bank) + r"\." for parameter in parameters}
+        ignored = set(model._keys_to_ignore_on_load_unexpected or ())
+        model._keys_to_ignore_on_load_unexpected = ignored | banks
+        extents = read_extents(checkpoint_files)
+        found(index_experts(model, parameters, extents, load_config.weight_mapping))
+        return cls._load_pretrained_model(
+            model, state_dict, checkpoint_files, load_config, *args, **kwargs
+        )
+
+    return type(
+        cls.__name__,
+        (cls,),
+        {
+            "__init__": __init__,
+            "_load_pretrained_model": staticmethod(_load_pretrained_model),
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+        },
+    )

@@ -1,0 +1,227 @@
+"""`runtime.load`: an ordinary Transformers model whose experts live in an arena of fixed size."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from predictors.base import Predictor, Signal
+from predictors.spec import ModelSpec
+from runtime.budget import parse_budget, slots_of
+from runtime.config import ModelConfig, SystemConfig
+from runtime.engine import Engine
+from runtime.errors import CheckpointError
+from runtime.handle import Handle
+from runtime.hf import experts as experts_function
+from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.hf.probes import Probes
+from runtime.hf.strip import Banks, stripped_class
+from runtime.models import identity, resolve
+from runtime.policy.cache import ExpertCache
+from runtime.policy.eviction import eviction
+from runtime.policy.planner import urgency
+from runtime.policy.prefetcher import Prefetcher, Techniques
+from runtime.store.checkpoint import CheckpointStore
+from runtime.store.layout import SlotLayout
+from runtime.tiers.arena import Arena
+
+
+def model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelConfig:
+    """The configuration of a model given by name, folder or Hub id."""
+    if isinstance(model, ModelConfig):
+        config = model
+    elif str(model) == "qwen2-moe-tiny":
+        config = ModelConfig(dtype="float32")
+    else:
+        name = str(model)
+        config = ModelConfig(name=Path(name).name, id=name)
+    if dtype is not None:
+        config = ModelConfig(**{**vars(config), "dtype": dtype})
+    return config
+
+
+def load(
+    model: str | Path | ModelConfig = "qwen2-moe-tiny",
+    *,
+    predictor: str | Path | Predictor | None = None,
+    budget: str | int = "50%",
+    system: SystemConfig | None = None,
+    dtype: str | None = None,
+) -> PreTrainedModel:
+    """Loads a Mixture-of-Experts model without its experts and serves these from `budget`.
+
+    The result is the model's own class: `generate`, `forward` and the rest work as ever and give
+    bitwise what `experts_implementation="eager"` gives. `model.moecast` is its `Handle`.
+
+    Args:
+        model: bundled name, local folder, Hub id, or a configuration.
+        predictor: zoo entry, folder of one, or a predictor; None serves on demand.
+        budget: bytes, a size ("4GiB") or a share of all experts' bytes ("50%").
+        system: what to drop and how to fetch; `promoe` unless given.
+        dtype: overrides the checkpoint's own.
+
+    Raises:
+        CheckpointError: no such model, no experts, or damaged files.
+        BudgetError: the budget is less than one step needs.
+        ZooError: the predictor is damaged or was made for another model.
+    """
+    config = model_config(model, dtype)
+    folder = resolve(config)
+    plain, banks = load_stripped(folder, config.dtype)
+    layers = moe_layers(plain)
+    store = CheckpointStore(plain, [banks[layer.name] for layer in layers])
+    spec = model_spec(plain, layers, store, folder, config)
+    chosen = resolve_predictor(predictor, spec)
+    engine = build_engine(
+        store, spec, system=system or SystemConfig(), predictor=chosen, budget=budget
+    )
+    signals = frozenset({Signal.ROUTED}) | engine.driver.signals
+    probes = Probes(plain, signals, engine)
+    for layer in layers:
+        layer.experts.moecast_ready = functools.partial(engine.ready, layer.index)
+    plain.moecast = Handle(plain, spec=spec, engine=engine, probes=probes, folder=folder)
+    plain.save_pretrained = refuse_to_save
+    return plain
+
+
+def refuse_to_save(*args: Any, **kwargs: Any) -> None:
+    """Transformers would write a checkpoint without experts, silently."""
+    raise CheckpointError(
+        "save_pretrained: this model's experts are not in it but in moecast's arena; "
+        "copy the checkpoint that it was loaded from"
+    )
+
+
+def load_stripped(folder: Path, dtype: str) -> tuple[PreTrainedModel, Banks]:
+    """The model without its experts, and the index of where they are.
+
+    Weights are copied out of the memory-mapped file: mapped pages that cannot be read kill the
+    process, and unaligned ones change the last bits.
+    """
+    experts_function.register()
+    config = AutoConfig.from_pretrained(folder)
+    try:
+        cls = AutoModelForCausalLM._model_mapping[type(config)]
+    except KeyError as error:
+        raise CheckpointError(
+            f"{folder}: {type(config).__name__} is no causal language model that Transformers can build"
+        ) from error
+    found: dict[str, Banks] = {}
+    stripped = stripped_class(cls, lambda banks: found.update(banks=banks))
+    torch_dtype = "auto" if dtype == "auto" else getattr(torch, dtype)
+    model = stripped.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch_dtype,
+        experts_implementation=experts_function.IMPLEMENTATION,
+        local_files_only=True,
+    )
+    model.__class__ = cls
+    with torch.no_grad():
+        seen: dict[int, torch.Tensor] = {}
+        for parameter in model.parameters():
+            # Tied parameters share storage before, and must after.
+            address = parameter.data_ptr()
+            parameter.data = seen.setdefault(address, parameter.data.clone())
+    return model.eval(), found["banks"]
+
+
+def model_spec(
+    model: PreTrainedModel,
+    layers: list[MoeLayer],
+    store: CheckpointStore,
+    folder: Path,
+    config: ModelConfig,
+) -> ModelSpec:
+    """What predictors of this model must match."""
+    text = model.config.get_text_config()
+    top_k = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None)
+    if not isinstance(top_k, int):
+        top_k = getattr(layers[0].router, "top_k", None)
+    if not isinstance(top_k, int):
+        raise CheckpointError(f"{type(text).__name__} does not say how many experts a token uses")
+    return ModelSpec(
+        **identity(folder, config),
+        num_layers=len(layers),
+        num_experts=store.num_experts,
+        top_k=top_k,
+        hidden_size=text.hidden_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
+
+
+def resolve_predictor(
+    predictor: str | Path | Predictor | None, spec: ModelSpec
+) -> Predictor | None:
+    """A ready predictor for this model; zoo entries are checked against it."""
+    if predictor is None:
+        return None
+    if isinstance(predictor, Predictor):
+        return predictor
+    from zoo import load_predictor
+
+    return load_predictor(predictor, spec=spec)
+
+
+def arena_slots(
+    layout: SlotLayout, spec: ModelSpec, *, budget: str | int, scratch_bytes: int
+) -> int:
+    """Slots that the budget buys."""
+    num_experts = spec.num_layers * spec.num_experts
+    # 100 % means that every expert fits, so the conversion buffer is added to what a share is of.
+    total = num_experts * layout.num_bytes + scratch_bytes
+    return slots_of(
+        parse_budget(budget, total_bytes=total),
+        slot_bytes=layout.num_bytes,
+        scratch_bytes=scratch_bytes,
+        top_k=spec.top_k,
+        num_experts=num_experts,
+    )
+
+
+def build_prefetcher(
+    system: SystemConfig, spec: ModelSpec, *, num_slots: int, chunk_bytes: list[int]
+) -> Prefetcher:
+    """The policy core of a system: the same for live runs and for simulated ones."""
+    per_layer = system.per_layer and num_slots >= spec.num_layers * spec.top_k
+    cache = ExpertCache(
+        num_slots=num_slots,
+        num_layers=spec.num_layers,
+        per_layer=per_layer,
+        eviction=eviction(system.eviction),
+    )
+    return Prefetcher(
+        cache,
+        chunk_bytes=chunk_bytes,
+        num_layers=spec.num_layers,
+        techniques=Techniques(
+            chunked=system.chunked,
+            early_preemption=system.early_preemption,
+            reordered=system.reordered,
+        ),
+    )
+
+
+def build_engine(
+    store: CheckpointStore,
+    spec: ModelSpec,
+    *,
+    system: SystemConfig,
+    predictor: Predictor | None,
+    budget: str | int,
+) -> Engine:
+    """Arena, policy core and worker for one model."""
+    num_slots = arena_slots(store.layout, spec, budget=budget, scratch_bytes=store.scratch_bytes)
+    prefetcher = build_prefetcher(
+        system, spec, num_slots=num_slots, chunk_bytes=store.layout.chunk_bytes
+    )
+    return Engine(
+        store=store,
+        arena=Arena(store.layout, num_slots),
+        prefetcher=prefetcher,
+        predictor=predictor if system.prefetch else None,
+        urgency=urgency(system.urgency),
+        top_k=spec.top_k,
+    )

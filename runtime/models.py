@@ -1,0 +1,103 @@
+"""From a model's name to its folder, and what predictors must match of it."""
+
+import hashlib
+import json
+from functools import lru_cache
+from pathlib import Path
+
+from predictors.spec import config_hash
+from runtime.config import BUILTIN_MODELS, ModelConfig
+from runtime.errors import CheckpointError
+
+BUILTIN = "builtin"
+DIGESTS = "digests.json"
+"""`{file: sha256}` beside a model that ships with the project."""
+
+
+def resolve(config: ModelConfig) -> Path:
+    """The model's folder: bundled, local, in the Hub's cache, or (only if asked) from the Hub.
+
+    Raises:
+        CheckpointError: it is not there, with what would bring it; or a bundled file was altered.
+    """
+    if config.id == BUILTIN:
+        folder = BUILTIN_MODELS / config.name.replace("-", "_")
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder} has no config.json: install moecast again")
+        _check_digests(folder)
+        return folder
+    folder = Path(config.id).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder} has no config.json: not a model in the Hub's layout")
+        return folder
+    return _from_hub(config)
+
+
+def _from_hub(config: ModelConfig) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+    try:
+        return Path(
+            snapshot_download(
+                config.id,
+                revision=config.revision,
+                allow_patterns=patterns,
+                local_files_only=config.local_only,
+            )
+        )
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        how = (
+            "add model.local_only=false to fetch it from the Hub"
+            if config.local_only
+            else "the Hub could not be reached"
+        )
+        raise CheckpointError(
+            f"model {config.id!r} is not on this machine ({type(error).__name__}): {how}, "
+            "give a folder with model.id=PATH, or use the bundled model=qwen2-moe-tiny"
+        ) from error
+
+
+@lru_cache(maxsize=8)
+def _check_digests(folder: Path) -> None:
+    digests = folder / DIGESTS
+    if not digests.is_file():
+        raise CheckpointError(f"{digests} is missing: install moecast again")
+    for name, expected in json.loads(digests.read_text()).items():
+        with (folder / name).open("rb") as handle:
+            found = hashlib.file_digest(handle, "sha256").hexdigest()
+        if found != expected:
+            raise CheckpointError(
+                f"{folder / name} was altered: sha256 {found}, expected {expected}; install moecast again"
+            )
+
+
+def revision_of(folder: Path) -> str:
+    """Commit of a Hub snapshot, or the sha256 over the headers of the folder's weight files.
+
+    A header holds every tensor's name, shape, dtype and place: it tells checkpoints apart without
+    reading gigabytes.
+    """
+    if folder.parent.name == "snapshots":
+        return folder.name
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            digest.update(file.name.encode() + handle.read(min(length, 100_000_000)))
+    known = folder / DIGESTS
+    if known.is_file():
+        digest.update(known.read_bytes())
+    return digest.hexdigest()
+
+
+def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
+    """The part of a `ModelSpec` that names the model."""
+    raw = json.loads((folder / "config.json").read_text())
+    return {
+        "model_id": config.name if config.id == BUILTIN or Path(config.id).is_dir() else config.id,
+        "revision": config.revision or revision_of(folder),
+        "config_hash": config_hash(raw),
+    }

@@ -1,0 +1,71 @@
+"""The transfer queue: experts that the link has to bring, in two priorities."""
+
+import heapq
+import itertools
+
+from runtime.policy.eviction import Expert
+
+
+class TransferQueue:
+    """Experts with chunks still to fetch. High priority in order of arrival, low by urgency.
+
+    An expert is in the queue once: pushed high, it leaves the low side (a join, not a repeat).
+    """
+
+    def __init__(self) -> None:
+        self._high: dict[Expert, None] = {}
+        self._low: dict[Expert, tuple[float, int]] = {}
+        self._heap: list[tuple[float, int, Expert]] = []
+        self._sequence = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._high) + len(self._low)
+
+    def push_high(self, expert: Expert) -> None:
+        """A router has chosen it: before everything predicted, after what was chosen earlier."""
+        self._low.pop(expert, None)
+        self._high.setdefault(expert)
+
+    def push_low(self, expert: Expert, urgency: float) -> None:
+        """A forecast names it; the smaller `urgency`, the sooner. The last forecast counts."""
+        if expert in self._high:
+            return
+        ticket = (urgency, next(self._sequence))
+        self._low[expert] = ticket
+        heapq.heappush(self._heap, (*ticket, expert))
+
+    def remove(self, expert: Expert) -> None:
+        """Fully arrived, or not wanted any more."""
+        self._high.pop(expert, None)
+        self._low.pop(expert, None)
+
+    def remove_low_of_layer(self, layer: int) -> list[Expert]:
+        """Drops what was only predicted for a layer (promoe algorithm 2, line 12)."""
+        dropped = [expert for expert in self._low if expert[0] == layer]
+        for expert in dropped:
+            del self._low[expert]
+        return dropped
+
+    def is_high(self, expert: Expert) -> bool:
+        return expert in self._high
+
+    def high(self) -> list[Expert]:
+        """In the order in which they are to be fetched."""
+        return list(self._high)
+
+    def low(self) -> list[Expert]:
+        """In the order in which they are to be fetched; the stale part of the heap is shed."""
+        live = [item for item in self._heap if self._low.get(item[2]) == (item[0], item[1])]
+        if len(live) < len(self._heap):
+            self._heap = live
+            heapq.heapify(self._heap)
+        return [item[2] for item in sorted(live)]
+
+    def first_low(self) -> Expert | None:
+        """The most urgent low-priority expert, or None."""
+        while self._heap:
+            urgency, ticket, expert = self._heap[0]
+            if self._low.get(expert) == (urgency, ticket):
+                return expert
+            heapq.heappop(self._heap)
+        return None

@@ -1,0 +1,85 @@
+"""What a slot of the arena looks like: where each parameter lies, and in which chunks it comes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.store.index import Recipe
+
+ALIGNMENT = 64
+"""Bytes. Kernels take other paths on unaligned weights, and then the last bits differ."""
+
+
+def _aligned(num_bytes: int) -> int:
+    return math.ceil(num_bytes / ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A contiguous part of the slot that is read at once."""
+
+    parameter: str
+    source: int | None
+    """Which of the recipe's sources, or None: all of them, through the library's operations."""
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """The same for every expert of a model."""
+
+    offsets: dict[str, int]
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, torch.dtype]
+    chunks: tuple[tuple[Piece, ...], ...]
+    """promoe 5.1: one chunk for each linear layer; a bias travels with the matrix before it."""
+    num_bytes: int
+
+    @property
+    def chunk_bytes(self) -> list[int]:
+        return [sum(piece.num_bytes for piece in chunk) for chunk in self.chunks]
+
+    def views(self, slot: Tensor) -> dict[str, Tensor]:
+        """The slot's bytes `(num_bytes,)` as the expert's parameters."""
+        views = {}
+        for name, offset in self.offsets.items():
+            size = math.prod(self.shapes[name]) * self.dtypes[name].itemsize
+            views[name] = (
+                slot[offset : offset + size].view(self.dtypes[name]).view(self.shapes[name])
+            )
+        return views
+
+
+def slot_layout(recipes: Mapping[str, Recipe]) -> SlotLayout:
+    """Parameters one after another, each aligned; sources of one parameter back to back."""
+    offsets: dict[str, int] = {}
+    chunks: list[list[Piece]] = []
+    end = 0
+    for name, recipe in recipes.items():
+        shape, dtype = recipe.parameter.shape[1:], recipe.parameter.dtype
+        offsets[name] = start = _aligned(end)
+        end = start + math.prod(shape) * dtype.itemsize
+        if recipe.is_plain:
+            pieces, place = [], start
+            for i, extent in enumerate(recipe.extents(0)):
+                size = math.prod(extent.shape) * dtype.itemsize
+                pieces.append(Piece(name, i, place, size))
+                place += size
+            assert place == end, (name, place, end)
+        else:
+            pieces = [Piece(name, None, start, end - start)]
+        if len(shape) == 1 and chunks:
+            chunks[-1].extend(pieces)
+        else:
+            chunks.extend([piece] for piece in pieces)
+    return SlotLayout(
+        offsets=offsets,
+        shapes={name: recipe.parameter.shape[1:] for name, recipe in recipes.items()},
+        dtypes={name: recipe.parameter.dtype for name, recipe in recipes.items()},
+        chunks=tuple(tuple(chunk) for chunk in chunks),
+        num_bytes=_aligned(end),
+    )

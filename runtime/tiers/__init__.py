@@ -1,0 +1,1 @@
+"""Memory of fixed size and the link that fills it."""

@@ -1,0 +1,52 @@
+"""Tiny random Mixture-of-Experts models in the Hub's layout, made on the spot."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+
+def tiny_qwen2_moe(
+    folder: Path,
+    *,
+    num_layers: int = 2,
+    num_experts: int = 8,
+    top_k: int = 2,
+    hidden_size: int = 32,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Path:
+    """Saves a random Qwen2-MoE; returns its folder."""
+    torch.manual_seed(seed)
+    config = Qwen2MoeConfig(
+        vocab_size=64,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=num_experts,
+        num_experts_per_tok=top_k,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=32,
+        decoder_sparse_step=1,
+        initializer_range=0.2,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = Qwen2MoeForCausalLM(config).to(dtype)
+    for name, parameter in model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(folder, max_shard_size="100KB")
+    return folder
+
+
+def plain_eager(folder: Path, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
+    """The reference for exactness: Transformers' own eager experts, weights copied from the file."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, experts_implementation="eager"
+    )
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model.eval()
