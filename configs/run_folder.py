@@ -5,12 +5,13 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from predictors.files import write_atomic
 
 RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets")
 """The packages on whose version a result may depend."""
@@ -28,18 +29,8 @@ def default_run_dir(command: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces the file in one step, so that a reader sees the old or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(value, indent=2, default=str, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    """Replaces the file in one step; what JSON has no word for is written as its string."""
+    write_atomic(path, (json.dumps(value, indent=2, default=str, allow_nan=False) + "\n").encode())
 
 
 def describe(command: str, argv: Sequence[str], config: Any, seed: int) -> dict[str, Any]:

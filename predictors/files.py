@@ -1,0 +1,61 @@
+"""Files that are whole or not there: temporary name in the same folder, fsync, rename, fsync."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replaces the file in one step: a reader, or a power cut, sees the old or the new, no part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files that only the owner can read; what is published is for everyone.
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the folder's names durable; without it a rename may be lost in a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path` that takes its name when the block ends without an error.
+
+    What stood at `path` is moved aside first and removed last, so that no name ever holds half of
+    either. After an error the temporary folder is gone and `path` is as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        temporary.chmod(0o755)
+        yield temporary
+        for folder in [temporary, *(one for one in temporary.rglob("*") if one.is_dir())]:
+            sync_folder(folder)
+        if path.exists():
+            aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            path.replace(aside)
+            temporary.replace(path)
+            shutil.rmtree(aside)
+        else:
+            temporary.replace(path)
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

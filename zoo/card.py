@@ -1,0 +1,114 @@
+"""The model card (README.md) of an entry, generated from what was measured."""
+
+from collections.abc import Mapping
+
+from zoo.errors import ZooError
+from zoo.manifest import Manifest
+
+DEFINITIONS = """\
+* **accuracy**: mean over tokens of |predicted top_k and chosen| / top_k.
+* **fetch_rate**: share of predicted experts whose bytes had all arrived before their layer was
+  routed, in a replay of the held-out trace on the named hardware profile.
+* **good_pred**: accuracy x fetch_rate."""
+
+
+def write_card(manifest: Manifest, *, extra: str = "") -> bytes:
+    """Front matter that the Hub reads, and a page for people; `extra` is put before the limits."""
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    model = manifest.model
+    results = [
+        EvalResult(
+            task_type="expert-prediction",
+            dataset_type="moecast-trace",
+            dataset_name=f"held-out requests of trace {str(manifest.trace_digest)[:12]}",
+            metric_type=name,
+            metric_value=value,
+        )
+        for name, value in manifest.metrics.items()
+        if isinstance(value, float | int) and not isinstance(value, bool)
+    ]
+    data = ModelCardData(
+        license=manifest.licence.lower(),
+        library_name="moecast",
+        tags=["moecast", "mixture-of-experts", "expert-prediction", manifest.kind],
+        # A base model that is not on the Hub must not be linked there.
+        base_model=model.model_id if "/" in model.model_id and ":" not in model.model_id else None,
+        model_name=manifest.name if results else None,
+        eval_results=results or None,
+        moecast={"trace": manifest.trace_digest, "base": model.model_dump()},
+    )
+    made_for = {
+        "model": model.model_id,
+        "revision": model.revision,
+        "layers with routed experts": model.num_layers,
+        "experts per layer": model.num_experts,
+        "top_k": model.top_k,
+        "hidden size": model.hidden_size,
+        "dtype": model.dtype,
+    }
+    body = f"""# {manifest.name}
+
+A `{manifest.kind}` predictor: it forecasts which experts `{model.model_id}` will route to, so that
+their weights can be fetched before they are asked for.
+
+    python -m runtime generate predictor={manifest.name} budget=50% prompt="..."
+
+## Made for
+
+{table(made_for)}
+
+Any other model, revision or shape is refused on load. Signals it is shown while the model runs:
+{", ".join(f"`{signal}`" for signal in manifest.signals) or "none"}.
+
+## Measured on held-out requests
+
+{table(manifest.metrics) if manifest.metrics else "Not measured."}
+
+{DEFINITIONS}
+
+`metrics.json` has every layer. Trained on the trace `{manifest.trace_digest}`; code version
+{manifest.code_version}; made {manifest.created}.
+
+## Export
+
+{table(manifest.parity) if manifest.parity else "Nothing was exported from torch."}
+
+{extra.strip()}
+
+## Limits
+
+The figures hold for the trace named above; text of another kind is routed differently, and
+accuracy falls with it. A wrong forecast costs time, never a different output.
+
+Licence: {manifest.licence}.
+"""
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")).encode()
+
+
+def table(rows: Mapping[str, object]) -> str:
+    """Two columns of Markdown; None is written as not measured."""
+
+    def cell(value: object) -> str:
+        if value is None:
+            return "not measured"
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    lines = [f"| {name.replace('_', ' ')} | {cell(value)} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def check_card(data: bytes, manifest: Manifest) -> None:
+    """ZooError unless the card says something and names the manifest's licence."""
+    import yaml
+    from huggingface_hub import ModelCard
+
+    try:
+        card = ModelCard(data.decode())
+    except (ValueError, yaml.YAMLError) as error:
+        raise ZooError(f"README.md is not a model card: {error}") from error
+    if not card.text.strip():
+        raise ZooError("README.md is empty below its front matter")
+    licence = card.data.to_dict().get("license")
+    if licence != manifest.licence.lower():
+        raise ZooError(f"README.md has the licence {licence!r}, manifest.json {manifest.licence!r}")
