@@ -3,10 +3,11 @@
 Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +68,11 @@ class Predictor:
     A predictor overrides the events named in its `signals`; the others are never sent.
     """
 
-    kind: str
-    signals: frozenset[Signal]
+    kind: ClassVar[str]
+    """Its row in `predictors.registry`."""
+    signals: ClassVar[frozenset[Signal]]
+    stateless: ClassVar[bool] = False
+    """A token's forecasts depend on that token alone: tokens may come in any order and grouping."""
 
     def __init__(self, spec: ModelSpec):
         self.spec = spec
@@ -91,3 +95,21 @@ class Predictor:
 
     def end_step(self) -> None:
         """The step is over; what was learned from it counts from the next one on."""
+
+    def files(self) -> dict[str, bytes]:
+        """What it is made of, for a zoo entry: path inside the entry to bytes. Never pickled."""
+        raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        """The rest of what `from_files` needs, as plain JSON values."""
+        return {}
+
+    @classmethod
+    def from_files(
+        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
+    ) -> Self:
+        """Inverse of `files` and `options`; the bytes were checked against their digests before.
+
+        Raises PredictorError when they do not fit the model.
+        """
+        raise NotImplementedError

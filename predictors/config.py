@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from predictors.errors import PredictorError
+
 
 @dataclass(kw_only=True)
 class RunConfig:
@@ -16,4 +18,16 @@ class RunConfig:
     """Seed of every random choice."""
 
 
-SCHEMAS: dict[str, type] = {}
+@dataclass(kw_only=True)
+class PredictorConfig:
+    kind: str = "stride"
+    """Row of the table in predictors/registry.py: mlp, stride, skip, token, popularity."""
+    width: int = 512
+    """Hidden units of each learned network; 512 is 160,000 parameters on the reference model."""
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise PredictorError(f"predictor.width={self.width}: must be at least 1")
+
+
+SCHEMAS: dict[str, type] = {"predictor/base": PredictorConfig}

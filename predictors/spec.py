@@ -43,14 +43,23 @@ class ModelSpec:
         """Raises `error` when the two differ; the message names both sides of every difference."""
         wrong = self.differences(other)
         if wrong:
-            listed = "; ".join(f"{name}: {this} has {a!r}, {that} has {b!r}" for name, (a, b) in wrong.items())
+            listed = "; ".join(
+                f"{name}: {this} has {a!r}, {that} has {b!r}" for name, (a, b) in wrong.items()
+            )
             raise error(f"{this} and {that} do not belong together ({listed}). {hint}")
 
 
-NOT_ROUTING = ("_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype", "use_cache")
+NOT_ROUTING = (
+    "_name_or_path",
+    "transformers_version",
+    "architectures",
+    "torch_dtype",
+    "dtype",
+    "use_cache",
+)
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """sha256 over the canonical JSON of `config.json`, without the keys that say nothing of routing."""
+    """sha256 over the canonical JSON of `config.json`, without what says nothing of routing."""
     kept = {key: value for key, value in config.items() if key not in NOT_ROUTING}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()

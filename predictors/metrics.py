@@ -1,0 +1,136 @@
+"""What the figures mean, once: training, replay and the live runtime report these.
+
+Every figure is a sum and a count, so that layers, phases and runs add up before they are divided;
+a figure of nothing is None, never 0 or 1.
+
+Shape suffixes: T tokens, E experts, K top_k.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from predictors.base import Floats, Ints
+
+DEFINITIONS = {
+    "accuracy": "mean over held-out tokens of |predicted top_k and chosen| / top_k",
+    "fetch_rate": "share of predicted experts whose bytes had all arrived before their layer was "
+    "routed (replay of held-out requests on the named hardware and budget)",
+    "good_pred": "accuracy x fetch_rate (promoe 4.1)",
+    "joint": "share of needed experts that were predicted and had arrived in time",
+    "recall": "share of chosen experts among the top_k + m best scores",
+    "gate_mass_recall": "as accuracy, each chosen expert weighted by its gate weight",
+    "calibration_error": "mean |score - share really chosen| over 15 equal bins of the scores",
+}
+"""Printed and stored with the numbers: "accuracy" means four things in the literature."""
+
+CALIBRATION_BINS = 15
+"""Usual in the literature (Guo et al. 2017); equal width."""
+
+
+class Phase(IntEnum):
+    """Part of a request that a token belongs to, as numbered in traces."""
+
+    PREFILL = 0
+    DECODE = 1
+
+
+@dataclass
+class Share:
+    """A mean kept as sum and count."""
+
+    sum: float = 0.0
+    count: float = 0.0
+
+    def add(self, sum: float, count: float) -> None:
+        self.sum += float(sum)
+        self.count += float(count)
+
+    @property
+    def value(self) -> float | None:
+        return self.sum / self.count if self.count else None
+
+    def __add__(self, other: "Share") -> "Share":
+        return Share(self.sum + other.sum, self.count + other.count)
+
+
+def total(shares: Sequence[Share]) -> Share:
+    """All of them as one: the mean over their tokens, not the mean of their means."""
+    return sum(shares, Share())
+
+
+def hits_TK(ranked_TK: Ints, chosen_TK: Ints) -> NDArray[np.bool_]:
+    """For each chosen expert, whether it is among the predicted ones; `ranked` may be wider."""
+    return (chosen_TK[:, :, None] == ranked_TK[:, None, :]).any(axis=2)
+
+
+def good_pred(accuracy: float | None, fetch_rate: float | None) -> float | None:
+    """Accuracy x FetchRate (promoe 4.1); not measured when either is not."""
+    return None if accuracy is None or fetch_rate is None else accuracy * fetch_rate
+
+
+@dataclass
+class Calibration:
+    """Scores against what happened, over (token, expert) pairs, in bins of equal width."""
+
+    score_B: NDArray[np.float64] = field(default_factory=lambda: np.zeros(CALIBRATION_BINS))
+    chosen_B: NDArray[np.float64] = field(default_factory=lambda: np.zeros(CALIBRATION_BINS))
+    count_B: NDArray[np.float64] = field(default_factory=lambda: np.zeros(CALIBRATION_BINS))
+
+    def add(self, scores_TE: Floats, chosen_TK: Ints) -> None:
+        bins_TE = np.minimum((scores_TE * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+        happened_TE = np.zeros(scores_TE.shape, dtype=np.float64)
+        np.put_along_axis(happened_TE, chosen_TK, 1.0, axis=1)
+        flat = bins_TE.ravel()
+        self.score_B += np.bincount(flat, scores_TE.ravel(), CALIBRATION_BINS)
+        self.chosen_B += np.bincount(flat, happened_TE.ravel(), CALIBRATION_BINS)
+        self.count_B += np.bincount(flat, minlength=CALIBRATION_BINS)
+
+    @property
+    def error(self) -> float | None:
+        """Expected calibration error, in [0, 1]; most pairs are easy noes, so small is usual."""
+        pairs = self.count_B.sum()
+        return float(np.abs(self.score_B - self.chosen_B).sum() / pairs) if pairs else None
+
+
+@dataclass
+class LayerScore:
+    """One predictor on one target layer."""
+
+    top_k: int
+    extras: tuple[int, ...] = (1, 2, 4)
+    """The m of recall@k+m."""
+    accuracy: dict[Phase, Share] = field(default_factory=lambda: {p: Share() for p in Phase})
+    gate_mass: Share = field(default_factory=Share)
+    recall: dict[int, Share] = field(default_factory=dict)
+    calibration: Calibration = field(default_factory=Calibration)
+
+    def add(
+        self,
+        scores_TE: Floats,
+        chosen_TK: Ints,
+        *,
+        phases_T: Ints,
+        weights_TK: Floats | None = None,
+    ) -> None:
+        """Counts the forecasts of T tokens against the experts that their router chose."""
+        widest = min(self.top_k + max(self.extras, default=0), scores_TE.shape[1])
+        ranked = np.argsort(-scores_TE, axis=1, kind="stable")[:, :widest]
+        hit_TK = hits_TK(ranked[:, : self.top_k], chosen_TK)
+        for phase in Phase:
+            mine = phases_T == phase
+            self.accuracy[phase].add(hit_TK[mine].sum(), mine.sum() * self.top_k)
+        if weights_TK is not None:
+            self.gate_mass.add((hit_TK * weights_TK).sum(), weights_TK.sum())
+        for extra in self.extras:
+            found = hits_TK(ranked[:, : self.top_k + extra], chosen_TK)
+            self.recall.setdefault(extra, Share()).add(found.sum(), found.size)
+        self.calibration.add(scores_TE, chosen_TK)
+
+    @property
+    def overall(self) -> Share:
+        """Accuracy over both phases."""
+        return total(list(self.accuracy.values()))

@@ -1,0 +1,32 @@
+"""Every kind of predictor, in one frozen table."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from predictors.base import Predictor
+from predictors.errors import PredictorError, unknown
+from predictors.learned import Learned, Mlp, Stride
+from predictors.popularity import Popularity
+from predictors.skip import Skip
+from predictors.spec import ModelSpec
+from predictors.token import Token
+
+CLASSES: tuple[type[Predictor], ...] = (Mlp, Stride, Skip, Token, Popularity)
+KINDS: Mapping[str, type[Predictor]] = MappingProxyType({one.kind: one for one in CLASSES})
+LEARNED: Mapping[str, type[Learned]] = MappingProxyType({one.kind: one for one in (Mlp, Stride)})
+"""Those that `train/` fits with gradient descent, by kind."""
+
+
+def predictor_class(kind: str) -> type[Predictor]:
+    """PredictorError with the choices and the closest of them when there is no such kind."""
+    if kind not in KINDS:
+        raise PredictorError(unknown("predictor", kind, KINDS))
+    return KINDS[kind]
+
+
+def from_files(
+    kind: str, spec: ModelSpec, *, files: Mapping[str, bytes], options: Mapping[str, Any]
+) -> Predictor:
+    """A predictor from the payload of a zoo entry, whose bytes were checked by digest before."""
+    return predictor_class(kind).from_files(spec, files, options)
