@@ -90,16 +90,18 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
     with hydra_session():
         if selections:
             base = compose(root, overrides=selections)
-        texts, rest = {}, []
+        texts: dict[str, str | None] = {}
+        rest = []
         for key, value in map(split, values):
             kind = declared(base, key, groups)
             if takes_text(kind, value):
-                texts[key] = value
+                absent = value == "null" and NoneType in alternatives(kind)
+                texts[key.lstrip("+")] = None if absent else value.replace("${", "\\${")
             else:
                 rest.append(f"{key}={member_name(outside(key), kind, value)}")
         config = compose(root, overrides=selections + rest)
-        for key, value in texts.items():
-            OmegaConf.update(config, key, value.replace("${", "\\${"))
+        for key, text in texts.items():
+            OmegaConf.update(config, key, text)
         return typed(config), config
 
 
@@ -145,10 +147,8 @@ def member_name(key: str, kind: Any, value: str) -> str:
 
 def takes_text(kind: Any, value: str) -> bool:
     """Whether an option's value is to be taken as it stands."""
-    members = alternatives(kind)
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    absent = value == "null" and NoneType in members
-    return bool({str, Path} & set(members)) and not quoted and not absent and value != "???"
+    return bool({str, Path} & set(alternatives(kind))) and not quoted
 
 
 def sweep(arguments: Sequence[str]) -> list[list[str]]:

@@ -19,8 +19,8 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
     """One line per entry; an entry that two zoos hold is listed for both."""
     asked = [Zoo(folder_place(config.from_))] if config.from_ else zoos()
     table = Table(box=None)
-    for column in ("name", "kind", "model", "accuracy", "good_pred", "size", "digest"):
-        table.add_column(column, no_wrap=True)
+    for column in ("name", "kind", "accuracy", "good_pred", "size", "digest"):
+        table.add_column(column, overflow="fold")
     rows = []
     for zoo in asked:
         for name in zoo.index(required=config.from_ is not None).entries:
@@ -30,14 +30,13 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
             table.add_row(
                 name,
                 row["kind"],
-                row["model"],
                 figure(row["metrics"].get("accuracy")),
                 figure(row["metrics"].get("good_pred")),
                 f"{row['size'] / 2**20:.1f} MiB",
                 row["digest"][:12],
             )
     if rows:
-        Console().print(table, crop=False, soft_wrap=True)
+        Console().print(table)
     else:
         report(f"no entries in {' and '.join(zoo.place.where for zoo in asked)}")
         report("python -m train makes one; python -m zoo pull NAME from=FOLDER gets one")

@@ -1,0 +1,45 @@
+# make demo    from nothing to a table and generated text: environment, install, train, serve
+# make test    environment, install, lint, types, all tests
+# make check   lint, types and the quick tests, in the environment that is there
+# make clean   removes what the others made
+#
+# PYTHON=python3.12        another interpreter
+# VENV=/tmp/env            another place for the environment
+# PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"   torch without CUDA on Linux
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/installed
+	$(BIN)/python -m train run_dir=runs/demo
+	$(BIN)/python -m runtime generate predictor=runs/demo/entries/stride budget=50% prompt="The heart pumps blood"
+
+test: $(VENV)/installed-dev
+	$(MAKE) check MARKS="not gpu"
+
+MARKS ?= not slow and not gpu
+
+check: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "$(MARKS)"
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) -e '.[dev]'
+	touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache runs traces
