@@ -22,7 +22,7 @@ WORKER_CHECK_SECONDS = 1.0
 
 
 class Engine:
-    """The model's events go in (it is a probes' `Listener`), experts come out when they are ready."""
+    """The model's events go in (a probes' `Listener`), experts come out when they are ready."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Engine:
         urgency: Urgency,
         top_k: int,
     ):
-        self._store = store
+        self.store = store
         self._arena = arena
         self._prefetcher = prefetcher
         self._worker = Worker(prefetcher, self._fetch)
@@ -47,7 +47,7 @@ class Engine:
     def _fetch(self, task: Task) -> None:
         layer, expert = task.expert
         chunks = range(task.first_chunk, task.end_chunk)
-        self._store.read(layer, expert, chunks, self._arena.slot(task.slot))
+        self.store.read(layer, expert, chunks, self._arena.slot(task.slot))
 
     # ---- a probes' listener
 
@@ -63,10 +63,10 @@ class Engine:
         self.driver.gate_input(layer, hidden_TD)
 
     def routed(
-        self, layer: int, experts_TK: Ints, logits_TE: Floats | None, weights_TK: Floats | None
+        self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None
     ) -> None:
         wanted = np.unique(experts_TK)
-        self._demand(layer, wanted[wanted < self._store.num_experts].tolist())
+        self._demand(layer, wanted[wanted < self.store.num_experts].tolist())
         self.driver.routed(layer, experts_TK, logits_TE)
 
     def end_step(self) -> None:
@@ -145,14 +145,14 @@ class Engine:
     def close(self) -> None:
         """Ends the worker and closes the files."""
         self._worker.close()
-        self._store.close()
+        self.store.close()
 
     # ---- what a run can be asked
 
     @property
     def arena_bytes(self) -> int:
         """All the memory that experts take."""
-        return self._arena.num_bytes + self._store.scratch_bytes
+        return self._arena.num_bytes + self.store.scratch_bytes
 
     def report(self) -> dict[str, Any]:
         """Counters of the policy core, times and memory."""

@@ -25,17 +25,17 @@ class Handle:
         self.spec = spec
         self.folder = folder
         self._model = model
-        self._engine = engine
+        self.engine = engine
         self._probes = probes
 
     @property
     def budget_bytes(self) -> int:
         """What the arena takes: no expert's bytes are anywhere else."""
-        return self._engine.arena_bytes
+        return self.engine.arena_bytes
 
     def stats(self) -> dict[str, Any]:
         """Counters, times (seconds) and memory (bytes) since the model was loaded."""
-        return self._engine.report()
+        return self.engine.report()
 
     def __enter__(self) -> "Handle":
         return self
@@ -46,4 +46,4 @@ class Handle:
     def close(self) -> None:
         """Ends the worker and closes the files; the model can not be used afterwards."""
         self._probes.close()
-        self._engine.close()
+        self.engine.close()

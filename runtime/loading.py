@@ -19,10 +19,8 @@ from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.hf.probes import Probes
 from runtime.hf.strip import Banks, stripped_class
 from runtime.models import identity, resolve
-from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction import eviction
+from runtime.policy.build import build_prefetcher
 from runtime.policy.planner import urgency
-from runtime.policy.prefetcher import Prefetcher, Techniques
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.layout import SlotLayout
 from runtime.tiers.arena import Arena
@@ -86,7 +84,7 @@ def load(
     return plain
 
 
-def refuse_to_save(*args: Any, **kwargs: Any) -> None:
+def refuse_to_save(*_args: Any, **_kwargs: Any) -> None:
     """Transformers would write a checkpoint without experts, silently."""
     raise CheckpointError(
         "save_pretrained: this model's experts are not in it but in moecast's arena; "
@@ -106,7 +104,7 @@ def load_stripped(folder: Path, dtype: str) -> tuple[PreTrainedModel, Banks]:
         cls = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError as error:
         raise CheckpointError(
-            f"{folder}: {type(config).__name__} is no causal language model that Transformers can build"
+            f"{folder}: Transformers builds no causal language model of {type(config).__name__}"
         ) from error
     found: dict[str, Banks] = {}
     stripped = stripped_class(cls, lambda banks: found.update(banks=banks))
@@ -178,29 +176,6 @@ def arena_slots(
         scratch_bytes=scratch_bytes,
         top_k=spec.top_k,
         num_experts=num_experts,
-    )
-
-
-def build_prefetcher(
-    system: SystemConfig, spec: ModelSpec, *, num_slots: int, chunk_bytes: list[int]
-) -> Prefetcher:
-    """The policy core of a system: the same for live runs and for simulated ones."""
-    per_layer = system.per_layer and num_slots >= spec.num_layers * spec.top_k
-    cache = ExpertCache(
-        num_slots=num_slots,
-        num_layers=spec.num_layers,
-        per_layer=per_layer,
-        eviction=eviction(system.eviction),
-    )
-    return Prefetcher(
-        cache,
-        chunk_bytes=chunk_bytes,
-        num_layers=spec.num_layers,
-        techniques=Techniques(
-            chunked=system.chunked,
-            early_preemption=system.early_preemption,
-            reordered=system.reordered,
-        ),
     )
 
 

@@ -70,7 +70,8 @@ def _check_digests(folder: Path) -> None:
             found = hashlib.file_digest(handle, "sha256").hexdigest()
         if found != expected:
             raise CheckpointError(
-                f"{folder / name} was altered: sha256 {found}, expected {expected}; install moecast again"
+                f"{folder / name} was altered: sha256 is {found}, expected {expected}; "
+                "install moecast again"
             )
 
 

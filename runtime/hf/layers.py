@@ -26,7 +26,7 @@ class MoeLayer:
 
 
 def is_expert_bank(module: nn.Module) -> bool:
-    """True for modules that `transformers.integrations.moe.use_experts_implementation` decorated."""
+    """True for modules that Transformers' `use_experts_implementation` decorated."""
     return hasattr(module, "has_gate") and hasattr(module, "_is_expert_parallel")
 
 

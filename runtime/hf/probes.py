@@ -34,6 +34,25 @@ class Listener(Protocol):
     def end_step(self) -> None: ...
 
 
+class SilentListener:
+    """Hears everything and does nothing: a base for those that want an event or two."""
+
+    def begin_step(self, *_: object) -> None:
+        """Ignored."""
+
+    def layer_input(self, *_: object) -> None:
+        """Ignored."""
+
+    def gate_input(self, *_: object) -> None:
+        """Ignored."""
+
+    def routed(self, *_: object) -> None:
+        """Ignored."""
+
+    def end_step(self, *_: object) -> None:
+        """Ignored."""
+
+
 def to_floats(tensor: Tensor) -> Floats:
     """`(..., width)` as a float32 array `(T, width)`; no copy for contiguous float32 on the CPU."""
     flat = tensor.detach().reshape(-1, tensor.shape[-1])
@@ -104,30 +123,30 @@ class Probes:
         while self._handles:
             self._handles.pop().remove()
 
-    def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _begin(self, _module: nn.Module, args: tuple, kwargs: dict) -> None:
         tokens = kwargs.get("input_ids", args[0] if args else None)
         if tokens is None:
             raise CheckpointError("the probes need input_ids; inputs_embeds carry no token ids")
         self._listener.begin_step(tokens.detach().reshape(-1).to("cpu", torch.int64).numpy())
 
-    def _end(self, module: nn.Module, args: tuple, output: object) -> None:
+    def _end(self, _module: nn.Module, _args: tuple, _output: object) -> None:
         self._listener.end_step()
 
     def _layer_input(self, layer: MoeLayer):
-        def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
             self._listener.layer_input(layer.index, to_floats(normalised(hidden)))
 
         return hook
 
     def _gate_input(self, layer: MoeLayer):
-        def hook(module: nn.Module, args: tuple) -> None:
+        def hook(_module: nn.Module, args: tuple) -> None:
             self._listener.gate_input(layer.index, to_floats(args[0]))
 
         return hook
 
     def _routed(self, layer: MoeLayer):
-        def hook(module: nn.Module, args: tuple, output: object) -> None:
+        def hook(_module: nn.Module, _args: tuple, output: object) -> None:
             indices, logits, weights = routing_of(output)
             self._listener.routed(
                 layer.index,

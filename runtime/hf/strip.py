@@ -36,7 +36,7 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
 
     May be called again: what is stripped already is reported, not lost.
     """
-    parameters = []
+    parameters: list[FusedParameter] = []
     for bank, module in expert_banks(model).items():
         num_experts = getattr(module, "num_experts", None)
         for name, value in list(module._parameters.items()):

@@ -68,7 +68,7 @@ class CheckpointStore:
 
     @property
     def scratch_bytes(self) -> int:
-        """Largest buffer that a read needs beside the slot: nothing when bytes go in as they are."""
+        """Largest buffer that a read needs beside the slot; 0 when bytes go in as they are."""
         return max(
             (
                 sum(
@@ -112,8 +112,8 @@ class CheckpointStore:
                     source = self._tensor(extent).view(-1)
                     target.view(recipe.parameter.dtype).copy_(source)
 
-    def _tensor(self, extent: Extent, shape: tuple[int, ...] | None = None) -> Tensor:
-        tensor = torch.empty(extent.shape if shape is None else shape, dtype=extent.dtype)
+    def _tensor(self, extent: Extent) -> Tensor:
+        tensor = torch.empty(extent.shape, dtype=extent.dtype)
         self._pread(extent, _bytes_of(tensor))
         return tensor
 
@@ -126,10 +126,9 @@ class CheckpointStore:
         assert converter is not None
         extents = recipe.extents(expert)
         values = {
-            pattern: [
-                self._tensor(extent, extent.shape if recipe.is_per_expert else (1, *extent.shape))
-            ]
-            for pattern, extent in zip(recipe.sources, extents, strict=True)
+            # An operation on a fused tensor is given one with a single expert.
+            pattern: [tensor if recipe.is_per_expert else tensor.unsqueeze(0)]
+            for pattern, tensor in zip(recipe.sources, map(self._tensor, extents), strict=True)
         }
         for operation in converter.operations:
             values = operation.convert(

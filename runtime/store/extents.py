@@ -83,7 +83,8 @@ def _read_header(file: Path) -> dict[str, Extent]:
         begin, end = value["data_offsets"]
         if start + end > size:
             raise CheckpointError(
-                f"{file}: truncated: {key} ends at byte {start + end}, the file has {size}; fetch it again"
+                f"{file}: truncated: {key} ends at byte {start + end}, the file has {size}; "
+                "fetch it again"
             )
         extents[key] = Extent(
             file, start + begin, end - begin, DTYPES[value["dtype"]], tuple(value["shape"]), key

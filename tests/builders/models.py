@@ -43,7 +43,7 @@ def tiny_qwen2_moe(
 
 
 def plain_eager(folder: Path, *, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
-    """The reference for exactness: Transformers' own eager experts, weights copied from the file."""
+    """The reference for exactness: Transformers' own eager experts, weights copied."""
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager"
     )

@@ -69,7 +69,7 @@ def architecture() -> Qwen2MoeConfig:
 
 
 def balance_losses(router_logits: tuple[Tensor, ...], top_k: int) -> tuple[Tensor, Tensor]:
-    """Sum over layers of `E x sum_e(share_e x probability_e)` and of the mean squared log-partition.
+    """Sums over layers: `E x sum_e(share_e x probability_e)`, and the mean squared log-partition.
 
     Per layer, unlike the model's own loss, which adds all layers up first and lets one layer's
     favourites be balanced by another's.
@@ -92,7 +92,8 @@ def learning_rate(step: int, config: FitConfig) -> float:
 
 def optimisers(model: Qwen2MoeForCausalLM, config: FitConfig) -> list[torch.optim.Optimizer]:
     """Muon for the hidden matrices, AdamW for embeddings, routers, norms and biases."""
-    matrices, rest = [], []
+    matrices: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         router = name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
         hidden = parameter.dim() >= 2 and "embed" not in name and not router

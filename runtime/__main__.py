@@ -1,0 +1,23 @@
+"""`python -m runtime COMMAND`: serve a model from a memory budget."""
+
+import sys
+
+from configs.cli import Command, main
+
+COMMANDS = (
+    Command(
+        name="generate",
+        config="generate",
+        run="runtime.commands.generate:run",
+        summary="continue a prompt with a model whose experts stay within a memory budget",
+    ),
+    Command(
+        name="verify",
+        config="verify",
+        run="runtime.commands.verify:run",
+        summary="compare logits and tokens with plain Transformers eager, for several budgets",
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main("runtime", COMMANDS))

@@ -1,0 +1,1 @@
+"""What each command of `python -m runtime` does with its typed configuration."""

@@ -1,0 +1,1 @@
+"""The simulator: the live runtime's own policy core, driven by a simulated clock."""

@@ -1,0 +1,106 @@
+"""How long things take: on a described machine, or on this one, measured."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from runtime.config import HardwareConfig
+
+NUM_CHUNKS = 3
+"""promoe 5.1: an expert's three linear layers."""
+
+KERNELS_PER_LAYER = 20
+"""Norms, projections, attention, residuals, router, shared expert: launches before the experts."""
+
+KERNELS_PER_EXPERT = 4
+"""Two products, the activation, the weighted sum."""
+
+
+class Hardware(Protocol):
+    """Times in seconds of everything that a replay needs."""
+
+    name: str
+    predictor_seconds: float
+    chunk_bytes: tuple[int, ...]
+
+    def transfer_seconds(self, num_bytes: int) -> float:
+        """One chunk over the link."""
+        ...
+
+    def layer_seconds(self, num_tokens: int) -> float:
+        """All of a layer but its routed experts."""
+        ...
+
+    def expert_seconds(self, num_tokens: int) -> float:
+        """One expert on its tokens."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """A described accelerator: the larger of memory time and arithmetic time, plus launches."""
+
+    name: str
+    link_bytes_per_second: float
+    link_latency_seconds: float
+    memory_bytes_per_second: float
+    flops: float
+    kernel_seconds: float
+    predictor_seconds: float
+    chunk_bytes: tuple[int, ...]
+    layer_bytes: int
+    bytes_per_weight: int = 2
+
+    def transfer_seconds(self, num_bytes: int) -> float:
+        return self.link_latency_seconds + num_bytes / self.link_bytes_per_second
+
+    def _compute_seconds(self, num_bytes: int, num_tokens: int) -> float:
+        arithmetic = 2 * (num_bytes / self.bytes_per_weight) * num_tokens / self.flops
+        return max(num_bytes / self.memory_bytes_per_second, arithmetic)
+
+    def layer_seconds(self, num_tokens: int) -> float:
+        launches = KERNELS_PER_LAYER * self.kernel_seconds
+        return launches + self._compute_seconds(self.layer_bytes, num_tokens)
+
+    def expert_seconds(self, num_tokens: int) -> float:
+        launches = KERNELS_PER_EXPERT * self.kernel_seconds
+        return launches + self._compute_seconds(sum(self.chunk_bytes), num_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A machine whose times were taken: a fixed part and one per token or byte."""
+
+    name: str
+    chunk_bytes: tuple[int, ...]
+    transfer_fixed: float
+    transfer_per_byte: float
+    layer_fixed: float
+    layer_per_token: float
+    expert_fixed: float
+    expert_per_token: float
+    predictor_seconds: float
+
+    def transfer_seconds(self, num_bytes: int) -> float:
+        return self.transfer_fixed + self.transfer_per_byte * num_bytes
+
+    def layer_seconds(self, num_tokens: int) -> float:
+        return self.layer_fixed + self.layer_per_token * num_tokens
+
+    def expert_seconds(self, num_tokens: int) -> float:
+        return self.expert_fixed + self.expert_per_token * num_tokens
+
+
+def described(config: HardwareConfig) -> Roofline:
+    """The machine that a configuration describes, with experts of the size that it names."""
+    assert not config.measured, config.name
+    return Roofline(
+        name=config.name,
+        link_bytes_per_second=config.link_bytes_per_second,
+        link_latency_seconds=config.link_latency_us * 1e-6,
+        memory_bytes_per_second=config.memory_bytes_per_second,
+        flops=config.flops,
+        kernel_seconds=config.kernel_us * 1e-6,
+        predictor_seconds=config.predictor_us * 1e-6,
+        chunk_bytes=(config.expert_bytes // NUM_CHUNKS,) * NUM_CHUNKS,
+        layer_bytes=config.layer_bytes,
+    )

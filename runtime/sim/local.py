@@ -1,0 +1,96 @@
+"""Measures this machine with a loaded model: the `local` hardware profile."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel
+
+from predictors.base import Signal
+from runtime.hf.experts import expert_output
+from runtime.hf.layers import moe_layers
+from runtime.hf.probes import Probes, SilentListener
+from runtime.sim.hardware import Measured
+
+PROMPT_TOKENS = 64
+REPEATS = 7
+EXPERT_TOKENS = 16
+PREDICTOR_SECONDS = 60e-6
+"""onnxruntime, 2048-512-64, one thread, batch 1: the latency that is charged to a prediction."""
+
+
+class _LayerClock(SilentListener):
+    """Takes the time from a layer's entry to its router's answer."""
+
+    def __init__(self) -> None:
+        self.before_router: list[float] = []
+        self._entered = 0.0
+
+    def layer_input(self, *_: object) -> None:
+        self._entered = time.perf_counter()
+
+    def routed(self, *_: object) -> None:
+        self.before_router.append(time.perf_counter() - self._entered)
+
+
+def _median_seconds(run: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _layer_seconds(model: PreTrainedModel, num_tokens: int) -> float:
+    clock = _LayerClock()
+    tokens = torch.ones(1, num_tokens, dtype=torch.long)
+    with torch.no_grad(), Probes(model, {Signal.LAYER_INPUT, Signal.ROUTED}, clock):
+        for _ in range(REPEATS):
+            model(tokens, use_cache=False)
+    return statistics.median(clock.before_router)
+
+
+def measure(model: PreTrainedModel) -> Measured:
+    """Times of this machine for a model that `runtime.load` made; takes about a second.
+
+    Transfers are reads of the checkpoint as the runtime does them, so from the page cache where
+    the file is in it; compute times come from running the model itself.
+    """
+    engine = model.moecast.engine
+    store, layout = engine.store, engine.store.layout
+    layer = moe_layers(model)[0]
+    slot = torch.empty(layout.num_bytes, dtype=torch.uint8)
+    sizes = layout.chunk_bytes
+    smallest, largest = sizes.index(min(sizes)), range(len(sizes))
+    reads = iter(range(10_000))
+
+    def read(chunks: range) -> None:
+        i = next(reads)
+        store.read(i % store.num_layers, i % store.num_experts, chunks, slot)
+
+    one = _median_seconds(lambda: read(range(smallest, smallest + 1)))
+    whole = _median_seconds(lambda: read(largest))
+    # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.
+    per_byte = max(0.0, whole - one) / max(1, sum(sizes) - sizes[smallest])
+    weights = layout.views(slot)
+    hidden = torch.zeros(
+        EXPERT_TOKENS, model.config.get_text_config().hidden_size, dtype=model.dtype
+    )
+    with torch.no_grad():
+        expert_one = _median_seconds(lambda: expert_output(layer.experts, weights, hidden[:1]))
+        expert_many = _median_seconds(lambda: expert_output(layer.experts, weights, hidden))
+    layer_one = _layer_seconds(model, 1)
+    layer_many = _layer_seconds(model, PROMPT_TOKENS)
+    return Measured(
+        name="local",
+        chunk_bytes=tuple(sizes),
+        transfer_fixed=max(0.0, one - per_byte * sizes[smallest]),
+        transfer_per_byte=per_byte,
+        layer_fixed=layer_one,
+        layer_per_token=max(0.0, layer_many - layer_one) / (PROMPT_TOKENS - 1),
+        expert_fixed=expert_one,
+        expert_per_token=max(0.0, expert_many - expert_one) / (EXPERT_TOKENS - 1),
+        predictor_seconds=PREDICTOR_SECONDS,
+    )

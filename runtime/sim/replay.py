@@ -1,0 +1,125 @@
+"""Replays recorded steps through a predictor and a system, on a machine that need not be here."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from predictors.base import Floats, Ints, Predictor, Signal
+from predictors.spec import ModelSpec
+from runtime.config import SystemConfig
+from runtime.policy.build import build_prefetcher
+from runtime.policy.counters import Counters
+from runtime.policy.planner import Planner, urgency
+from runtime.sim.hardware import Hardware
+from runtime.sim.simulator import Simulator
+
+
+class Step(Protocol):
+    """What a trace keeps of one forward pass. T tokens, D hidden, E experts, K top_k."""
+
+    tokens_T: Ints
+    requests_T: Ints
+
+    def layer_input(self, layer: int) -> Floats: ...
+
+    def gate_input(self, layer: int) -> Floats: ...
+
+    def logits(self, layer: int) -> Floats: ...
+
+    def experts(self, layer: int) -> Ints: ...
+
+
+@dataclass
+class ReplayStats:
+    """Times in simulated seconds, counts of the policy core."""
+
+    layers: list[Counters]
+    ttft_seconds: list[float] = field(default_factory=list)
+    tpot_seconds: list[float] = field(default_factory=list)
+    stall_seconds: float = 0.0
+
+    @property
+    def total(self) -> Counters:
+        total = Counters()
+        for counters in self.layers:
+            total.add(counters)
+        return total
+
+    def as_dict(self) -> dict[str, Any]:
+        """Totals, medians, and FetchRate per layer; null where nothing was predicted or run."""
+        total = self.total
+        return {
+            **total.as_dict(),
+            "hit_rate": total.hit_rate,
+            "fetch_rate": total.fetch_rate,
+            "joint_rate": total.joint_rate,
+            "fetch_rate_per_layer": [counters.fetch_rate for counters in self.layers],
+            "ttft_seconds": statistics.median(self.ttft_seconds) if self.ttft_seconds else None,
+            "tpot_seconds": statistics.median(self.tpot_seconds) if self.tpot_seconds else None,
+            "stall_seconds": self.stall_seconds,
+        }
+
+
+def replay(
+    steps: Iterable[Step],
+    predictor: Predictor | None,
+    *,
+    spec: ModelSpec,
+    system: SystemConfig,
+    hardware: Hardware,
+    budget_slots: int,
+) -> ReplayStats:
+    """Runs the steps one after another from an empty arena of `budget_slots` experts.
+
+    A step of several tokens counts as a prefill (TTFT), one of a single token as a decode (TPOT).
+    """
+    prefetcher = build_prefetcher(
+        system, spec, num_slots=budget_slots, chunk_bytes=hardware.chunk_bytes
+    )
+    planner = Planner(prefetcher, top_k=spec.top_k, urgency=urgency(system.urgency))
+    active = predictor if system.prefetch else None
+    simulator = Simulator(prefetcher, hardware, predictor=active, planner=planner)
+    stats = ReplayStats(layers=prefetcher.counters)
+    for step in steps:
+        started = simulator.now
+        replay_step(simulator, active, step, spec=spec, hardware=hardware)
+        times = stats.ttft_seconds if len(step.tokens_T) > 1 else stats.tpot_seconds
+        times.append(simulator.now - started)
+    stats.stall_seconds = simulator.stall_seconds
+    return stats
+
+
+def replay_step(
+    simulator: Simulator,
+    predictor: Predictor | None,
+    step: Step,
+    *,
+    spec: ModelSpec,
+    hardware: Hardware,
+) -> None:
+    """One forward pass: the events in the order in which a model produces them."""
+    num_tokens = len(step.tokens_T)
+    signals = predictor.signals if predictor is not None else frozenset()
+    if predictor is not None:
+        simulator.forecast(predictor.begin_step(step.tokens_T, step.requests_T), layer_now=-1)
+    for layer in range(spec.num_layers):
+        if predictor is not None and Signal.LAYER_INPUT in signals:
+            forecasts = predictor.layer_input(layer, step.layer_input(layer))
+            simulator.forecast(forecasts, layer_now=layer)
+        simulator.compute(hardware.layer_seconds(num_tokens))
+        if predictor is not None and Signal.GATE_INPUT in signals:
+            forecasts = predictor.gate_input(layer, step.gate_input(layer))
+            simulator.forecast(forecasts, layer_now=layer)
+        experts_TK = step.experts(layer)
+        if predictor is not None and Signal.ROUTED in signals:
+            forecasts = predictor.routed(layer, experts_TK, step.logits(layer))
+            simulator.forecast(forecasts, layer_now=layer + 1)
+        experts, counts = np.unique(experts_TK, return_counts=True)
+        tokens_per_expert = Counter(dict(zip(experts.tolist(), counts.tolist(), strict=True)))
+        simulator.run_experts(layer, tokens_per_expert)
+    if predictor is not None:
+        predictor.end_step()

@@ -1,0 +1,115 @@
+"""Discrete events over a prefetcher: one link, one compute stream, one predictor beside them."""
+
+import heapq
+import itertools
+from collections.abc import Sequence
+
+from predictors.base import Forecasts, Predictor
+from runtime.policy.planner import Planner
+from runtime.policy.prefetcher import Prefetcher, Task
+from runtime.sim.hardware import Hardware
+
+
+class Simulator:
+    """Advances the link and the predictor to the compute stream's time, whenever that moves.
+
+    `now` is the compute stream's clock in seconds.
+    """
+
+    def __init__(
+        self,
+        prefetcher: Prefetcher,
+        hardware: Hardware,
+        *,
+        predictor: Predictor | None,
+        planner: Planner,
+    ):
+        self.now = 0.0
+        self.stall_seconds = 0.0
+        self._prefetcher = prefetcher
+        self._hardware = hardware
+        self._predictor = predictor
+        self._planner = planner
+        self._clock = 0.0
+        self._transfer: tuple[float, Task] | None = None
+        self._forecasts: list[tuple[float, int, Forecasts, int]] = []
+        self._sequence = itertools.count()
+        self._predictor_free = 0.0
+
+    # ---- the predictor, which runs beside the computation
+
+    def forecast(self, forecasts: Forecasts, *, layer_now: int) -> None:
+        """What the predictor answered to an event now; it takes effect when it has computed."""
+        if not forecasts:
+            return
+        start = max(self.now, self._predictor_free)
+        self._predictor_free = start + self._hardware.predictor_seconds
+        item = (self._predictor_free, next(self._sequence), forecasts, layer_now)
+        heapq.heappush(self._forecasts, item)
+
+    # ---- the compute stream
+
+    def compute(self, seconds: float) -> None:
+        """The compute stream is busy for a while."""
+        self._advance(self.now + seconds)
+
+    def run_experts(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
+        """The router has spoken: brings and computes the layer's experts."""
+        prefetcher = self._prefetcher
+        self._discard_forecasts(layer)
+        pending = prefetcher.routed(layer, sorted(tokens_per_expert))
+        while pending:
+            expert = self._next_ready(layer, pending)
+            pending.remove(expert)
+            self.compute(self._hardware.expert_seconds(tokens_per_expert[expert]))
+            prefetcher.used((layer, expert))
+
+    def _next_ready(self, layer: int, pending: Sequence[int]) -> int:
+        techniques = self._prefetcher.techniques
+        free = techniques.reordered and techniques.early_preemption
+        candidates = pending if free else pending[:1]
+        self._prefetcher.demand((layer, pending[0]))
+        started = self.now
+        while True:
+            for e in candidates:
+                if self._prefetcher.is_ready((layer, e)):
+                    self.stall_seconds += self.now - started
+                    return e
+            self._advance(self.now)
+            assert self._transfer is not None, (layer, pending)
+            self._advance(self._transfer[0])
+
+    def _discard_forecasts(self, layer: int) -> None:
+        """A forecast that is still being computed when its layer is routed comes too late."""
+        kept: list[tuple[float, int, Forecasts, int]] = []
+        for time, ticket, forecasts, layer_now in self._forecasts:
+            later = [forecast for forecast in forecasts if forecast.layer > layer]
+            if later:
+                kept.append((time, ticket, later, layer_now))
+        self._forecasts = kept
+        heapq.heapify(self._forecasts)
+
+    # ---- time
+
+    def _advance(self, until: float) -> None:
+        while True:
+            if self._transfer is None:
+                task = self._prefetcher.next_task()
+                if task is not None:
+                    end = self._clock + self._hardware.transfer_seconds(task.num_bytes)
+                    self._transfer = (end, task)
+            arrival = self._transfer[0] if self._transfer else None
+            known = self._forecasts[0][0] if self._forecasts else None
+            event = min((t for t in (arrival, known) if t is not None), default=None)
+            if event is None or event > until:
+                break
+            self._clock = max(self._clock, event)
+            if arrival is not None and event == arrival:
+                assert self._transfer is not None
+                self._prefetcher.done(self._transfer[1])
+                self._transfer = None
+            else:
+                _, _, forecasts, layer_now = heapq.heappop(self._forecasts)
+                self._planner.plan(forecasts, layer_now=layer_now)
+        self._clock = max(self._clock, until)
+        self.now = max(self.now, until)
