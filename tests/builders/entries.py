@@ -1,0 +1,68 @@
+"""Small zoo entries, made on the spot."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import save
+
+from predictors.base import Signal
+from predictors.spec import ModelSpec
+from zoo.entry import write_entry
+from zoo.manifest import Manifest
+
+
+def tiny_spec(**changes: Any) -> ModelSpec:
+    """Two layers of eight experts."""
+    fields = {
+        "model_id": "tiny",
+        "revision": "r1",
+        "config_hash": "c" * 64,
+        "num_layers": 2,
+        "num_experts": 8,
+        "top_k": 2,
+        "hidden_size": 4,
+        "dtype": "float32",
+    }
+    return ModelSpec(**{**fields, **changes})
+
+
+def tiny_graph(*, external: bool = False, domain: str = "") -> bytes:
+    """y = x W, as an ONNX file; `external` says that W lies in another file."""
+    weight = numpy_helper.from_array(np.eye(4, 8, dtype=np.float32), "w")
+    if external:
+        weight.ClearField("raw_data")
+        weight.data_location = TensorProto.EXTERNAL
+        weight.external_data.add(key="location", value="../../etc/passwd")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], domain=domain)],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", 8])],
+        [weight],
+    )
+    opsets = [helper.make_opsetid("", 20)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets)
+    return model.SerializeToString()
+
+
+def tiny_entry(folder: Path, **changes: Any) -> Manifest:
+    """A publishable entry with a graph, tensors, metrics and a card."""
+    arguments: dict[str, Any] = {
+        "name": "tiny/stride",
+        "kind": "stride",
+        "options": {"horizon": 2},
+        "spec": tiny_spec(),
+        "signals": {Signal.GATE_INPUT},
+        "files": {
+            "predictors/layer-00.onnx": tiny_graph(),
+            "weights.safetensors": save({"w": np.ones((2, 3), dtype=np.float32)}),
+        },
+        "metrics": {"held_out": {"accuracy": 0.9, "fetch_rate": 0.5, "good_pred": 0.45}},
+        "trace_digest": "a" * 64,
+        "parity": {"tokens": 100, "same_top_k": 1.0},
+        "created": "2026-01-01T00:00:00+00:00",
+    }
+    return write_entry(folder, **{**arguments, **changes})

@@ -1,0 +1,132 @@
+"""The one error boundary: exit codes, one line, records of a run."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.cli import Command, main
+from predictors.errors import MoecastError
+from zoo.config import ListConfig
+
+HERE = "tests.unit.configs.test_cli"
+WRITE = "write key=value; --help lists the keys"
+CHOICES = "Choices: fails, refuses, waits, works"
+
+
+def works(config: ListConfig) -> dict[str, Any]:
+    return {"from": config.from_, "seed": config.seed}
+
+
+def fails(config: ListConfig) -> None:
+    raise OSError(f"no disk\nfor {config.from_}")
+
+
+def refuses(_: ListConfig) -> None:
+    raise MoecastError("this cannot be; do that")
+
+
+def waits(_: ListConfig) -> None:
+    raise KeyboardInterrupt
+
+
+COMMANDS = tuple(
+    Command(
+        name=run.__name__,
+        config="zoo_list",
+        run=f"{HERE}:{run.__name__}",
+        summary=f"It {run.__name__}.",
+        positional="from",
+    )
+    for run in (works, fails, refuses, waits)
+)
+
+
+def test_run__leaves_how_and_what(tmp_path: Path) -> None:
+    arguments = ["works", "some where", "seed=3", f"run_dir={tmp_path / 'r'}"]
+    assert main("zoo", COMMANDS, arguments) == 0
+    assert json.loads((tmp_path / "r/results.json").read_text()) == {
+        "from": "some where",
+        "seed": 3,
+    }
+    record = json.loads((tmp_path / "r/run.json").read_text())
+    assert record["argv"] == arguments[1:]
+    assert record["seed"] == 3
+    assert record["config"]["from_"] == "some where"
+    assert record["versions"]["numpy"]
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["results.json", "run.json"]
+
+
+def test_run__without_a_folder_makes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main("zoo", COMMANDS, ["works"]) == 0
+    assert main("zoo", COMMANDS, ["works"]) == 0
+    assert len(list(tmp_path.glob("runs/zoo-works/*/results.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["fails", "x"], 1, "error: OSError: no disk for x (debug=true shows where)"),
+        (["refuses"], 2, "error: this cannot be; do that"),
+        (["waits"], 130, "interrupted; the same command carries on or starts again"),
+        (["works", "x", "y"], 2, f"error: 'y' is not an option: {WRITE}"),
+        (["works", "--fast"], 2, f"error: '--fast' is not an option: {WRITE}"),
+        (["wroks"], 2, f"error: unknown command 'wroks'. Did you mean 'works'? {CHOICES}"),
+    ],
+)
+def test_boundary__says_one_line_and_the_right_code(
+    arguments: list[str],
+    code: int,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main("zoo", COMMANDS, arguments) == code
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+def test_debug__shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("zoo", COMMANDS, ["fails", "debug=true", f"run_dir={tmp_path}"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_sweep__runs_the_grid_in_numbered_folders(tmp_path: Path) -> None:
+    assert (
+        main("zoo", COMMANDS, ["works", "-m", "seed=1,2", "from=a,b", f"run_dir={tmp_path}"]) == 0
+    )
+    record = json.loads((tmp_path / "sweep.json").read_text())
+    assert [one["results"] for one in record] == [
+        {"from": "a", "seed": 1},
+        {"from": "b", "seed": 1},
+        {"from": "a", "seed": 2},
+        {"from": "b", "seed": 2},
+    ]
+    assert json.loads((tmp_path / "3/results.json").read_text()) == {"from": "b", "seed": 2}
+
+
+def test_help__shows_each_option_with_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("zoo", COMMANDS, ["works", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "  seed  int = 0\n      Seed of every random choice.\n" in text
+    assert "  from  str or null\n" in text
+
+
+@dataclass(kw_only=True)
+class Documented:
+    """A schema."""
+
+    width: int = 1
+    """Two
+    lines."""
+    bare: int = 2
+
+
+def test_docstrings__come_from_under_the_fields() -> None:
+    from configs.help import docstrings
+
+    assert docstrings(Documented) == {"width": "Two lines."}

@@ -1,0 +1,91 @@
+"""Every YAML that ships composes and becomes the dataclass that its schema names."""
+
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import configs
+from configs.compose import ConfigError, Groups, compose_typed, defaults
+from configs.schema import schemas
+
+FOLDER = Path(configs.__file__).parent
+ROOTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+GROUPS = sorted(
+    (str(path.parent.relative_to(FOLDER)), path.stem) for path in FOLDER.rglob("*/*.yaml")
+)
+GIVEN = {
+    "zoo_show": ["name=a/b"],
+    "zoo_verify": ["name=a/b"],
+    "zoo_pull": ["name=a/b", "from=builtin"],
+    "zoo_push": ["path=somewhere"],
+    "import": ["source=somewhere"],
+}
+"""What the user must give: there is no sensible default."""
+
+
+@cache
+def groups_of(root: str) -> Groups:
+    return defaults(root)[1]
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_root__composes_and_is_typed(root: str) -> None:
+    config, _ = compose_typed(root, GIVEN.get(root, []))
+    assert type(config) is schemas()[root]
+
+
+@pytest.mark.parametrize(("group", "choice"), GROUPS)
+def test_choice__composes_and_is_typed(group: str, choice: str) -> None:
+    offering = [root for root in ROOTS if group in groups_of(root).chosen]
+    assert offering, f"no command takes {group}=..."
+    root = offering[0]
+    config, _ = compose_typed(root, [*GIVEN.get(root, []), f"{group}={choice}"])
+    assert is_dataclass(getattr(config, group))
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_group__has_a_default_that_exists(root: str) -> None:
+    groups = groups_of(root)
+    for group, choice in groups.chosen.items():
+        assert choice in groups.choices[group]
+
+
+def test_every_root_schema__has_its_file() -> None:
+    assert {path for path in schemas() if "/" not in path} == set(ROOTS)
+
+
+def test_unknown_key__lists_the_choices_and_the_closest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown option 'nam'.*Did you mean 'name'.*run_dir"):
+        compose_typed("zoo_show", ["nam=a/b"])
+
+
+def test_unknown_choice__lists_the_choices_and_the_closest() -> None:
+    with pytest.raises(
+        ConfigError, match=r"unknown model 'qwen2-moe-tini'.*'qwen2-moe-tiny'.*olmoe"
+    ):
+        compose_typed("generate", ["model=qwen2-moe-tini"])
+
+
+def test_wrong_type__names_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"seed: Value 'x'"):
+        compose_typed("zoo_list", ["seed=x"])
+
+
+def test_missing_value__names_the_key_as_the_user_writes_it() -> None:
+    with pytest.raises(ConfigError, match=r"^from=\.\.\. is required"):
+        compose_typed("zoo_pull", ["name=a/b"])
+
+
+@pytest.mark.parametrize(
+    "text", ["a, b (c) {d} [e]: 'f' \"g\"", "${x}", "$x\\n", "1e5", "é = 1", "50%", "a=b", ""]
+)
+def test_text__is_taken_as_it_stands(text: str) -> None:
+    config, _ = compose_typed("zoo_list", [f"from={text}"])
+    assert config.from_ == text
+
+
+def test_null__is_no_text_where_nothing_is_allowed() -> None:
+    config, _ = compose_typed("zoo_list", ["from=null"])
+    assert config.from_ is None

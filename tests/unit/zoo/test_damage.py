@@ -1,0 +1,125 @@
+"""Any altered byte of any file is refused by digest, before a parser sees it."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.builders.entries import tiny_entry
+from zoo.digest import check_path
+from zoo.entry import open_entry
+from zoo.errors import DamagedError, ZooError
+from zoo.index import Reference, WritableZoo, Zoo
+from zoo.load import load_predictor
+from zoo.places import FolderPlace
+
+FILES = [
+    "manifest.json",
+    "manifest.sha256",
+    "metrics.json",
+    "README.md",
+    "weights.safetensors",
+    "predictors/layer-00.onnx",
+]
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit, anywhere; the same place for the same bytes."""
+    position = random.Random(len(data)).randrange(len(data) * 8)
+    changed = bytearray(data)
+    changed[position // 8] ^= 1 << (position % 8)
+    return bytes(changed)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "flipped bit": flipped,
+    "truncated": lambda data: data[:-1],
+    "half": lambda data: data[: len(data) // 2],
+    "empty": lambda _: b"",
+    "appended byte": lambda data: data + b"\n",
+}
+
+
+def forbid_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on, whoever parses fails the test."""
+
+    def reached(*_: object, **__: object) -> None:
+        raise AssertionError("parsed before its digest was checked")
+
+    monkeypatch.setattr("onnx.load_model_from_string", reached)
+    monkeypatch.setattr("safetensors.numpy.load", reached)
+    monkeypatch.setattr("json.loads", reached)
+    monkeypatch.setattr("huggingface_hub.ModelCard.__init__", reached)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", FILES)
+def test_entry__refuses_damage_before_parsing(
+    name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_entry(tmp_path / "e")
+    path = tmp_path / "e" / name
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    forbid_parsers(monkeypatch)
+    if name.startswith("manifest"):
+        monkeypatch.setattr("zoo.entry.parse_manifest", None)
+    with pytest.raises(DamagedError, match="damaged"):
+        open_entry(tmp_path / "e").read(name)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_pull__refuses_a_damaged_blob_and_lists_nothing(damage: str, tmp_path: Path) -> None:
+    manifest = tiny_entry(tmp_path / "e")
+    WritableZoo(FolderPlace(tmp_path / "far")).add(open_entry(tmp_path / "e"))
+    for digest in [manifest.digest, *(one.sha256 for one in manifest.files.values())]:
+        blob = tmp_path / "far/blobs/sha256" / digest
+        good = blob.read_bytes()
+        blob.write_bytes(DAMAGE[damage](good))
+        near = WritableZoo(FolderPlace(tmp_path / "near"))
+        with pytest.raises(DamagedError):
+            near.add(Zoo(FolderPlace(tmp_path / "far")).open(Reference("tiny/stride")))
+        assert near.index().entries == {}
+        blob.write_bytes(good)
+
+
+def test_load__refuses_a_damaged_graph(tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    path = tmp_path / "e/predictors/layer-00.onnx"
+    path.write_bytes(flipped(path.read_bytes()))
+    with pytest.raises(DamagedError, match=r"layer-00\.onnx of tiny/stride .* is damaged"):
+        load_predictor(tmp_path / "e", spec=None)
+
+
+def test_entry__names_a_missing_file(tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    (tmp_path / "e/metrics.json").unlink()
+    with pytest.raises(DamagedError, match=r"metrics\.json .* is missing"):
+        open_entry(tmp_path / "e").verify()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../x.json", "/etc/passwd", "a/../../x.json", "a//b.json", "./a.json", "", ".hidden.json",
+     "a\\b.json", "C:/x.json", "a/", "a\0b.json"],
+)  # fmt: skip
+def test_path__outside_the_entry_is_refused(path: str) -> None:
+    with pytest.raises(ZooError, match="not allowed"):
+        check_path(path)
+
+
+def test_link__is_refused_though_its_bytes_are_right(tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    path = tmp_path / "e/metrics.json"
+    path.rename(tmp_path / "outside.json")
+    path.symlink_to(tmp_path / "outside.json")
+    with pytest.raises(ZooError, match="is a link"):
+        open_entry(tmp_path / "e").read("metrics.json")
+
+
+def test_linked_folder__is_refused(tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    (tmp_path / "e/predictors").rename(tmp_path / "outside")
+    (tmp_path / "e/predictors").symlink_to(tmp_path / "outside")
+    with pytest.raises(ZooError, match="is a link"):
+        open_entry(tmp_path / "e").read("predictors/layer-00.onnx")

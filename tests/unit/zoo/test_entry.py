@@ -1,0 +1,162 @@
+"""Writing an entry: whole or not there; what a manifest may say."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from predictors.spec import ModelSpec
+from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
+from zoo.digest import digest_of
+from zoo.entry import open_entry, strangers
+from zoo.errors import MismatchError, ZooError
+from zoo.load import load_predictor
+from zoo.manifest import ModelRecord, parse_manifest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_entry__gives_back_what_was_written(tmp_path: Path) -> None:
+    written = tiny_entry(tmp_path / "e")
+    entry = open_entry(tmp_path / "e")
+    assert entry.manifest == written
+    assert entry.manifest.digest == digest_of((tmp_path / "e/manifest.json").read_bytes())
+    assert set(entry.payload()) == {"predictors/layer-00.onnx", "weights.safetensors"}
+    assert entry.payload()["predictors/layer-00.onnx"] == tiny_graph()
+    assert entry.manifest.spec == tiny_spec()
+    assert entry.metrics()["held_out"]["accuracy"] == 0.9
+    assert strangers(tmp_path / "e", entry.manifest) == []
+
+
+def test_manifest__has_every_field_of_the_spec() -> None:
+    assert set(ModelRecord.model_fields) == {field.name for field in fields(ModelSpec)}
+
+
+def test_write__replaces_an_entry_but_no_other_folder(tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    tiny_entry(tmp_path / "e", licence="MIT")
+    assert open_entry(tmp_path / "e").manifest.licence == "MIT"
+    assert [path.name for path in tmp_path.iterdir()] == ["e"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("x")
+    with pytest.raises(ZooError, match="exists and is not an entry"):
+        tiny_entry(tmp_path / "mine")
+    assert (tmp_path / "mine/thesis.txt").read_text() == "x"
+
+
+def test_write__that_fails_leaves_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Nth fsync fails, for every N there is."""
+    tiny_entry(tmp_path / "e", licence="MIT")
+    real = os.fsync
+    for failing in range(1, 100):
+        calls = 0
+
+        def fsync(handle: int, failing: int = failing) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == failing:
+                raise OSError(28, "No space left on device")
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        try:
+            tiny_entry(tmp_path / "e", licence="BSD-3-Clause")
+        except OSError:
+            entry = open_entry(tmp_path / "e")
+            entry.verify()
+            assert entry.manifest.licence in ("MIT", "BSD-3-Clause")
+            assert [path.name for path in tmp_path.iterdir()] == ["e"]
+        else:
+            break
+    assert failing > 10
+    assert open_entry(tmp_path / "e").manifest.licence == "BSD-3-Clause"
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.builders.entries import tiny_entry
+left = int(sys.argv[2])
+real = os.fsync
+def fsync(handle):
+    global left
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), 9)
+    real(handle)
+os.fsync = fsync
+tiny_entry(Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("number", [1, 6, 12])
+def test_write__killed_leaves_no_entry_under_its_name(number: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "e"), str(number)], cwd=ROOT, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "e").exists()
+    tiny_entry(tmp_path / "e")
+    open_entry(tmp_path / "e").verify()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("model_id", "other"), ("revision", "r2"), ("config_hash", "d" * 64), ("num_layers", 3),
+     ("num_experts", 16), ("top_k", 4), ("hidden_size", 8), ("dtype", "bfloat16")],
+)  # fmt: skip
+def test_load__for_another_model_names_both_sides(
+    field: str, value: object, tmp_path: Path
+) -> None:
+    tiny_entry(tmp_path / "e")
+    with pytest.raises(MismatchError) as caught:
+        load_predictor(tmp_path / "e", spec=tiny_spec(**{field: value}))
+    message = str(caught.value)
+    assert f"{field}: the zoo entry tiny/stride has {getattr(tiny_spec(), field)!r}" in message
+    assert f"the model has {value!r}" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("surprise", 1, "surprise: Extra inputs are not permitted"),
+        ("format_version", 2, "format_version: Input should be 1"),
+        ("name", "../x", "name: String should match"),
+        ("trace_digest", "abc", "trace_digest: String should match"),
+        ("files", {"../x.json": {"sha256": "a" * 64, "size": 1}}, "not allowed in an entry"),
+        ("files", {"x.pkl": {"sha256": "a" * 64, "size": 1}}, "an entry holds only"),
+        ("files", {"x.onnx": {"sha256": "a" * 64, "size": 65 << 20}}, "over 67,108,864"),
+    ],
+)
+def test_manifest__refuses(key: str, value: object, message: str, tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    content = json.loads((tmp_path / "e/manifest.json").read_text())
+    content[key] = value
+    with pytest.raises(ZooError, match=message):
+        parse_manifest(json.dumps(content).encode(), what="it")
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (tiny_graph(external=True), "keeps the tensor 'w' in another file"),
+        (tiny_graph(domain="evil.custom"), r"uses operators of \['evil.custom'\]"),
+        (b"\xff" * 99, "is not an ONNX model"),
+    ],
+)
+def test_graph__that_needs_anything_else_is_refused(
+    graph: bytes, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ZooError, match=message):
+        tiny_entry(tmp_path / "e", files={"predictors/x.onnx": graph})
+    assert not (tmp_path / "e").exists()
+
+
+def test_folder_without_entry__says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match="is not a zoo entry.*python -m train"):
+        open_entry(tmp_path)

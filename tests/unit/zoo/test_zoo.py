@@ -1,0 +1,191 @@
+"""Names, versions, pulling and pushing, through the command face as users do it."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from configs.cli import main
+from tests.builders.entries import tiny_entry
+from zoo.__main__ import COMMANDS
+from zoo.entry import open_entry
+from zoo.errors import DamagedError, RefusedError, ZooError
+from zoo.index import Reference, WritableZoo, Zoo
+from zoo.load import find
+from zoo.places import BUILTIN, FolderPlace
+from zoo.publish import check_publishable
+
+
+def zoo(*arguments: object) -> int:
+    return main("zoo", COMMANDS, [str(one) for one in arguments])
+
+
+def test_push_and_pull__carry_an_entry_over(tmp_path: Path) -> None:
+    written = tiny_entry(tmp_path / "e")
+    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'far'}") == 0
+    with pytest.raises(ZooError, match="unknown zoo entry 'tiny/stride'"):
+        find("tiny/stride")
+    assert zoo("pull", "tiny/stride", f"from={tmp_path / 'far'}") == 0
+    for reference in ("tiny/stride", "tiny/stride@latest", f"tiny/stride@{written.digest[:8]}"):
+        entry = find(reference)
+        entry.verify()
+        assert entry.manifest == written
+    assert zoo("verify", "tiny/stride") == 0
+
+
+def test_latest__moves_and_older_versions_stay(tmp_path: Path) -> None:
+    first = tiny_entry(tmp_path / "1", licence="MIT")
+    second = tiny_entry(tmp_path / "2", licence="BSD-3-Clause")
+    assert zoo("push", tmp_path / "1") == 0
+    assert zoo("push", tmp_path / "2") == 0
+    assert find("tiny/stride").manifest == second
+    assert find(f"tiny/stride@{first.digest}").manifest == first
+    with pytest.raises(ZooError, match=f"unknown version of tiny/stride.*{first.digest[:12]}"):
+        find("tiny/stride@00000000")
+
+
+def test_replace__forgets_older_versions_and_their_blobs(tmp_path: Path) -> None:
+    target = FolderPlace(tmp_path / "zoo")
+    tiny_entry(tmp_path / "1", licence="MIT")
+    second = tiny_entry(tmp_path / "2", licence="BSD-3-Clause")
+    assert zoo("push", tmp_path / "1", f"to={target.where}") == 0
+    assert zoo("push", tmp_path / "2", f"to={target.where}", "replace=true") == 0
+    named = {second.digest, *(one.sha256 for one in second.files.values())}
+    assert set(target.names("blobs/sha256")) == named
+    assert list(Zoo(target).index().entries["tiny/stride"].versions) == [second.digest]
+
+
+def test_same_entry_twice__changes_nothing(tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 0
+    before = (tmp_path / "zoo/index.json").read_bytes()
+    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 0
+    assert (tmp_path / "zoo/index.json").read_bytes() == before
+
+
+def test_writers_at_once__lose_no_listing(tmp_path: Path) -> None:
+    names = [f"tiny/p{number}" for number in range(8)]
+    for number, name in enumerate(names):
+        tiny_entry(tmp_path / str(number), name=name)
+    target = WritableZoo(FolderPlace(tmp_path / "zoo"))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: target.add(open_entry(tmp_path / str(n))), range(8)))
+    assert sorted(target.index().entries) == names
+    assert target.index().serial == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "lacks"),
+    [
+        ({"licence": " "}, "a licence"),
+        ({"metrics": {}}, "metrics on held-out requests"),
+        ({"metrics": {"held_out": {"accuracy": None}}}, "metrics on held-out requests"),
+        ({"trace_digest": None}, "the digest of the trace"),
+    ],
+)
+def test_push__refuses_what_lacks_something(
+    changes: dict[str, object], lacks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_entry(tmp_path / "e", **changes)
+    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 2
+    assert f"it lacks {lacks}" in capsys.readouterr().err
+    assert not (tmp_path / "zoo").exists()
+
+
+def rewrite(folder: Path, **files: bytes | None) -> None:
+    """Changes files of an entry and makes its digests right again, as a forger would."""
+    from zoo.digest import digest_of
+
+    content = json.loads((folder / "manifest.json").read_text())
+    for name, data in files.items():
+        name = f"{name}.md"
+        if data is None:
+            (folder / name).unlink()
+            del content["files"][name]
+        else:
+            (folder / name).write_bytes(data)
+            content["files"][name] = {"sha256": digest_of(data), "size": len(data)}
+    data = json.dumps(content).encode()
+    (folder / "manifest.json").write_bytes(data)
+    (folder / "manifest.sha256").write_text(f"{digest_of(data)}  manifest.json\n")
+
+
+@pytest.mark.parametrize(
+    ("card", "lacks"),
+    [
+        (None, "a model card"),
+        (b"no front matter", "licence None"),
+        (b"---\nlicense: mit\n---\ntext", "licence 'mit'"),
+        (b"---\nlicense: apache-2.0\n---\n", "is empty"),
+        (b"---\n[: bad\n---\ntext", "is not a model card"),
+    ],
+)
+def test_push__refuses_a_poor_card(card: bytes | None, lacks: str, tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    rewrite(tmp_path / "e", README=card)
+    with pytest.raises(RefusedError, match=lacks):
+        check_publishable(open_entry(tmp_path / "e"))
+
+
+def test_push__refuses_files_that_nobody_promised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_entry(tmp_path / "e")
+    (tmp_path / "e/extra.json").write_text("{}")
+    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 2
+    assert "extra.json" in capsys.readouterr().err
+    assert zoo("verify", tmp_path / "e") == 2
+
+
+def test_index__that_names_another_entry_is_refused(tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    target = WritableZoo(FolderPlace(tmp_path / "zoo"))
+    target.add(open_entry(tmp_path / "e"))
+    index = tmp_path / "zoo/index.json"
+    index.write_text(index.read_text().replace("tiny/stride", "tiny/mlp"))
+    with pytest.raises(DamagedError, match="says that it is 'tiny/stride'"):
+        target.open(Reference("tiny/mlp"))
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"format_version": 2}', '{"surprise": 1}'])
+def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text(content)
+    with pytest.raises(DamagedError, match="is not an index"):
+        Zoo(FolderPlace(tmp_path)).index()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "tiny/strid"], "Did you mean 'tiny/stride'"),
+        (["show", "nothing"], "unknown zoo entry 'nothing'"),
+        (["pull", "tiny/stride", "from=nowhere"], "nowhere is not a zoo"),
+        (["pull", "tiny/stride", "from=s3://bucket"], "name a folder"),
+        (["pull", "../x", "from=builtin"], "is not NAME"),
+        (["push", "nowhere"], "nowhere is not a zoo entry"),
+    ],
+)
+def test_mistake__gets_the_cause_and_what_to_do(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_entry(tmp_path / "e")
+    assert zoo("push", tmp_path / "e") == 0
+    assert zoo(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_list__writes_results_where_asked(tmp_path: Path) -> None:
+    tiny_entry(tmp_path / "e")
+    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 0
+    assert zoo("list", f"from={tmp_path / 'zoo'}", f"run_dir={tmp_path / 'run'}") == 0
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert [one["name"] for one in results["entries"]] == ["tiny/stride"]
+
+
+def test_builtin_zoo__is_whole_and_publishable() -> None:
+    place = Zoo(FolderPlace(BUILTIN))
+    for name in place.index(required=True).entries:
+        check_publishable(place.open(Reference(name)))
