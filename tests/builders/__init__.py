@@ -1,0 +1,1 @@
+"""Small real objects, made on demand."""

@@ -1,0 +1,1 @@
+"""Runs prompts through a model and records what predictors learn from."""

@@ -1,0 +1,166 @@
+"""`trace.json`: what a trace is of, how it was made, and the digest of each of its files."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from collect.errors import TraceError
+from collect.traces.layout import TraceSignal
+from collect.traces.split import Split
+from predictors.spec import ModelSpec
+
+SCHEMA_VERSION: Final = 1
+MANIFEST = "trace.json"
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z_][0-9A-Za-z_.-]*$")]
+"""A plain name: no trace can name a file outside its folder."""
+Count = Annotated[int, Field(ge=0)]
+
+
+class Strict(BaseModel):
+    """An unknown key is an error, everywhere."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelRecord(Strict):
+    """`predictors.spec.ModelSpec`, as it stands in the file."""
+
+    model_id: str
+    revision: str
+    config_hash: str
+    num_layers: Annotated[int, Field(gt=0)]
+    num_experts: Annotated[int, Field(gt=0, lt=2**15)]
+    top_k: Annotated[int, Field(gt=0)]
+    hidden_size: Count
+    """0 where the routing was imported and nobody knows."""
+    dtype: str
+
+
+class FileRecord(Strict):
+    """One file of the trace."""
+
+    name: FileName
+    sha256: Sha256
+    size: Count
+
+
+class Request(Strict):
+    """One prompt and what the model made of it."""
+
+    index: Count
+    """Number in the `request` column."""
+    digest: Sha256
+    """`prompt_digest` of the prompt's text."""
+    dataset: str
+    split: Split
+    prompt_tokens: Count
+    generated_tokens: Count
+    """Rows of phase decode: generated tokens that went through the model."""
+
+
+class ShardRecord(Strict):
+    """The rows of one work unit."""
+
+    unit: Count
+    """Position in `TracePlan.units`."""
+    rows: Count
+    data: FileRecord
+    requests: FileRecord
+    """JSON list of `Request`."""
+
+
+class TracePlan(Strict):
+    """All that decides a trace's content; equal plans make equal traces."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    source: Literal["recorded", "imported"]
+    model: ModelRecord
+    signals: tuple[TraceSignal, ...]
+    dataset: str
+    """Name of the prompts' source."""
+    prompts_digest: Sha256
+    """Over the digests of all prompts, in order."""
+    settings: dict[str, JsonValue]
+    """How tokens were generated: seed, lengths, sampling."""
+    units: tuple[Sha256, ...]
+    """Names of the work units in order, each a digest of all that decides its rows."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        return ModelSpec(**self.model.model_dump())
+
+
+class TraceManifest(Strict):
+    """The whole of `trace.json`."""
+
+    plan: TracePlan
+    tool_version: str
+    complete: bool
+    """True once every unit is there; only then does `datasets.load_from_disk` open the folder."""
+    shards: tuple[ShardRecord, ...]
+    """By unit, ascending."""
+    extra: tuple[FileRecord, ...] = ()
+    """`dataset_info.json` and `state.json`."""
+    digest: Sha256
+    """sha256 of all the rest: names the trace, and betrays a flipped bit in this file."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(shard.rows for shard in self.shards)
+
+    def files(self) -> list[FileRecord]:
+        """Every file but `trace.json` itself."""
+        named = [record for shard in self.shards for record in (shard.data, shard.requests)]
+        return [*named, *self.extra]
+
+
+def digest_of(value: Any) -> str:
+    """sha256 over canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_manifest(**fields: Any) -> TraceManifest:
+    """The manifest with its own digest filled in."""
+    draft = TraceManifest(**fields, digest="0" * 64)
+    return draft.model_copy(update={"digest": _own_digest(draft)})
+
+
+def _own_digest(manifest: TraceManifest) -> str:
+    return digest_of(manifest.model_dump(mode="json", exclude={"digest"}))
+
+
+def to_json(manifest: TraceManifest) -> bytes:
+    return manifest.model_dump_json(indent=1).encode() + b"\n"
+
+
+def read_manifest(folder: Path) -> TraceManifest:
+    """TraceError when there is none, or it is not one, or a bit of it has changed."""
+    path = folder / MANIFEST
+    try:
+        manifest = TraceManifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise TraceError(
+            f"{folder} is not a trace: it has no {MANIFEST}. "
+            f"Make one: python -m collect output={folder}"
+        ) from None
+    except NotADirectoryError:
+        raise TraceError(f"{folder} is not a trace: a trace is a folder") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise TraceError(
+            f"{path} is damaged or of another version of the format: {where}: {first['msg']}. "
+            "Collect the trace again into another folder."
+        ) from None
+    if _own_digest(manifest) != manifest.digest:
+        raise TraceError(
+            f"{path} is damaged: its content does not match the digest that it carries. "
+            "Collect the trace again into another folder."
+        )
+    return manifest

@@ -1,0 +1,190 @@
+"""Opens a trace: every file's digest is checked before it is parsed, columns are memory-mapped."""
+
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from collect.errors import TraceError
+from collect.traces.arrow import map_stream
+from collect.traces.column import Column
+from collect.traces.layout import TraceSignal, column_name, columns
+from collect.traces.manifest import (
+    FileRecord,
+    Request,
+    TraceManifest,
+    read_manifest,
+)
+from collect.traces.split import Split
+from collect.traces.step import Phase, Step
+from predictors.errors import unknown
+from predictors.spec import ModelSpec
+
+REQUESTS = TypeAdapter(list[Request])
+
+
+def check_file(folder: Path, record: FileRecord, *, verify: bool = True) -> None:
+    """TraceError when it is not a plain file with the promised bytes."""
+    path = folder / record.name
+    again = f"Delete {path} and run the same `python -m collect` again: it records what is missing."
+    if not path.is_file() or path.is_symlink():
+        raise TraceError(f"{path} is missing. {again}")
+    if path.stat().st_size != record.size:
+        raise TraceError(
+            f"{path} is damaged: {path.stat().st_size:,} bytes where {record.size:,} were written. "
+            f"Nothing of it was read. {again}"
+        )
+    if verify:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != record.sha256:
+            raise TraceError(
+                f"{path} is damaged: sha256 {found[:12]}... where {record.sha256[:12]}... was "
+                f"written. Nothing of it was read. {again}"
+            )
+
+
+class Trace:
+    """A finished trace. Rows are numbered 0..num_tokens-1, those of a request stand together.
+
+    Opening maps the shards; a value is read from disk when it is touched.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: TraceManifest,
+        shards: list[dict[str, NDArray]],
+        requests: list[Request],
+    ):
+        self.path = folder
+        self.manifest = manifest
+        self.spec: ModelSpec = manifest.plan.spec
+        self.request_table = requests
+        """By `Request.index`."""
+        self._shards = shards
+        self._columns: dict[str, Column] = {}
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, model: ModelSpec | None = None, verify: bool = True
+    ) -> "Trace":
+        """Opens the trace at `path`, when it is whole and, if `model` is given, of that model.
+
+        `verify=False` compares sizes only: for a trace that this process has just written.
+
+        Raises:
+            TraceError: no trace, not finished, damaged, or of another model (both sides named).
+        """
+        folder = Path(path)
+        manifest = read_manifest(folder)
+        plan = manifest.plan
+        if model is not None:
+            plan.spec.require(
+                model,
+                this=f"the trace {folder}",
+                that="the model",
+                error=TraceError,
+                hint="Collect a trace of this model: python -m collect model=... output=PATH",
+            )
+        if not manifest.complete:
+            raise TraceError(
+                f"{folder} is not finished: {len(manifest.shards)} of {len(plan.units)} parts. "
+                "Run the same `python -m collect` again: it records what is missing."
+            )
+        for record in manifest.files():
+            check_file(folder, record, verify=verify)
+        wanted = columns(plan.spec, plan.signals)
+        shards, requests = [], []
+        for shard in manifest.shards:
+            arrays = map_stream(folder / shard.data.name, wanted)
+            if arrays is None or len(arrays["token"]) != shard.rows:
+                raise TraceError(f"{folder / shard.data.name} has not the promised columns or rows")
+            requests += REQUESTS.validate_json((folder / shard.requests.name).read_bytes())
+            shards.append(arrays)
+        requests.sort(key=lambda request: request.index)
+        return cls(folder, manifest, shards, requests)
+
+    @property
+    def digest(self) -> str:
+        """sha256 hex that names the trace and, through its manifest, every byte of it."""
+        return self.manifest.digest
+
+    @property
+    def num_tokens(self) -> int:
+        return self.manifest.num_tokens
+
+    @property
+    def signals(self) -> tuple[TraceSignal, ...]:
+        return self.manifest.plan.signals
+
+    def column(self, signal: str, layer: int) -> Column:
+        """`[N, width]` of one signal of one layer: float16, or int16 for `experts`.
+
+        Raises:
+            TraceError: the trace has not got this signal or layer.
+        """
+        if signal not in self.signals:
+            raise TraceError(
+                f"{self.path}: {unknown('signal', signal, map(str, self.signals))} "
+                "(choose what is recorded with signals=[...])"
+            )
+        if not 0 <= layer < self.spec.num_layers:
+            raise TraceError(f"{self.path} has layers 0..{self.spec.num_layers - 1}, got {layer}")
+        return self._column(column_name(TraceSignal(signal), layer))
+
+    def _column(self, name: str) -> Column:
+        if name not in self._columns:
+            self._columns[name] = Column([shard[name] for shard in self._shards])
+        return self._columns[name]
+
+    @cached_property
+    def tokens(self) -> NDArray[np.int32]:
+        """`[N]` token ids."""
+        return self._column("token")[:]
+
+    @cached_property
+    def positions(self) -> NDArray[np.int32]:
+        """`[N]` place in the request, prompt and generated tokens counted together."""
+        return self._column("position")[:]
+
+    @cached_property
+    def requests(self) -> NDArray[np.int32]:
+        """`[N]` index into `request_table`."""
+        return self._column("request")[:]
+
+    @cached_property
+    def phases(self) -> NDArray[np.int8]:
+        """`[N]` values of `Phase`."""
+        return self._column("phase")[:]
+
+    def rows(self, split: str) -> NDArray[np.int64]:
+        """Row numbers of one side of the split, ascending."""
+        side = Split(split)
+        belongs = np.array([request.split is side for request in self.request_table], dtype=bool)
+        return np.flatnonzero(belongs[self.requests])
+
+    def steps(self, split: str | None = None) -> Iterator[Step]:
+        """Each request's forward passes in order: its prompt, then token by token (batch 1).
+
+        `split` None means every request.
+        """
+        starts = np.searchsorted(self.requests, np.arange(len(self.request_table) + 1))
+        for request in self.request_table:
+            if split is not None and request.split is not Split(split):
+                continue
+            first, last = (int(row) for row in starts[request.index : request.index + 2])
+            tokens = self.tokens[first:last].astype(np.int64)
+            prompt = request.prompt_tokens
+            if prompt:
+                yield Step(Phase.PREFILL, request.index, first, tokens[:prompt], self._read)
+            for place in range(prompt, last - first):
+                token = tokens[place : place + 1]
+                yield Step(Phase.DECODE, request.index, first + place, token, self._read)
+
+    def _read(self, signal: TraceSignal, layer: int, first: int, last: int) -> NDArray:
+        return self.column(signal, layer)[first:last]

@@ -1,0 +1,190 @@
+"""The trace format: what is written is what is read, and anything else is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+
+from collect.traces import Phase, Trace, TraceError, TraceSignal, TraceWriter
+from collect.traces.layout import ROUTING_SIGNALS, row_bytes
+from collect.traces.split import prompt_digest, split_of
+from collect.traces.writer import halved
+from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
+
+
+def test_trace__round_trip(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", num_units=3, requests_per_unit=5)
+    plan = trace.manifest.plan
+    parts = [unit_content(plan, unit)[0] for unit in range(3)]
+    assert trace.num_tokens == 3 * 5 * 10
+    for signal in TraceSignal:
+        for layer in range(4):
+            whole = np.concatenate([part[f"{signal}.{layer:02d}"] for part in parts])
+            column = trace.column(signal, layer)
+            assert column.shape == whole.shape
+            assert column.dtype == whole.dtype
+            np.testing.assert_array_equal(np.asarray(column), whole)
+            np.testing.assert_array_equal(column[40:60], whole[40:60])
+            np.testing.assert_array_equal(column[[149, 0, 77, -1]], whole[[149, 0, 77, -1]])
+            np.testing.assert_array_equal(column[::7], whole[::7])
+            np.testing.assert_array_equal(column[107], whole[107])
+    np.testing.assert_array_equal(trace.tokens, np.concatenate([part["token"] for part in parts]))
+    np.testing.assert_array_equal(trace.requests, np.repeat(np.arange(15), 10))
+    np.testing.assert_array_equal(trace.positions, np.tile(np.arange(10), 15))
+
+
+def test_column__is_a_view_of_the_file(tmp_path: Path) -> None:
+    column = make_trace(tmp_path / "t").column("gate_input", 1)
+    view = column[3:9]
+    assert np.shares_memory(view, column.chunks[0])
+    assert not view.flags.owndata
+    assert not view.flags.writeable
+
+
+def test_trace__opens_with_datasets(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t")
+    opened = datasets.load_from_disk(str(tmp_path / "t"))
+    assert len(opened) == trace.num_tokens
+    row = opened.with_format("numpy")[123]
+    np.testing.assert_array_equal(row["gate_input.02"], trace.column("gate_input", 2)[123])
+    assert row["token"] == trace.tokens[123]
+    assert set(opened.column_names) >= {"request", "position", "phase", "token", "experts.03"}
+
+
+def test_trace__size_is_as_announced(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", requests_per_unit=200)
+    written = sum(path.stat().st_size for path in (tmp_path / "t").glob("*.arrow"))
+    told = trace.num_tokens * row_bytes(trace.spec, trace.signals)
+    assert told <= written <= told * 1.02
+
+
+def test_steps__replay_each_request_in_order(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", requests_per_unit=6, prompt_tokens=5, new_tokens=3)
+    steps = list(trace.steps())
+    assert len(steps) == 12 * (1 + 3)
+    assert [step.phase for step in steps[:4]] == [Phase.PREFILL] + 3 * [Phase.DECODE]
+    assert [step.num_tokens for step in steps[:4]] == [5, 1, 1, 1]
+    tokens = np.concatenate([step.tokens_T for step in steps])
+    np.testing.assert_array_equal(tokens, trace.tokens)
+    inputs = np.concatenate([step.gate_input(2) for step in steps])
+    assert inputs.dtype == np.float32
+    np.testing.assert_array_equal(inputs, np.asarray(trace.column("gate_input", 2), np.float32))
+    assert steps[0].experts(0).dtype == np.int64
+    assert steps[0].logits(0).shape == (5, 8)
+    np.testing.assert_array_equal(steps[5].requests_T, [1])
+
+
+def test_split__is_by_request(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", requests_per_unit=100)
+    train, held_out = trace.rows("train"), trace.rows("held_out")
+    assert sorted([*train, *held_out]) == list(range(trace.num_tokens))
+    assert not set(trace.requests[train]) & set(trace.requests[held_out])
+    held = {step.request for step in trace.steps("held_out")}
+    assert held == set(trace.requests[held_out].tolist())
+    for request in trace.request_table:
+        expected = int(request.digest[:12], 16) % 10 == 0
+        assert (request.index in held) == expected
+
+
+def test_split__holds_out_a_tenth() -> None:
+    held = sum(split_of(prompt_digest(str(i))) == "held_out" for i in range(10_000))
+    assert 900 <= held <= 1_100
+
+
+def test_trace__of_another_model_is_refused_with_both_sides(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t")
+    other = replace(trace.spec, model_id="another", num_experts=60)
+    with pytest.raises(TraceError, match=r"'synthetic'.*'another'.*has 8.*has 60"):
+        Trace.open(tmp_path / "t", model=other)
+    assert Trace.open(tmp_path / "t", model=trace.spec).digest == trace.digest
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".requests.json", "state.json", "dataset_info.json"])
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_trace__damage_is_refused_before_parsing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, damage: str
+) -> None:
+    make_trace(tmp_path / "t")
+    victim = sorted((tmp_path / "t").glob(f"*{suffix}"))[0]
+    data = bytearray(victim.read_bytes())
+    if damage == "flip":
+        data[len(data) // 2] ^= 1
+    else:
+        del data[-1]
+    victim.write_bytes(data)
+    parsed = []
+    monkeypatch.setattr(
+        "collect.traces.reader.map_stream", lambda path, _: parsed.append(path.name)
+    )
+    with pytest.raises(TraceError, match=rf"{victim.name} is damaged.*Nothing of it was read"):
+        Trace.open(tmp_path / "t")
+    assert victim.name not in parsed
+
+
+def test_manifest__flipped_figure_is_refused(tmp_path: Path) -> None:
+    make_trace(tmp_path / "t")
+    path = tmp_path / "t" / "trace.json"
+    path.write_text(path.read_text().replace('"rows": 200', '"rows": 201', 1))
+    with pytest.raises(TraceError, match=r"trace\.json is damaged"):
+        Trace.open(tmp_path / "t")
+
+
+def test_manifest__unknown_key_is_refused(tmp_path: Path) -> None:
+    make_trace(tmp_path / "t")
+    path = tmp_path / "t" / "trace.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "surprise": 1}))
+    with pytest.raises(TraceError, match="surprise"):
+        Trace.open(tmp_path / "t")
+
+
+def test_manifest__names_no_file_outside_the_folder(tmp_path: Path) -> None:
+    make_trace(tmp_path / "t")
+    path = tmp_path / "t" / "trace.json"
+    path.write_text(path.read_text().replace('"state.json"', '"../state.json"'))
+    with pytest.raises(TraceError, match="name"):
+        Trace.open(tmp_path / "t")
+
+
+def test_trace__missing_folder_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="python -m collect"):
+        Trace.open(tmp_path / "nothing")
+
+
+def test_trace__unknown_signal_lists_choices(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", signals=ROUTING_SIGNALS)
+    with pytest.raises(TraceError, match=r"gate_input.*Choices: experts, weights"):
+        trace.column("gate_input", 0)
+
+
+def test_trace__unfinished_is_no_dataset(tmp_path: Path) -> None:
+    plan = make_plan(make_spec())
+    writer = TraceWriter(tmp_path, plan)
+    writer.write(0, *unit_content(plan, 0))
+    with pytest.raises(TraceError, match="1 of 2 parts"):
+        Trace.open(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        datasets.load_from_disk(str(tmp_path))
+
+
+def test_writer__refuses_the_folder_of_another_trace(tmp_path: Path) -> None:
+    make_trace(tmp_path / "t", seed=0)
+    with pytest.raises(TraceError, match=r"holds another trace.*settings.*output=PATH"):
+        TraceWriter(tmp_path / "t", make_plan(make_spec(), seed=1))
+
+
+def test_writer__refuses_a_folder_with_other_things(tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("dear diary")
+    with pytest.raises(TraceError, match=r"not empty.*diary\.txt"):
+        TraceWriter(tmp_path, make_plan(make_spec()))
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != ".") == ["diary.txt"]
+
+
+@pytest.mark.parametrize("value", [70_000.0, np.inf, np.nan])
+def test_halved__refuses_what_half_precision_cannot_hold(value: float) -> None:
+    values = np.zeros((3, 4), np.float32)
+    values[1, 2] = value
+    with pytest.raises(TraceError, match=r"gate_input of layer 7.*not finite in half precision"):
+        halved(values, signal=TraceSignal.GATE_INPUT, layer=7)
