@@ -1,0 +1,135 @@
+"""skip, token and popularity against cases worked out by hand; saving and refusing."""
+
+import numpy as np
+import pytest
+
+from predictors.errors import PredictorError
+from predictors.popularity import Popularity
+from predictors.registry import KINDS, from_files
+from predictors.skip import Skip
+from predictors.spec import ModelSpec
+from predictors.tensors import WEIGHTS
+from predictors.token import Token
+
+SPEC = ModelSpec(
+    model_id="test/two",
+    revision="r",
+    config_hash="c",
+    num_layers=3,
+    num_experts=4,
+    top_k=2,
+    hidden_size=2,
+    dtype="float32",
+)
+NO_REQUESTS = np.zeros(2, np.int64)
+
+
+def routers() -> np.ndarray:
+    """Layer 1 likes the first feature in expert 3, layer 2 the second feature in expert 0."""
+    matrices = np.zeros((3, 4, 2), np.float32)
+    matrices[1, 3, 0] = 2.0
+    matrices[2, 0, 1] = 2.0
+    return matrices
+
+
+def test_skip__applies_the_next_layers_router_to_this_gate_input() -> None:
+    (forecast,) = Skip(SPEC, routers()).gate_input(0, np.array([[1.0, 0.0]], np.float32))
+    assert forecast.layer == 1
+    # softmax of (0, 0, 0, 2), twice, at most 1.
+    others = 2 / (3 + np.e**2)
+    np.testing.assert_allclose(forecast.scores_TE, [[others, others, others, 1.0]], rtol=1e-6)
+
+
+def test_skip__at_horizon_two_applies_the_router_after_the_next() -> None:
+    skip = Skip(SPEC, routers(), horizon=2)
+    (forecast,) = skip.gate_input(0, np.array([[0.0, 1.0]], np.float32))
+    assert (forecast.layer, forecast.chosen_TK(1).tolist()) == (2, [[0]])
+    assert not skip.gate_input(1, np.zeros((1, 2), np.float32))
+
+
+def test_skip__adds_the_routers_bias() -> None:
+    biases = np.zeros((3, 4), np.float32)
+    biases[1, 2] = 5.0
+    skip = Skip(SPEC, routers(), biases)
+    (forecast,) = skip.gate_input(0, np.array([[1.0, 0.0]], np.float32))
+    assert forecast.chosen_TK(2).tolist() == [[2, 3]]
+
+
+def test_skip__refuses_a_horizon_beyond_the_model() -> None:
+    with pytest.raises(PredictorError, match=r"horizon 3.*3 layers"):
+        Skip(SPEC, routers(), horizon=3)
+
+
+def token_table() -> Token:
+    """Id 5 came twice, id 9 once; layer 0 used experts {0,1}, {0,2} and {3,2}."""
+    counts = np.zeros((2, 3, 4), np.int64)
+    counts[0, 0] = [2, 1, 1, 0]
+    counts[1, 0] = [0, 0, 1, 1]
+    return Token.from_counts(SPEC, np.array([5, 9]), counts, np.array([2, 1]))
+
+
+def test_token__mixes_an_ids_own_uses_with_one_token_of_everyones() -> None:
+    first = token_table().begin_step(np.array([5, 9]), NO_REQUESTS)[0]
+    everyone = np.array([2, 1, 2, 1]) / 3
+    expected = [(np.array([2, 1, 1, 0]) + everyone) / 3, (np.array([0, 0, 1, 1]) + everyone) / 2]
+    np.testing.assert_allclose(first.scores_TE, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("unseen", [0, 7, 1_000])
+def test_token__gives_an_unseen_id_everyones_shares(unseen: int) -> None:
+    first = token_table().begin_step(np.array([unseen]), NO_REQUESTS[:1])[0]
+    np.testing.assert_allclose(first.scores_TE, [np.array([2, 1, 2, 1]) / 3], rtol=1e-3)
+
+
+def test_token__forecasts_every_layer_before_the_step() -> None:
+    forecasts = token_table().begin_step(np.array([5, 9]), NO_REQUESTS)
+    assert [forecast.layer for forecast in forecasts] == [0, 1, 2]
+
+
+def test_popularity__gives_every_token_the_layers_shares() -> None:
+    shares = np.arange(12, dtype=np.float32).reshape(3, 4) / 12
+    forecasts = Popularity(SPEC, shares).begin_step(np.array([1, 2]), NO_REQUESTS)
+    np.testing.assert_array_equal(forecasts[2].scores_TE, [shares[2], shares[2]])
+
+
+def made() -> list:
+    shares = np.full((3, 4), 0.5, np.float32)
+    return [
+        Skip(SPEC, routers(), np.ones((3, 4), np.float32), horizon=2),
+        token_table(),
+        Popularity(SPEC, shares),
+    ]
+
+
+@pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
+def test_predictor__answers_the_same_after_files_and_back(predictor) -> None:
+    again = from_files(predictor.kind, SPEC, files=predictor.files(), options=predictor.options())
+    tokens, hidden = np.array([5, 1]), np.array([[0.3, -1.0], [2.0, 0.5]], np.float32)
+    for one, other in zip(
+        [*predictor.begin_step(tokens, NO_REQUESTS), *predictor.gate_input(0, hidden)],
+        [*again.begin_step(tokens, NO_REQUESTS), *again.gate_input(0, hidden)],
+        strict=True,
+    ):
+        assert one.layer == other.layer
+        np.testing.assert_array_equal(one.scores_TE, other.scores_TE)
+
+
+@pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
+def test_from_files__refuses_another_shape_naming_both(predictor) -> None:
+    other = ModelSpec(**{**SPEC.as_dict(), "num_experts": 6})
+    with pytest.raises(PredictorError, match=r"shape \(.*4.*the model needs \(.*6"):
+        from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
+
+
+@pytest.mark.parametrize("kind", ["skip", "token", "popularity"])
+def test_from_files__refuses_missing_and_torn_tensors(kind: str) -> None:
+    with pytest.raises(PredictorError, match=WEIGHTS):
+        from_files(kind, SPEC, files={}, options={"horizon": 1})
+    with pytest.raises(PredictorError, match="damaged"):
+        from_files(kind, SPEC, files={WEIGHTS: b"\x08\0\0\0"}, options={"horizon": 1})
+
+
+def test_registry__names_the_choices_and_the_closest() -> None:
+    with pytest.raises(PredictorError, match=r"'strid'.*'stride'.*mlp, popularity, skip"):
+        from_files("strid", SPEC, files={}, options={})
+    assert set(KINDS) == {"mlp", "stride", "skip", "token", "popularity"}

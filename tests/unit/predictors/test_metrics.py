@@ -1,0 +1,79 @@
+"""Every figure against a case worked out by hand."""
+
+import numpy as np
+import pytest
+
+from predictors.metrics import Calibration, LayerScore, Phase, Share, good_pred, hits_TK, total
+
+SCORES = np.array([[0.9, 0.8, 0.1, 0.0], [0.1, 0.2, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2]], np.float32)
+CHOSEN = np.array([[0, 1], [2, 0], [3, 2]])
+PHASES = np.array([Phase.PREFILL, Phase.DECODE, Phase.DECODE])
+
+
+def scored(weights: np.ndarray | None = None) -> LayerScore:
+    layer = LayerScore(top_k=2, extras=(1,))
+    layer.add(SCORES, CHOSEN, phases_T=PHASES, weights_TK=weights)
+    return layer
+
+
+def test_accuracy__counts_the_chosen_among_the_best_top_k_by_phase() -> None:
+    # Predicted {0,1}, {2,3}, {0,1}; chosen {0,1}, {2,0}, {3,2}: 2, 1 and 0 of 2.
+    layer = scored()
+    assert layer.accuracy[Phase.PREFILL].value == 1.0
+    assert layer.accuracy[Phase.DECODE].value == 1 / 4
+    assert layer.overall.value == 3 / 6
+
+
+def test_accuracy__of_two_batches_is_that_of_all_their_tokens() -> None:
+    parts = LayerScore(top_k=2, extras=(1,))
+    parts.add(SCORES[:1], CHOSEN[:1], phases_T=PHASES[:1])
+    parts.add(SCORES[1:], CHOSEN[1:], phases_T=PHASES[1:])
+    assert parts.overall == scored().overall
+    np.testing.assert_allclose(parts.calibration.score_B, scored().calibration.score_B)
+
+
+def test_recall__looks_m_further_down_the_ranking() -> None:
+    # Best three: {0,1,2}, {2,3,1}, {0,1,2}: 2, 1 and 1 of 2.
+    assert scored().recall[1].value == 4 / 6
+
+
+def test_gate_mass__weighs_each_chosen_expert_by_its_gate() -> None:
+    weights = np.array([[0.7, 0.3], [0.9, 0.1], [0.6, 0.4]], np.float32)
+    # Found: all of the first, expert 2 (0.9) of the second, none of the third; mass 3.
+    assert scored(weights).gate_mass.value == pytest.approx((1.0 + 0.9) / 3)
+
+
+def test_gate_mass__is_not_measured_without_weights() -> None:
+    assert scored().gate_mass.value is None
+
+
+def test_calibration__is_the_gap_between_score_and_share_in_each_bin() -> None:
+    # Bins of 1/15: 0.95 x2 fall together (one happened), 0.05 x2 fall together (none happened).
+    calibration = Calibration()
+    calibration.add(np.array([[0.95, 0.05], [0.95, 0.05]], np.float32), np.array([[0], [0]]))
+    # |1.9 - 2| + |0.1 - 0| over four pairs.
+    assert calibration.error == pytest.approx((0.1 + 0.1) / 4, abs=1e-6)
+
+
+def test_calibration__takes_a_score_of_one_into_the_last_bin() -> None:
+    calibration = Calibration()
+    calibration.add(np.array([[1.0, 0.0]], np.float32), np.array([[0]]))
+    assert calibration.error == 0.0
+    assert calibration.count_B[-1] == 1
+
+
+def test_share__of_nothing_is_none() -> None:
+    assert Share().value is None
+    assert total([Share(), Share()]).value is None
+    assert total([Share(1, 2), Share(3, 8)]).value == 4 / 10
+
+
+def test_good_pred__is_the_product_or_not_measured() -> None:
+    assert good_pred(0.8, 0.5) == pytest.approx(0.4)
+    assert good_pred(None, 0.5) is None
+    assert good_pred(0.8, None) is None
+
+
+def test_hits__are_in_the_order_of_the_chosen() -> None:
+    hits = hits_TK(np.array([[5, 1, 2]]), np.array([[2, 7]]))
+    assert hits.tolist() == [[True, False]]

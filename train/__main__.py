@@ -1,0 +1,20 @@
+"""`python -m train`: from a model's name to its predictors, scored, exported and in zoo entries."""
+
+import sys
+
+from configs.cli import Command, main
+
+COMMANDS = [
+    Command(
+        name="",
+        config="train",
+        run="train.commands:train",
+        summary=(
+            "Collects a trace if there is none, trains the learned predictors of all layers "
+            "together, scores them beside the baselines, exports ONNX and writes zoo entries."
+        ),
+    ),
+]
+
+if __name__ == "__main__":
+    sys.exit(main("train", COMMANDS))

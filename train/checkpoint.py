@@ -1,0 +1,117 @@
+"""Checkpoints that are whole or not there, hold no pickled object, and know when they are damaged.
+
+Lightning's own writes go to the system's temporary folder first and are not flushed: on another
+file system, a full disk or a kill leaves a torn file where a good one was.
+
+The file is one line, `moecast-checkpoint 1 SHA256`, and then a safetensors file: every tensor of
+the checkpoint, and in its metadata the tree that they hang in, as JSON.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+from safetensors.torch import load, save
+
+from predictors.files import write_atomic
+from train.errors import CheckpointError
+
+MAGIC = b"moecast-checkpoint 1 "
+TENSOR, PAIRS, TUPLE = "__tensor__", "__pairs__", "__tuple__"
+
+
+def pack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """The tree as JSON values, its tensors moved into `tensors` under numbered names."""
+    if isinstance(tree, torch.Tensor):
+        name = f"{len(tensors)}"
+        tensors[name] = tree.detach().cpu().contiguous().clone()
+        return {TENSOR: name}
+    if isinstance(tree, dict):
+        if all(isinstance(key, str) for key in tree):
+            return {key: pack(value, tensors) for key, value in tree.items()}
+        # JSON's keys are strings; an optimiser numbers its parameters.
+        return {PAIRS: [[pack(key, tensors), pack(value, tensors)] for key, value in tree.items()]}
+    if isinstance(tree, tuple):
+        return {TUPLE: [pack(one, tensors) for one in tree]}
+    if isinstance(tree, list):
+        return [pack(one, tensors) for one in tree]
+    assert tree is None or isinstance(tree, bool | int | float | str), type(tree)
+    return tree
+
+
+def unpack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Inverse of `pack`."""
+    if isinstance(tree, list):
+        return [unpack(one, tensors) for one in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if TENSOR in tree:
+        return tensors[tree[TENSOR]]
+    if PAIRS in tree:
+        return {unpack(key, tensors): unpack(value, tensors) for key, value in tree[PAIRS]}
+    if TUPLE in tree:
+        return tuple(unpack(one, tensors) for one in tree[TUPLE])
+    return {key: unpack(value, tensors) for key, value in tree.items()}
+
+
+def to_bytes(checkpoint: dict[str, Any]) -> bytes:
+    """The whole file."""
+    tensors: dict[str, torch.Tensor] = {}
+    tree = json.dumps(pack(dict(checkpoint), tensors))
+    body = save(tensors, metadata={"tree": tree})
+    return MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def from_bytes(data: bytes, *, what: str) -> dict[str, Any]:
+    """The checkpoint in a file's bytes; CheckpointError when they are not what was written."""
+    head, _, body = data.partition(b"\n")
+    if (
+        not head.startswith(MAGIC)
+        or hashlib.sha256(body).hexdigest().encode() != head[len(MAGIC) :]
+    ):
+        raise CheckpointError(
+            f"{what} is torn or was altered. The one before it is {what}.previous: rename it over "
+            "this one to go on from there, or begin again with fresh=true"
+        )
+    length = int.from_bytes(body[:8], "little")
+    tree = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["tree"])
+    return unpack(tree, load(body))
+
+
+def link_previous(path: Path) -> None:
+    """Gives the file a second name, NAME.previous; at no moment is it without its first."""
+    if path.exists():
+        spare = path.with_name(f".{path.name}.previous")
+        spare.unlink(missing_ok=True)
+        os.link(path, spare)
+        spare.replace(path.with_name(f"{path.name}.previous"))
+
+
+class SafeCheckpointIO(CheckpointIO):
+    """Lightning's door to the disk. The checkpoint that is replaced stays as `NAME.previous`."""
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        path: Any,
+        storage_options: Any = None,  # noqa: ARG002
+    ) -> None:
+        path = Path(path)
+        data = to_bytes(checkpoint)
+        link_previous(path)
+        write_atomic(path, data)
+
+    def load_checkpoint(
+        self,
+        path: Any,
+        map_location: Any = None,  # noqa: ARG002
+        weights_only: bool | None = None,  # noqa: ARG002
+    ) -> dict[str, Any]:
+        return from_bytes(Path(path).read_bytes(), what=str(path))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        Path(path).unlink(missing_ok=True)

@@ -1,0 +1,79 @@
+"""What `python -m train` can be told."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from collect.config import DataConfig
+
+from predictors.config import PredictorConfig, RunConfig
+from predictors.errors import MoecastError
+from runtime.config import HardwareConfig, ModelConfig, SystemConfig
+
+
+class LoggerKind(StrEnum):
+    """Where curves go."""
+
+    CSV = "csv"
+    WANDB = "wandb"
+
+
+class Loss(StrEnum):
+    """What the networks learn from."""
+
+    BCE = "bce"
+    LISTWISE = "listwise"
+
+
+@dataclass(kw_only=True)
+class LoggerConfig:
+    kind: LoggerKind = LoggerKind.CSV
+    """csv: RUN_DIR/logs/metrics.csv; wandb: offline unless WANDB_API_KEY is set."""
+    project: str = "moecast"
+    """Project in Weights & Biases."""
+    run_name: str | None = None
+    """Name of the run there; the run folder's unless given."""
+
+
+@dataclass(kw_only=True)
+class TrainConfig(RunConfig):
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    predictor: PredictorConfig = field(default_factory=PredictorConfig)
+    system: SystemConfig = field(default_factory=SystemConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    trace: Path | None = None
+    """A trace's folder; made when it is not there. Default: runs/traces/MODEL/DATA."""
+    loss: Loss = Loss.BCE
+    """bce: calibrated scores; listwise: softmax cross-entropy against the chosen set."""
+    max_epochs: int = 8
+    """Passes over the training requests."""
+    batch_size: int = 1024
+    """Tokens in a step; every network sees each of them."""
+    lr: float = 2e-3
+    """Peak learning rate of AdamW; warmed up, then linearly to zero."""
+    weight_decay: float = 1e-2
+    """AdamW's."""
+    fresh: bool = False
+    """Begin again, even where the run folder has a checkpoint to go on from."""
+    budget: str = "50%"
+    """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
+    replay_tokens: int = 1_000
+    """Held-out tokens to replay for fetch_rate; accuracy is taken on all of them."""
+    threads: int | None = None
+    """CPU threads of torch; its own choice unless given."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_epochs", "batch_size", "replay_tokens"):
+            if getattr(self, name) < 1:
+                raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
+        if not 0 < self.lr <= 1:
+            raise MoecastError(f"lr={self.lr}: must be above 0 and at most 1")
+        if self.weight_decay < 0:
+            raise MoecastError(f"weight_decay={self.weight_decay}: must be 0 or more")
+        if self.threads is not None and self.threads < 1:
+            raise MoecastError(f"threads={self.threads}: must be at least 1")
+
+
+SCHEMAS: dict[str, type] = {"train": TrainConfig, "logger/base": LoggerConfig}

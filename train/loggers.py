@@ -1,0 +1,68 @@
+"""Where curves go: a CSV file, or Weights & Biases."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, Logger
+
+from train.config import LoggerConfig, LoggerKind
+from train.errors import TrainError
+
+
+def make_logger(config: LoggerConfig, *, run_dir: Path, settings: Mapping[str, Any]) -> Logger:
+    """The logger, told the run's settings.
+
+    wandb is imported here and nowhere else; it stays offline unless WANDB_API_KEY is set, for
+    without a key an online run stops at once.
+    """
+    if config.kind is LoggerKind.CSV:
+        logger: Logger = CSVLogger(run_dir, name="logs", version="", flush_logs_every_n_steps=50)
+    else:
+        from lightning.pytorch.loggers import WandbLogger
+
+        try:
+            logger = WandbLogger(
+                project=config.project,
+                name=config.run_name or run_dir.name,
+                save_dir=run_dir,
+                offline="WANDB_API_KEY" not in os.environ,
+            )
+        except ModuleNotFoundError as error:
+            raise TrainError(f"logger=wandb: {error}; pip install wandb, or logger=csv") from error
+    logger.log_hyperparams(dict(settings))
+    return logger
+
+
+def log_entries(logger: Logger, entries: Mapping[str, Path], metadata: Mapping[str, Any]) -> None:
+    """Gives wandb each predictor as an artifact of type `model`; other loggers keep files only."""
+    if type(logger).__name__ != "WandbLogger":
+        return
+    import wandb
+
+    for kind, folder in entries.items():
+        name = f"{metadata['model']}-{kind}".replace("/", "-")
+        artifact = wandb.Artifact(name, type="model", metadata=dict(metadata))
+        artifact.add_dir(str(folder))
+        logger.experiment.log_artifact(artifact)
+
+
+def log_summary(logger: Logger, table: Mapping[str, Mapping[str, Any]]) -> None:
+    """The final per-layer figures, in wandb also as curves over the layers."""
+    flat = {
+        f"held_out/{name}/{metric}/layer_{layer:02d}": value
+        for name, one in table.items()
+        for metric in ("accuracy", "fetch_rate", "good_pred")
+        for layer, value in enumerate(one[metric])
+        if value is not None
+    }
+    logger.log_metrics(flat)
+    logger.save()
+
+
+def finish(logger: Logger, status: str) -> None:
+    """Closes the logger's files; a wandb run is ended, so that the process may start another."""
+    logger.finalize(status)
+    if type(logger).__name__ == "WandbLogger":
+        logger.experiment.finish()

@@ -1,0 +1,56 @@
+"""FetchRate and what hangs on it: held-out requests replayed on a simulated machine."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from predictors.base import Predictor
+from predictors.spec import ModelSpec
+from runtime.budget import parse_budget, slots_of
+from runtime.config import SystemConfig
+from runtime.sim.hardware import Hardware
+from runtime.sim.replay import Step, replay
+
+
+def first_tokens(steps: Iterable[Step], num_tokens: int) -> Iterator[Step]:
+    """Whole steps until they hold `num_tokens`."""
+    seen = 0
+    for step in steps:
+        if seen >= num_tokens:
+            return
+        seen += len(step.tokens_T)
+        yield step
+
+
+def budget_slots(budget: str, spec: ModelSpec, hardware: Hardware) -> int:
+    """Experts that a budget holds, of the size that the hardware profile gives them."""
+    slot_bytes = sum(hardware.chunk_bytes)
+    num_experts = spec.num_layers * spec.num_experts
+    return slots_of(
+        parse_budget(budget, total_bytes=slot_bytes * num_experts),
+        slot_bytes=slot_bytes,
+        scratch_bytes=0,
+        top_k=spec.top_k,
+        num_experts=num_experts,
+    )
+
+
+def fetch_table(
+    steps: Iterable[Step],
+    predictor: Predictor | None,
+    *,
+    system: SystemConfig,
+    hardware: Hardware,
+    spec: ModelSpec,
+    slots: int,
+) -> dict[str, Any]:
+    """FetchRate and the joint figure per layer, and the whole of the replay's counters."""
+    stats = replay(
+        steps, predictor, spec=spec, system=system, hardware=hardware, budget_slots=slots
+    )
+    return {
+        "fetch_rate": [one.fetch_rate for one in stats.layers],
+        "joint": [one.joint_rate if one.predicted else None for one in stats.layers],
+        "mean_fetch_rate": stats.total.fetch_rate,
+        "mean_joint": stats.total.joint_rate,
+        "replay": stats.as_dict(),
+    }
