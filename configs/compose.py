@@ -42,9 +42,9 @@ class Groups:
 
 
 @contextmanager
-def hydra_session() -> Iterator[None]:
+def hydra_session(root: str) -> Iterator[None]:
     """Hydra's global state, for the time of one composition; its faults become ConfigError."""
-    register()
+    register(root)
     try:
         with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
             yield
@@ -63,7 +63,7 @@ def one_line(error: BaseException) -> str:
 
 def defaults(root: str) -> tuple[DictConfig, Groups]:
     """The root configuration as it is without arguments, and its groups."""
-    with hydra_session():
+    with hydra_session(root):
         composed = compose(root, return_hydra_config=True)
         loader = GlobalHydra.instance().config_loader()
         chosen = {
@@ -87,7 +87,7 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
     for group, choice in map(split, selections):
         if choice not in groups.choices[group]:
             raise ConfigError(unknown(group, choice, groups.choices[group]))
-    with hydra_session():
+    with hydra_session(root):
         if selections:
             base = compose(root, overrides=selections)
         texts: dict[str, str | None] = {}

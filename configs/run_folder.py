@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,20 @@ def default_run_dir(command: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces the file in one step; what JSON has no word for is written as its string."""
-    write_atomic(path, (json.dumps(value, indent=2, default=str, allow_nan=False) + "\n").encode())
+    """Replaces the file in one step. NaN is an error: what was not measured is null."""
+    text = json.dumps(value, indent=2, default=plain, allow_nan=False) + "\n"
+    write_atomic(path, text.encode())
+
+
+def plain(value: Any) -> Any:
+    """What JSON has no word for: paths and moments as text, numpy's numbers as numbers."""
+    if isinstance(value, Path | datetime):
+        return str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
 
 
 def describe(command: str, argv: Sequence[str], config: Any, seed: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib import import_module
-from importlib.util import find_spec
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -14,21 +13,26 @@ from omegaconf import DictConfig, OmegaConf
 PACKAGES = ("predictors", "zoo", "runtime", "collect", "train")
 
 
-def schemas() -> dict[str, type]:
-    """Schema path ("train", "model/base") to the dataclass that owns it, over all packages."""
+def schemas(root: str | None = None) -> dict[str, type]:
+    """Schema path ("train", "model/base") to the dataclass that owns it.
+
+    With `root`, only of the packages down to the one that owns this root: a package's
+    configuration is made of its own schemas and of those of the packages above it.
+    """
     found: dict[str, type] = {}
     for package in PACKAGES:
-        if find_spec(f"{package}.config"):
-            for path, schema in import_module(f"{package}.config").SCHEMAS.items():
-                assert path not in found, f"two packages register the schema {path!r}"
-                found[path] = schema
+        for path, schema in import_module(f"{package}.config").SCHEMAS.items():
+            assert path not in found, f"two packages register the schema {path!r}"
+            found[path] = schema
+        if root in found:
+            break
     return found
 
 
-def register() -> None:
+def register(root: str) -> None:
     """Stores each schema as `schema/PATH`: outside the groups, so that none is a choice."""
     store = ConfigStore.instance()
-    for path, schema in schemas().items():
+    for path, schema in schemas(root).items():
         group, _, name = path.rpartition("/")
         store.store(group=f"schema/{group}".rstrip("/"), name=name, node=schema)
 

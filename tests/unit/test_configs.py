@@ -33,7 +33,7 @@ def groups_of(root: str) -> Groups:
 @pytest.mark.parametrize("root", ROOTS)
 def test_root__composes_and_is_typed(root: str) -> None:
     config, _ = compose_typed(root, GIVEN.get(root, []))
-    assert type(config) is schemas()[root]
+    assert type(config) is schemas(root)[root]
 
 
 @pytest.mark.parametrize(("group", "choice"), GROUPS)
