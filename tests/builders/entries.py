@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save
 
 from predictors.base import Signal
+from predictors.learned import INPUT, OUTPUT
 from predictors.spec import ModelSpec
 from zoo.entry import write_entry
 from zoo.manifest import Manifest
@@ -30,21 +31,21 @@ def tiny_spec(**changes: Any) -> ModelSpec:
 
 
 def tiny_graph(*, external: bool = False, domain: str = "") -> bytes:
-    """y = x W, as an ONNX file; `external` says that W lies in another file."""
+    """scores = hidden W with W [4, 8], as an ONNX file; `external`: W lies in another file."""
     weight = numpy_helper.from_array(np.eye(4, 8, dtype=np.float32), "w")
     if external:
         weight.ClearField("raw_data")
         weight.data_location = TensorProto.EXTERNAL
         weight.external_data.add(key="location", value="../../etc/passwd")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], domain=domain)],
+        [helper.make_node("MatMul", [INPUT, "w"], [OUTPUT], domain=domain)],
         "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["T", 8])],
+        [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["T", 4])],
+        [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["T", 8])],
         [weight],
     )
     opsets = [helper.make_opsetid("", 20)] + ([helper.make_opsetid(domain, 1)] if domain else [])
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets)
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     return model.SerializeToString()
 
 

@@ -1,6 +1,7 @@
 """Names, versions, pulling and pushing, through the command face as users do it."""
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -73,6 +74,39 @@ def test_writers_at_once__lose_no_listing(tmp_path: Path) -> None:
         list(pool.map(lambda n: target.add(open_entry(tmp_path / str(n))), range(8)))
     assert sorted(target.index().entries) == names
     assert target.index().serial == 8
+
+
+def test_pull__that_fails_names_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Nth fsync fails, for every N there is; the next try succeeds."""
+    tiny_entry(tmp_path / "e")
+    entry = open_entry(tmp_path / "e")
+    real = os.fsync
+    for failing in range(1, 100):
+        target = WritableZoo(FolderPlace(tmp_path / str(failing)))
+        left = failing
+
+        def fsync(handle: int) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise OSError(28, "No space left on device")
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        try:
+            target.add(entry)
+        except OSError:
+            for name in target.index().entries:
+                target.open(Reference(name)).verify()
+            target.add(entry)
+        target.open(Reference("tiny/stride")).verify()
+        blobs = {*entry.manifest.files.values()}
+        assert len(target.place.names("blobs/sha256")) == len(blobs) + 1
+        if left > 0:
+            break
+    assert failing > 10
 
 
 @pytest.mark.parametrize(

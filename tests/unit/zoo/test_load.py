@@ -1,0 +1,57 @@
+"""From a name in `predictor=` to an object that forecasts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zoo
+from predictors.errors import PredictorError
+from predictors.learned import graph_path
+from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
+from zoo.entry import open_entry
+from zoo.index import WritableZoo
+from zoo.places import local
+
+
+def mlp_entry(folder: Path, **changes: object) -> None:
+    """Two layers, so one network: from layer 0 to layer 1."""
+    arguments = {
+        "name": "tiny/mlp",
+        "kind": "mlp",
+        "options": {"horizon": 1},
+        "files": {graph_path(0, 1): tiny_graph()},
+    }
+    tiny_entry(folder, **{**arguments, **changes})
+
+
+def test_load__by_folder_and_by_name_forecast_alike(tmp_path: Path) -> None:
+    mlp_entry(tmp_path / "e")
+    WritableZoo(local()).add(open_entry(tmp_path / "e"))
+    hidden_TD = np.array([[0.1, 0.9, 0.2, 0.3], [0.5, 0.1, 0.0, 0.7]], dtype=np.float32)
+    # W is the unit matrix with four columns of zeros added.
+    expected_TE = np.hstack([hidden_TD, np.zeros((2, 4), dtype=np.float32)])
+    for reference in ("tiny/mlp", "tiny/mlp@latest", tmp_path / "e", str(tmp_path / "e")):
+        predictor = zoo.load_predictor(reference, spec=tiny_spec())
+        (forecast,) = predictor.gate_input(0, hidden_TD)
+        assert forecast.layer == 1
+        assert np.array_equal(forecast.scores_TE, expected_TE)
+
+
+def test_load__of_an_unknown_kind_lists_the_kinds(tmp_path: Path) -> None:
+    mlp_entry(tmp_path / "e", kind="mpl")
+    with pytest.raises(PredictorError, match=r"unknown predictor 'mpl'. Did you mean 'mlp'"):
+        zoo.load_predictor(tmp_path / "e", spec=None)
+
+
+def test_load__of_networks_for_other_layers_names_what_is_missing(tmp_path: Path) -> None:
+    mlp_entry(tmp_path / "e", spec=tiny_spec(num_layers=3))
+    with pytest.raises(PredictorError, match="missing: predictors/layer_01_to_02.onnx"):
+        zoo.load_predictor(tmp_path / "e", spec=None)
+
+
+def test_zoo__exports_what_it_says() -> None:
+    for name in zoo.__all__:
+        assert callable(getattr(zoo, name))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = zoo.nothing
