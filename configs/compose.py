@@ -53,12 +53,14 @@ def hydra_session(root: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of a Hydra or OmegaConf message, and the key it is about."""
+    """What a Hydra or OmegaConf message says, and the key and the file that it is about."""
     lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
     key = next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), ""
     )
-    return f"{key}: {lines[0]}" if key else lines[0]
+    # "In 'data/mine': ValidationError raised while composing config:" has the reason below it.
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return f"{key}: {said}" if key else said
 
 
 def defaults(root: str) -> tuple[DictConfig, Groups]:
