@@ -1,0 +1,24 @@
+"""`python -m collect`: record a trace, or import one from a routing log."""
+
+import sys
+
+from configs.cli import Command, main
+
+COMMANDS = (
+    Command(
+        name="",
+        config="collect",
+        run="collect.commands:record",
+        summary="Runs prompts through a model and records what its layers saw and chose.",
+    ),
+    Command(
+        name="import",
+        config="import",
+        run="collect.commands:import_log",
+        summary="Makes a routing-only trace from a published routing log (JSON lines).",
+        positional="source",
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main("collect", COMMANDS))

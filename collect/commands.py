@@ -1,0 +1,104 @@
+"""The faces of `python -m collect`: configuration in, a trace and its figures out."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from collect.config import CollectConfig, ImportConfig
+from collect.errors import TraceError
+from collect.traces.manifest import read_manifest
+from collect.traces.reader import Trace
+from collect.traces.step import Phase
+
+
+def record(config: CollectConfig) -> dict[str, Any]:
+    """Records, completes or opens the trace; returns what it holds."""
+    # Transformers takes seconds to import; a wrong option is told before that.
+    from collect.record import collect_part, default_folder, settings_of
+
+    console = Console()
+    settings = settings_of(
+        config.data,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        shard_bytes=config.shard_mib << 20,
+    )
+    folder = config.output or default_folder(
+        config.model, config.data, signals=config.signals, settings=settings
+    )
+    started = time.monotonic()
+    trace = collect_part(
+        config.model,
+        config.data,
+        folder=folder,
+        signals=config.signals,
+        settings=settings,
+        budget=config.budget,
+        console=console,
+        worker=config.worker,
+        num_workers=config.num_workers,
+    )
+    if trace is None:
+        manifest = read_manifest(folder)
+        have, want = len(manifest.shards), len(manifest.plan.units)
+        console.print(
+            f"{folder}: {have} of {want} parts are there, the other workers write the rest",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return {"trace": str(folder), "complete": False, "parts": have, "parts_planned": want}
+    return report(trace, console, seconds=time.monotonic() - started)
+
+
+def import_log(config: ImportConfig) -> dict[str, Any]:
+    """Imports the log; returns what the trace holds."""
+    from collect.importer import import_routing
+
+    if config.source is None:
+        raise TraceError("source=FILE is missing: python -m collect import FILE")
+    source = Path(config.source).expanduser()
+    folder = config.output or Path("runs", "traces", "imported", source.stem)
+    started = time.monotonic()
+    trace = import_routing(
+        source,
+        folder,
+        model_id=config.model_id,
+        revision=config.revision,
+        num_experts=config.num_experts,
+        hidden_size=config.hidden_size,
+        dtype=config.dtype,
+    )
+    return report(trace, Console(), seconds=time.monotonic() - started)
+
+
+def report(trace: Trace, console: Console, *, seconds: float) -> dict[str, Any]:
+    """Says on one line what the trace holds, and returns it."""
+    decode = int(np.count_nonzero(trace.phases == Phase.DECODE))
+    held_out = len(trace.rows("held_out"))
+    size = sum(file.size for file in trace.manifest.files())
+    console.print(
+        f"{trace.path}: {trace.num_tokens:,} tokens of {len(trace.request_table):,} requests "
+        f"({decode:,} generated, {held_out:,} held out), {size:,} bytes, digest "
+        f"{trace.digest[:12]}, {seconds:.1f} s",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return {
+        "trace": str(trace.path),
+        "complete": True,
+        "digest": trace.digest,
+        "model": trace.spec.as_dict(),
+        "signals": [str(signal) for signal in trace.signals],
+        "requests": len(trace.request_table),
+        "tokens": trace.num_tokens,
+        "prefill_tokens": trace.num_tokens - decode,
+        "decode_tokens": decode,
+        "held_out_tokens": held_out,
+        "bytes": size,
+        "seconds": seconds,
+    }

@@ -1,0 +1,130 @@
+"""What `python -m collect` can be told: prompts, recording, import."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from collect.traces.layout import ALL_SIGNALS, TraceSignal
+from predictors.config import RunConfig
+from predictors.errors import MoecastError
+from runtime.config import ModelConfig
+
+
+class SourceKind(StrEnum):
+    """Where prompts come from."""
+
+    PYDOCS = "pydocs"
+    JSONL = "jsonl"
+    TEXT = "text"
+    HUB = "hub"
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    name: str = "pydocs"
+    """Short name, as in `data=NAME`; stands in the trace beside each request."""
+    kind: SourceKind = SourceKind.PYDOCS
+    """pydocs: Python's own language reference; jsonl, text: a local file; hub: a data set of the
+    Hugging Face Hub."""
+    path: str | None = None
+    """The local file (jsonl, text), or the data set's OWNER/NAME on the Hub."""
+    subset: str | None = None
+    """Configuration of a Hub data set that has several."""
+    split: str = "train"
+    """Split of a Hub data set."""
+    files: str | None = None
+    """One file of a Hub data set that is not to be read whole."""
+    revision: str | None = None
+    """Commit of the Hub data set."""
+    fields: list[str] = field(default_factory=list)
+    """Keys whose texts make the prompt, joined by a blank line; of a conversation the first user
+    turn is taken. None given: the first of prompt, text, question, instruction, content."""
+    chat: bool = False
+    """Wrap each prompt in the model's chat template."""
+    min_chars: int = 32
+    """Shorter texts are left out."""
+    num_prompts: int = 512
+    """Prompts to take, at most; longer texts than prompts can be are cut."""
+    max_prompt_tokens: int = 256
+    """A prompt ends here."""
+    new_tokens: int = 32
+    """Tokens to generate after each prompt and record, at most; an end-of-text token ends it."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_prompts", "max_prompt_tokens", "min_chars"):
+            if getattr(self, name) < 1:
+                raise MoecastError(f"data.{name}={getattr(self, name)}: must be at least 1")
+        if self.new_tokens < 0:
+            raise MoecastError(f"data.new_tokens={self.new_tokens}: must be 0 or more")
+
+
+@dataclass(kw_only=True)
+class CollectConfig(RunConfig):
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    output: Path | None = None
+    """The trace's folder; one that is there already is completed. Default:
+    runs/traces/MODEL/DATA-DIGEST, where the digest tells settings apart."""
+    signals: list[TraceSignal] = field(default_factory=lambda: list(ALL_SIGNALS))
+    """What to record for each token and layer."""
+    batch_size: int = 32
+    """Prompts that go through the model together."""
+    temperature: float = 0.0
+    """0: greedy; above: sampled, by `seed`."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens with at least this probability."""
+    shard_mib: int = 256
+    """Size of a work unit: held in memory, written as one file, repeated if interrupted."""
+    budget: str = "100%"
+    """Memory for experts: a size (4GiB) or a share of all experts' bytes."""
+    worker: int = 0
+    """Number of this process among `num_workers` that write one trace together."""
+    num_workers: int = 1
+    """Processes, on any machines that share the folder, that divide the work units."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "shard_mib", "num_workers"):
+            if getattr(self, name) < 1:
+                raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
+        if not 0 <= self.worker < self.num_workers:
+            raise MoecastError(
+                f"worker={self.worker}: must be 0..{self.num_workers - 1} (num_workers - 1)"
+            )
+        if self.temperature < 0:
+            raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
+        if not 0 < self.top_p <= 1:
+            raise MoecastError(f"top_p={self.top_p}: must be above 0 and at most 1")
+        if not self.signals:
+            raise MoecastError(f"signals=[]: choose from {', '.join(ALL_SIGNALS)}")
+        if len(set(self.signals)) < len(self.signals):
+            raise MoecastError(f"signals={[str(one) for one in self.signals]}: named twice")
+
+
+@dataclass(kw_only=True)
+class ImportConfig(RunConfig):
+    source: Path | None = None
+    """Routing log: JSON lines with `layer`, `experts`, and where known `weights`, `token`,
+    `request`, `position`, `phase`."""
+    output: Path | None = None
+    """The trace's folder; default: runs/traces/imported/SOURCE."""
+    model_id: str = "unknown"
+    """The model whose routing it is."""
+    revision: str = "unknown"
+    """Its revision, where known."""
+    num_experts: int | None = None
+    """Experts per layer; default: the highest id in the log, plus one."""
+    hidden_size: int = 0
+    """The model's hidden size, where known."""
+    dtype: str = "unknown"
+    """The model's dtype, where known."""
+
+    def __post_init__(self) -> None:
+        if self.num_experts is not None and self.num_experts < 1:
+            raise MoecastError(f"num_experts={self.num_experts}: must be at least 1")
+
+
+SCHEMAS: dict[str, type] = {
+    "collect": CollectConfig,
+    "import": ImportConfig,
+    "data/base": DataConfig,
+}

@@ -1,0 +1,146 @@
+"""What will be recorded, before it is: work units, their names, their bytes."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from collect.config import DataConfig
+from collect.errors import DiskSpaceError, PromptError
+from collect.prompts import Prompt
+from collect.traces.layout import TraceSignal
+from collect.traces.manifest import ModelRecord, TracePlan, digest_of
+from predictors.spec import ModelSpec
+
+RECORDING_VERSION = 1
+"""Part of every unit's name: raised when the same settings come to record other rows."""
+
+SPARE_BYTES = 16 << 20
+"""For arrow's headers, the lists of requests and `trace.json`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How prompts become rows; every field changes the content of a trace."""
+
+    new_tokens: int
+    max_prompt_tokens: int
+    chat: bool
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    batch_size: int = 32
+    """Prompts of one batch share its padding, and with it the last bits of their states."""
+    shard_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """One request before it runs."""
+
+    index: int
+    """Number of the request in the trace."""
+    digest: str
+    dataset: str
+    tokens: tuple[int, ...]
+
+
+def encode(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: Settings
+) -> list[EncodedPrompt]:
+    """The prompts as token ids, cut at `max_prompt_tokens`; those without tokens are left out.
+
+    Raises:
+        PromptError: a chat template is asked for and the model has none.
+    """
+    texts = [prompt.text for prompt in prompts]
+    if settings.chat:
+        if tokenizer.chat_template is None:
+            raise PromptError("this model has no chat template: set data.chat=false")
+        texts = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+            )
+            for text in texts
+        ]
+    # The template has written the special tokens already.
+    encoded = tokenizer(texts, add_special_tokens=not settings.chat)["input_ids"]
+    cut = [tokens[: settings.max_prompt_tokens] for tokens in encoded]
+    kept = [(prompt, tokens) for prompt, tokens in zip(prompts, cut, strict=True) if tokens]
+    return [
+        EncodedPrompt(index, prompt.digest, prompt.dataset, tuple(tokens))
+        for index, (prompt, tokens) in enumerate(kept)
+    ]
+
+
+def units(
+    prompts: Sequence[EncodedPrompt], settings: Settings, *, bytes_per_row: int
+) -> list[list[EncodedPrompt]]:
+    """Runs of prompts whose rows can not exceed `shard_bytes`; at least one prompt each."""
+    rows_allowed = max(1, settings.shard_bytes // bytes_per_row)
+    found: list[list[EncodedPrompt]] = []
+    rows = rows_allowed
+    for prompt in prompts:
+        most = len(prompt.tokens) + settings.new_tokens
+        if rows + most > rows_allowed:
+            found.append([])
+            rows = 0
+        found[-1].append(prompt)
+        rows += most
+    return found
+
+
+def batches(unit: Sequence[EncodedPrompt], batch_size: int) -> Iterator[list[EncodedPrompt]]:
+    """Prompts of like length together, so that little of a batch is padding."""
+    by_length = sorted(unit, key=lambda prompt: len(prompt.tokens))
+    for start in range(0, len(by_length), batch_size):
+        yield by_length[start : start + batch_size]
+
+
+def make_plan(
+    spec: ModelSpec,
+    *,
+    signals: Sequence[TraceSignal],
+    data: DataConfig,
+    settings: Settings,
+    work: Sequence[Sequence[EncodedPrompt]],
+) -> TracePlan:
+    """The plan whose units carry the digest of model, prompts, seed and settings."""
+    shared = {
+        "version": RECORDING_VERSION,
+        "model": spec.as_dict(),
+        "signals": list(signals),
+        "settings": asdict(settings),
+    }
+    return TracePlan(
+        source="recorded",
+        model=ModelRecord(**spec.as_dict()),
+        signals=tuple(signals),
+        dataset=data.name,
+        prompts_digest=digest_of([prompt.digest for unit in work for prompt in unit]),
+        settings=asdict(settings),
+        units=tuple(
+            digest_of({**shared, "prompts": [[p.index, p.digest, p.tokens] for p in unit]})
+            for unit in work
+        ),
+    )
+
+
+def most_rows(unit: Sequence[EncodedPrompt], settings: Settings) -> int:
+    """Rows of a unit when every request generates all it may."""
+    return sum(len(prompt.tokens) + settings.new_tokens for prompt in unit)
+
+
+def require_space(folder: Path, needed_bytes: int) -> None:
+    """DiskSpaceError when the disk under `folder` has not got the bytes."""
+    needed = needed_bytes + SPARE_BYTES
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise DiskSpaceError(
+            f"{folder}: the trace needs up to {needed:,} bytes, {free:,} are free. Take fewer "
+            "prompts (data.num_prompts=...), fewer signals (signals=[gate_input,experts]), or "
+            "another disk (output=PATH)"
+        )

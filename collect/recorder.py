@@ -1,0 +1,128 @@
+"""Listens to the probes and keeps what a trace holds.
+
+Shape suffixes: B prompts of the batch, S padded prompt length, T tokens of the step (B x S, then
+B), N rows kept of a step, D hidden size, E experts, K top_k.
+"""
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.errors import TraceError
+from collect.traces.layout import TOKEN_DTYPES, TraceSignal, column_name
+from collect.traces.step import Phase
+from collect.traces.writer import halved
+from predictors.base import Floats, Ints, Signal
+
+PROBES = {
+    TraceSignal.LAYER_INPUT: Signal.LAYER_INPUT,
+    TraceSignal.GATE_INPUT: Signal.GATE_INPUT,
+    TraceSignal.GATE_LOGITS: Signal.ROUTED,
+    TraceSignal.EXPERTS: Signal.ROUTED,
+    TraceSignal.WEIGHTS: Signal.ROUTED,
+}
+"""The probe that delivers each signal of a trace."""
+
+
+class Recorder:
+    """A `runtime.probes.Listener` that collects one work unit, batch after batch.
+
+    Rows of padding, and rows of a request from its end-of-text token on, are dropped as they come.
+    """
+
+    def __init__(self, signals: Collection[TraceSignal], *, end_tokens: Collection[int]):
+        self._signals = frozenset(signals)
+        self._end_tokens = np.array(sorted(end_tokens), dtype=np.int64)
+        self._pieces: dict[str, list[NDArray]] = {}
+        self._requests_B = np.empty(0, np.int64)
+        self._mask_BS = np.empty((0, 0), bool)
+        self._alive_B = np.empty(0, bool)
+        self._next_position_B = np.empty(0, np.int64)
+        self._prompt_is_due = False
+        self._kept_N: NDArray[np.int64] | slice = slice(0)
+
+    def begin_batch(self, requests: Sequence[int], mask_BS: NDArray) -> None:
+        """Announces the prompts whose prefill comes next; `mask_BS` is true where a token is."""
+        self._requests_B = np.asarray(requests, dtype=np.int64)
+        self._mask_BS = np.asarray(mask_BS, dtype=bool)
+        self._alive_B = np.ones(len(requests), dtype=bool)
+        self._next_position_B = self._mask_BS.sum(axis=1)
+        self._prompt_is_due = True
+
+    def begin_step(self, tokens_T: Ints) -> None:
+        if self._prompt_is_due:
+            self._begin_prefill(tokens_T)
+        else:
+            self._begin_decode(tokens_T)
+
+    def _begin_prefill(self, tokens_T: Ints) -> None:
+        assert tokens_T.size == self._mask_BS.size, "a prompt goes through the model in one step"
+        self._prompt_is_due = False
+        self._choose(self._mask_BS.reshape(-1))
+        positions_BS = np.cumsum(self._mask_BS, axis=1) - 1
+        requests_BS = np.broadcast_to(self._requests_B[:, None], self._mask_BS.shape)
+        self._keep_step(tokens_T, requests_BS.reshape(-1), positions_BS.reshape(-1), Phase.PREFILL)
+
+    def _begin_decode(self, tokens_T: Ints) -> None:
+        assert tokens_T.shape == self._alive_B.shape, "one token of each request in a step"
+        self._alive_B &= ~np.isin(tokens_T, self._end_tokens)
+        self._choose(self._alive_B)
+        self._keep_step(tokens_T, self._requests_B, self._next_position_B, Phase.DECODE)
+        self._next_position_B = self._next_position_B + 1
+
+    def _choose(self, kept_T: NDArray[np.bool_]) -> None:
+        # A whole slice saves the gather where nothing is dropped.
+        self._kept_N = slice(None) if kept_T.all() else np.flatnonzero(kept_T)
+
+    def _keep_step(self, tokens_T: Ints, requests_T: Ints, positions_T: Ints, phase: Phase) -> None:
+        tokens_N = tokens_T[self._kept_N]
+        values = {
+            "request": requests_T[self._kept_N],
+            "position": positions_T[self._kept_N],
+            "token": tokens_N,
+            "phase": np.full(len(tokens_N), phase),
+        }
+        for name, dtype in TOKEN_DTYPES.items():
+            self._add(name, values[name].astype(dtype))
+
+    def layer_input(self, layer: int, hidden_TD: Floats) -> None:
+        self._keep(TraceSignal.LAYER_INPUT, layer, hidden_TD)
+
+    def gate_input(self, layer: int, hidden_TD: Floats) -> None:
+        self._keep(TraceSignal.GATE_INPUT, layer, hidden_TD)
+
+    def routed(
+        self, layer: int, experts_TK: Ints, logits_TE: Floats | None, weights_TK: Floats | None
+    ) -> None:
+        self._keep(TraceSignal.EXPERTS, layer, experts_TK)
+        self._keep(TraceSignal.GATE_LOGITS, layer, logits_TE)
+        self._keep(TraceSignal.WEIGHTS, layer, weights_TK)
+
+    def end_step(self) -> None:
+        """Nothing to do: a step's rows are kept as they come."""
+
+    def _keep(self, signal: TraceSignal, layer: int, values_T: NDArray | None) -> None:
+        if signal not in self._signals:
+            return
+        if values_T is None:
+            rest = [str(one) for one in sorted(self._signals - {signal})]
+            raise TraceError(
+                f"the routers of this model return no {signal}: "
+                f"record without it, signals=[{','.join(rest)}]"
+            )
+        half = halved(values_T[self._kept_N], signal=signal, layer=layer)
+        self._add(column_name(signal, layer), half)
+
+    def _add(self, name: str, values: NDArray) -> None:
+        self._pieces.setdefault(name, []).append(values)
+
+    def take(self) -> dict[str, NDArray]:
+        """The unit's columns, request by request and token by token; the recorder is empty then."""
+        whole = {}
+        order = np.lexsort(
+            (np.concatenate(self._pieces["position"]), np.concatenate(self._pieces["request"]))
+        )
+        for name in list(self._pieces):
+            whole[name] = np.concatenate(self._pieces.pop(name))[order]
+        return whole

@@ -1,0 +1,116 @@
+"""Where texts come from: Python's own documentation, local files, the Hub."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collect.config import DataConfig
+from collect.errors import PromptError
+
+USUAL_FIELDS = ("prompt", "text", "question", "instruction", "content")
+USER_ROLES = ("user", "human")
+OFFLINE = (
+    "Offline: data=pydocs needs neither file nor network; data=jsonl data.path=FILE and "
+    "data=text data.path=FILE read local files"
+)
+
+
+def pydoc_texts(_data: DataConfig) -> Iterator[str]:
+    """The language reference, topic by topic (about 0.46 M characters)."""
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield topics[name]
+
+
+def text_file(data: DataConfig) -> Iterator[str]:
+    """The whole file as one text."""
+    yield _local(data).read_text(encoding="utf-8", errors="replace")
+
+
+def jsonl_texts(data: DataConfig) -> Iterator[str]:
+    """One text a line."""
+    path = _local(data)
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise PromptError(
+                    f"{where} is not JSON ({error.msg}); for plain text: data=text"
+                ) from None
+            yield row if isinstance(row, str) else text_of(row, data.fields, where=where)
+
+
+def _local(data: DataConfig) -> Path:
+    if data.path is None:
+        raise PromptError(f"data={data.name} needs a file: data.path=FILE")
+    path = Path(data.path).expanduser()
+    if not path.is_file():
+        raise PromptError(f"data.path={data.path}: there is no such file. {OFFLINE}")
+    return path
+
+
+def hub_texts(data: DataConfig) -> Iterator[str]:
+    """One text a row of a Hub data set; what was fetched once is read from the cache.
+
+    Raises:
+        PromptError: not on the Hub, or the Hub is out of reach: what to do offline.
+    """
+    if data.path is None:
+        raise PromptError(f"data={data.name} needs a data set: data.path=OWNER/NAME")
+    import datasets
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        rows = datasets.load_dataset(
+            data.path,
+            data.subset,
+            split=data.split,
+            data_files=data.files,
+            revision=data.revision,
+        )
+    except (OSError, HfHubHTTPError, ValueError) as error:
+        # Transport errors and unknown names are OSErrors here; ValueError names the subsets.
+        cause = str(error).split("\n")[0]
+        raise PromptError(
+            f"data={data.name}: {data.path!r} can not be had from the Hub "
+            f"({type(error).__name__}: {cause}). {OFFLINE}"
+        ) from error
+    for number, row in enumerate(rows):
+        yield text_of(row, data.fields, where=f"{data.path}, row {number}")
+
+
+def text_of(row: Any, fields: Sequence[str], *, where: str) -> str:
+    """The prompt in one record; PromptError that lists its keys when none fits."""
+    if not isinstance(row, Mapping):
+        raise PromptError(f"{where} is no record with keys, but {type(row).__name__}")
+    chosen = list(fields) or [key for key in USUAL_FIELDS if key in row][:1]
+    if not chosen or any(key not in row for key in chosen):
+        wanted = f"has no {', '.join(key for key in chosen if key not in row)}" if chosen else ""
+        raise PromptError(
+            f"{where} {wanted or 'has none of the usual keys'}; it has {', '.join(map(str, row))}. "
+            "Choose with data.fields=[KEY]"
+        )
+    return "\n\n".join(filter(None, (_plain(row[key], where=where) for key in chosen)))
+
+
+def _plain(value: Any, *, where: str) -> str:
+    """A text as it is; of a conversation the first user turn; of a list its first text."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, Sequence) and value:
+        turns = [turn for turn in value if isinstance(turn, Mapping)]
+        if not turns:
+            return _plain(value[0], where=where)
+        for turn in turns:
+            if turn.get("role", turn.get("from")) in USER_ROLES:
+                return str(turn.get("content", turn.get("value", "")))
+        return ""
+    if isinstance(value, Sequence):
+        return ""
+    raise PromptError(f"{where}: neither text nor conversation but {type(value).__name__}")

@@ -1,0 +1,38 @@
+"""A tiny random model with a tokenizer beside it, so that text can be run through it."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from runtime.config import ModelConfig
+from tests.builders.models import tiny_qwen2_moe
+
+LETTERS = " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,"
+
+
+def recordable(folder: Path, *, end_token: int | None = None, **sizes: int) -> ModelConfig:
+    """One token a letter, 0 for the unknown; `end_token` is what the model takes for the end."""
+    tiny_qwen2_moe(folder, **sizes)
+    vocabulary = {"?": 0, **{letter: i + 1 for i, letter in enumerate(LETTERS)}}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    settings = folder / "generation_config.json"
+    content = json.loads(settings.read_text())
+    content["eos_token_id"] = end_token
+    settings.write_text(json.dumps(content))
+    return ModelConfig(name="tiny", id=str(folder), dtype="float32")
+
+
+def prompts_file(path: Path, *, count: int) -> Path:
+    """JSON lines of different prompts of 3 to 23 letters."""
+    words = "the quick brown fox jumps over a lazy dog and runs far away".split()  # noqa: SIM905
+    lines = []
+    for i in range(count):
+        text = " ".join(words[(i + j) % len(words)] for j in range(1 + i % 4))
+        text += f" {LETTERS[1 + i]}"
+        lines.append(json.dumps({"prompt": text}))
+    path.write_text("\n".join(lines))
+    return path

@@ -1,0 +1,164 @@
+"""Recording: what the trace holds is what the model computed, for prompt and generated tokens."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from collect.config import DataConfig, SourceKind
+from collect.errors import DiskSpaceError, TraceError
+from collect.record import collect, collect_part, settings_of
+from collect.traces import Phase, Trace
+from collect.traces.layout import ROUTING_SIGNALS
+from tests.builders.models import plain_eager
+from tests.builders.recordable import prompts_file, recordable
+
+TOLERANCE = 2e-3
+"""Half precision of values around 1, and sums in another order through padding and cache."""
+
+
+def make_data(tmp_path: Path, *, count: int = 6, new_tokens: int = 4, **fields) -> DataConfig:
+    path = prompts_file(tmp_path / "prompts.jsonl", count=count)
+    return DataConfig(
+        name="letters",
+        kind=SourceKind.JSONL,
+        path=str(path),
+        min_chars=1,
+        new_tokens=new_tokens,
+        **fields,
+    )
+
+
+def reference(folder: Path, tokens: list[int]) -> list[np.ndarray]:
+    """Each layer's router logits `[T, E]`, from one pass of plain Transformers over all tokens."""
+    with torch.no_grad():
+        output = plain_eager(folder)(torch.tensor([tokens]), output_router_logits=True)
+    return [logits.reshape(len(tokens), -1).numpy() for logits in output.router_logits]
+
+
+def rows_of(trace: Trace, request: int) -> np.ndarray:
+    return np.flatnonzero(trace.requests == request)
+
+
+def test_collect__records_what_the_model_computes(tmp_path: Path) -> None:
+    model = recordable(tmp_path / "model")
+    trace = collect(model, make_data(tmp_path), folder=tmp_path / "trace")
+    assert len(trace.request_table) == 6
+    for request in trace.request_table:
+        rows = rows_of(trace, request.index)
+        assert request.generated_tokens == 4
+        assert len(rows) == request.prompt_tokens + 4
+        assert (np.diff(rows) == 1).all()
+        np.testing.assert_array_equal(trace.positions[rows], np.arange(len(rows)))
+        phases = [Phase.PREFILL] * request.prompt_tokens + [Phase.DECODE] * 4
+        np.testing.assert_array_equal(trace.phases[rows], phases)
+        for layer, logits in enumerate(reference(tmp_path / "model", trace.tokens[rows].tolist())):
+            np.testing.assert_allclose(
+                trace.column("gate_logits", layer)[rows], logits, atol=TOLERANCE, rtol=TOLERANCE
+            )
+            chosen = np.sort(np.argsort(-logits, axis=1)[:, :2], axis=1)
+            recorded = np.sort(trace.column("experts", layer)[rows], axis=1)
+            assert (chosen == recorded).mean() > 0.98
+
+
+def test_collect__generated_tokens_are_the_models_own(tmp_path: Path) -> None:
+    model = recordable(tmp_path / "model")
+    trace = collect(model, make_data(tmp_path, count=3), folder=tmp_path / "trace")
+    plain = plain_eager(tmp_path / "model")
+    for request in trace.request_table:
+        tokens = trace.tokens[rows_of(trace, request.index)].tolist()
+        prompt = torch.tensor([tokens[: request.prompt_tokens]])
+        with torch.no_grad():
+            alone = plain.generate(prompt, max_new_tokens=4, do_sample=False)
+        assert alone[0].tolist() == tokens
+
+
+def test_collect__drops_rows_from_the_end_token_on(tmp_path: Path) -> None:
+    data = make_data(tmp_path, count=8, new_tokens=6)
+    free = collect(recordable(tmp_path / "a"), data, folder=tmp_path / "free")
+    generated = free.tokens[free.phases == Phase.DECODE]
+    end = int(np.bincount(generated).argmax())
+    ended = collect(recordable(tmp_path / "b", end_token=end), data, folder=tmp_path / "ended")
+    assert any(request.generated_tokens < 6 for request in ended.request_table)
+    for request in free.request_table:
+        tokens = free.tokens[rows_of(free, request.index)]
+        kept = request.prompt_tokens
+        while kept < len(tokens) and tokens[kept] != end:
+            kept += 1
+        np.testing.assert_array_equal(ended.tokens[rows_of(ended, request.index)], tokens[:kept])
+
+
+def test_collect__again_loads_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = recordable(tmp_path / "model"), make_data(tmp_path)
+    first = collect(model, data, folder=tmp_path / "trace")
+    monkeypatch.setattr(
+        "runtime.load", lambda *_, **__: pytest.fail("loaded the model"), raising=False
+    )
+    assert collect(model, data, folder=tmp_path / "trace").digest == first.digest
+
+
+def test_collect__workers_make_the_same_trace(tmp_path: Path) -> None:
+    model, data = recordable(tmp_path / "model"), make_data(tmp_path, count=8)
+    settings = settings_of(data, batch_size=2, shard_bytes=1, temperature=1.0, seed=7)
+    alone = collect(model, data, folder=tmp_path / "alone", settings=settings)
+    made = [
+        collect_part(
+            model, data, folder=tmp_path / "many", settings=settings, worker=i, num_workers=3
+        )
+        for i in range(3)
+    ]
+    assert made[0] is made[1] is None
+    assert made[2] is not None
+    assert made[2].digest == alone.digest
+
+
+def test_collect__sampling_repeats_by_seed(tmp_path: Path) -> None:
+    model, data = recordable(tmp_path / "model"), make_data(tmp_path)
+
+    def tokens(name: str, seed: int) -> list[int]:
+        settings = settings_of(data, temperature=1.0, seed=seed)
+        return collect(model, data, folder=tmp_path / name, settings=settings).tokens.tolist()
+
+    assert tokens("a", 1) == tokens("b", 1)
+    assert tokens("a", 1) != tokens("c", 2)
+
+
+def test_collect__only_what_is_asked(tmp_path: Path) -> None:
+    trace = collect(
+        recordable(tmp_path / "model"),
+        make_data(tmp_path, new_tokens=0),
+        folder=tmp_path / "trace",
+        signals=ROUTING_SIGNALS,
+    )
+    assert trace.signals == ROUTING_SIGNALS
+    assert set(trace.phases.tolist()) == {Phase.PREFILL}
+
+
+def test_collect__full_disk_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 123_456, 123_456))
+    model = recordable(tmp_path / "model")
+    with pytest.raises(DiskSpaceError, match=r"needs up to 16,8.* bytes, 123,456 are free"):
+        collect(model, make_data(tmp_path), folder=tmp_path / "trace")
+    assert not (tmp_path / "trace").exists()
+
+
+def test_collect__refuses_the_trace_of_another_model(tmp_path: Path) -> None:
+    data = make_data(tmp_path)
+    collect(recordable(tmp_path / "a"), data, folder=tmp_path / "trace")
+    other = recordable(tmp_path / "b", num_experts=16)
+    with pytest.raises(TraceError, match=r"num_experts: .*16.*8"):
+        collect(other, data, folder=tmp_path / "trace")
+
+
+def test_collect__overflow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "runtime.hf.probes.to_floats", lambda x: 1e6 * x.reshape(-1, x.shape[-1]).numpy()
+    )
+    with pytest.raises(TraceError, match=r"of layer 0 holds .*not finite in half precision"):
+        collect(recordable(tmp_path / "model"), make_data(tmp_path), folder=tmp_path / "trace")
