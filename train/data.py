@@ -4,7 +4,7 @@ Shape suffixes: L layers, B batch, D hidden size, K top_k.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ POOL_BYTES = 256 << 20
 """Memory for the rows among which a batch is drawn."""
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The same B tokens at every layer."""
 
     hidden_LBD: Tensor

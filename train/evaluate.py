@@ -51,7 +51,7 @@ class Block:
 
     @property
     def requests_T(self) -> Ints:
-        return self.trace.request_of[self.rows].astype(np.int64)
+        return self.trace.requests[self.rows].astype(np.int64)
 
     def layer_input(self, layer: int) -> Floats:
         return self._column(TraceSignal.LAYER_INPUT, layer).astype(np.float32)

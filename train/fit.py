@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import signal
 import sys
 import time
 import warnings
@@ -99,10 +100,13 @@ def fit(
         use_distributed_sampler=False,
     )
     started = time.perf_counter()
-    trainer.fit(module, data, ckpt_path=str(checkpoint) if resumed else None)
-    if trainer.interrupted:
-        # Lightning swallows Ctrl-C; what follows would score half-trained networks.
-        raise KeyboardInterrupt
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        trainer.fit(module, data, ckpt_path=str(checkpoint) if resumed else None)
+    except SystemExit as error:
+        # Lightning turns Ctrl-C into an exit of its own and switches the signal off.
+        signal.signal(signal.SIGINT, on_interrupt)
+        raise KeyboardInterrupt from error
     return Fitted(
         module.stack.cpu().eval(),
         edges,

@@ -10,7 +10,7 @@ from predictors.errors import PredictorError
 from predictors.learned import Mlp, Stride, graph_path
 from predictors.registry import from_files
 from predictors.spec import ModelSpec
-from tests.builders.learnable import small_spec
+from tests.builders.traces import make_spec
 from train.export import network_graph
 
 
@@ -31,7 +31,7 @@ def hidden(spec: ModelSpec, *first: float) -> np.ndarray:
 
 
 def test_mlp__forecasts_the_next_layer() -> None:
-    spec = small_spec()
+    spec = make_spec(num_layers=3)
     mlp = Mlp(spec, {0: graph(spec, favourite=3), 1: graph(spec, favourite=5)})
     (forecast,) = mlp.gate_input(1, hidden(spec, 2.0, -1.0))
     expected = np.full((2, spec.num_experts), 0.5, np.float32)
@@ -42,13 +42,13 @@ def test_mlp__forecasts_the_next_layer() -> None:
 
 
 def test_stride__forecasts_the_layer_after_the_next() -> None:
-    spec = small_spec()
+    spec = make_spec(num_layers=3)
     (forecast,) = Stride(spec, {0: graph(spec, favourite=1)}).gate_input(0, hidden(spec, 3.0))
     assert (forecast.layer, forecast.chosen_TK(1).tolist()) == (2, [[1]])
 
 
 def test_learned__takes_rows_that_are_not_contiguous() -> None:
-    spec = small_spec()
+    spec = make_spec(num_layers=3)
     stride = Stride(spec, {0: graph(spec, favourite=1)})
     wide = hidden(spec, 1.0, 2.0, 3.0, 4.0)
     (forecast,) = stride.gate_input(0, wide[::2])
@@ -57,7 +57,7 @@ def test_learned__takes_rows_that_are_not_contiguous() -> None:
 
 
 def test_learned__goes_into_files_and_back() -> None:
-    spec = small_spec()
+    spec = make_spec(num_layers=3)
     stride = Stride(spec, {0: graph(spec, favourite=1)})
     assert set(stride.files()) == {graph_path(0, 2)}
     again = from_files("stride", spec, files=stride.files(), options=stride.options())
@@ -65,15 +65,15 @@ def test_learned__goes_into_files_and_back() -> None:
 
 
 def test_learned__refuses_networks_of_another_shape_naming_both() -> None:
-    spec = small_spec()
+    spec = make_spec(num_layers=3)
     stride = Stride(spec, {0: graph(spec, favourite=1)})
-    other = small_spec(num_experts=12)
+    other = make_spec(num_layers=3, num_experts=12)
     with pytest.raises(PredictorError, match=r"\[8\].*needs.*\[12\]"):
         from_files("stride", other, files=stride.files(), options=stride.options())
 
 
 def test_learned__refuses_missing_networks_and_another_horizon() -> None:
-    spec = small_spec()
+    spec = make_spec(num_layers=3)
     files = {graph_path(0, 1): graph(spec, favourite=1)}
     with pytest.raises(PredictorError, match=graph_path(1, 2)):
         from_files("mlp", spec, files=files, options={"horizon": 1})
@@ -83,7 +83,7 @@ def test_learned__refuses_missing_networks_and_another_horizon() -> None:
 
 def test_learned__refuses_bytes_that_are_no_network() -> None:
     with pytest.raises(PredictorError, match="onnxruntime refuses"):
-        Stride(small_spec(), {0: b"not a graph"})
+        Stride(make_spec(num_layers=3), {0: b"not a graph"})
 
 
 def test_registry__imports_neither_torch_nor_onnxruntime() -> None:

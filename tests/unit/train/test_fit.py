@@ -1,0 +1,173 @@
+"""Training on a synthetic trace: it learns, resumes exactly, and is scored as it is replayed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
+
+from collect.traces import Trace
+from predictors.base import Predictor
+from tests.builders.traces import make_trace
+from train import fit as fit_module
+from train.baselines import fit_popularity, fit_token
+from train.data import TraceBatches, shuffled
+from train.errors import CheckpointError, TrainError
+from train.evaluate import forecasts, phased, score
+from train.fit import CHECKPOINT, FitSettings, Fitted, digest_of, fit
+from train.networks import edges
+from train.pipeline import exported
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return make_trace(tmp_path_factory.mktemp("trace") / "t", requests_per_unit=60)
+
+
+def settings(**changes) -> FitSettings:
+    fields = {
+        "kinds": ("mlp", "stride"),
+        "width": 32,
+        "loss": "bce",
+        "max_epochs": 4,
+        "batch_size": 64,
+        "lr": 1e-2,
+        "weight_decay": 0.0,
+        "seed": 0,
+    }
+    return FitSettings(**{**fields, **changes})
+
+
+def run(trace: Trace, run_dir: Path, **changes) -> Fitted:
+    chosen = settings(**changes)
+    logger = CSVLogger(run_dir, name="logs", version="")
+    return fit(trace, edges(trace.spec, chosen.kinds), chosen, run_dir=run_dir, logger=logger)
+
+
+def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:
+    scores = score(predictor, trace)
+    return float(np.mean([scores[layer].overall.value for layer in layers]))
+
+
+def test_fit__learns_more_than_popularity(trace: Trace, tmp_path: Path) -> None:
+    made, _ = exported(run(trace, tmp_path), trace)
+    popular = fit_popularity(trace)
+    for kind, first in (("mlp", 1), ("stride", 2)):
+        layers = range(first, trace.spec.num_layers)
+        assert (
+            mean_accuracy(made[kind], trace, layers) > mean_accuracy(popular, trace, layers) + 0.1
+        )
+
+
+class Stop(Callback):
+    """Ends the process's part of the training, as a kill after the second pass would."""
+
+    def on_train_epoch_start(self, trainer, pl_module) -> None:  # noqa: ARG002
+        if trainer.current_epoch == 2:
+            raise KeyboardInterrupt
+
+
+def test_fit__resumed_equals_uninterrupted(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(trace, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_module, "PlainProgress", Stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(trace, tmp_path / "cut")
+    resumed = run(trace, tmp_path / "cut")
+    assert resumed.resumed
+    assert resumed.steps == whole.steps
+    assert digest_of(resumed.stack) == digest_of(whole.stack)
+
+
+def test_fit__of_a_finished_run_changes_nothing(trace: Trace, tmp_path: Path) -> None:
+    first, again = run(trace, tmp_path), run(trace, tmp_path)
+    assert again.resumed
+    assert digest_of(first.stack) == digest_of(again.stack)
+
+
+def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
+    one = run(trace, tmp_path / "0", max_epochs=1)
+    other = run(trace, tmp_path / "1", max_epochs=1, seed=1)
+    assert digest_of(one.stack) != digest_of(other.stack)
+
+
+def test_fit__refuses_the_checkpoint_of_another_run(trace: Trace, tmp_path: Path) -> None:
+    run(trace, tmp_path, max_epochs=1)
+    with pytest.raises(CheckpointError, match=r"lr: 0.01 then, 0.02 now.*fresh=true"):
+        run(trace, tmp_path, max_epochs=1, lr=0.02)
+
+
+def test_fit__refuses_a_torn_checkpoint(trace: Trace, tmp_path: Path) -> None:
+    run(trace, tmp_path, max_epochs=1)
+    path = tmp_path / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="torn"):
+        run(trace, tmp_path, max_epochs=1)
+
+
+def test_data__refuses_a_batch_larger_than_the_trace(trace: Trace) -> None:
+    with pytest.raises(TrainError, match=r"tokens to train on, a batch 5,000"):
+        TraceBatches(trace, "train", batch_size=5_000, epoch=0)
+
+
+def test_data__shuffles_all_rows_and_the_same_way_for_an_epoch() -> None:
+    rows = np.arange(1_000) * 3
+    pools = [
+        np.concatenate(list(shuffled(rows, pool_rows=300, seed=1, epoch=e))) for e in (0, 0, 1)
+    ]
+    assert np.array_equal(np.sort(pools[0]), rows)
+    assert np.array_equal(pools[0], pools[1])
+    assert not np.array_equal(pools[0], pools[2])
+
+
+def test_data__yields_each_rows_own_values(trace: Trace) -> None:
+    """Small pools, so that the reading order and the random order differ."""
+    rows = list(shuffled(trace.rows("train"), pool_rows=64, seed=3, epoch=2))
+    batches = TraceBatches(trace, "train", batch_size=64, seed=3, epoch=2, pool_bytes=1)
+    for batch, expected in zip(batches, rows, strict=False):
+        for layer in range(trace.spec.num_layers):
+            hidden = trace.column("gate_input", layer)[expected].astype(np.float32)
+            assert torch.equal(batch.hidden_LBD[layer], torch.from_numpy(hidden))
+            chosen = trace.column("experts", layer)[expected].astype(np.int64)
+            assert torch.equal(batch.chosen_LBK[layer], torch.from_numpy(chosen))
+
+
+def replayed(predictor: Predictor, trace: Trace) -> Iterator[tuple[int, int]]:
+    """(layer, hits) of each held-out step, counted with sets, in the order in which it ran."""
+    for step, _ in phased(trace, "held_out", grouped=False):
+        for forecast in forecasts(predictor, step):
+            best = np.argsort(-forecast.scores_TE, axis=1, kind="stable")[:, : trace.spec.top_k]
+            pairs = zip(best.tolist(), step.experts(forecast.layer).tolist(), strict=True)
+            yield forecast.layer, sum(len(set(one) & set(other)) for one, other in pairs)
+
+
+def test_score__in_blocks_equals_the_replay_step_by_step(trace: Trace, tmp_path: Path) -> None:
+    made, _ = exported(run(trace, tmp_path, max_epochs=1), trace)
+    for predictor in (*made.values(), fit_token(trace), fit_popularity(trace)):
+        hits = [0] * trace.spec.num_layers
+        for layer, found in replayed(predictor, trace):
+            hits[layer] += found
+        assert [one.overall.sum for one in score(predictor, trace)] == hits
+
+
+def test_token_and_popularity__count_the_training_requests_only(trace: Trace) -> None:
+    rows = trace.rows("train")
+    tokens = np.asarray(trace.tokens)[rows]
+    chosen = trace.column("experts", 1)[rows]
+    shares = [(chosen == expert).any(axis=1).mean() for expert in range(trace.spec.num_experts)]
+    none = np.zeros(1, np.int64)
+    popular = fit_popularity(trace).begin_step(none, none)[1].scores_TE[0]
+    np.testing.assert_allclose(popular, shares, rtol=1e-6)
+    token = tokens[0]
+    mine = chosen[tokens == token]
+    expected = [
+        ((mine == expert).any(axis=1).sum() + share) / (len(mine) + 1)
+        for expert, share in enumerate(shares)
+    ]
+    found = fit_token(trace).begin_step(np.array([token]), none)[1].scores_TE[0]
+    np.testing.assert_allclose(found, expected, rtol=2e-3)

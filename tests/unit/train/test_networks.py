@@ -1,0 +1,105 @@
+"""The stack against networks computed one by one, and against plain torch modules."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.builders.traces import make_spec
+from train.networks import (
+    Edge,
+    NetworkStack,
+    chosen_loss,
+    edges,
+    listwise_loss,
+    top_k_hits,
+)
+
+SPEC = make_spec()
+
+
+def random_stack(num_networks: int = 3) -> NetworkStack:
+    torch.manual_seed(0)
+    stack = NetworkStack(num_networks, SPEC, width=12)
+    stack.normalise_by(torch.randn(num_networks, 50, SPEC.hidden_size) * 3 + 1)
+    return stack
+
+
+def alone(stack: NetworkStack, number: int) -> nn.Sequential:
+    """One network of the stack as ordinary linear layers on the normalised input."""
+    network = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 8))
+    with torch.no_grad():
+        network[0].weight.copy_(stack.weight_in_NDF[number].T)
+        network[0].bias.copy_(stack.bias_in_NF[number])
+        network[2].weight.copy_(stack.weight_out_NFE[number].T)
+        network[2].bias.copy_(stack.bias_out_NE[number])
+    return network
+
+
+def test_stack__equals_its_networks_one_by_one() -> None:
+    stack, hidden = random_stack(), torch.randn(3, 7, SPEC.hidden_size)
+    logits = stack(hidden)
+    for n in range(3):
+        normal = (hidden[n] - stack.mean_ND[n]) * stack.scale_ND[n]
+        torch.testing.assert_close(logits[n], alone(stack, n)(normal), rtol=1e-5, atol=1e-5)
+
+
+def test_stack__trains_each_network_as_if_it_were_alone() -> None:
+    stack, hidden = random_stack(), torch.randn(3, 7, SPEC.hidden_size)
+    chosen = torch.randint(0, 8, (3, 7, 2))
+    single = alone(stack, 1)
+    chosen_loss(stack(hidden), chosen).sum().backward()
+    normal = (hidden[1] - stack.mean_ND[1]) * stack.scale_ND[1]
+    chosen_loss(single(normal)[None], chosen[1:2]).sum().backward()
+    assert stack.weight_in_NDF.grad is not None
+    expected = single[0].weight.grad.T
+    torch.testing.assert_close(stack.weight_in_NDF.grad[1], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_stack__folds_its_normalisation_into_the_first_layer() -> None:
+    stack, hidden = random_stack(), torch.randn(3, 7, SPEC.hidden_size)
+    weight_in, bias_in, weight_out, bias_out = stack.plain_weights(2)
+    plain = (hidden[2] @ weight_in + bias_in).relu() @ weight_out + bias_out
+    torch.testing.assert_close(plain, stack(hidden)[2], rtol=1e-4, atol=1e-5)
+
+
+def test_normalise__makes_mean_zero_and_deviation_one() -> None:
+    stack = NetworkStack(1, SPEC, width=4)
+    sample = torch.randn(1, 1_000, SPEC.hidden_size) * 5 - 2
+    stack.normalise_by(sample)
+    normal = (sample - stack.mean_ND[:, None]) * stack.scale_ND[:, None]
+    torch.testing.assert_close(normal.mean(1), torch.zeros(1, 16), atol=1e-5, rtol=0)
+    torch.testing.assert_close(normal.std(1), torch.ones(1, 16), atol=1e-5, rtol=0)
+
+
+def test_chosen_loss__is_binary_cross_entropy_against_the_chosen_set() -> None:
+    logits, chosen = torch.randn(2, 5, 8), torch.stack([torch.randperm(8)[:3] for _ in range(10)])
+    chosen = chosen.reshape(2, 5, 3)
+    wanted = torch.zeros(2, 5, 8).scatter(-1, chosen, 1.0)
+    every = nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+    torch.testing.assert_close(chosen_loss(logits, chosen), every.sum(-1).mean(-1))
+
+
+def test_listwise_loss__is_cross_entropy_against_the_chosen_set() -> None:
+    logits, chosen = torch.randn(1, 5, 8), torch.tensor([[[0, 3]] * 5])
+    shares = torch.zeros(5, 8)
+    shares[:, [0, 3]] = 0.5
+    expected = nn.functional.cross_entropy(logits[0], shares)
+    torch.testing.assert_close(listwise_loss(logits, chosen)[0], expected)
+
+
+def test_top_k_hits__counts_as_numpy_does() -> None:
+    logits, chosen = torch.randn(2, 6, 8), torch.randn(2, 6, 8).topk(2).indices
+    best = np.argsort(-logits.numpy(), axis=-1)[..., :2]
+    counted = [
+        sum(expert in best[n, b] for b in range(6) for expert in chosen[n, b].tolist())
+        for n in range(2)
+    ]
+    assert top_k_hits(logits, chosen).tolist() == counted
+
+
+def test_edges__lead_from_every_layer_that_has_a_target() -> None:
+    assert edges(make_spec(num_layers=3), ("mlp", "stride")) == [
+        Edge("mlp", 0, 1),
+        Edge("mlp", 1, 2),
+        Edge("stride", 0, 2),
+    ]
