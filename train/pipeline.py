@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from collect.traces import Trace, TraceSignal
+from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.learned import Learned
 from predictors.metrics import DEFINITIONS, good_pred
@@ -22,9 +22,6 @@ from train.export import Parity, export, parity
 from train.fit import Fitted
 from train.replay import budget_slots, fetch_table, first_tokens
 from zoo.entry import write_entry
-
-SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
-"""What a trace must hold to train and score all of them."""
 
 
 def exported(fitted: Fitted, trace: Trace) -> tuple[dict[str, Learned], dict[str, Parity]]:
