@@ -4,7 +4,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from configs.compose import Groups, defaults, outside
 from configs.schema import spelled, type_of
+from predictors.config import RunConfig
 
 if TYPE_CHECKING:
     from configs.cli import Command
@@ -35,41 +36,49 @@ def program_help(program: str, commands: "Sequence[Command]") -> str:
 
 
 def command_help(program: str, command: "Command") -> str:
-    """Usage, groups with their choices, and every option with its type, default and meaning."""
+    """Usage, then every option with its type, default and meaning, and the groups' choices."""
     config, groups = defaults(command.config)
     first = f" [{outside(command.positional).upper()}]" if command.positional else ""
     called = " ".join(filter(None, ("python -m", program, command.name)))
-    lines = [f"usage: {called}{first} [key=value ...]", "", command.summary, ""]
-    if groups.chosen:
-        lines += ["groups (GROUP=CHOICE):", *group_lines(groups), ""]
-    lines += ["options (key=value):", *option_lines(config), ""]
+    lines = [f"usage: {called}{first} [key=value ...]", "", *textwrap.wrap(command.summary, WIDTH)]
+    everywhere = [field.name for field in fields(RunConfig)]
+    grouped = [key for key in map(str, config) if key in groups.chosen]
+    own = [key for key in map(str, config) if key not in (*everywhere, *grouped)]
+    lines += ["", "options (key=value):", *option_lines(config, own)] if own else []
+    if grouped:
+        lines += ["", "groups (GROUP=CHOICE; the default has a star) and their options:"]
+        for group in grouped:
+            lines += [*choice_lines(group, groups), *option_lines(config, [group])]
+    lines += ["", "options of every command:", *option_lines(config, everywhere), ""]
     lines += [
         "Several values (key=a,b) with -m make one run of each combination.",
-        "debug=true shows tracebacks. Exit codes: 0 done, 1 failed, 2 wrong use.",
+        "Exit codes: 0 done, 1 failed, 2 wrong use.",
         "",
     ]
     return "\n".join(lines)
 
 
-def group_lines(groups: Groups) -> Iterator[str]:
-    """Each group with its choices; the one taken by default has a star."""
-    for group, choices in groups.choices.items():
-        marked = ", ".join(f"{one}*" if one == groups.chosen[group] else one for one in choices)
-        yield from textwrap.wrap(
-            f"{group}: {marked}", WIDTH, initial_indent="  ", subsequent_indent="      ",
-            break_on_hyphens=False,
-        )  # fmt: skip
+def choice_lines(group: str, groups: Groups) -> list[str]:
+    """A group with its choices; the one taken by default has a star."""
+    marked = [f"{one}*" if one == groups.chosen[group] else one for one in groups.choices[group]]
+    return textwrap.wrap(
+        f"{group}= {', '.join(marked)}",
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="      ",
+        break_on_hyphens=False,
+    )
 
 
-def option_lines(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Each option: `key  type = default`, and below it its docstring."""
+def option_lines(config: DictConfig, keys: Sequence[str], prefix: str = "") -> Iterator[str]:
+    """Each of these options, `key  type = default` and below it its docstring; groups unfolded."""
     schema = OmegaConf.get_type(config)
     meanings = docstrings(schema) if is_dataclass(schema) else {}
-    for key in map(str, config):
+    for key in keys:
         node = config._get_node(key)
         dotted = f"{prefix}{key}"
         if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
-            yield from option_lines(node, f"{dotted}.")
+            yield from option_lines(node, [str(one) for one in node], f"{dotted}.")
             continue
         kind = spelled(type_of(config, key))
         yield f"  {outside(dotted)}  {kind} {shown(config, key)}".rstrip()
