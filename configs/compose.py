@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from configs.schema import alternatives, keys, members, register, type_of
@@ -74,7 +74,9 @@ def defaults(root: str) -> tuple[DictConfig, Groups]:
             if not group.startswith("hydra/")
         }
         choices = {group: sorted(loader.get_group_options(group)) for group in chosen}
-        return compose(root), Groups(chosen, choices)
+        with open_dict(composed):
+            del composed["hydra"]
+        return composed, Groups(chosen, choices)
 
 
 def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]:
@@ -101,7 +103,7 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
                 texts[key.lstrip("+")] = None if absent else value.replace("${", "\\${")
             else:
                 rest.append(f"{key}={member_name(outside(key), kind, value)}")
-        config = compose(root, overrides=selections + rest)
+        config = compose(root, overrides=selections + rest) if rest else base
         for key, text in texts.items():
             OmegaConf.update(config, key, text)
         return typed(config), config
