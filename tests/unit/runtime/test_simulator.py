@@ -1,0 +1,120 @@
+"""The simulator's clock against timelines worked out by hand."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from predictors.base import Forecast, Predictor, Signal
+from predictors.spec import ModelSpec
+from runtime.config import SystemConfig
+from runtime.sim.replay import replay
+
+SPEC = ModelSpec(
+    model_id="toy",
+    revision="0",
+    config_hash="0",
+    num_layers=2,
+    num_experts=4,
+    top_k=1,
+    hidden_size=1,
+    dtype="float32",
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A layer takes 10 s, an expert 1 s, a chunk 2 s (three of them: 6 s), a prediction 3 s."""
+
+    name: str = "toy"
+    predictor_seconds: float = 3.0
+    chunk_bytes: tuple[int, ...] = (1, 1, 1)
+
+    def transfer_seconds(self, num_bytes: int) -> float:
+        return 2.0 * num_bytes
+
+    def layer_seconds(self, num_tokens: int) -> float:
+        return 10.0
+
+    def expert_seconds(self, num_tokens: int) -> float:
+        return 1.0 * num_tokens
+
+
+@dataclass(frozen=True)
+class Step:
+    chosen: tuple[int, ...]
+
+    @property
+    def tokens_T(self):
+        return np.zeros(1, dtype=np.int64)
+
+    requests_T = tokens_T
+
+    def experts(self, layer):
+        return np.array([[self.chosen[layer]]])
+
+    def gate_input(self, layer):
+        return np.zeros((1, 1), dtype=np.float32)
+
+
+class Knows(Predictor):
+    """Forecasts at layer 0 that layer 1 will use the given expert."""
+
+    kind = "knows"
+    signals = frozenset({Signal.GATE_INPUT})
+
+    def __init__(self, expert):
+        super().__init__(SPEC)
+        self.expert = expert
+
+    def gate_input(self, layer, hidden_TD):
+        if layer != 0:
+            return ()
+        scores = np.full((1, 4), 0.1, dtype=np.float32)
+        scores[0, self.expert] = 0.9
+        return (Forecast(1, scores),)
+
+
+def run(predictor, steps=(Step((0, 1)),), slots=8, **system):
+    return replay(
+        steps,
+        predictor,
+        spec=SPEC,
+        system=SystemConfig(**system),
+        hardware=Machine(),
+        budget_slots=slots,
+    )
+
+
+def test_replay__on_demand_waits_for_every_miss():
+    stats = run(None)
+    # Twice: a layer (10), the whole transfer (6), the expert (1).
+    assert stats.tpot_seconds == [34.0]
+    assert stats.stall_seconds == 12.0
+    assert stats.total.misses == 2
+
+
+def test_replay__a_right_forecast_hides_its_transfer():
+    stats = run(Knows(1))
+    # Known at 13, while layer 0's miss holds the link until 16; fetched 16-22; routed at 27.
+    assert stats.tpot_seconds == [28.0]
+    assert stats.stall_seconds == 6.0
+    assert (stats.total.predicted, stats.total.predicted_in_time) == (1, 1)
+    assert stats.total.joint_rate == 0.5
+
+
+def test_replay__a_wrong_forecast_costs_nothing_while_the_link_is_idle():
+    stats = run(Knows(2))
+    assert stats.tpot_seconds == [34.0]
+    assert stats.total.fetch_rate == 1.0
+    assert stats.total.joint_rate == 0.0
+
+
+def test_replay__what_stays_in_the_arena_is_a_hit():
+    stats = run(None, steps=[Step((0, 1))] * 3)
+    assert stats.tpot_seconds == [34.0, 22.0, 22.0]
+    assert stats.total.hit_rate == pytest.approx(4 / 6)
+
+
+def test_replay__prefetch_off_ignores_the_predictor():
+    assert run(Knows(1), prefetch=False).tpot_seconds == [34.0]
