@@ -8,11 +8,12 @@ import pkgutil
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
+
+from train.reference.config import CorpusConfig
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -24,26 +25,6 @@ DOCUMENT_CHARS = 6_000
 
 STDLIB_MODULES = 120
 """Enough of the standard library's docstrings to teach the register of technical English."""
-
-
-@dataclass(kw_only=True)
-class CorpusConfig:
-    root: Path
-    """Folder with `text/openstax`, `text/novels`, `instruct/` and `prompts/gsm8k_train.jsonl`."""
-    num_tokens: int = 16_000_000
-    """Tokens drawn into the training file, by the mixture below."""
-    mixture: dict[str, float] = field(
-        default_factory=lambda: {
-            "textbooks": 0.30,
-            "novels": 0.18,
-            "templates": 0.20,
-            "instructions": 0.10,
-            "roleplay": 0.08,
-            "arithmetic": 0.06,
-            "docstrings": 0.08,
-        }
-    )
-    """Share of the training tokens taken from each source."""
 
 
 def chat(user: str, assistant: str) -> str:
@@ -130,6 +111,7 @@ def pack(config: CorpusConfig, tokenizer: Tokenizer, folder: Path, *, seed: int)
     end = tokenizer.token_to_id(END_OF_TEXT)
     train: list[np.ndarray] = []
     held_out: list[np.ndarray] = []
+    assert config.root is not None
     for name, texts in documents(config.root).items():
         order = random.Random(f"{seed}/{name}").sample(texts, len(texts))
         wanted, taken = int(config.num_tokens * config.mixture[name]), 0

@@ -5,39 +5,20 @@ import logging
 import math
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
+from train.reference.config import FitConfig
 from train.reference.muon import Muon
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class FitConfig:
-    steps: int = 1_500
-    """Optimiser steps; the learning rate is constant, then falls linearly over the last part."""
-    batch_size: int = 6
-    context: int = 512
-    """Tokens in a training window."""
-    muon_lr: float = 0.02
-    adam_lr: float = 3e-3
-    warmup: int = 50
-    decay_share: float = 0.4
-    """Share of the steps at the end over which the learning rate falls to zero."""
-    balance: float = 0.01
-    """Weight of each layer's load-balancing loss (Switch Transformers, equation 4)."""
-    z_loss: float = 1e-4
-    """Weight of the squared log-partition of the router, which keeps its logits small."""
-    seed: int = 0
-    save_every: int = 50
 
 
 def architecture() -> Qwen2MoeConfig:
@@ -136,8 +117,6 @@ def restore(folder: Path, model, optims: list[torch.optim.Optimizer]) -> int:
     path = folder / "checkpoint.safetensors"
     if not path.exists():
         return 0
-    from safetensors import safe_open
-
     with safe_open(path, "pt") as handle:
         step = int(handle.metadata()["step"])
     tensors = load_file(path)
