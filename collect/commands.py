@@ -9,6 +9,7 @@ from rich.console import Console
 
 from collect.config import CollectConfig, ImportConfig
 from collect.errors import TraceError
+from collect.traces.layout import TraceSignal
 from collect.traces.manifest import read_manifest
 from collect.traces.reader import Trace
 from collect.traces.step import Phase
@@ -28,15 +29,16 @@ def record(config: CollectConfig) -> dict[str, Any]:
         batch_size=config.batch_size,
         shard_bytes=config.shard_mib << 20,
     )
+    signals = [TraceSignal(name) for name in config.signals]
     folder = config.output or default_folder(
-        config.model, config.data, signals=config.signals, settings=settings
+        config.model, config.data, signals=signals, settings=settings
     )
     started = time.monotonic()
     trace = collect_part(
         config.model,
         config.data,
         folder=folder,
-        signals=config.signals,
+        signals=signals,
         settings=settings,
         budget=config.budget,
         console=console,

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from collect.traces.layout import ALL_SIGNALS, TraceSignal
+from collect.traces.layout import ALL_SIGNALS
 from predictors.config import RunConfig
-from predictors.errors import MoecastError
+from predictors.errors import MoecastError, unknown
 from runtime.config import ModelConfig
 
 
@@ -65,7 +65,7 @@ class CollectConfig(RunConfig):
     output: Path | None = None
     """The trace's folder; one that is there already is completed. Default:
     runs/traces/MODEL/DATA-DIGEST, where the digest tells settings apart."""
-    signals: list[TraceSignal] = field(default_factory=lambda: list(ALL_SIGNALS))
+    signals: list[str] = field(default_factory=lambda: [str(signal) for signal in ALL_SIGNALS])
     """What to record for each token and layer."""
     batch_size: int = 32
     """Prompts that go through the model together."""
@@ -96,8 +96,11 @@ class CollectConfig(RunConfig):
             raise MoecastError(f"top_p={self.top_p}: must be above 0 and at most 1")
         if not self.signals:
             raise MoecastError(f"signals=[]: choose from {', '.join(ALL_SIGNALS)}")
+        for signal in self.signals:
+            if signal not in ALL_SIGNALS:
+                raise MoecastError(f"signals: {unknown('signal', signal, map(str, ALL_SIGNALS))}")
         if len(set(self.signals)) < len(self.signals):
-            raise MoecastError(f"signals={[str(one) for one in self.signals]}: named twice")
+            raise MoecastError(f"signals={self.signals}: named twice")
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,16 @@ STATE = "state.json"
 Columns = Mapping[str, tuple[np.dtype, int]]
 
 
+class Sink(Protocol):
+    """The part of a binary file that arrow writes through."""
+
+    closed: bool
+
+    def write(self, data: Any, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
 def schema(columns: Columns) -> pa.Schema:
     """Arrow schema of `layout.columns`."""
     fields = []
@@ -26,7 +36,7 @@ def schema(columns: Columns) -> pa.Schema:
     return pa.schema(fields)
 
 
-def write_stream(sink: BinaryIO, columns: Columns, arrays: Mapping[str, NDArray]) -> None:
+def write_stream(sink: Sink, columns: Columns, arrays: Mapping[str, NDArray]) -> None:
     """One record batch, so that each column of a shard is one contiguous buffer."""
     fields = []
     for name, (dtype, width) in columns.items():
@@ -65,7 +75,7 @@ def dataset_info(columns: Columns) -> bytes:
 
 def dataset_state(manifest: TraceManifest) -> bytes:
     """`state.json`: the shards in order, and a fingerprint made from their digests."""
-    state = {
+    state: dict[str, Any] = {
         "_data_files": [{"filename": shard.data.name} for shard in manifest.shards],
         "_fingerprint": manifest.digest[:16],
         "_format_columns": None,

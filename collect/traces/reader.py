@@ -30,13 +30,14 @@ REQUESTS = TypeAdapter(list[Request])
 def check_file(folder: Path, record: FileRecord, *, verify: bool = True) -> None:
     """TraceError when it is not a plain file with the promised bytes."""
     path = folder / record.name
-    again = f"Delete {path} and run the same `python -m collect` again: it records what is missing."
+    again = "run the same `python -m collect` again: it records what is missing"
     if not path.is_file() or path.is_symlink():
-        raise TraceError(f"{path} is missing. {again}")
+        raise TraceError(f"{path} is missing: {again}")
+    again = f"Delete it and {again}"
     if path.stat().st_size != record.size:
         raise TraceError(
             f"{path} is damaged: {path.stat().st_size:,} bytes where {record.size:,} were written. "
-            f"Nothing of it was read. {again}"
+            f"Nothing of it was read. {again}."
         )
     if verify:
         with path.open("rb") as file:
@@ -44,7 +45,7 @@ def check_file(folder: Path, record: FileRecord, *, verify: bool = True) -> None
         if found != record.sha256:
             raise TraceError(
                 f"{path} is damaged: sha256 {found[:12]}... where {record.sha256[:12]}... was "
-                f"written. Nothing of it was read. {again}"
+                f"written. Nothing of it was read. {again}."
             )
 
 

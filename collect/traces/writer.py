@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from filelock import FileLock
@@ -49,7 +49,7 @@ class HashingFile:
         self.size = 0
         self.closed = False
 
-    def write(self, data) -> int:
+    def write(self, data: Any, /) -> int:
         self._sha256.update(data)
         self.size += memoryview(data).nbytes
         return self._file.write(data)
@@ -212,7 +212,11 @@ class TraceWriter:
             if (self.folder / shard.data.name).exists()
             and (self.folder / shard.requests.name).exists()
         ]
-        if len(kept) < len(manifest.shards):
+        whole = not manifest.complete or all(
+            (self.folder / record.name).exists() for record in manifest.extra
+        )
+        if len(kept) < len(manifest.shards) or not whole:
+            (self.folder / STATE).unlink(missing_ok=True)
             self._publish(kept)
 
     def _check_empty(self) -> None:

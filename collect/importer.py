@@ -1,0 +1,120 @@
+"""A routing-only trace from a published routing log, for systems that need no hidden states.
+
+Shape suffixes: N tokens, L layers, K top_k.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collect.errors import TraceError
+from collect.plan import require_space
+from collect.routing_log import RoutingLog, read_routing_log
+from collect.traces.layout import TraceSignal, row_bytes
+from collect.traces.manifest import ModelRecord, Request, TracePlan, digest_of
+from collect.traces.reader import Trace
+from collect.traces.split import prompt_digest, split_of
+from collect.traces.step import Phase
+from collect.traces.writer import TraceWriter, column_arrays
+
+IMPORT_VERSION = 1
+"""Part of the plan: raised when the same log comes to be read differently."""
+
+MAX_EXPERTS = 2**15 - 1
+
+
+def import_routing(
+    source: Path,
+    folder: Path,
+    *,
+    model_id: str = "unknown",
+    revision: str = "unknown",
+    num_experts: int | None = None,
+    hidden_size: int = 0,
+    dtype: str = "unknown",
+) -> Trace:
+    """Reads the log at `source` and writes, completes or opens the trace in `folder`.
+
+    Layers are renumbered 0.. from the lowest, as everywhere. The split is by request; a log that
+    names no requests is one request.
+
+    Raises:
+        TraceError: not a routing log, or the folder holds something else.
+        DiskSpaceError: not enough room.
+    """
+    log = read_routing_log(source)
+    highest = int(log.experts_NLK.max())
+    num_experts = num_experts or highest + 1
+    if highest >= num_experts or num_experts > MAX_EXPERTS:
+        raise TraceError(
+            f"{source}: expert {highest} with num_experts={num_experts}: ids run from 0 to "
+            f"num_experts - 1, of at most {MAX_EXPERTS:,} experts"
+        )
+    _, num_layers, top_k = log.experts_NLK.shape
+    model = ModelRecord(
+        model_id=model_id,
+        revision=revision,
+        config_hash="unknown",
+        num_layers=num_layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        hidden_size=hidden_size,
+        dtype=dtype,
+    )
+    with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    known = log.weights_NLK is not None
+    signals = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS) if known else (TraceSignal.EXPERTS,)
+    settings: dict[str, Any] = {"import_version": IMPORT_VERSION, "source_sha256": digest}
+    plan = TracePlan(
+        source="imported",
+        model=model,
+        signals=signals,
+        dataset=source.name,
+        prompts_digest=digest_of(log.requests),
+        settings=settings,
+        units=(digest_of([settings, model.model_dump(), signals]),),
+    )
+    require_space(folder, len(log.token_N) * row_bytes(plan.spec, signals))
+    writer = TraceWriter(folder, plan)
+    for unit in writer.missing():
+        writer.write(
+            unit, _arrays(log, signals), _requests(log, dataset=source.name, source=digest)
+        )
+    return writer.finish()
+
+
+def _arrays(log: RoutingLog, signals: tuple[TraceSignal, ...]) -> dict[str, np.ndarray]:
+    arrays = {
+        "request": log.request_N,
+        "position": log.position_N,
+        "token": log.token_N,
+        "phase": log.phase_N,
+    }
+    for layer in range(log.experts_NLK.shape[1]):
+        for signal in signals:
+            cube = log.experts_NLK if signal is TraceSignal.EXPERTS else log.weights_NLK
+            assert cube is not None, "a log without weights has no such signal"
+            arrays |= column_arrays(signal, layer, cube[:, layer])
+    return arrays
+
+
+def _requests(log: RoutingLog, *, dataset: str, source: str) -> list[Request]:
+    """Prompts are not known: a request's digest is that of its name within the log."""
+    count = len(log.requests)
+    prefill = np.bincount(log.request_N[log.phase_N == Phase.PREFILL], minlength=count)
+    decode = np.bincount(log.request_N[log.phase_N == Phase.DECODE], minlength=count)
+    digests = [prompt_digest(f"{source}/{name}") for name in log.requests]
+    return [
+        Request(
+            index=index,
+            digest=digest,
+            dataset=dataset,
+            split=split_of(digest),
+            prompt_tokens=int(prefill[index]),
+            generated_tokens=int(decode[index]),
+        )
+        for index, digest in enumerate(digests)
+    ]

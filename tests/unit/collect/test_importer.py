@@ -1,0 +1,100 @@
+"""Published routing logs become traces that replay."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collect.errors import TraceError
+from collect.importer import import_routing
+from collect.traces import Phase, Trace
+
+# Two requests that take turns, two layers (numbered 1 and 3 by the model: 0 and 2 are dense).
+LOG = [
+    {"request": "a", "position": 0, "layer": 1, "experts": [5, 2], "weights": [0.75, 0.25]},
+    {"request": "a", "position": 0, "layer": 3, "experts": [0, 1], "weights": [0.5, 0.5]},
+    {"request": "b", "position": 0, "layer": 1, "experts": [2, 3], "weights": [0.5, 0.5]},
+    {"request": "a", "position": 1, "layer": 1, "experts": [4, 5], "weights": [0.5, 0.5]},
+    {"request": "b", "position": 0, "layer": 3, "experts": [3, 2], "weights": [1.0, 0.0]},
+    {"request": "a", "position": 1, "layer": 3, "experts": [1, 6], "weights": [0.5, 0.5]},
+]
+
+
+def write_log(path: Path, lines: list[dict]) -> Path:
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return path
+
+
+def test_import__arranges_by_request_and_token(tmp_path: Path) -> None:
+    trace = import_routing(write_log(tmp_path / "log.jsonl", LOG), tmp_path / "t", model_id="m")
+    assert trace.spec.num_layers == 2
+    assert trace.spec.num_experts == 7
+    assert trace.spec.top_k == 2
+    assert trace.requests.tolist() == [0, 0, 1]
+    np.testing.assert_array_equal(trace.column("experts", 0), [[5, 2], [4, 5], [2, 3]])
+    np.testing.assert_array_equal(trace.column("experts", 1), [[0, 1], [1, 6], [3, 2]])
+    np.testing.assert_array_equal(
+        trace.column("weights", 0), [[0.75, 0.25], [0.5, 0.5], [0.5, 0.5]]
+    )
+    assert [step.phase for step in trace.steps()] == 3 * [Phase.DECODE]
+    assert trace.manifest.plan.source == "imported"
+
+
+def test_import__tells_tokens_by_falling_layers(tmp_path: Path) -> None:
+    bare = [{"layer": i % 3, "experts": [i, i + 1]} for i in range(9)]
+    trace = import_routing(write_log(tmp_path / "log.jsonl", bare), tmp_path / "t")
+    assert trace.positions.tolist() == [0, 1, 2]
+    assert trace.tokens.tolist() == [-1, -1, -1]
+    assert trace.signals == ("experts",)
+    np.testing.assert_array_equal(trace.column("experts", 2), [[2, 3], [5, 6], [8, 9]])
+
+
+def test_import__prefill_is_one_step(tmp_path: Path) -> None:
+    lines = [
+        {"layer": 0, "experts": [i], "position": i, "token": 10 + i, "phase": phase}
+        for i, phase in enumerate(["prefill", "prefill", "decode"])
+    ]
+    trace = import_routing(write_log(tmp_path / "log.jsonl", lines), tmp_path / "t")
+    assert [step.tokens_T.tolist() for step in trace.steps()] == [[10, 11], [12]]
+
+
+def test_import__again_is_the_same_trace(tmp_path: Path) -> None:
+    source = write_log(tmp_path / "log.jsonl", LOG)
+    first = import_routing(source, tmp_path / "t")
+    assert import_routing(source, tmp_path / "t").digest == first.digest
+    assert Trace.open(tmp_path / "t").digest == first.digest
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"layer": 0, "experts": [1]}, "line 7: 1 experts, the lines before 2"),
+        ({"layer": 0, "experts": [1, 1]}, "not 2 different ids"),
+        ({"layer": 0, "experts": [1, 2], "surprise": 1}, "surprise: .*Keys: layer, experts"),
+        ({"layer": "0", "experts": [1, 2]}, "line 7: layer"),
+        ({"experts": [1, 2]}, "line 7: layer: Field required"),
+        ({"layer": 0, "experts": [1, 2], "phase": "after"}, "allowed are prefill, decode"),
+        (
+            {"request": "b", "position": 1, "layer": 3, "experts": [3, 2], "weights": [1.0, 0.0]},
+            "request 'b', position 1 has not each of the 2 layers",
+        ),
+        ({**LOG[0]}, "request 'a', position 0 has not each of the 2 layers"),
+        ({"request": "c", "layer": 1, "experts": [3, 2]}, "has not each"),
+    ],
+)
+def test_import__bad_line_is_named(tmp_path: Path, line: dict, message: str) -> None:
+    source = write_log(tmp_path / "log.jsonl", [*LOG, line])
+    with pytest.raises(TraceError, match=message):
+        import_routing(source, tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
+def test_import__too_few_experts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"expert 6 with num_experts=6"):
+        import_routing(write_log(tmp_path / "log.jsonl", LOG), tmp_path / "t", num_experts=6)
+
+
+def test_import__missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no such file"):
+        import_routing(tmp_path / "nothing.jsonl", tmp_path / "t")

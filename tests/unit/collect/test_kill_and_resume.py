@@ -1,0 +1,96 @@
+"""A recording that is killed goes on with nothing torn, lost or doubled."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import pytest
+
+from collect.config import DataConfig, SourceKind
+from collect.record import collect, settings_of
+from collect.traces import Trace, TraceError
+from runtime.config import ModelConfig
+from tests.builders.recordable import prompts_file, recordable
+from tests.builders.traces import make_trace
+
+ROOT = Path(__file__).resolve().parents[3]
+DEADLINE_SECONDS = 120
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_writer__killed_at_every_disk_operation_resumes(tmp_path: Path) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "tests.builders.killed_writers", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    num_killed = int(made.stdout)
+    # trace.json, two units (data, requests, trace.json), two JSON files, trace.json: each file is
+    # fsynced, renamed, and its folder fsynced.
+    assert num_killed == 3 * (1 + 2 * 3 + 3)
+    whole = content(tmp_path / "whole")
+    for number in range(num_killed):
+        folder = tmp_path / str(number)
+        assert_no_part_is_taken_for_the_whole(folder, num_rows=2 * 3 * 10)
+        make_trace(folder, requests_per_unit=3)
+        assert content(folder) == whole, f"killed before disk operation {number}"
+
+
+def assert_no_part_is_taken_for_the_whole(folder: Path, *, num_rows: int) -> None:
+    # Without state.json it is no data set yet.
+    with contextlib.suppress(FileNotFoundError):
+        assert len(datasets.load_from_disk(str(folder))) == num_rows
+    try:
+        assert Trace.open(folder).num_tokens == num_rows
+    except TraceError as error:
+        assert "python -m collect" in str(error)  # noqa: PT017
+
+
+RECORD = """
+import sys
+from pathlib import Path
+from tests.unit.collect.test_kill_and_resume import record
+record(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def record(home: Path, folder: Path) -> Trace:
+    """A trace of twelve work units, one prompt each."""
+    data = DataConfig(
+        kind=SourceKind.JSONL, path=str(home / "prompts.jsonl"), min_chars=1, new_tokens=8
+    )
+    model = ModelConfig(name="tiny", id=str(home / "model"), dtype="float32")
+    settings = settings_of(data, shard_bytes=1, temperature=1.0)
+    return collect(model, data, folder=folder, settings=settings)
+
+
+def test_collect__killed_while_recording_resumes(tmp_path: Path) -> None:
+    recordable(tmp_path / "model")
+    prompts_file(tmp_path / "prompts.jsonl", count=12)
+    record(tmp_path, tmp_path / "whole")
+    folder = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", RECORD, tmp_path, folder], cwd=ROOT)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while len(list(folder.glob("*.arrow"))) < 2:
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    with pytest.raises(TraceError, match="not finished"):
+        Trace.open(folder)
+    written = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.requests.json")}
+    record(tmp_path, folder)
+    assert content(folder) == content(tmp_path / "whole")
+    kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.requests.json")}
+    again = [name for name, when in written.items() if kept[name] != when]
+    assert len(again) <= 1, "what was named in trace.json is not recorded again"

@@ -1,0 +1,127 @@
+"""Prompts are the same every time, and a source that can not be had says what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from collect.config import DataConfig, SourceKind
+from collect.errors import PromptError
+from collect.plan import EncodedPrompt, Settings, batches, units
+from collect.prompts import cut, load_prompts
+from collect.sources import text_of
+from configs.compose import ConfigError, compose_typed
+from predictors.errors import MoecastError
+
+
+@pytest.mark.parametrize("count", [10, 100, 500, 1500])
+def test_pydocs__gives_about_as_many_as_asked(count: int) -> None:
+    prompts = load_prompts(DataConfig(num_prompts=count))
+    assert 0.9 * count <= len(prompts) <= count
+    assert len({prompt.digest for prompt in prompts}) == len(prompts)
+
+
+def test_prompts__repeat_and_depend_on_the_seed() -> None:
+    data = DataConfig(num_prompts=50)
+    assert load_prompts(data, seed=3) == load_prompts(data, seed=3)
+    assert load_prompts(data, seed=3) != load_prompts(data, seed=4)
+
+
+def test_cut__loses_and_repeats_nothing() -> None:
+    text = " ".join(f"word{i}" for i in range(5_000))
+    pieces = list(cut([text], num_pieces=20, longest=10_000))
+    assert " ".join(pieces) == text
+    assert 18 <= len(pieces) <= 22
+
+
+def test_cut__comes_through_a_text_without_spaces() -> None:
+    assert "".join(cut(["x" * 1_000], num_pieces=4, longest=500)) == "x" * 1_000
+
+
+def test_jsonl__finds_the_usual_key_and_drops_doubles(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": i, "question": f"how much is {i % 3} and {i % 3}"} for i in range(9)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    prompts = load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1))
+    assert [prompt.text for prompt in prompts] == [row["question"] for row in rows[:3]]
+
+
+def test_text__is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("It was a dark and stormy night. " * 500)
+    data = DataConfig(kind=SourceKind.TEXT, path=str(path), num_prompts=20)
+    assert 1 <= len(load_prompts(data)) <= 20
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "expected"),
+    [
+        ({"instruction": "Add", "input": "1 and 2"}, ["instruction", "input"], "Add\n\n1 and 2"),
+        ({"instruction": "Sing", "input": ""}, ["instruction", "input"], "Sing"),
+        (
+            {"conversations": [{"from": "gpt", "value": "hi"}, {"from": "human", "value": "lo"}]},
+            ["conversations"],
+            "lo",
+        ),
+        ({"conversation": [{"role": "user", "content": "hey"}]}, ["conversation"], "hey"),
+        ({"turns": ["first", "second"]}, ["turns"], "first"),
+        ({"conversation": []}, ["conversation"], ""),
+    ],
+)
+def test_text_of__takes_the_users_words(row: dict, fields: list[str], expected: str) -> None:
+    assert text_of(row, fields, where="here") == expected
+
+
+def test_text_of__unknown_key_lists_what_there_is() -> None:
+    with pytest.raises(PromptError, match=r"has no promt; it has id, prompt.*data\.fields"):
+        text_of({"id": 1, "prompt": "x"}, ["promt"], where="f.jsonl, line 1")
+
+
+def test_hub__out_of_reach_says_what_to_do() -> None:
+    data = DataConfig(name="alpaca", kind=SourceKind.HUB, path="tatsu-lab/alpaca")
+    with pytest.raises(PromptError, match=r"tatsu-lab/alpaca.*Offline: data=pydocs.*data=jsonl"):
+        load_prompts(data)
+
+
+@pytest.mark.parametrize("kind", [SourceKind.JSONL, SourceKind.TEXT, SourceKind.HUB])
+def test_source__without_its_path_names_the_key(kind: SourceKind) -> None:
+    with pytest.raises(PromptError, match=r"data\.path="):
+        load_prompts(DataConfig(kind=kind))
+
+
+def test_source__missing_file_is_named(tmp_path: Path) -> None:
+    data = DataConfig(kind=SourceKind.TEXT, path=str(tmp_path / "none.txt"))
+    with pytest.raises(PromptError, match=r"none\.txt: there is no such file"):
+        load_prompts(data)
+
+
+def test_source__line_that_is_not_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt": "a long enough prompt, this one is"}\n{"prompt": ')
+    with pytest.raises(PromptError, match=r"bad\.jsonl, line 2 is not JSON"):
+        load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path)))
+
+
+def test_data__unknown_name_lists_the_choices() -> None:
+    with pytest.raises(ConfigError, match=r"'pydoc'.*Did you mean 'pydocs'.*sharegpt"):
+        compose_typed("collect", ["data=pydoc"])
+
+
+def test_signals__unknown_name_lists_the_choices() -> None:
+    with pytest.raises(MoecastError, match=r"'gate_inputs'.*Did you mean 'gate_input'"):
+        compose_typed("collect", ["signals=[gate_inputs]"])
+
+
+def make_prompts(lengths: list[int]) -> list[EncodedPrompt]:
+    return [EncodedPrompt(i, "0" * 64, "d", (1,) * length) for i, length in enumerate(lengths)]
+
+
+def test_units__are_runs_of_prompts_within_the_size() -> None:
+    settings = Settings(new_tokens=2, max_prompt_tokens=99, chat=False, shard_bytes=100)
+    work = units(make_prompts([3, 3, 50, 1, 1, 1]), settings, bytes_per_row=10)
+    assert [[prompt.index for prompt in unit] for unit in work] == [[0, 1], [2], [3, 4, 5]]
+
+
+def test_batches__put_like_lengths_together() -> None:
+    unit = make_prompts([9, 1, 8, 2])
+    assert [[p.index for p in batch] for batch in batches(unit, 2)] == [[1, 3], [2, 0]]
