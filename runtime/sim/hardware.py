@@ -18,9 +18,18 @@ KERNELS_PER_EXPERT = 4
 class Hardware(Protocol):
     """Times in seconds of everything that a replay needs."""
 
-    name: str
-    predictor_seconds: float
-    chunk_bytes: tuple[int, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def predictor_seconds(self) -> float:
+        """Latency of one prediction, beside the computation."""
+        ...
+
+    @property
+    def chunk_bytes(self) -> tuple[int, ...]:
+        """Sizes of an expert's chunks."""
+        ...
 
     def transfer_seconds(self, num_bytes: int) -> float:
         """One chunk over the link."""

@@ -21,8 +21,11 @@ from runtime.sim.simulator import Simulator
 class Step(Protocol):
     """What a trace keeps of one forward pass. T tokens, D hidden, E experts, K top_k."""
 
-    tokens_T: Ints
-    requests_T: Ints
+    @property
+    def tokens_T(self) -> Ints: ...
+
+    @property
+    def requests_T(self) -> Ints: ...
 
     def layer_input(self, layer: int) -> Floats: ...
 
