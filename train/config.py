@@ -5,7 +5,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from collect.config import DataConfig
-
 from predictors.config import PredictorConfig, RunConfig
 from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ModelConfig, SystemConfig
@@ -47,11 +46,11 @@ class TrainConfig(RunConfig):
     """A trace's folder; made when it is not there. Default: runs/traces/MODEL/DATA."""
     loss: Loss = Loss.BCE
     """bce: calibrated scores; listwise: softmax cross-entropy against the chosen set."""
-    max_epochs: int = 8
+    max_epochs: int = 5
     """Passes over the training requests."""
-    batch_size: int = 1024
+    batch_size: int = 256
     """Tokens in a step; every network sees each of them."""
-    lr: float = 2e-3
+    lr: float = 4e-3
     """Peak learning rate of AdamW; warmed up, then linearly to zero."""
     weight_decay: float = 1e-2
     """AdamW's."""

@@ -1,6 +1,6 @@
 """The table of figures per layer, for people, from the same numbers that go into results.json."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +18,7 @@ def cell(value: float | None) -> str:
 
 def layer_table(metric: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
     """One figure: a row for each layer, a column for each predictor, the mean below."""
-    table = Table(title=f"{metric}: {DEFINITIONS[metric]}", title_justify="left")
+    table = Table()
     table.add_column("layer", justify="right")
     for name in results:
         table.add_column(name, justify="right")
@@ -35,16 +35,10 @@ def show(
     """Prints every figure's table, the definitions above the numbers."""
     console = console or Console()
     for metric in SHOWN:
+        console.print(f"{metric}: {DEFINITIONS[metric]}", highlight=False)
         console.print(layer_table(metric, results))
     console.print(
         f"fetch_rate and good_pred: {setting}. Means are over the layers that a predictor "
-        "forecasts; a dash: no forecast (no earlier layer to forecast it from)."
-    )
-
-
-def summary(results: Mapping[str, Mapping[str, Any]], names: Sequence[str] = SHOWN) -> str:
-    """One line for each predictor, for logs."""
-    return "\n".join(
-        f"{predictor}: " + ", ".join(f"{name} {cell(one[f'mean_{name}'])}" for name in names)
-        for predictor, one in results.items()
+        "forecasts; a dash: no forecast (no earlier layer to forecast it from).",
+        highlight=False,
     )

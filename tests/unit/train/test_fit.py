@@ -65,7 +65,7 @@ def test_fit__learns_more_than_popularity(trace: Trace, tmp_path: Path) -> None:
 class Stop(Callback):
     """Ends the process's part of the training, as a kill after the second pass would."""
 
-    def on_train_epoch_start(self, trainer, pl_module) -> None:  # noqa: ARG002
+    def on_train_epoch_start(self, trainer, pl_module) -> None:
         if trainer.current_epoch == 2:
             raise KeyboardInterrupt
 

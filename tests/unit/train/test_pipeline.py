@@ -1,0 +1,144 @@
+"""The pipeline's own parts: baselines from a model, traces that do not fit, replay, the table."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from predictors.base import Forecast, Predictor
+from runtime.config import HardwareConfig, ModelConfig
+from runtime.errors import BudgetError
+from runtime.sim.hardware import Roofline
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.traces import make_spec, make_trace
+from train.baselines import make_skip
+from train.config import LoggerConfig, TrainConfig
+from train.errors import TrainError
+from train.evaluate import accuracy_table, score
+from train.loggers import finish, make_logger
+from train.pipeline import machine
+from train.replay import budget_slots, first_tokens
+from train.table import show
+from train.tracing import trace_for
+
+HARDWARE = Roofline(
+    name="test",
+    link_bytes_per_second=1e9,
+    link_latency_seconds=0.0,
+    memory_bytes_per_second=1e9,
+    flops=1e12,
+    kernel_seconds=0.0,
+    predictor_seconds=0.0,
+    chunk_bytes=(100, 100, 100),
+    layer_bytes=1_000,
+)
+
+
+class Oracle(Predictor):
+    """Knows every choice of one layer beforehand, and nothing of the others."""
+
+    kind = "oracle"
+    signals = frozenset()
+    stateless = False
+
+    def __init__(self, trace):
+        super().__init__(trace.spec)
+        self._steps = trace.steps("held_out")
+
+    def begin_step(self, tokens_T, requests_T):
+        scores = np.zeros((len(tokens_T), self.spec.num_experts), np.float32)
+        np.put_along_axis(scores, next(self._steps).experts(1), 1.0, axis=1)
+        return [Forecast(1, scores)]
+
+
+def test_score__of_an_oracle_is_one_where_it_speaks_and_none_elsewhere(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t")
+    table = accuracy_table(score(Oracle(trace), trace))
+    assert table["accuracy"] == [None, 1.0, None, None]
+    assert table["gate_mass_recall"][1] == pytest.approx(1.0)
+    assert table["calibration_error"][1] == 0.0
+    assert table["tokens"] == len(trace.rows("held_out"))
+    assert table["mean_accuracy"] == 1.0
+
+
+def test_skip__takes_the_routers_of_the_model(tmp_path: Path) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "m", num_layers=3)
+    spec = make_spec(num_layers=3, hidden_size=32)
+    one, two = make_skip(
+        ModelConfig(name="tiny", id=str(folder), dtype="float32"), spec, horizons=(1, 2, 3)
+    )
+    hidden = np.random.default_rng(0).standard_normal((5, 32), dtype=np.float32)
+    routers = [
+        layer.mlp.gate.weight.numpy(force=True) for layer in plain_eager(folder).model.layers
+    ]
+    for skip, target in ((one, 1), (two, 2)):
+        (forecast,) = skip.gate_input(0, hidden)
+        expected = np.argsort(-(hidden @ routers[target].T), axis=1)[:, :2]
+        assert np.array_equal(np.sort(forecast.chosen_TK(2)), np.sort(expected))
+
+
+def test_skip__refuses_a_model_of_another_size(tmp_path: Path) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "m")
+    model = ModelConfig(name="tiny", id=str(folder))
+    with pytest.raises(TrainError, match=r"\(8, 32\).*needs one matrix \(8, 16\)"):
+        make_skip(model, make_spec(num_layers=2), horizons=(1,))
+
+
+def test_trace_for__refuses_a_trace_of_another_model_naming_both(tmp_path: Path) -> None:
+    make_trace(tmp_path / "t")
+    folder = tiny_qwen2_moe(tmp_path / "m")
+    config = TrainConfig(
+        model=ModelConfig(name="tiny", id=str(folder)), trace=tmp_path / "t", run_dir=tmp_path
+    )
+    with pytest.raises(TrainError, match='model_id: the trace has "synthetic", model=tiny has'):
+        trace_for(config)
+
+
+def test_first_tokens__takes_whole_steps(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t")
+    taken = [step.num_tokens for step in first_tokens(trace.steps("held_out"), 8)]
+    # A prompt of six, then generated tokens one by one.
+    assert taken == [6, 1, 1]
+
+
+def test_budget_slots__is_a_share_of_all_experts_or_refused() -> None:
+    spec = make_spec()
+    assert budget_slots("50%", spec, HARDWARE) == 16
+    assert budget_slots("901", spec, HARDWARE) == 3
+    with pytest.raises(BudgetError, match="least budget is 600"):
+        budget_slots("1B", spec, HARDWARE)
+
+
+def test_machine__is_the_one_described() -> None:
+    config = HardwareConfig(name="x", measured=False, link_bytes_per_second=5.0, expert_bytes=30)
+    found = machine(config, ModelConfig())
+    assert (found.name, found.chunk_bytes) == ("x", (10, 10, 10))
+
+
+def test_table__has_dashes_for_what_was_not_measured_and_names_its_definitions() -> None:
+    metrics = ("accuracy", "fetch_rate", "good_pred")
+    one = {name: [None, 0.5] for name in metrics} | {f"mean_{name}": 0.25 for name in metrics}
+    out = io.StringIO()
+    show({"mlp": one}, setting="the setting", console=Console(file=out, width=200))
+    text = out.getvalue()
+    assert "mean over held-out tokens of |predicted top_k and chosen| / top_k" in text
+    assert "the setting" in text
+    assert text.count("-") >= 3
+    assert text.count("0.250") == 3
+
+
+def test_logger__writes_the_curves_as_csv(tmp_path: Path) -> None:
+    logger = make_logger(LoggerConfig(), run_dir=tmp_path, settings={"lr": 1.0})
+    logger.log_metrics({"val/accuracy/mlp/layer_01": 0.5}, step=3)
+    finish(logger, "success")
+    lines = (tmp_path / "logs" / "metrics.csv").read_text().splitlines()
+    assert "val/accuracy/mlp/layer_01" in lines[0]
+    assert "0.5" in lines[1]
+
+
+@pytest.mark.parametrize("field", ["max_epochs", "batch_size", "lr", "weight_decay", "threads"])
+def test_config__names_the_key_and_what_is_allowed(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field}=-1: must be"):
+        TrainConfig(**{field: -1})
