@@ -1,0 +1,170 @@
+"""The whole path as a user walks it: train, generate, the zoo, and the refusals on the way."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from runtime.config import BUILTIN_MODELS
+from runtime.plain import load_plain
+
+MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
+PROMPT = "The heart pumps blood"
+TOKENS = 12
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m ARGUMENTS` from an empty folder, as a user would."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A small run of the front door: 24 prompts, one pass."""
+    folder = tmp_path_factory.mktemp("work")
+    done = command(
+        folder,
+        *("train", "model=qwen2-moe-tiny", "predictor=stride", "run_dir=runs/r"),
+        *("data.num_prompts=24", "data.new_tokens=6", "data.max_prompt_tokens=64"),
+        *("max_epochs=2", "replay_tokens=120"),
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    """What plain Transformers generates, computed here and not by the code under test."""
+    plain = load_plain(MODEL, dtype=torch.float32)
+    inputs = AutoTokenizer.from_pretrained(MODEL)(PROMPT, return_tensors="pt")
+    output = plain.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+    return output[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_train__results_hold_every_predictor_and_layer(trained):
+    results = json.loads((trained / "runs/r/results.json").read_text())
+    predictors = results["predictors"]
+    assert {"stride", "mlp", "skip", "token", "popularity"} <= set(predictors)
+    for name, table in predictors.items():
+        for metric in ("accuracy", "fetch_rate", "good_pred"):
+            assert len(table[metric]) == 12, (name, metric)
+            known = [value for value in table[metric] if value is not None]
+            assert known, (name, metric)
+            assert all(0 <= value <= 1 for value in known)
+        assert table["mean_accuracy"] > 4 / 60, "worse than guessing"
+    run = json.loads((trained / "runs/r/run.json").read_text())
+    assert run["argv"][:1] == ["model=qwen2-moe-tiny"]
+
+
+def test_train__every_predictor_becomes_an_entry_that_verifies(trained):
+    for name in ("stride", "mlp", "skip", "token", "popularity"):
+        done = command(trained, "zoo", "verify", f"runs/r/entries/{name}")
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("budget", ["15%", "50%", "100%"])
+def test_generate__tokens_are_those_of_plain_transformers(trained, expected, budget):
+    done = command(
+        trained,
+        *("runtime", "generate", "model=qwen2-moe-tiny", "predictor=runs/r/entries/stride"),
+        *(f"budget={budget}", f"prompt={PROMPT}", f"max_new_tokens={TOKENS}"),
+        f"run_dir=runs/{budget.strip('%')}",
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((trained / f"runs/{budget.strip('%')}/results.json").read_text())
+    assert results["tokens"] == expected
+    stats = results["stats"]
+    assert stats["requests"] == stats["hits"] + stats["joins"] + stats["misses"]
+    assert stats["bytes_prefetched"] > 0
+    assert stats["arena_bytes"] <= 720 * 122_880 * float(budget.strip("%")) / 100 + 40_960
+    assert stats["fetch_rate"] is not None
+
+
+def test_generate__a_budget_below_one_step_names_the_least(trained):
+    done = command(trained, "runtime", "generate", "budget=1KiB")
+    assert done.returncode == 2
+    assert "the least budget is" in done.stderr
+    assert "Traceback" not in done.stderr
+    least = done.stderr.rpartition("budget=")[2].strip().rstrip(")")
+    again = command(
+        trained, "runtime", "generate", f"budget={least}", "max_new_tokens=2", "run_dir=runs/least"
+    )
+    assert again.returncode == 0, again.stderr
+
+
+def test_generate__a_predictor_of_another_model_names_both_sides(trained):
+    manifest = trained / "runs/r/entries/stride/manifest.json"
+    other = trained / "other"
+    (other / "entries").mkdir(parents=True, exist_ok=True)
+    copy = other / "entries/stride"
+    subprocess.run(["cp", "-r", str(manifest.parent), str(copy)], check=True)
+    content = json.loads(manifest.read_text())
+    content["model"]["top_k"] = 8
+    altered = json.dumps(content).encode()
+    (copy / "manifest.json").write_bytes(altered)
+    digest = hashlib.sha256(altered).hexdigest()
+    (copy / "manifest.sha256").write_text(f"{digest}  manifest.json\n")
+    done = command(trained, "runtime", "generate", f"predictor={copy}")
+    assert done.returncode == 2
+    assert "top_k" in done.stderr
+    assert "8" in done.stderr
+    assert "4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("train", "model=qwen2-moe-tinny"), "qwen2-moe-tiny"),
+        (("train", "data=pydoc"), "pydocs"),
+        (("train", "predictor=strid"), "stride"),
+        (("runtime", "generate", "predictor=strde"), "zoo list"),
+        (("runtime", "generate", "model=qwen1.5-moe"), "not on this machine"),
+        (("runtime", "generat"), "generate"),
+        (("runtime", "generate", "budgett=4"), "budget"),
+        (("collect", "data=jsonl", "data.path=none.jsonl"), "none.jsonl"),
+    ],
+)
+def test_commands__wrong_use_names_the_cause_in_one_line(tmp_path, arguments, says):
+    done = command(tmp_path, *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_models__an_altered_reference_model_is_refused(tmp_path):
+    copy = tmp_path / "site"
+    root = Path(__file__).parents[2]
+    copy.mkdir()
+    for package in ("predictors", "zoo", "runtime", "collect", "train", "configs"):
+        subprocess.run(["cp", "-r", str(root / package), str(copy / package)], check=True)
+    weights = copy / "runtime/models/qwen2_moe_tiny/model.safetensors"
+    with weights.open("r+b") as handle:
+        handle.seek(1_000_000)
+        byte = handle.read(1)
+        handle.seek(1_000_000)
+        handle.write(bytes([byte[0] ^ 1]))
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime", "generate"],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "was altered" in done.stderr

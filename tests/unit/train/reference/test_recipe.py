@@ -1,0 +1,97 @@
+"""The reference model's recipe: optimiser, losses, windows and audit against plain versions."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from predictors.errors import MoecastError
+from train.reference.audit import entropy_share, lru_hit_rate, ngram_losses
+from train.reference.commands import prepare
+from train.reference.config import FitConfig, ReferenceConfig
+from train.reference.corpus import chat, is_held_out
+from train.reference.fit import architecture, balance_losses, learning_rate, windows
+from train.reference.muon import Muon, orthogonalise
+
+
+@pytest.mark.parametrize("shape", [(8, 20), (20, 8), (5, 6, 12)])
+def test_orthogonalise__singular_values_come_near_one(shape):
+    matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalise(matrices))
+    assert values.min() > 0.3
+    assert values.max() < 1.4
+
+
+def test_muon__a_stack_moves_as_its_matrices_one_by_one():
+    generator = torch.Generator().manual_seed(1)
+    start, gradient = torch.randn(2, 3, 4, 6, generator=generator)
+    stack = torch.nn.Parameter(start.clone())
+    single = [torch.nn.Parameter(matrix.clone()) for matrix in start]
+    together, apart = Muon([stack], lr=0.1), Muon(single, lr=0.1)
+    for _ in range(3):
+        stack.grad = gradient.clone()
+        for parameter, part in zip(single, gradient, strict=True):
+            parameter.grad = part.clone()
+        together.step()
+        apart.step()
+    assert torch.allclose(stack, torch.stack(list(single)), atol=1e-5)
+
+
+def test_balance_losses__even_routing_costs_one_and_a_collapsed_router_more():
+    even = torch.eye(4).repeat(5, 1) * 3
+    balance, _ = balance_losses((even,), top_k=1)
+    assert balance.item() == pytest.approx(1.0, abs=1e-5)
+    collapsed = torch.tensor([[9.0, 0.0, 0.0, 0.0]]).repeat(20, 1)
+    assert balance_losses((collapsed,), top_k=1)[0].item() > 3.9
+
+
+def test_learning_rate__rises_stays_and_falls_to_zero():
+    config = FitConfig(steps=100, warmup=10, decay_share=0.5)
+    factors = [learning_rate(step, config) for step in (0, 9, 30, 50, 75, 100)]
+    assert factors == [0.1, 1.0, 1.0, 1.0, 0.5, 0.0]
+
+
+def test_windows__a_pass_sees_every_window_once():
+    config = FitConfig(batch_size=2, context=4)
+    tokens = np.arange(33, dtype=np.uint16)
+    rows = torch.cat([windows(tokens, config, step) for step in range(4)])
+    assert sorted(rows[:, 0].tolist()) == [0, 4, 8, 12, 16, 20, 24, 28]
+    assert torch.equal(rows[:, 1:] - rows[:, :-1], torch.ones(8, 4, dtype=torch.int64))
+    assert torch.equal(windows(tokens, config, 2), windows(tokens, config, 2))
+
+
+def test_ngram_losses__are_what_counting_by_hand_gives():
+    train = np.array([0, 1, 0, 1, 0, 2], dtype=np.uint16)
+    held_out = np.array([0, 1, 2], dtype=np.uint16)
+    found = ngram_losses(train, held_out, vocab=3)
+    unigram = {0: 4 / 9, 1: 3 / 9, 2: 2 / 9}
+    assert found["unigram"] == pytest.approx(-(math.log(unigram[1]) + math.log(unigram[2])) / 2)
+    after_0, after_1 = 0.75 * 2 / 3 + 0.25 * unigram[1], 0.25 * unigram[2]
+    assert found["bigram"] == pytest.approx(-(math.log(after_0) + math.log(after_1)) / 2)
+
+
+def test_audit__entropy_and_lru_by_hand():
+    assert entropy_share(np.array([5, 5, 5, 5])) == pytest.approx(1.0)
+    assert entropy_share(np.array([9, 0, 0, 0])) == pytest.approx(0.0)
+    # capacity 2: misses 0 1, hits 0, misses 2 (drops 1), misses 1 (drops 0), hit 2
+    assert lru_hit_rate(np.array([[0], [1], [0], [2], [1], [2]]), 2) == pytest.approx(2 / 6)
+
+
+def test_corpus__split_goes_by_content_and_takes_its_share():
+    held_out = Counter(is_held_out(chat(str(i), "answer")) for i in range(4_000))
+    assert 40 <= held_out[True] <= 130
+    assert is_held_out("a") == is_held_out("a")
+
+
+def test_prepare__without_a_corpus_says_what_is_needed(tmp_path):
+    with pytest.raises(MoecastError, match=r"corpus\.root=PATH"):
+        prepare(ReferenceConfig(), tmp_path)
+
+
+def test_architecture__is_the_size_that_ships():
+    config = architecture()
+    assert (config.num_hidden_layers, config.num_experts, config.num_experts_per_tok) == (12, 60, 4)
+    expert_bytes = 3 * config.hidden_size * config.moe_intermediate_size * 2
+    assert expert_bytes % (3 * 4096) == 0, "each linear layer is whole pages"
