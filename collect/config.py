@@ -67,7 +67,7 @@ class CollectConfig(RunConfig):
     runs/traces/MODEL/DATA-DIGEST, where the digest tells settings apart."""
     signals: list[str] = field(default_factory=lambda: [str(signal) for signal in ALL_SIGNALS])
     """What to record for each token and layer."""
-    batch_size: int = 32
+    batch_size: int = 64
     """Prompts that go through the model together."""
     temperature: float = 0.0
     """0: greedy; above: sampled, by `seed`."""

@@ -31,7 +31,7 @@ class Settings:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
-    batch_size: int = 32
+    batch_size: int = 64
     """Prompts of one batch share its padding, and with it the last bits of their states."""
     shard_bytes: int = 256 << 20
 
@@ -56,22 +56,42 @@ def encode(
         PromptError: a chat template is asked for and the model has none.
     """
     texts = [prompt.text for prompt in prompts]
+    longest = settings.max_prompt_tokens
     if settings.chat:
-        if tokenizer.chat_template is None:
-            raise PromptError("this model has no chat template: set data.chat=false")
-        texts = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            )
-            for text in texts
-        ]
-    # The template has written the special tokens already.
-    encoded = tokenizer(texts, add_special_tokens=not settings.chat)["input_ids"]
-    cut = [tokens[: settings.max_prompt_tokens] for tokens in encoded]
+        cut = _chats(texts, tokenizer, longest)
+    else:
+        cut = [tokens[:longest] for tokens in tokenizer(texts)["input_ids"]]
     kept = [(prompt, tokens) for prompt, tokens in zip(prompts, cut, strict=True) if tokens]
     return [
         EncodedPrompt(index, prompt.digest, prompt.dataset, tuple(tokens))
         for index, (prompt, tokens) in enumerate(kept)
+    ]
+
+
+def _chats(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int
+) -> list[list[int]]:
+    """Each text as a user's turn; what is too long is cut inside the turn, so that its end and the
+    assistant's beginning stay."""
+    if tokenizer.chat_template is None:
+        raise PromptError("this model has no chat template: set data.chat=false")
+
+    def chat(text: str) -> list[int]:
+        turn = [{"role": "user", "content": text}]
+        written = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        # The template has written the special tokens already.
+        return tokenizer(written, add_special_tokens=False)["input_ids"]
+
+    room = longest - len(chat(""))
+    if room < 1:
+        raise PromptError(
+            f"data.max_prompt_tokens={longest} leaves no room beside the chat template's "
+            f"{longest - room} tokens: raise it, or set data.chat=false"
+        )
+    inside = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    return [
+        chat(text if len(tokens) <= room else tokenizer.decode(tokens[:room]))[:longest]
+        for text, tokens in zip(texts, inside, strict=True)
     ]
 
 

@@ -60,7 +60,7 @@ class Column:
 
     def _gather(self, rows_N: NDArray[np.int64]) -> NDArray:
         if len(self.chunks) == 1:
-            return self.chunks[0][rows_N]
+            return self.chunks[0].take(rows_N, axis=0)
         if len(rows_N) and not -len(self) <= rows_N.min() <= rows_N.max() < len(self):
             raise IndexError(f"rows {rows_N.min()}..{rows_N.max()} of {len(self)}")
         rows_N = np.where(rows_N < 0, rows_N + len(self), rows_N)
@@ -68,5 +68,5 @@ class Column:
         found = np.empty((*rows_N.shape, *self.shape[1:]), self.dtype)
         for shard in np.unique(shard_N).tolist():
             here = shard_N == shard
-            found[here] = self.chunks[shard][rows_N[here] - self._starts[shard]]
+            found[here] = self.chunks[shard].take(rows_N[here] - self._starts[shard], axis=0)
         return found

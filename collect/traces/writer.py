@@ -35,6 +35,9 @@ from collect.traces.manifest import (
 from collect.traces.reader import REQUESTS, Trace, check_file
 from predictors.files import sync_folder, write_atomic
 
+EXPONENT = np.uint16(0x7C00)
+"""Bits of a half's exponent."""
+
 LOCK = ".lock"
 LOCK_SECONDS = 60.0
 """The lock is held for the time of writing `trace.json`: milliseconds."""
@@ -71,8 +74,9 @@ def halved(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
         return values.astype(dtype_of(signal))
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
-    if not np.isfinite(half).all():
-        # The widest value, nan and inf included; the message is what the user has to go by.
+    # All ones in the exponent: infinity or nan. Ten times as fast as `isfinite` on halves.
+    if half.size and (half.view(np.uint16) & EXPONENT).max() == EXPONENT:
+        # As it was before: 70000 tells the user more than inf.
         wrong = values[~np.isfinite(half)].flat[0]
         raise TraceError(
             f"{signal} of layer {layer} holds {wrong}: not finite in half precision (largest "

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from runtime.config import ModelConfig
@@ -18,6 +18,7 @@ def recordable(folder: Path, *, end_token: int | None = None, **sizes: int) -> M
     vocabulary = {"?": 0, **{letter: i + 1 for i, letter in enumerate(LETTERS)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
     settings = folder / "generation_config.json"
     content = json.loads(settings.read_text())

@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import DiskSpaceError, TraceError
+from collect.plan import Settings, encode
+from collect.prompts import Prompt
 from collect.record import collect, collect_part, settings_of
 from collect.traces import Phase, Trace
 from collect.traces.layout import ROUTING_SIGNALS
@@ -162,3 +165,13 @@ def test_collect__overflow_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     with pytest.raises(TraceError, match=r"of layer 0 holds .*not finite in half precision"):
         collect(recordable(tmp_path / "model"), make_data(tmp_path), folder=tmp_path / "trace")
+
+
+def test_encode__cuts_a_chat_inside_the_users_turn(tmp_path: Path) -> None:
+    recordable(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.chat_template = "A{{ messages[0].content }}B"
+    settings = Settings(new_tokens=0, max_prompt_tokens=5, chat=True)
+    prompts = [Prompt("abcdefgh", "d"), Prompt("ab", "d")]
+    texts = [tokenizer.decode(encoded.tokens) for encoded in encode(prompts, tokenizer, settings)]
+    assert texts == ["AabcB", "AabB"]

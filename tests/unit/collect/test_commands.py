@@ -1,0 +1,83 @@
+"""`python -m collect` as its user meets it: exit codes, one line, results.json."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from collect.__main__ import COMMANDS
+from collect.traces import Trace
+from configs.cli import main
+from tests.builders.recordable import prompts_file, recordable
+
+
+def options(tmp_path: Path, **changed: str) -> list[str]:
+    """A command line for the tiny model in `tmp_path`."""
+    values = {
+        "model.name": "tiny",
+        "model.id": str(tmp_path / "model"),
+        "data": "jsonl",
+        "data.path": str(tmp_path / "prompts.jsonl"),
+        "data.min_chars": "1",
+        "data.new_tokens": "2",
+        "output": str(tmp_path / "trace"),
+        "run_dir": str(tmp_path / "run"),
+    }
+    return [f"{key}={value}" for key, value in {**values, **changed}.items()]
+
+
+def test_collect__says_what_it_will_write_and_what_it_made(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    recordable(tmp_path / "model")
+    prompts_file(tmp_path / "prompts.jsonl", count=5)
+    assert main("collect", COMMANDS, options(tmp_path)) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    trace = Trace.open(tmp_path / "trace")
+    assert results["digest"] == trace.digest
+    assert results["tokens"] == results["prefill_tokens"] + results["decode_tokens"]
+    assert results["decode_tokens"] == 5 * 2
+    said = capfd.readouterr().out
+    assert "5 prompts to record in 1 of 1 parts, at most" in said
+    assert "recorded 5 of 5 prompts" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"data": "jsonll"}, "unknown data 'jsonll'. Did you mean 'jsonl'?"),
+        ({"data.path": "missing.jsonl"}, "missing.jsonl: there is no such file"),
+        ({"signals": "[experts,nothing]"}, "unknown signal 'nothing'"),
+        ({"data.chat": "true"}, "set data.chat=false"),
+        ({"data.fields": "[answer]"}, "it has prompt"),
+        ({"budget": "1KiB"}, "budget"),
+        ({"worker": "3"}, "worker=3"),
+    ],
+)
+def test_collect__bad_input_is_one_line_and_code_2(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], changed: dict[str, str], message: str
+) -> None:
+    recordable(tmp_path / "model")
+    prompts_file(tmp_path / "prompts.jsonl", count=2)
+    assert main("collect", COMMANDS, options(tmp_path, **changed)) == 2
+    error = capfd.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+    assert not (tmp_path / "trace").exists()
+
+
+def test_import__takes_the_file_as_its_first_word(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"layer": 0, "experts": [1, 2]}\n{"layer": 1, "experts": [0, 2]}\n')
+    arguments = ["import", str(log), f"output={tmp_path / 't'}", f"run_dir={tmp_path / 'run'}"]
+    assert main("collect", COMMANDS, arguments) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["tokens"] == 1
+    assert results["signals"] == ["experts"]
+
+
+def test_import__without_a_file_names_the_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main("collect", COMMANDS, ["import", f"run_dir={tmp_path}"]) == 2
+    assert "python -m collect import FILE" in capfd.readouterr().err
