@@ -17,6 +17,7 @@ from train.fit import FitSettings, Fitted, digest_of, fit
 from train.loggers import finish, log_entries, log_summary, make_logger
 from train.networks import edges
 from train.pipeline import baselines, exported, machine, scored, write_entries
+from train.replay import budget_slots
 from train.table import show
 from train.tracing import trace_for
 
@@ -49,6 +50,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
     clock = Clock()
     with clock.part("trace", f"trace of {config.model.name} on {config.data.name}"):
         trace = trace_for(config)
+    # Before the training, so that a budget that cannot work is told at once.
+    hardware = machine(config.hardware, config.model)
+    slots = budget_slots(config.budget, trace.spec, hardware)
     settings = fit_settings(config)
     logger = make_logger(
         config.logger,
@@ -72,7 +76,6 @@ def train(config: TrainConfig) -> dict[str, Any]:
             learned, agreement = exported(fitted, trace)
         with clock.part("baselines", "counting the baselines"):
             everything = ordered({**learned, **baselines(trace, config.model)}, wanted)
-        hardware = machine(config.hardware, config.model)
         results: dict[str, dict[str, Any]] = {}
         for name, predictor in everything.items():
             with clock.part(f"score {name}", f"scoring {name} on held-out requests"):
@@ -81,7 +84,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
                     trace,
                     system=config.system,
                     hardware=hardware,
-                    budget=config.budget,
+                    slots=slots,
                     replay_tokens=config.replay_tokens,
                 )
         setting = (

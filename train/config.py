@@ -27,7 +27,7 @@ class Loss(StrEnum):
 @dataclass(kw_only=True)
 class LoggerConfig:
     kind: LoggerKind = LoggerKind.CSV
-    """csv: RUN_DIR/logs/metrics.csv; wandb: offline unless WANDB_API_KEY is set."""
+    """csv: RUN_DIR/logs/version_N/metrics.csv; wandb: offline unless WANDB_API_KEY is set."""
     project: str = "moecast"
     """Project in Weights & Biases."""
     run_name: str | None = None

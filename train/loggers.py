@@ -18,7 +18,7 @@ def make_logger(config: LoggerConfig, *, run_dir: Path, settings: Mapping[str, A
     without a key an online run stops at once.
     """
     if config.kind is LoggerKind.CSV:
-        logger: Logger = CSVLogger(run_dir, name="logs", version="", flush_logs_every_n_steps=50)
+        logger: Logger = CSVLogger(run_dir, name="logs")
     else:
         from lightning.pytorch.loggers import WandbLogger
 

@@ -20,7 +20,7 @@ from train.baselines import fit_popularity, fit_token, make_skip
 from train.evaluate import accuracy_table, blocks, score
 from train.export import Parity, export, parity
 from train.fit import Fitted
-from train.replay import budget_slots, fetch_table, first_tokens
+from train.replay import fetch_table, first_tokens
 from zoo.entry import write_entry
 
 
@@ -64,10 +64,10 @@ def scored(
     *,
     system: SystemConfig,
     hardware: Hardware,
-    budget: str,
+    slots: int,
     replay_tokens: int,
 ) -> dict[str, Any]:
-    """All figures of one predictor on the held-out requests."""
+    """All figures of one predictor on the held-out requests; `slots` experts fit the budget."""
     spec = trace.spec
     table = accuracy_table(score(predictor, trace))
     table |= fetch_table(
@@ -76,7 +76,7 @@ def scored(
         system=system,
         hardware=hardware,
         spec=spec,
-        slots=budget_slots(budget, spec, hardware),
+        slots=slots,
     )
     pairs = zip(table["accuracy"], table["fetch_rate"], strict=True)
     table["good_pred"] = [good_pred(accuracy, rate) for accuracy, rate in pairs]

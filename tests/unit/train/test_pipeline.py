@@ -133,7 +133,7 @@ def test_logger__writes_the_curves_as_csv(tmp_path: Path) -> None:
     logger = make_logger(LoggerConfig(), run_dir=tmp_path, settings={"lr": 1.0})
     logger.log_metrics({"val/accuracy/mlp/layer_01": 0.5}, step=3)
     finish(logger, "success")
-    lines = (tmp_path / "logs" / "metrics.csv").read_text().splitlines()
+    lines = (tmp_path / "logs" / "version_0" / "metrics.csv").read_text().splitlines()
     assert "val/accuracy/mlp/layer_01" in lines[0]
     assert "0.5" in lines[1]
 

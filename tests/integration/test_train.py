@@ -1,0 +1,117 @@
+"""`python -m train` from a model's folder to zoo entries, and the refusals on the way."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.cli import main
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.traces import make_spec, make_trace
+from train.__main__ import COMMANDS
+from zoo.entry import open_entry
+from zoo.load import load_predictor
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> list[str]:
+    """A model, and a finished trace that says it is of that model: nothing has to be recorded."""
+    from runtime.config import ModelConfig
+    from runtime.models import identity
+
+    folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
+    model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
+    spec = make_spec(hidden_size=32)
+    spec = type(spec)(**{**spec.as_dict(), **identity(folder, model)})
+    make_trace(tmp_path / "trace", spec=spec, requests_per_unit=60)
+    return [
+        f"model.id={folder}",
+        "model.name=tiny",
+        f"trace={tmp_path / 'trace'}",
+        f"run_dir={tmp_path / 'run'}",
+        "predictor.width=32",
+        "max_epochs=2",
+        "batch_size=64",
+        "replay_tokens=50",
+    ]
+
+
+def test_train__writes_every_figure_and_entries_that_load(
+    setup: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("train", COMMANDS, setup) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    figures = results["predictors"]
+    assert list(figures)[0] == "stride"
+    assert {"stride", "mlp", "skip", "token", "popularity"} <= set(figures)
+    for name, first in (("stride", 2), ("mlp", 1), ("skip", 1), ("token", 0), ("popularity", 0)):
+        for metric in ("accuracy", "fetch_rate", "good_pred"):
+            layers = figures[name][metric]
+            assert len(layers) == 4
+            assert [layer for layer, value in enumerate(layers) if value is None] == [*range(first)]
+            assert all(0 <= value <= 1 for value in layers if value is not None)
+        assert figures[name]["good_pred"][3] == pytest.approx(
+            figures[name]["accuracy"][3] * figures[name]["fetch_rate"][3]
+        )
+    for name in figures:
+        entry = open_entry(tmp_path / "run" / "entries" / name)
+        entry.verify()
+        assert entry.manifest.metrics["accuracy"] == figures[name]["mean_accuracy"]
+        predictor = load_predictor(tmp_path / "run" / "entries" / name, spec=entry.manifest.spec)
+        tokens = np.zeros(2, np.int64)
+        hidden = np.zeros((2, 32), np.float32)
+        asked = [*predictor.begin_step(tokens, tokens), *predictor.gate_input(0, hidden)]
+        assert asked[0].scores_TE.shape == (2, 8)
+    assert results["parity"]["stride"]["same_top_k"] >= 0.999
+    shown = capsys.readouterr().out
+    assert "mean over held-out tokens of |predicted top_k and chosen|" in shown
+
+
+def test_train__run_again_resumes_to_the_same_weights(setup: list[str], tmp_path: Path) -> None:
+    digests = []
+    for _ in range(2):
+        assert main("train", COMMANDS, setup) == 0
+        results = json.loads((tmp_path / "run" / "results.json").read_text())
+        digests.append(results["training"]["weights_digest"])
+    assert results["training"]["resumed"]
+    assert digests[0] == digests[1]
+
+
+def test_train__refuses_other_settings_in_the_same_folder(
+    setup: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("train", COMMANDS, setup) == 0
+    assert main("train", COMMANDS, [*setup, "lr=0.01"]) == 2
+    assert "fresh=true" in capsys.readouterr().err
+    assert main("train", COMMANDS, [*setup, "lr=0.01", "fresh=true"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("predictor=strid", "Did you mean 'stride'"),
+        ("predictor.kind=strid", "Did you mean 'stride'"),
+        ("batch_size=100000", "tokens to train on, a batch 100,000"),
+        ("budget=1B", "the least budget is"),
+    ],
+)
+def test_train__refuses_with_one_line(
+    setup: list[str], argument: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("train", COMMANDS, [*setup, argument]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert told in error
+
+
+def test_train__refuses_an_altered_trace(
+    setup: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = sorted((tmp_path / "trace").glob("*.arrow"))[0]
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    assert main("train", COMMANDS, setup) == 2
+    assert "damaged" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "entries").exists()
