@@ -18,7 +18,7 @@ from predictors.base import Floats, Ints
 DEFINITIONS = {
     "accuracy": "mean over held-out tokens of |predicted top_k and chosen| / top_k",
     "fetch_rate": "share of predicted experts whose bytes had all arrived before their layer was "
-    "routed (replay of held-out requests on the named hardware and budget)",
+    "routed (decode steps of held-out requests, replayed on the named hardware and budget)",
     "good_pred": "accuracy x fetch_rate (promoe 4.1)",
     "joint": "share of needed experts that were predicted and had arrived in time",
     "recall": "share of chosen experts among the top_k + m best scores",

@@ -89,7 +89,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
                 )
         setting = (
             f"system {config.system.name}, hardware {hardware.name}, budget {config.budget}, "
-            f"replay of {config.replay_tokens:,} held-out tokens"
+            f"replay of {config.replay_tokens:,} generated held-out tokens"
         )
         entries = write_entries(
             config.run_dir / "entries",

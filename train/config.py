@@ -58,8 +58,8 @@ class TrainConfig(RunConfig):
     """Begin again, even where the run folder has a checkpoint to go on from."""
     budget: str = "50%"
     """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
-    replay_tokens: int = 1_000
-    """Held-out tokens to replay for fetch_rate; accuracy is taken on all of them."""
+    replay_tokens: int = 500
+    """Generated held-out tokens to replay for fetch_rate; accuracy is taken on all tokens."""
     threads: int | None = None
     """CPU threads of torch; its own choice unless given."""
 

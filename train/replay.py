@@ -8,16 +8,16 @@ from predictors.spec import ModelSpec
 from runtime.budget import parse_budget, slots_of
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
-from runtime.sim.replay import Step, replay
+from runtime.sim.replay import Step, added, replay
 
 
 def first_tokens(steps: Iterable[Step], num_tokens: int) -> Iterator[Step]:
-    """Whole steps until they hold `num_tokens`."""
+    """Steps, prefills included, until `num_tokens` tokens were generated."""
     seen = 0
     for step in steps:
         if seen >= num_tokens:
             return
-        seen += len(step.tokens_T)
+        seen += len(step.tokens_T) == 1
         yield step
 
 
@@ -43,14 +43,14 @@ def fetch_table(
     spec: ModelSpec,
     slots: int,
 ) -> dict[str, Any]:
-    """FetchRate and the joint figure per layer, and the whole of the replay's counters."""
+    """FetchRate and the joint figure per layer over decode steps, and all of the counters."""
     stats = replay(
         steps, predictor, spec=spec, system=system, hardware=hardware, budget_slots=slots
     )
     return {
-        "fetch_rate": [one.fetch_rate for one in stats.layers],
-        "joint": [one.joint_rate if one.predicted else None for one in stats.layers],
-        "mean_fetch_rate": stats.total.fetch_rate,
-        "mean_joint": stats.total.joint_rate,
+        "fetch_rate": [one.fetch_rate for one in stats.decode],
+        "joint": [one.joint_rate if one.predicted else None for one in stats.decode],
+        "mean_fetch_rate": added(stats.decode).fetch_rate,
+        "mean_joint": added(stats.decode).joint_rate,
         "replay": stats.as_dict(),
     }

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,33 +36,48 @@ class Step(Protocol):
     def experts(self, layer: int) -> Ints: ...
 
 
+def added(layers: Sequence[Counters]) -> Counters:
+    """The layers' counters as one."""
+    total = Counters()
+    for counters in layers:
+        total.add(counters)
+    return total
+
+
 @dataclass
 class ReplayStats:
-    """Times in simulated seconds, counts of the policy core."""
+    """Times in simulated seconds; counters of the policy core, by the phase they arose in.
 
-    layers: list[Counters]
+    The phases are kept apart because one prefill asks for almost every expert of a layer, more
+    than a small arena holds, while a decode step asks for top_k.
+    """
+
+    prefill: list[Counters]
+    decode: list[Counters]
     ttft_seconds: list[float] = field(default_factory=list)
     tpot_seconds: list[float] = field(default_factory=list)
     stall_seconds: float = 0.0
 
     @property
     def total(self) -> Counters:
-        total = Counters()
-        for counters in self.layers:
-            total.add(counters)
-        return total
+        return added([*self.prefill, *self.decode])
 
     def as_dict(self) -> dict[str, Any]:
-        """Totals, medians, and FetchRate per layer; null where nothing was predicted or run."""
-        total = self.total
+        """Sums and rates for each phase, medians of the times; null where nothing was counted."""
         return {
-            **total.as_dict(),
-            "hit_rate": total.hit_rate,
-            "fetch_rate": total.fetch_rate,
-            "joint_rate": total.joint_rate,
-            "fetch_rate_per_layer": [counters.fetch_rate for counters in self.layers],
+            **{
+                phase: {
+                    **added(layers).as_dict(),
+                    "hit_rate": added(layers).hit_rate,
+                    "fetch_rate": added(layers).fetch_rate,
+                    "joint_rate": added(layers).joint_rate,
+                    "fetch_rate_per_layer": [counters.fetch_rate for counters in layers],
+                }
+                for phase, layers in (("prefill", self.prefill), ("decode", self.decode))
+            },
             "ttft_seconds": statistics.median(self.ttft_seconds) if self.ttft_seconds else None,
             "tpot_seconds": statistics.median(self.tpot_seconds) if self.tpot_seconds else None,
+            "num_decode_steps": len(self.tpot_seconds),
             "stall_seconds": self.stall_seconds,
         }
 
@@ -86,11 +101,16 @@ def replay(
     planner = Planner(prefetcher, top_k=spec.top_k, urgency=urgency(system.urgency))
     active = predictor if system.prefetch else None
     simulator = Simulator(prefetcher, hardware, predictor=active, planner=planner)
-    stats = ReplayStats(layers=prefetcher.counters)
+    stats = ReplayStats(
+        prefill=[Counters() for _ in range(spec.num_layers)],
+        decode=[Counters() for _ in range(spec.num_layers)],
+    )
     for step in steps:
+        is_prefill = len(step.tokens_T) > 1
+        prefetcher.counters = stats.prefill if is_prefill else stats.decode
         started = simulator.now
         replay_step(simulator, active, step, spec=spec, hardware=hardware)
-        times = stats.ttft_seconds if len(step.tokens_T) > 1 else stats.tpot_seconds
+        times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
         times.append(simulator.now - started)
     stats.stall_seconds = simulator.stall_seconds
     return stats
