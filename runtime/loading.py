@@ -17,6 +17,7 @@ from runtime.handle import Handle
 from runtime.hf import experts as experts_function
 from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.hf.probes import Probes
+from runtime.hf.quiet import progress_for_terminals
 from runtime.hf.strip import Banks, stripped_class
 from runtime.models import identity, resolve
 from runtime.policy.build import build_prefetcher
@@ -109,13 +110,14 @@ def load_stripped(folder: Path, dtype: str) -> tuple[PreTrainedModel, Banks]:
     found: dict[str, Banks] = {}
     stripped = stripped_class(cls, lambda banks: found.update(banks=banks))
     torch_dtype = "auto" if dtype == "auto" else getattr(torch, dtype)
-    model = stripped.from_pretrained(
-        folder,
-        config=config,
-        dtype=torch_dtype,
-        experts_implementation=experts_function.IMPLEMENTATION,
-        local_files_only=True,
-    )
+    with progress_for_terminals():
+        model = stripped.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch_dtype,
+            experts_implementation=experts_function.IMPLEMENTATION,
+            local_files_only=True,
+        )
     model.__class__ = cls
     with torch.no_grad():
         seen: dict[int, torch.Tensor] = {}

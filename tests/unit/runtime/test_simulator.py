@@ -118,3 +118,24 @@ def test_replay__what_stays_in_the_arena_is_a_hit():
 
 def test_replay__prefetch_off_ignores_the_predictor():
     assert run(Knows(1), prefetch=False).tpot_seconds == [34.0]
+
+
+@dataclass(frozen=True)
+class Prompt(Step):
+    """A prefill of four tokens: one for each expert, on both layers."""
+
+    @property
+    def tokens_T(self):
+        return np.zeros(4, dtype=np.int64)
+
+    def experts(self, layer):
+        return np.arange(4)[:, None]
+
+
+def test_replay__phases_are_counted_apart():
+    stats = run(None, steps=[Prompt(()), Step((0, 1))])
+    assert [counters.misses for counters in stats.prefill] == [4, 4]
+    assert [counters.hits for counters in stats.decode] == [1, 1]
+    assert len(stats.ttft_seconds) == len(stats.tpot_seconds) == 1
+    figures = stats.as_dict()
+    assert (figures["prefill"]["hit_rate"], figures["decode"]["hit_rate"]) == (0.0, 1.0)
