@@ -84,14 +84,21 @@ def revision_of(folder: Path) -> str:
     if folder.parent.name == "snapshots":
         return folder.name
     digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(path for path in folder.iterdir() if is_weights(path.name)):
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
             digest.update(file.name.encode() + handle.read(min(length, 100_000_000)))
     known = folder / DIGESTS
     if known.is_file():
-        digest.update(known.read_bytes())
+        # Of the weights alone: a better card does not make another model.
+        listed = json.loads(known.read_text())
+        digest.update("".join(listed[name] for name in sorted(listed) if is_weights(name)).encode())
     return digest.hexdigest()
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a model's folder holds tensors."""
+    return name.endswith(".safetensors")
 
 
 def identity(folder: Path, config: ModelConfig) -> dict[str, str]:

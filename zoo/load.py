@@ -33,7 +33,8 @@ def find(reference: str | Path) -> Entry:
     known = {name for zoo in zoos() for name in zoo.index().entries}
     raise ZooError(
         f"{unknown('zoo entry', str(reference), known)}. "
-        "Or name an entry's folder; python -m zoo pull NAME from=FOLDER gets others"
+        "Or name an entry's folder; python -m zoo list shows what is here, "
+        "python -m zoo pull NAME from=FOLDER gets others"
     )
 
 

@@ -29,7 +29,7 @@ class CorpusConfig:
 
 @dataclass(kw_only=True)
 class FitConfig:
-    steps: int = 1_500
+    steps: int = 1_250
     """Optimiser steps; the learning rate is constant, then falls linearly over the last part."""
     batch_size: int = 6
     """Windows in a step."""
@@ -41,7 +41,7 @@ class FitConfig:
     """Peak learning rate of embeddings, routers and norms."""
     warmup: int = 50
     """Steps over which the learning rates rise."""
-    decay_share: float = 0.4
+    decay_share: float = 0.2
     """Share of the steps at the end over which the learning rate falls to zero."""
     balance: float = 0.01
     """Weight of each layer's load-balancing loss (Switch Transformers, equation 4)."""
