@@ -19,6 +19,7 @@ from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.hf.probes import Probes
 from runtime.hf.quiet import progress_for_terminals
 from runtime.hf.strip import Banks, stripped_class
+from runtime.hf.weights import own_weights
 from runtime.models import identity, resolve
 from runtime.policy.build import build_prefetcher
 from runtime.policy.planner import urgency
@@ -94,11 +95,7 @@ def refuse_to_save(*_args: Any, **_kwargs: Any) -> None:
 
 
 def load_stripped(folder: Path, dtype: str) -> tuple[PreTrainedModel, Banks]:
-    """The model without its experts, and the index of where they are.
-
-    Weights are copied out of the memory-mapped file: mapped pages that cannot be read kill the
-    process, and unaligned ones change the last bits.
-    """
+    """The model without its experts, and the index of where they are."""
     experts_function.register()
     config = AutoConfig.from_pretrained(folder)
     try:
@@ -119,13 +116,7 @@ def load_stripped(folder: Path, dtype: str) -> tuple[PreTrainedModel, Banks]:
             local_files_only=True,
         )
     model.__class__ = cls
-    with torch.no_grad():
-        seen: dict[int, torch.Tensor] = {}
-        for parameter in model.parameters():
-            # Tied parameters share storage before, and must after.
-            address = parameter.data_ptr()
-            parameter.data = seen.setdefault(address, parameter.data.clone())
-    return model.eval(), found["banks"]
+    return own_weights(model).eval(), found["banks"]
 
 
 def model_spec(

@@ -13,27 +13,14 @@ from numpy.typing import NDArray
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Forecast, Ints, Predictor, Signal
 from predictors.metrics import LayerScore, Phase, total
+from runtime.sim.replay import Step
 
 BLOCK_TOKENS = 4_096
 """Tokens scored at once where their grouping does not matter: 1 MB of scores at 60 experts."""
 
 
-class Tokens(Protocol):
+class Tokens(Step, Protocol):
     """Recorded tokens with what the model computed for them; `collect.traces.Step` is one."""
-
-    @property
-    def tokens_T(self) -> Ints: ...
-
-    @property
-    def requests_T(self) -> Ints: ...
-
-    def layer_input(self, layer: int) -> Floats: ...
-
-    def gate_input(self, layer: int) -> Floats: ...
-
-    def logits(self, layer: int) -> Floats: ...
-
-    def experts(self, layer: int) -> Ints: ...
 
     def weights(self, layer: int) -> Floats: ...
 
