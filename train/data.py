@@ -82,7 +82,9 @@ class TraceBatches(IterableDataset):
                 "collect more (data.num_prompts=...) or give a smaller batch_size"
             )
         if not len(self._rows):
-            raise TrainError(f"the trace has no {split} requests: collect more (data.num_prompts=...)")
+            raise TrainError(
+                f"the trace has no {split} requests: collect more (data.num_prompts=...)"
+            )
 
     def __len__(self) -> int:
         full, rest = divmod(len(self._rows), self._batch_size)
