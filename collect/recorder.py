@@ -51,7 +51,7 @@ class Recorder:
         self._next_position_B = self._mask_BS.sum(axis=1)
         self._prompt_is_due = True
 
-    def begin_step(self, tokens_T: Ints) -> None:
+    def begin_step(self, tokens_T: Ints, _requests_T: Ints) -> None:
         if self._prompt_is_due:
             self._begin_prefill(tokens_T)
         else:

@@ -2,8 +2,6 @@
 
 import time
 
-import numpy as np
-
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from runtime.policy.planner import Planner
 from runtime.tiers.worker import Worker
@@ -22,12 +20,11 @@ class PredictorDriver:
         self.signals = frozenset() if predictor is None else predictor.signals
         self.seconds = 0.0
 
-    def begin_step(self, tokens_T: Ints) -> None:
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
         if self._predictor is None:
             return
         start = time.perf_counter()
-        # One request at a time holds the model; rows of a batch are told apart by the recorder.
-        forecasts = self._predictor.begin_step(tokens_T, np.zeros_like(tokens_T))
+        forecasts = self._predictor.begin_step(tokens_T, requests_T)
         self._plan(forecasts, layer_now=-1, start=start)
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:

@@ -10,10 +10,11 @@ from torch import Tensor
 from predictors.base import Floats, Ints, Predictor
 from runtime.driver import PredictorDriver
 from runtime.errors import TransferError
+from runtime.policy.eviction import Expert
 from runtime.policy.planner import Planner, Urgency
 from runtime.policy.prefetcher import Prefetcher, Task
 from runtime.stats import Stats
-from runtime.store.checkpoint import CheckpointStore
+from runtime.store.base import Store
 from runtime.tiers.arena import Arena
 from runtime.tiers.worker import Worker
 
@@ -27,7 +28,7 @@ class Engine:
     def __init__(
         self,
         *,
-        store: CheckpointStore,
+        store: Store,
         arena: Arena,
         prefetcher: Prefetcher,
         predictor: Predictor | None,
@@ -40,6 +41,8 @@ class Engine:
         self._worker = Worker(prefetcher, self._fetch)
         planner = Planner(prefetcher, top_k=top_k, urgency=urgency)
         self.driver = PredictorDriver(predictor, planner, self._worker)
+        self._held: Expert | None = None
+        """What `hold` gave last and has not taken back."""
         self._ordered: dict[int, list[int]] = {}
         """Layers whose router has spoken and whose experts are asked for."""
         self.stats = Stats()
@@ -51,10 +54,11 @@ class Engine:
 
     # ---- a probes' listener
 
-    def begin_step(self, tokens_T: Ints) -> None:
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
+        self._let_go()
         self._abandon_leftovers()
         self.stats.begin_step(len(tokens_T))
-        self.driver.begin_step(tokens_T)
+        self.driver.begin_step(tokens_T, requests_T)
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
         self.driver.layer_input(layer, hidden_TD)
@@ -70,12 +74,14 @@ class Engine:
         self.driver.routed(layer, experts_TK, logits_TE)
 
     def end_step(self) -> None:
+        self._let_go()
         self.driver.end_step()
         self.stats.end_step()
 
     # ---- experts for the model
 
     def _demand(self, layer: int, wanted: list[int]) -> list[int]:
+        self._abandon_leftovers()
         with self._worker.condition:
             for e in wanted:
                 self._worker.errors.pop((layer, e), None)
@@ -85,7 +91,8 @@ class Engine:
         return order
 
     def _abandon_leftovers(self) -> None:
-        """A forward pass that ended in an exception leaves layers that were never computed."""
+        """What a layer asked for and never computed, because its forward pass ended in an
+        exception or its block left an expert out, must not hold slots that the next one needs."""
         with self._worker.condition:
             for layer, order in self._ordered.items():
                 self._prefetcher.abandon(layer, order)
@@ -99,7 +106,7 @@ class Engine:
         """
         order = self._ordered.get(layer)
         if order is None or sorted(order) != wanted:
-            assert order is None, (layer, order, wanted)
+            # No router was seen, or the block changed what it chose: what arrives here is right.
             order = self._demand(layer, wanted)
         pending = list(order)
         try:
@@ -107,16 +114,44 @@ class Engine:
                 expert, slot = self._wait(layer, pending)
                 pending.remove(expert)
                 try:
-                    yield expert, self._arena.weights(slot)
+                    yield expert, self._arena.weights(layer, slot)
                 finally:
                     with self._worker.condition:
                         self._prefetcher.used((layer, expert))
                         self._worker.condition.notify_all()
         finally:
             with self._worker.condition:
-                del self._ordered[layer]
+                self._ordered.pop(layer, None)
                 if pending:
                     self._prefetcher.abandon(layer, pending)
+
+    def hold(self, layer: int, expert: int) -> dict[str, Tensor]:
+        """One expert's parameters, for experts modules that run their own loop; they stay valid
+        until the next expert of the model is asked for.
+
+        Raises:
+            TransferError: the expert's bytes did not arrive.
+        """
+        if self._held == (layer, expert):
+            entry = self._prefetcher.cache.get(self._held)
+            assert entry is not None
+            return self._arena.weights(layer, entry.slot)
+        self._let_go()
+        order = self._ordered.get(layer)
+        if order is None or expert not in order:
+            self._demand(layer, [expert])
+            order = self._ordered[layer]
+        _, slot = self._wait(layer, [expert])
+        order.remove(expert)
+        self._held = layer, expert
+        return self._arena.weights(layer, slot)
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            with self._worker.condition:
+                self._prefetcher.used(self._held)
+                self._worker.condition.notify_all()
+            self._held = None
 
     def _wait(self, layer: int, pending: list[int]) -> tuple[int, int]:
         """The next expert to compute and its slot: the first that is ready, or strictly the first

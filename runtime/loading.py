@@ -23,8 +23,8 @@ from runtime.hf.weights import own_weights
 from runtime.models import identity, resolve
 from runtime.policy.build import build_prefetcher
 from runtime.policy.planner import urgency
+from runtime.store.base import Store, slot_bytes
 from runtime.store.checkpoint import CheckpointStore
-from runtime.store.layout import SlotLayout
 from runtime.tiers.arena import Arena
 
 
@@ -156,16 +156,14 @@ def resolve_predictor(
     return load_predictor(predictor, spec=spec)
 
 
-def arena_slots(
-    layout: SlotLayout, spec: ModelSpec, *, budget: str | int, scratch_bytes: int
-) -> int:
-    """Slots that the budget buys."""
+def arena_slots(size: int, spec: ModelSpec, *, budget: str | int, scratch_bytes: int) -> int:
+    """Slots of `size` bytes that the budget buys."""
     num_experts = spec.num_layers * spec.num_experts
     # 100 % means that every expert fits, so the conversion buffer is added to what a share is of.
-    total = num_experts * layout.num_bytes + scratch_bytes
+    total = num_experts * size + scratch_bytes
     return slots_of(
         parse_budget(budget, total_bytes=total),
-        slot_bytes=layout.num_bytes,
+        slot_bytes=size,
         scratch_bytes=scratch_bytes,
         top_k=spec.top_k,
         num_experts=num_experts,
@@ -173,7 +171,7 @@ def arena_slots(
 
 
 def build_engine(
-    store: CheckpointStore,
+    store: Store,
     spec: ModelSpec,
     *,
     system: SystemConfig,
@@ -181,13 +179,18 @@ def build_engine(
     budget: str | int,
 ) -> Engine:
     """Arena, policy core and worker for one model."""
-    num_slots = arena_slots(store.layout, spec, budget=budget, scratch_bytes=store.scratch_bytes)
+    num_slots = arena_slots(
+        slot_bytes(store), spec, budget=budget, scratch_bytes=store.scratch_bytes
+    )
     prefetcher = build_prefetcher(
-        system, spec, num_slots=num_slots, chunk_bytes=store.layout.chunk_bytes
+        system,
+        spec,
+        num_slots=num_slots,
+        chunk_bytes=[layout.chunk_bytes for layout in store.layouts],
     )
     return Engine(
         store=store,
-        arena=Arena(store.layout, num_slots),
+        arena=Arena(store.layouts, num_slots),
         prefetcher=prefetcher,
         predictor=predictor if system.prefetch else None,
         urgency=urgency(system.urgency),

@@ -5,8 +5,9 @@ E experts, K top_k.
 """
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -19,9 +20,13 @@ RMS_EPSILON = 1e-6
 
 
 class Listener(Protocol):
-    """Receives a step's events in order. Arrays are valid during the call only."""
+    """Receives a step's events in order. Arrays are valid during the call only.
 
-    def begin_step(self, tokens_T: Ints) -> None: ...
+    `requests_T` numbers the requests from the probes' first on: a step without a past begins new
+    ones, one for each row of its batch.
+    """
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None: ...
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None: ...
 
@@ -85,6 +90,11 @@ def routing_of(output: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return indices, logits, weights
 
 
+def _past_length(cache: Any) -> int:
+    """Tokens that the step's key-value cache holds already: 0 in the first step of a request."""
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
 class Probes:
     """Attaches a listener to a model; a context manager, and `close` detaches it.
 
@@ -93,6 +103,8 @@ class Probes:
 
     def __init__(self, model: PreTrainedModel, signals: Collection[Signal], listener: Listener):
         self._listener = listener
+        self._first_request = 0
+        self._num_rows = 0
         self._handles = [
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
             model.register_forward_hook(self._end),
@@ -127,7 +139,14 @@ class Probes:
         tokens = kwargs.get("input_ids", args[0] if args else None)
         if tokens is None:
             raise CheckpointError("the probes need input_ids; inputs_embeds carry no token ids")
-        self._listener.begin_step(tokens.detach().reshape(-1).to("cpu", torch.int64).numpy())
+        num_rows, num_tokens = tokens.shape
+        if _past_length(kwargs.get("past_key_values")) == 0:
+            self._first_request += self._num_rows
+            self._num_rows = num_rows
+        rows = np.repeat(np.arange(num_rows, dtype=np.int64), num_tokens)
+        self._listener.begin_step(
+            tokens.detach().reshape(-1).to("cpu", torch.int64).numpy(), self._first_request + rows
+        )
 
     def _end(self, _module: nn.Module, _args: tuple, _output: object) -> None:
         self._listener.end_step()

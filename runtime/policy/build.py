@@ -10,9 +10,15 @@ from runtime.policy.prefetcher import Prefetcher, Techniques
 
 
 def build_prefetcher(
-    system: SystemConfig, spec: ModelSpec, *, num_slots: int, chunk_bytes: Sequence[int]
+    system: SystemConfig,
+    spec: ModelSpec,
+    *,
+    num_slots: int,
+    chunk_bytes: Sequence[Sequence[int]],
 ) -> Prefetcher:
     """Cache, queue and techniques for an arena of `num_slots` experts.
+
+    `chunk_bytes` are those of each layer.
 
     The arena is divided among the layers only where it holds a step's experts of every one.
     """
@@ -26,7 +32,6 @@ def build_prefetcher(
     return Prefetcher(
         cache,
         chunk_bytes=chunk_bytes,
-        num_layers=spec.num_layers,
         techniques=Techniques(
             chunked=system.chunked,
             early_preemption=system.early_preemption,

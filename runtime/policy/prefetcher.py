@@ -44,16 +44,14 @@ class Prefetcher:
         self,
         cache: ExpertCache,
         *,
-        chunk_bytes: Sequence[int],
-        num_layers: int,
+        chunk_bytes: Sequence[Sequence[int]],
         techniques: Techniques,
     ):
         self.cache = cache
         self.queue = TransferQueue()
         self.techniques = techniques
-        self.counters = [Counters() for _ in range(num_layers)]
-        self._chunk_bytes = tuple(chunk_bytes)
-        self.num_chunks = len(chunk_bytes)
+        self.counters = [Counters() for _ in chunk_bytes]
+        self._chunk_bytes = tuple(map(tuple, chunk_bytes))
         self._predicted: dict[int, dict[int, None]] = {}
         """What was predicted for each layer since it was last routed."""
         self._late: set[Expert] = set()
@@ -61,7 +59,11 @@ class Prefetcher:
     def is_ready(self, expert: Expert) -> bool:
         """All chunks have arrived."""
         entry = self.cache.get(expert)
-        return entry is not None and entry.ready_chunks == self.num_chunks
+        return entry is not None and entry.ready_chunks == self.num_chunks(expert)
+
+    def num_chunks(self, expert: Expert) -> int:
+        """Chunks that the expert is fetched in."""
+        return len(self._chunk_bytes[expert[0]])
 
     def predicted(self, layer: int, experts: Sequence[int], urgency: Sequence[float]) -> None:
         """Algorithm 2, PushPredictedExperts; the most wanted first.
@@ -185,8 +187,8 @@ class Prefetcher:
             return None
         entry.in_flight = True
         first = entry.ready_chunks
-        end = first + 1 if self.techniques.chunked else self.num_chunks
-        num_bytes = sum(self._chunk_bytes[first:end])
+        end = first + 1 if self.techniques.chunked else self.num_chunks(expert)
+        num_bytes = sum(self._chunk_bytes[expert[0]][first:end])
         return Task(expert, entry.slot, first, end, num_bytes, high)
 
     def _count_dropped(self, expert: Expert, entry: Entry) -> None:
@@ -211,7 +213,7 @@ class Prefetcher:
                 entry.speculative_bytes += task.num_bytes
         if task.expert in self._late:
             counters.bytes_late += task.num_bytes
-        if entry.ready_chunks == self.num_chunks:
+        if entry.ready_chunks == self.num_chunks(task.expert):
             self.queue.remove(task.expert)
             self._late.discard(task.expert)
 
@@ -237,7 +239,11 @@ class Prefetcher:
             entry = self.cache.get(expert)
             if entry is not None and entry.pins:
                 entry.pins -= 1
-                if entry.ready_chunks < self.num_chunks and not entry.in_flight and not entry.pins:
+                if (
+                    entry.ready_chunks < self.num_chunks(expert)
+                    and not entry.in_flight
+                    and not entry.pins
+                ):
                     self._count_dropped(expert, self.cache.remove(expert))
 
     def total(self) -> Counters:

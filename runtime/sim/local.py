@@ -12,6 +12,7 @@ from runtime.hf.experts import expert_output
 from runtime.hf.layers import moe_layers
 from runtime.hf.probes import Probes, SilentListener
 from runtime.sim.hardware import Measured
+from runtime.store.base import slot_bytes
 
 PROMPT_TOKENS = 64
 REPEATS = 7
@@ -59,9 +60,9 @@ def measure(model: PreTrainedModel) -> Measured:
     the file is in it; compute times come from running the model itself.
     """
     engine = model.moecast.engine
-    store, layout = engine.store, engine.store.layout
+    store, layout = engine.store, engine.store.layouts[0]
     layer = moe_layers(model)[0]
-    slot = torch.empty(layout.num_bytes, dtype=torch.uint8)
+    slot = torch.empty(slot_bytes(store), dtype=torch.uint8)
     sizes = layout.chunk_bytes
     smallest, largest = sizes.index(min(sizes)), range(len(sizes))
     reads = iter(range(10_000))
@@ -74,7 +75,7 @@ def measure(model: PreTrainedModel) -> Measured:
     whole = _median_seconds(lambda: read(largest))
     # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.
     per_byte = max(0.0, whole - one) / max(1, sum(sizes) - sizes[smallest])
-    weights = layout.views(slot)
+    weights = layout.weights(slot)
     hidden = torch.zeros(
         EXPERT_TOKENS, model.config.get_text_config().hidden_size, dtype=model.dtype
     )

@@ -96,7 +96,7 @@ def replay(
     A step of several tokens counts as a prefill (TTFT), one of a single token as a decode (TPOT).
     """
     prefetcher = build_prefetcher(
-        system, spec, num_slots=budget_slots, chunk_bytes=hardware.chunk_bytes
+        system, spec, num_slots=budget_slots, chunk_bytes=[hardware.chunk_bytes] * spec.num_layers
     )
     planner = Planner(prefetcher, top_k=spec.top_k, urgency=urgency(system.urgency))
     active = predictor if system.prefetch else None

@@ -1,22 +1,16 @@
 """Reads experts in place from the checkpoint's own safetensors files."""
 
-import os
-import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from runtime.errors import CheckpointError, TransferError
+from runtime.store.base import bytes_of
 from runtime.store.extents import Extent
+from runtime.store.files import FileReader
 from runtime.store.index import Recipe
 from runtime.store.layout import Piece, SlotLayout, slot_layout
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).reshape(-1).numpy())
 
 
 class _OneExpertModel:
@@ -45,22 +39,15 @@ class CheckpointStore:
         """
         Args:
             banks: the recipes of each layer with routed experts, bottom first.
-
-        Raises:
-            CheckpointError: layers whose experts differ in shape.
         """
         self._model = model
         self._banks = banks
-        self.layout: SlotLayout = slot_layout(banks[0])
-        for layer, bank in enumerate(banks):
-            if slot_layout(bank) != self.layout:
-                raise CheckpointError(f"layer {layer}: its experts differ in shape from layer 0's")
-        self._descriptors: dict[Path, int] = {}
-        self._lock = threading.Lock()
+        self.layouts: list[SlotLayout] = [slot_layout(bank) for bank in banks]
+        self._files = FileReader()
 
     @property
     def num_experts(self) -> int:
-        return next(iter(self._banks[0].values())).parameter.num_experts
+        return max(recipe.parameter.num_experts for bank in self._banks for recipe in bank.values())
 
     @property
     def num_layers(self) -> int:
@@ -75,8 +62,8 @@ class CheckpointStore:
                     extent.num_bytes
                     for extent in self._piece_extents(bank[piece.parameter], piece, 0)
                 )
-                for bank in self._banks[:1]
-                for chunk in self.layout.chunks
+                for bank, layout in zip(self._banks, self.layouts, strict=True)
+                for chunk in layout.chunks
                 for piece in chunk
                 if not self._is_raw(bank[piece.parameter], piece)
             ),
@@ -93,13 +80,13 @@ class CheckpointStore:
         return recipe.extents(0)[piece.source].dtype == recipe.parameter.dtype
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
-        """Fills the chunks' parts of `slot` `(layout.num_bytes,)`, uint8.
+        """Fills the chunks' parts of `slot`, uint8, at least `layouts[layer].num_bytes` long.
 
         Raises:
             TransferError: short read or I/O error, with the file, the offset and the tensor.
         """
         for chunk in chunks:
-            for piece in self.layout.chunks[chunk]:
+            for piece in self.layouts[layer].chunks[chunk]:
                 recipe = self._banks[layer][piece.parameter]
                 target = slot[piece.offset : piece.offset + piece.num_bytes]
                 if piece.source is None:
@@ -107,14 +94,14 @@ class CheckpointStore:
                     continue
                 extent = recipe.extents(expert)[piece.source]
                 if extent.dtype == recipe.parameter.dtype:
-                    self._pread(extent, _bytes_of(target))
+                    self._pread(extent, bytes_of(target))
                 else:
                     source = self._tensor(extent).view(-1)
                     target.view(recipe.parameter.dtype).copy_(source)
 
     def _tensor(self, extent: Extent) -> Tensor:
         tensor = torch.empty(extent.shape, dtype=extent.dtype)
-        self._pread(extent, _bytes_of(tensor))
+        self._pread(extent, bytes_of(tensor))
         return tensor
 
     def _convert(self, recipe: Recipe, expert: int, target: Tensor) -> None:
@@ -144,32 +131,9 @@ class CheckpointStore:
         result = result[0] if isinstance(result, list) else result
         target.view(parameter.dtype).copy_(result.reshape(-1))
 
-    def _descriptor(self, file: Path) -> int:
-        with self._lock:
-            if file not in self._descriptors:
-                self._descriptors[file] = os.open(file, os.O_RDONLY)
-            return self._descriptors[file]
-
     def _pread(self, extent: Extent, target: memoryview) -> None:
-        done = 0
-        try:
-            descriptor = self._descriptor(extent.file)
-            while done < extent.num_bytes:
-                count = os.preadv(descriptor, [target[done:]], extent.offset + done)
-                if count == 0:
-                    raise TransferError(
-                        f"{extent.file}: ends at byte {extent.offset + done}, inside {extent.key}; "
-                        "the file was truncated: fetch it again"
-                    )
-                done += count
-        except OSError as error:
-            raise TransferError(
-                f"{extent.file}: reading {extent.num_bytes} bytes of {extent.key} at "
-                f"{extent.offset} failed: {error}"
-            ) from error
+        self._files.read(extent.file, extent.offset, target, what=extent.key)
 
     def close(self) -> None:
         """Closes the files; no read may be under way."""
-        with self._lock:
-            while self._descriptors:
-                os.close(self._descriptors.popitem()[1])
+        self._files.close()

@@ -30,7 +30,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """The same for every expert of a model."""
+    """The same for every expert of a layer: parameters as the model computes with them."""
 
     offsets: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
@@ -43,7 +43,17 @@ class SlotLayout:
     def chunk_bytes(self) -> list[int]:
         return [sum(piece.num_bytes for piece in chunk) for chunk in self.chunks]
 
-    def views(self, slot: Tensor) -> dict[str, Tensor]:
+    @property
+    def chunk_ranges(self) -> list[list[tuple[int, int]]]:
+        """Each chunk's parts of the slot as `(start, end)` bytes."""
+        return [
+            [(piece.offset, piece.offset + piece.num_bytes) for piece in chunk]
+            for chunk in self.chunks
+        ]
+
+    views_are_weights = True
+
+    def weights(self, slot: Tensor) -> dict[str, Tensor]:
         """The slot's bytes `(num_bytes,)` as the expert's parameters."""
         views = {}
         for name, offset in self.offsets.items():

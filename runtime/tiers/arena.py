@@ -1,25 +1,50 @@
-"""The last tier: one allocation of fixed size, cut into slots."""
+"""One tier's memory: a single allocation of fixed size, cut into slots."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from runtime.store.layout import ALIGNMENT, SlotLayout
+from runtime.store.base import Layout
+from runtime.store.layout import ALIGNMENT
 
 
 class Arena:
-    """Allocated once; a slot's parameters are views of it, made once."""
+    """Allocated once; where parameters are views of a slot, they are made once."""
 
-    def __init__(self, layout: SlotLayout, num_slots: int):
-        raw = torch.empty(num_slots * layout.num_bytes + ALIGNMENT, dtype=torch.uint8)
+    def __init__(
+        self,
+        layouts: Sequence[Layout],
+        num_slots: int,
+        *,
+        device: torch.device | str = "cpu",
+        pinned: bool = False,
+    ):
+        """
+        Args:
+            layouts: of each layer; a slot holds the largest.
+            pinned: page-locked memory, which a device copies without the CPU.
+        """
+        size = max(layout.num_bytes for layout in layouts)
+        raw = torch.empty(
+            num_slots * size + ALIGNMENT, dtype=torch.uint8, device=device, pin_memory=pinned
+        )
         start = -raw.data_ptr() % ALIGNMENT
-        self._slots = raw[start : start + num_slots * layout.num_bytes].view(num_slots, -1)
-        self._views = [layout.views(slot) for slot in self._slots]
-        self.num_bytes = num_slots * layout.num_bytes
+        self._slots = raw[start : start + num_slots * size].view(num_slots, size)
+        self._layouts = layouts
+        self._weights: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.num_bytes = num_slots * size
 
     def slot(self, index: int) -> Tensor:
-        """The slot's bytes, uint8 `(layout.num_bytes,)`."""
+        """The slot's bytes, uint8."""
         return self._slots[index]
 
-    def weights(self, index: int) -> dict[str, Tensor]:
-        """The slot as an expert's parameters, without the leading expert dimension."""
-        return self._views[index]
+    def weights(self, layer: int, index: int) -> dict[str, Tensor]:
+        """The slot as parameters of one of the layer's experts, without the expert dimension."""
+        layout = self._layouts[layer]
+        if not layout.views_are_weights:
+            return layout.weights(self._slots[index])
+        known = self._weights.get((layer, index))
+        if known is None:
+            known = self._weights[layer, index] = layout.weights(self._slots[index])
+        return known

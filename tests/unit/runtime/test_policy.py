@@ -15,9 +15,7 @@ LAYERS, EXPERTS, SLOTS, CHUNKS = 3, 6, 9, (10, 10, 20)
 
 def prefetcher(*, slots=SLOTS, per_layer=True, policy=Lru, **switches) -> Prefetcher:
     cache = ExpertCache(num_slots=slots, num_layers=LAYERS, per_layer=per_layer, eviction=policy)
-    return Prefetcher(
-        cache, chunk_bytes=CHUNKS, num_layers=LAYERS, techniques=Techniques(**switches)
-    )
+    return Prefetcher(cache, chunk_bytes=[CHUNKS] * LAYERS, techniques=Techniques(**switches))
 
 
 def drain(core: Prefetcher) -> list:

@@ -12,7 +12,7 @@ class Recorder:
     def __init__(self):
         self.events = []
 
-    def begin_step(self, tokens_T):
+    def begin_step(self, tokens_T, requests_T):
         self.events.append(("begin", None, tokens_T.copy()))
 
     def layer_input(self, layer, hidden_TD):

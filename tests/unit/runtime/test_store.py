@@ -24,14 +24,14 @@ def test_store__a_slot_holds_what_transformers_loads(tmp_path, dtype):
     model = serve(folder)
     with model.moecast:
         store = model.moecast.engine.store
-        slot = torch.empty(store.layout.num_bytes, dtype=torch.uint8)
+        slot = torch.empty(store.layouts[0].num_bytes, dtype=torch.uint8)
         for layer, expert in [(0, 0), (1, 2), (1, 10), (0, 11)]:
             store.read(layer, expert, range(3), slot)
-            weights = store.layout.views(slot)
+            weights = store.layouts[layer].weights(slot)
             bank = plain.model.layers[layer].mlp.experts
             assert torch.equal(weights["gate_up_proj"], bank.gate_up_proj[expert])
             assert torch.equal(weights["down_proj"], bank.down_proj[expert])
-        assert len(store.layout.chunks) == 3
+        assert len(store.layouts[0].chunks) == 3
 
 
 def test_store__memory_of_experts_is_the_budget(tmp_path):

@@ -1,0 +1,69 @@
+"""What a store is: somewhere experts wait, of which any chunk can be brought into a slot."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Layout(Protocol):
+    """What a slot looks like to those that fill it and to those that compute with it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the slot, a multiple of the alignment."""
+
+    @property
+    def chunk_bytes(self) -> Sequence[int]:
+        """Bytes that each chunk moves, in the order in which chunks are fetched."""
+
+    @property
+    def chunk_ranges(self) -> Sequence[Sequence[tuple[int, int]]]:
+        """Each chunk's parts of the slot as `(start, end)` bytes: what a link copies on."""
+
+    @property
+    def views_are_weights(self) -> bool:
+        """Whether `weights` are views of the slot, which may be made once and kept."""
+
+    def weights(self, slot: Tensor) -> dict[str, Tensor]:
+        """The expert's parameters from the slot's bytes, uint8 `(num_bytes,)`, on its device."""
+
+
+class Store(Protocol):
+    """Thread-safe; holds no expert itself."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_experts(self) -> int:
+        """The largest number of experts of any layer; ids at or above a layer's own mean "skip"."""
+
+    @property
+    def layouts(self) -> Sequence[Layout]:
+        """One for each layer with routed experts, bottom first."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Largest buffer that a read needs beside the slot; 0 when bytes go in as they are."""
+
+    def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
+        """Fills the chunks' parts of `slot`, uint8 on the CPU, at least `num_bytes` long.
+
+        Raises:
+            TransferError: the bytes did not arrive, or are not those that were stored.
+        """
+
+    def close(self) -> None:
+        """Closes the files; no read may be under way."""
+
+
+def slot_bytes(store: Store) -> int:
+    """Size of a slot that any expert of any layer fits."""
+    return max(layout.num_bytes for layout in store.layouts)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous CPU tensor's memory, for the reads of the operating system."""
+    return memoryview(tensor.view(torch.uint8).reshape(-1).numpy())
