@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
@@ -15,6 +15,7 @@ from runtime.engine import Engine
 from runtime.errors import CheckpointError
 from runtime.handle import Handle
 from runtime.hf import experts as experts_function
+from runtime.hf.classes import model_class
 from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.hf.probes import Probes
 from runtime.hf.quiet import progress_for_terminals
@@ -97,13 +98,7 @@ def refuse_to_save(*_args: Any, **_kwargs: Any) -> None:
 def load_stripped(folder: Path, dtype: str) -> tuple[PreTrainedModel, Banks]:
     """The model without its experts, and the index of where they are."""
     experts_function.register()
-    config = AutoConfig.from_pretrained(folder)
-    try:
-        cls = AutoModelForCausalLM._model_mapping[type(config)]
-    except KeyError as error:
-        raise CheckpointError(
-            f"{folder}: Transformers builds no causal language model of {type(config).__name__}"
-        ) from error
+    cls, config = model_class(AutoConfig.from_pretrained(folder))
     found: dict[str, Banks] = {}
     stripped = stripped_class(cls, lambda banks: found.update(banks=banks))
     torch_dtype = "auto" if dtype == "auto" else getattr(torch, dtype)

@@ -3,16 +3,22 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
+from runtime.hf.classes import model_class
 from runtime.hf.quiet import progress_for_terminals
 from runtime.hf.weights import own_weights
 
 
 def load_plain(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
     """The model as Transformers loads it, with its own eager experts and aligned weights."""
+    cls, config = model_class(AutoConfig.from_pretrained(folder))
     with progress_for_terminals():
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, experts_implementation="eager", local_files_only=True
+        model = cls.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            experts_implementation="eager",
+            local_files_only=True,
         )
     return own_weights(model).eval()

@@ -1,0 +1,61 @@
+"""Which of Transformers' classes a checkpoint is loaded with."""
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from runtime.errors import CheckpointError
+
+GENERATING = (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+)
+"""In the order in which they are asked where the checkpoint names no class of its own."""
+
+NAMED_ONLY = (AutoModelForTokenClassification,)
+"""Models that generate nothing: only for checkpoints made for them."""
+
+
+def _classes(config: PreTrainedConfig, auto: type) -> tuple[type[PreTrainedModel], ...]:
+    mapping = auto._model_mapping
+    if type(config) not in mapping:
+        return ()
+    found = mapping[type(config)]
+    return tuple(found) if isinstance(found, (list, tuple)) else (found,)
+
+
+def model_class(
+    config: PreTrainedConfig,
+) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """The class, and the part of the configuration that it is built from.
+
+    The checkpoint's own `architectures` come first: a model with vision is loaded with it, and one
+    that was saved as a text model without. Next is the first that Transformers' auto classes know.
+
+    Raises:
+        CheckpointError: no class for this configuration that computes text.
+    """
+    generating = [cls for auto in GENERATING for cls in _classes(config, auto)]
+    others = [cls for auto in NAMED_ONLY for cls in _classes(config, auto)]
+    named = [cls for cls in generating + others if cls.__name__ in (config.architectures or ())]
+    chosen = next(iter(named + generating), None)
+    if chosen is None:
+        raise CheckpointError(
+            f"Transformers has no class that computes text for {type(config).__name__} "
+            f"(architectures: {', '.join(config.architectures or ()) or 'none'})"
+        )
+    text = config.get_text_config()
+    if text is not config and chosen.config_class is type(text):
+        # As the auto classes do: a text class reads its part, and how the whole is quantised.
+        if getattr(config, "quantization_config", None) is not None:
+            text.quantization_config = config.quantization_config
+        return chosen, text
+    return chosen, config
