@@ -20,6 +20,7 @@ from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.hf.probes import Probes
 from runtime.hf.quiet import progress_for_terminals
 from runtime.hf.strip import Banks, stripped_class
+from runtime.hf.top_k import experts_per_token
 from runtime.hf.weights import own_weights
 from runtime.models import identity, resolve
 from runtime.policy.build import build_prefetcher
@@ -123,16 +124,11 @@ def model_spec(
 ) -> ModelSpec:
     """What predictors of this model must match."""
     text = model.config.get_text_config()
-    top_k = getattr(text, "num_experts_per_tok", None) or getattr(text, "moe_topk", None)
-    if not isinstance(top_k, int):
-        top_k = getattr(layers[0].router, "top_k", None)
-    if not isinstance(top_k, int):
-        raise CheckpointError(f"{type(text).__name__} does not say how many experts a token uses")
     return ModelSpec(
         **identity(folder, config),
         num_layers=len(layers),
         num_experts=store.num_experts,
-        top_k=top_k,
+        top_k=experts_per_token(model, layers),
         hidden_size=text.hidden_size,
         dtype=str(model.dtype).removeprefix("torch."),
     )
