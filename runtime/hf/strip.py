@@ -19,6 +19,9 @@ class Absent:
     """Stands where a fused parameter was. Not a tensor: a meta tensor left here would let other
     experts implementations run and return wrong numbers without a word."""
 
+    _is_hf_initialized = True
+    """Some models' initialisation fills their experts from the block above them; not this."""
+
     def __init__(self, parameter: FusedParameter):
         self.parameter = parameter
         self.shape = torch.Size(parameter.shape)
