@@ -1,7 +1,11 @@
 """What the runtime can be told: model, system, hardware, and each command's own settings."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
 
 from predictors.config import RunConfig
 from predictors.errors import MoecastError
@@ -34,6 +38,8 @@ class SystemConfig:
     """Fetch what the predictor forecasts; off: only what routers ask for."""
     eviction: str = "lru"
     """Which expert to drop: lru, lfu, fifo."""
+    eviction_options: dict[str, Any] = field(default_factory=dict)
+    """Options of that policy, such as `{decays: [0.9, 0.99]}`."""
     per_layer: bool = True
     """Divide the arena among the layers, where it holds top_k experts of each; else all share."""
     urgency: str = "nearest-layer"
@@ -44,6 +50,14 @@ class SystemConfig:
     """Ask for all of a layer's experts when its router has spoken (promoe 5.2)."""
     reordered: bool = True
     """Compute in order of readiness (promoe 5.3)."""
+    cancel: bool = False
+    """A new forecast for a layer takes back what an earlier one asked for (moe-infinity-request)."""
+    governed: bool = False
+    """Fetch on forecasts no more than the link can bring in time, as measured, and not at all while
+    that is faster, as measured."""
+    watchdog_seconds: float = 2.0
+    """A transfer that takes longer is taken for hung: its slot is set aside, its expert read
+    again."""
 
 
 @dataclass(kw_only=True)
@@ -70,6 +84,49 @@ class HardwareConfig:
     """Other weights that one layer reads (attention, shared experts)."""
     predictor_us: float = 0.0
     """Latency of one prediction, beside the computation."""
+
+
+class PageCache(StrEnum):
+    """What reading experts leaves behind in the system's page cache."""
+
+    BYPASS = "bypass"
+    """Nothing: direct reads; where a file system allows none, `drop`."""
+    DROP = "drop"
+    """Nothing: what was read is dropped behind every read."""
+    KEEP = "keep"
+    """Everything, while the system has room: fast where the checkpoint fits in memory, but that
+    memory is not counted in the budget."""
+
+
+class Quantise(StrEnum):
+    NONE = "none"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+@dataclass(kw_only=True)
+class StoreConfig:
+    path: Path | None = None
+    """Folder of a packed store (`python -m runtime pack`); none: the checkpoint, in place."""
+    page_cache: PageCache = PageCache.BYPASS
+    """bypass: direct reads; drop: dropped behind every read; keep: memory beyond the budget."""
+
+
+@dataclass(kw_only=True)
+class PackConfig(RunConfig):
+    model: ModelConfig = field(default_factory=ModelConfig)
+    output: Path = MISSING
+    """Folder to make; what was packed before an interruption is kept and completed."""
+    quantise: Quantise = Quantise.NONE
+    """Store experts as integers (int8, int4) with a scale for each group; outputs change."""
+    group_size: int = 64
+    """Weights that share a scale; only with quantise=int8 or int4."""
+    overwrite: bool = False
+    """Replace another store at `output`, in one step and only when the new one is complete."""
+
+    def __post_init__(self) -> None:
+        if self.group_size < 8 or self.group_size % 2:
+            raise MoecastError(f"group_size={self.group_size}: must be even and at least 8")
 
 
 @dataclass(kw_only=True)
@@ -124,6 +181,7 @@ SCHEMAS: dict[str, type] = {
     "hardware/base": HardwareConfig,
     "generate": GenerateConfig,
     "verify": VerifyConfig,
+    "pack": PackConfig,
 }
 
 BUILTIN_MODELS = Path(__file__).parent / "models"

