@@ -1,9 +1,13 @@
 """Loads a model without its experts: a same-named subclass drops them before a byte is read."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -57,6 +61,16 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
     return parameters
 
 
+def unmapped(files: Sequence[str], stack: ExitStack) -> dict[str, Any]:
+    """Every tensor of the files, still to be read: with `pread`, where Transformers would map the
+    files, and a page that cannot be read would kill the process. Closed with the stack."""
+    slices = {}
+    for file in files:
+        handle = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
+        slices.update({key: handle.get_slice(key) for key in handle.keys()})  # noqa: SIM118
+    return slices
+
+
 def stripped_class(
     cls: type[PreTrainedModel], found: Callable[[Banks], None]
 ) -> type[PreTrainedModel]:
@@ -87,9 +101,18 @@ def stripped_class(
         model._keys_to_ignore_on_load_unexpected = ignored | banks
         extents = read_extents(checkpoint_files)
         found(index_experts(model, parameters, extents, load_config.weight_mapping))
-        return cls._load_pretrained_model(
-            model, state_dict, checkpoint_files, load_config, *args, **kwargs
-        )
+        assert state_dict is None
+        with ExitStack() as stack:
+            state_dict = unmapped(checkpoint_files, stack)
+            try:
+                return cls._load_pretrained_model(
+                    model, state_dict, checkpoint_files, load_config, *args, **kwargs
+                )
+            except SafetensorError as error:
+                raise CheckpointError(
+                    f"{Path(checkpoint_files[0]).parent}: its safetensors files cannot be read "
+                    f"({error}); check the disk, or fetch them again"
+                ) from error
 
     return type(
         cls.__name__,

@@ -56,11 +56,17 @@ def read_extents(files: Sequence[str | Path]) -> dict[str, Extent]:
     """Every tensor of the files by name.
 
     Raises:
-        CheckpointError: a header that is no safetensors header, or a file shorter than it says.
+        CheckpointError: a header that is no safetensors header or cannot be read, or a file
+            shorter than it says.
     """
     extents: dict[str, Extent] = {}
     for file in map(Path, files):
-        extents.update(_read_header(file))
+        try:
+            extents.update(_read_header(file))
+        except OSError as error:
+            raise CheckpointError(
+                f"{file}: cannot be read ({error}); check the disk, or fetch the file again"
+            ) from error
     return extents
 
 
