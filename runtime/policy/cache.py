@@ -1,9 +1,9 @@
 """Which expert is in which slot of an arena. Bookkeeping only: the bytes are somebody else's."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from runtime.policy.eviction.protocol import Eviction, EvictionPolicy, Expert
+from runtime.policy.eviction.protocol import Eviction, EvictionPolicy, Expert, Probabilities
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class ExpertCache:
         """The layer's router has chosen these experts, each for so many tokens."""
         self.policy.routed(layer, tokens_per_expert)
 
-    def forecast(self, layer: int, probability_E: Sequence[float]) -> None:
+    def forecast(self, layer: int, probability_E: Probabilities) -> None:
         """A forecast: chance of each of the layer's experts that some token needs it."""
         self.policy.forecast(layer, probability_E)
 

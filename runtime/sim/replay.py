@@ -1,9 +1,8 @@
 """Replays recorded steps through a predictor and a system, on a machine that need not be here."""
 
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +10,8 @@ import numpy as np
 from predictors.base import Floats, Ints, Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.policy.build import build_prefetcher
-from runtime.policy.counters import Counters
-from runtime.policy.planner import Planner, urgency
+from runtime.policy.build import build_planner, build_prefetcher
+from runtime.policy.counters import Counters, added
 from runtime.sim.hardware import Hardware
 from runtime.sim.simulator import Simulator
 
@@ -34,14 +32,6 @@ class Step(Protocol):
     def logits(self, layer: int) -> Floats: ...
 
     def experts(self, layer: int) -> Ints: ...
-
-
-def added(layers: Sequence[Counters]) -> Counters:
-    """The layers' counters as one."""
-    total = Counters()
-    for counters in layers:
-        total.add(counters)
-    return total
 
 
 @dataclass
@@ -94,26 +84,46 @@ def replay(
     """Runs the steps one after another from an empty arena of `budget_slots` experts.
 
     A step of several tokens counts as a prefill (TTFT), one of a single token as a decode (TPOT).
+    Belady eviction is told the whole routing before the first step, so all steps are held at once.
     """
+    if system.eviction == "belady":
+        steps = list(steps)
+        options = {**system.eviction_options, "future": routing(steps, spec)}
+        system = replace(system, eviction_options=options)
     prefetcher = build_prefetcher(
-        system, spec, num_slots=budget_slots, chunk_bytes=[hardware.chunk_bytes] * spec.num_layers
+        system, spec, num_slots=[budget_slots], chunk_bytes=[hardware.chunk_bytes] * spec.num_layers
     )
-    planner = Planner(prefetcher, top_k=spec.top_k, urgency=urgency(system.urgency))
+    planner = build_planner(system, spec, prefetcher)
     active = predictor if system.prefetch else None
     simulator = Simulator(prefetcher, hardware, predictor=active, planner=planner)
     stats = ReplayStats(
         prefill=[Counters() for _ in range(spec.num_layers)],
         decode=[Counters() for _ in range(spec.num_layers)],
     )
+    running: set[int] = set()
     for step in steps:
         is_prefill = len(step.tokens_T) > 1
         prefetcher.counters = stats.prefill if is_prefill else stats.decode
+        requests = set(step.requests_T.tolist())
+        prefetcher.begin_step(new_request=not requests <= running)
+        running = requests
         started = simulator.now
         replay_step(simulator, active, step, spec=spec, hardware=hardware)
+        prefetcher.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
         times.append(simulator.now - started)
+        if planner.governor is not None and not is_prefill:
+            planner.governor.switch.step_ended(times[-1])
     stats.stall_seconds = simulator.stall_seconds
     return stats
+
+
+def routing(steps: Iterable[Step], spec: ModelSpec) -> list[list[list[int]]]:
+    """For each step and layer, the experts that some token of the step is routed to."""
+    return [
+        [np.unique(step.experts(layer)).tolist() for layer in range(spec.num_layers)]
+        for step in steps
+    ]
 
 
 def replay_step(
@@ -142,7 +152,7 @@ def replay_step(
             forecasts = predictor.routed(layer, experts_TK, step.logits(layer))
             simulator.forecast(forecasts, layer_now=layer + 1)
         experts, counts = np.unique(experts_TK, return_counts=True)
-        tokens_per_expert = Counter(dict(zip(experts.tolist(), counts.tolist(), strict=True)))
+        tokens_per_expert = dict(zip(experts.tolist(), counts.tolist(), strict=True))
         simulator.run_experts(layer, tokens_per_expert)
     if predictor is not None:
         predictor.end_step()

@@ -35,17 +35,22 @@ class Simulator:
         self._forecasts: list[tuple[float, int, Forecasts, int]] = []
         self._sequence = itertools.count()
         self._predictor_free = 0.0
+        self._last_routed = 0.0
 
     # ---- the predictor, which runs beside the computation
 
     def forecast(self, forecasts: Forecasts, *, layer_now: int) -> None:
         """What the predictor answered to an event now; it takes effect when it has computed."""
-        if not forecasts:
+        if not forecasts or not self._wants_forecasts:
             return
         start = max(self.now, self._predictor_free)
         self._predictor_free = start + self._hardware.predictor_seconds
         item = (self._predictor_free, next(self._sequence), forecasts, layer_now)
         heapq.heappush(self._forecasts, item)
+
+    @property
+    def _wants_forecasts(self) -> bool:
+        return self._planner.governor is None or self._planner.governor.prefetching
 
     # ---- the compute stream
 
@@ -57,7 +62,10 @@ class Simulator:
         """The router has spoken: brings and computes the layer's experts."""
         prefetcher = self._prefetcher
         self._discard_forecasts(layer)
-        pending = prefetcher.routed(layer, sorted(tokens_per_expert))
+        if self._planner.governor is not None and layer > 0:
+            self._planner.governor.window.layer_passed(self.now - self._last_routed)
+        self._last_routed = self.now
+        pending = prefetcher.routed(layer, tokens_per_expert)
         while pending:
             expert = self._next_ready(layer, pending)
             pending.remove(expert)
@@ -94,7 +102,7 @@ class Simulator:
     def _advance(self, until: float) -> None:
         while True:
             if self._transfer is None:
-                task = self._prefetcher.next_task()
+                task = self._prefetcher.top.next_task()
                 if task is not None:
                     end = self._clock + self._hardware.transfer_seconds(task.num_bytes)
                     self._transfer = (end, task)
@@ -106,7 +114,11 @@ class Simulator:
             self._clock = max(self._clock, event)
             if arrival is not None and event == arrival:
                 assert self._transfer is not None
-                self._prefetcher.done(self._transfer[1])
+                task = self._transfer[1]
+                self._prefetcher.top.done(task)
+                if self._planner.governor is not None:
+                    seconds = self._hardware.transfer_seconds(task.num_bytes)
+                    self._planner.governor.window.transferred(task.num_bytes, seconds)
                 self._transfer = None
             else:
                 _, _, forecasts, layer_now = heapq.heappop(self._forecasts)

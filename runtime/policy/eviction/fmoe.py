@@ -1,10 +1,10 @@
 """Probability x frequency. Shape suffixes: L layers, E experts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.policy.eviction.protocol import Eviction, EvictionPolicy
+from runtime.policy.eviction.protocol import Eviction, EvictionPolicy, Probabilities
 from runtime.policy.eviction.scored import Scored, of_layers
 
 
@@ -30,7 +30,7 @@ class Fmoe(EvictionPolicy):
         self._visits_LE[layer, list(tokens_per_expert)] += 1
         self._weigh(layer)
 
-    def forecast(self, layer: int, probability_E: Sequence[float]) -> None:
+    def forecast(self, layer: int, probability_E: Probabilities) -> None:
         self._probability_LE[layer] = probability_E
         self._weigh(layer)
 

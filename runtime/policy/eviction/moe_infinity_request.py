@@ -3,12 +3,17 @@
 Shape suffixes: L layers, E experts, N = experts of the part's layers.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from runtime.policy.eviction.moe_infinity_sequence import EPSILON, layer_decay
-from runtime.policy.eviction.protocol import Eviction, EvictionPolicy, Expert
+from runtime.policy.eviction.protocol import (
+    Eviction,
+    EvictionPolicy,
+    Expert,
+    Probabilities,
+)
 from runtime.policy.eviction.scored import KEEP, Scored, of_layers
 
 
@@ -129,7 +134,7 @@ class MoeInfinityRequest(EvictionPolicy):
         for part in self._parts:
             part.settle(layer, chosen)
 
-    def forecast(self, layer: int, probability_E: Sequence[float]) -> None:
+    def forecast(self, layer: int, probability_E: Probabilities) -> None:
         proximity = 1.0 - max(0, layer - self._layer_now) / len(self._decay_L)
         self.wanted_LE[layer] = np.asarray(probability_E) * proximity
         for part in self._parts:

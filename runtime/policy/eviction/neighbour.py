@@ -1,5 +1,6 @@
 """Neighbours stay together."""
 
+from predictors.errors import MoecastError
 from runtime.policy.eviction.lru import RecencyOrder
 from runtime.policy.eviction.protocol import Eviction, EvictionPolicy, Expert
 
@@ -39,6 +40,8 @@ class Neighbour(EvictionPolicy):
     """
 
     def __init__(self, *, reach: int = 1):
+        if reach < 0:
+            raise MoecastError(f"neighbour eviction: reach={reach}: must be 0 (plain LRU) or more")
         self._reach = reach
 
     def part(self, *, num_slots: int, layers: range) -> Eviction:  # noqa: ARG002

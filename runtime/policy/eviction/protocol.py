@@ -3,8 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 Expert = tuple[int, int]
 """(layer, expert)"""
+
+Probabilities = Sequence[float] | NDArray[np.floating]
+"""`[E]`: of each expert of a layer."""
 
 Evictable = Callable[[Expert], bool]
 """Whether a resident expert may be dropped now: not pinned, not in flight."""
@@ -46,7 +52,7 @@ class EvictionPolicy:
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         """The layer's router has spoken: each expert that it chose, and for how many tokens."""
 
-    def forecast(self, layer: int, probability_E: Sequence[float]) -> None:
+    def forecast(self, layer: int, probability_E: Probabilities) -> None:
         """A forecast has been made: chance of each expert that some token of the step needs it."""
 
     def end_step(self) -> None:

@@ -78,6 +78,10 @@ class Static(EvictionPolicy):
         warmup_steps: int = 64,
         buffers: int = 2,
     ):
+        if warmup_steps < 1 or buffers < 1:
+            raise MoecastError(
+                f"static eviction: warmup_steps={warmup_steps}, buffers={buffers}: at least 1 each"
+            )
         self._buffers = buffers
         self._parts: list[FixedSet] = []
         self._warmup_steps = warmup_steps
