@@ -15,6 +15,11 @@ class Layout(Protocol):
         """Size of the slot, a multiple of the alignment."""
 
     @property
+    def alignment(self) -> int:
+        """What the slot's address should be a multiple of, in bytes: 64 for kernels, 4096 where
+        reads go straight from the disk into the slot."""
+
+    @property
     def chunk_bytes(self) -> Sequence[int]:
         """Bytes that each chunk moves, in the order in which chunks are fetched."""
 
@@ -35,6 +40,10 @@ class Store(Protocol):
 
     @property
     def num_layers(self) -> int: ...
+
+    @property
+    def experts_per_layer(self) -> Sequence[int]:
+        """Experts of each layer."""
 
     @property
     def num_experts(self) -> int:

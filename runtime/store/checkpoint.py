@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from runtime.config import PageCache
 from runtime.store.base import bytes_of
 from runtime.store.extents import Extent
 from runtime.store.files import FileReader
@@ -35,7 +36,13 @@ class _OneExpertModel:
 class CheckpointStore:
     """Brings chunks of experts into slots; thread-safe, holds no expert itself."""
 
-    def __init__(self, model: PreTrainedModel, banks: Sequence[dict[str, Recipe]]):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        banks: Sequence[dict[str, Recipe]],
+        *,
+        page_cache: PageCache = PageCache.BYPASS,
+    ):
         """
         Args:
             banks: the recipes of each layer with routed experts, bottom first.
@@ -43,11 +50,17 @@ class CheckpointStore:
         self._model = model
         self._banks = banks
         self.layouts: list[SlotLayout] = [slot_layout(bank) for bank in banks]
-        self._files = FileReader()
+        self._files = FileReader(page_cache=page_cache)
+
+    @property
+    def experts_per_layer(self) -> list[int]:
+        return [
+            max(recipe.parameter.num_experts for recipe in bank.values()) for bank in self._banks
+        ]
 
     @property
     def num_experts(self) -> int:
-        return max(recipe.parameter.num_experts for bank in self._banks for recipe in bank.values())
+        return max(self.experts_per_layer)
 
     @property
     def num_layers(self) -> int:

@@ -52,6 +52,7 @@ class SlotLayout:
         ]
 
     views_are_weights = True
+    alignment = ALIGNMENT
 
     def weights(self, slot: Tensor) -> dict[str, Tensor]:
         """The slot's bytes `(num_bytes,)` as the expert's parameters."""
