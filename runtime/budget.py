@@ -29,16 +29,41 @@ def parse_budget(budget: str | int, *, total_bytes: int) -> int:
     if share:
         # Rounded up, so that 100 % holds every expert whatever the division leaves.
         return -(-int(float(share[1]) * total_bytes) // 100)
-    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-    if size is None or size[2].upper() not in UNITS:
+    size = _bytes(text)
+    if size is None:
         raise BudgetError(
             f"budget={budget!r}: write a size such as 4GiB or 512MiB, or a share such as 50%"
         )
+    return size
+
+
+def parse_size(text: str, *, name: str) -> int:
+    """Bytes of a size; `name` is the option, for the error.
+
+    Raises:
+        BudgetError: not a size.
+    """
+    size = _bytes(text.strip())
+    if size is None:
+        raise BudgetError(f"{name}={text!r}: write a size such as 8MiB or 2GiB")
+    return size
+
+
+def _bytes(text: str) -> int | None:
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+    if size is None or size[2].upper() not in UNITS:
+        return None
     return int(float(size[1]) * UNITS[size[2].upper()])
 
 
 def slots_of(
-    budget_bytes: int, *, slot_bytes: int, scratch_bytes: int, top_k: int, num_experts: int
+    budget_bytes: int,
+    *,
+    slot_bytes: int,
+    scratch_bytes: int,
+    top_k: int,
+    num_experts: int,
+    name: str = "budget",
 ) -> int:
     """Slots that fit beside the scratch buffer, at most one for each expert of the model.
 
@@ -48,9 +73,9 @@ def slots_of(
     least = top_k * slot_bytes + scratch_bytes
     if budget_bytes < least:
         raise BudgetError(
-            f"budget of {budget_bytes} bytes is too small: one step needs {top_k} experts of "
+            f"{name} of {budget_bytes} bytes is too small: one step needs {top_k} experts of "
             f"{slot_bytes} bytes"
             + (f" and {scratch_bytes} bytes to convert them" if scratch_bytes else "")
-            + f"; the least budget is {least} bytes (budget={least})"
+            + f"; the least budget is {least} bytes ({name}={least})"
         )
     return min(num_experts, (budget_bytes - scratch_bytes) // slot_bytes)

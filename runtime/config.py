@@ -37,7 +37,8 @@ class SystemConfig:
     prefetch: bool = True
     """Fetch what the predictor forecasts; off: only what routers ask for."""
     eviction: str = "lru"
-    """Which expert to drop: lru, lfu, fifo."""
+    """Which expert to drop: lru, lfu, fifo, static, neighbour, least-stale, decayed-lfu, fmoe,
+    moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
     eviction_options: dict[str, Any] = field(default_factory=dict)
     """Options of that policy, such as `{decays: [0.9, 0.99]}`."""
     per_layer: bool = True
@@ -51,7 +52,7 @@ class SystemConfig:
     reordered: bool = True
     """Compute in order of readiness (promoe 5.3)."""
     cancel: bool = False
-    """A new forecast for a layer takes back what an earlier one asked for (moe-infinity-request)."""
+    """A new forecast takes back what an earlier one of its layer asked for (moe-infinity)."""
     governed: bool = False
     """Fetch on forecasts no more than the link can bring in time, as measured, and not at all while
     that is faster, as measured."""
@@ -175,12 +176,32 @@ class VerifyConfig(RunConfig):
     """Greedy tokens to compare for each prompt."""
 
 
+@dataclass(kw_only=True)
+class InflateConfig(RunConfig):
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Its dtype is what the experts are stored in: then a slot's bytes are the file's bytes."""
+    output: Path = MISSING
+    """Folder of the new checkpoint."""
+    expert_size: str | None = None
+    """Bytes of each expert, as a size (8MiB); the nearest that whole neurons reach above it."""
+    total_size: str | None = None
+    """Bytes of all experts together (2GiB), in place of `expert_size`."""
+
+    def __post_init__(self) -> None:
+        if (self.expert_size is None) == (self.total_size is None):
+            raise MoecastError(
+                f"expert_size={self.expert_size}, total_size={self.total_size}: give one of them, "
+                "for example expert_size=8MiB"
+            )
+
+
 SCHEMAS: dict[str, type] = {
     "model/base": ModelConfig,
     "system/base": SystemConfig,
     "hardware/base": HardwareConfig,
     "generate": GenerateConfig,
     "verify": VerifyConfig,
+    "inflate": InflateConfig,
     "pack": PackConfig,
 }
 

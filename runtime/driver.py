@@ -4,58 +4,73 @@ import time
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from runtime.policy.planner import Planner
-from runtime.tiers.worker import Worker
+from runtime.tiers.worker import Shared
 
 
 class PredictorDriver:
-    """Runs the predictor on the model's thread; the worker's lock is held for the queue only.
+    """Runs the predictor on the model's thread; the workers' lock is held for the queue only.
 
     `seconds` adds up what the predictor cost.
     """
 
-    def __init__(self, predictor: Predictor | None, planner: Planner, worker: Worker):
+    def __init__(self, predictor: Predictor | None, planner: Planner, shared: Shared):
         self._predictor = predictor
         self._planner = planner
-        self._worker = worker
+        self._shared = shared
         self.signals = frozenset() if predictor is None else predictor.signals
         self.seconds = 0.0
 
+    def _listens(self, signal: Signal | None = None) -> bool:
+        """Whether the predictor is to see an event: one that keeps a state sees all of them."""
+        if self._predictor is None or not (signal is None or signal in self.signals):
+            return False
+        return self._is_wanted or not self._predictor.stateless
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._planner.governor is None or self._planner.governor.prefetching
+
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
-        if self._predictor is None:
-            return
-        start = time.perf_counter()
-        forecasts = self._predictor.begin_step(tokens_T, requests_T)
-        self._plan(forecasts, layer_now=-1, start=start)
+        if self._listens():
+            assert self._predictor is not None
+            start = time.perf_counter()
+            forecasts = self._predictor.begin_step(tokens_T, requests_T)
+            self._plan(forecasts, layer_now=-1, start=start, event="begin_step")
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
-        if self._predictor is None or Signal.LAYER_INPUT not in self.signals:
-            return
-        start = time.perf_counter()
-        self._plan(self._predictor.layer_input(layer, hidden_TD), layer_now=layer, start=start)
+        if self._listens(Signal.LAYER_INPUT):
+            assert self._predictor is not None
+            start = time.perf_counter()
+            forecasts = self._predictor.layer_input(layer, hidden_TD)
+            self._plan(forecasts, layer_now=layer, start=start, event="layer_input")
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> None:
-        if self._predictor is None or Signal.GATE_INPUT not in self.signals:
-            return
-        start = time.perf_counter()
-        self._plan(self._predictor.gate_input(layer, hidden_TD), layer_now=layer, start=start)
+        if self._listens(Signal.GATE_INPUT):
+            assert self._predictor is not None
+            start = time.perf_counter()
+            forecasts = self._predictor.gate_input(layer, hidden_TD)
+            self._plan(forecasts, layer_now=layer, start=start, event="gate_input")
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> None:
-        if self._predictor is None or Signal.ROUTED not in self.signals:
-            return
-        assert logits_TE is not None
-        start = time.perf_counter()
-        # The layer itself is decided; what is forecast from here on concerns later ones.
-        forecasts = self._predictor.routed(layer, experts_TK, logits_TE)
-        self._plan(forecasts, layer_now=layer + 1, start=start)
+        if self._listens(Signal.ROUTED):
+            assert self._predictor is not None
+            assert logits_TE is not None
+            start = time.perf_counter()
+            # The layer itself is decided; what is forecast from here on concerns later ones.
+            forecasts = self._predictor.routed(layer, experts_TK, logits_TE)
+            self._plan(forecasts, layer_now=layer + 1, start=start, event="routed")
 
     def end_step(self) -> None:
         if self._predictor is not None:
             self._predictor.end_step()
 
-    def _plan(self, forecasts: Forecasts, *, layer_now: int, start: float) -> None:
-        self.seconds += time.perf_counter() - start
-        if not forecasts:
+    def _plan(self, forecasts: Forecasts, *, layer_now: int, start: float, event: str) -> None:
+        end = time.perf_counter()
+        self.seconds += end - start
+        if self._shared.timeline is not None:
+            self._shared.timeline.predicted(event, layer_now, start, end)
+        if not forecasts or not self._is_wanted:
             return
-        with self._worker.condition:
+        with self._shared.condition:
             self._planner.plan(forecasts, layer_now=layer_now)
-            self._worker.condition.notify_all()
+            self._shared.condition.notify_all()

@@ -1,25 +1,25 @@
-"""Ties the policy core to real memory, real reads and a running model."""
+"""Ties the policy core to real memory, real transfers and a running model."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from predictors.base import Floats, Ints, Predictor
+from predictors.base import Floats, Ints
 from runtime.driver import PredictorDriver
 from runtime.errors import TransferError
 from runtime.policy.eviction import Expert
-from runtime.policy.planner import Planner, Urgency
-from runtime.policy.prefetcher import Prefetcher, Task
+from runtime.policy.prefetcher import Prefetcher
 from runtime.stats import Stats
 from runtime.store.base import Store
 from runtime.tiers.arena import Arena
-from runtime.tiers.worker import Worker
+from runtime.tiers.worker import Hand, Shared, Worker
+from runtime.turn import Turn
 
-WORKER_CHECK_SECONDS = 1.0
-"""How often a waiting computation looks whether the worker still lives."""
+STUCK_SECONDS = 30.0
+"""A computation that waits while nothing is under way for so long will never go on."""
 
 
 class Engine:
@@ -29,35 +29,60 @@ class Engine:
         self,
         *,
         store: Store,
-        arena: Arena,
+        arenas: Sequence[Arena],
         prefetcher: Prefetcher,
-        predictor: Predictor | None,
-        urgency: Urgency,
-        top_k: int,
+        workers: Sequence[Worker],
+        shared: Shared,
+        driver: PredictorDriver,
+        watchdog_seconds: float,
     ):
+        """
+        Args:
+            arenas: the one that computes first, as for `workers`.
+            watchdog_seconds: a transfer that takes longer is taken for hung.
+        """
         self.store = store
-        self._arena = arena
-        self._prefetcher = prefetcher
-        self._worker = Worker(prefetcher, self._fetch)
-        planner = Planner(prefetcher, top_k=top_k, urgency=urgency)
-        self.driver = PredictorDriver(predictor, planner, self._worker)
+        self.arenas = tuple(arenas)
+        self.prefetcher = prefetcher
+        self.workers = tuple(workers)
+        self.driver = driver
+        self.stats = Stats()
+        self._arena = self.arenas[0]
+        self._link = self.workers[0].link
+        self._shared = shared
+        self._condition = shared.condition
+        self._timeline = shared.timeline
+        self._watchdog_seconds = watchdog_seconds
+        self._turn = Turn()
+        self._hand = Hand(f"{self.workers[-1].name}, read by the computation")
         self._held: Expert | None = None
         """What `hold` gave last and has not taken back."""
         self._ordered: dict[int, list[int]] = {}
         """Layers whose router has spoken and whose experts are asked for."""
-        self.stats = Stats()
-
-    def _fetch(self, task: Task) -> None:
-        layer, expert = task.expert
-        chunks = range(task.first_chunk, task.end_chunk)
-        self.store.read(layer, expert, chunks, self._arena.slot(task.slot))
+        self._request = -1
+        self._since = time.perf_counter()
+        """When the computation last turned to something else than routed experts."""
+        self._routed_at: float | None = None
+        for worker in self.workers:
+            worker.start()
 
     # ---- a probes' listener
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
-        self._let_go()
-        self._abandon_leftovers()
-        self.stats.begin_step(len(tokens_T))
+        self._turn.begin()
+        new_request = bool(len(requests_T)) and int(requests_T[0]) != self._request
+        if new_request:
+            self._request = int(requests_T[0])
+        with self._condition:
+            self._let_go()
+            self._abandon_leftovers()
+            self.prefetcher.begin_step(new_request=new_request)
+            for worker in self.workers:
+                worker.look_after(float("inf"))
+        num_rows = len(np.unique(requests_T))
+        self.stats.begin_step(len(tokens_T), is_prefill=new_request or len(tokens_T) > num_rows)
+        self._since = time.perf_counter()
+        self._routed_at = None
         self.driver.begin_step(tokens_T, requests_T)
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
@@ -69,34 +94,56 @@ class Engine:
     def routed(
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None
     ) -> None:
-        wanted = np.unique(experts_TK)
-        self._demand(layer, wanted[wanted < self.store.num_experts].tolist())
+        wanted, counts = np.unique(experts_TK, return_counts=True)
+        tokens_per_expert = dict(zip(wanted.tolist(), counts.tolist(), strict=True))
+        num_experts = self.store.num_experts
+        self._demand(layer, {e: n for e, n in tokens_per_expert.items() if 0 <= e < num_experts})
+        self._clock_layer(layer)
         self.driver.routed(layer, experts_TK, logits_TE)
 
+    def _clock_layer(self, layer: int) -> None:
+        now = time.perf_counter()
+        if self._timeline is not None:
+            self._timeline.between(layer, self._since, now)
+        if self._shared.governor is not None and self._routed_at is not None:
+            self._shared.governor.window.layer_passed(now - self._routed_at)
+        self._routed_at = now
+
     def end_step(self) -> None:
-        self._let_go()
+        if not self._turn.end():
+            return  # the step never began: its input was refused
         self.driver.end_step()
-        self.stats.end_step()
+        with self._condition:
+            self._let_go()
+            self._abandon_leftovers()
+            self.prefetcher.end_step()
+        step = self.stats.end_step()
+        if step is None:
+            return
+        if self._shared.governor is not None and not step.is_prefill:
+            self._shared.governor.switch.step_ended(step.end - step.start)
+        if self._timeline is not None:
+            self._timeline.step(step.num_tokens, step.start, step.end)
 
     # ---- experts for the model
 
-    def _demand(self, layer: int, wanted: list[int]) -> list[int]:
-        self._abandon_leftovers()
-        with self._worker.condition:
-            for e in wanted:
-                self._worker.errors.pop((layer, e), None)
-            order = self._prefetcher.routed(layer, wanted)
+    def _demand(self, layer: int, tokens_per_expert: dict[int, int]) -> list[int]:
+        with self._condition:
+            self._let_go()
+            self._abandon_leftovers()
+            for e in tokens_per_expert:
+                self._shared.errors.pop((layer, e), None)
+            order = self.prefetcher.routed(layer, tokens_per_expert)
             self._ordered[layer] = order
-            self._worker.condition.notify_all()
+            self._condition.notify_all()
         return order
 
     def _abandon_leftovers(self) -> None:
         """What a layer asked for and never computed, because its forward pass ended in an
         exception or its block left an expert out, must not hold slots that the next one needs."""
-        with self._worker.condition:
-            for layer, order in self._ordered.items():
-                self._prefetcher.abandon(layer, order)
-            self._ordered.clear()
+        for layer, order in self._ordered.items():
+            self.prefetcher.abandon(layer, order)
+        self._ordered.clear()
 
     def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The wanted experts, each when it is ready; the slot is held until the next is taken.
@@ -107,23 +154,27 @@ class Engine:
         order = self._ordered.get(layer)
         if order is None or sorted(order) != wanted:
             # No router was seen, or the block changed what it chose: what arrives here is right.
-            order = self._demand(layer, wanted)
-        pending = list(order)
-        try:
-            while pending:
-                expert, slot = self._wait(layer, pending)
-                pending.remove(expert)
-                try:
-                    yield expert, self._arena.weights(layer, slot)
-                finally:
-                    with self._worker.condition:
-                        self._prefetcher.used((layer, expert))
-                        self._worker.condition.notify_all()
-        finally:
-            with self._worker.condition:
-                self._ordered.pop(layer, None)
-                if pending:
-                    self._prefetcher.abandon(layer, pending)
+            order = self._demand(layer, dict.fromkeys(wanted, 1))
+        while order:
+            expert, slot = self._wait(layer, order)
+            start = time.perf_counter()
+            try:
+                yield expert, self._arena.weights(layer, slot)
+            finally:
+                order.remove(expert)
+                self._link.computed(slot)
+                self._since = time.perf_counter()
+                if self._timeline is not None:
+                    self._timeline.computed((layer, expert), start, self._since)
+                self._give_back((layer, expert))
+        with self._condition:
+            self._ordered.pop(layer, None)
+
+    def _give_back(self, expert: Expert) -> None:
+        with self._condition:
+            self.prefetcher.used(expert)
+            if any(len(tier.queue) for tier in self.prefetcher.tiers):
+                self._condition.notify_all()  # somebody may wait for the slot
 
     def hold(self, layer: int, expert: int) -> dict[str, Tensor]:
         """One expert's parameters, for experts modules that run their own loop; they stay valid
@@ -133,69 +184,110 @@ class Engine:
             TransferError: the expert's bytes did not arrive.
         """
         if self._held == (layer, expert):
-            entry = self._prefetcher.cache.get(self._held)
+            entry = self.prefetcher.top.cache.get(self._held)
             assert entry is not None
             return self._arena.weights(layer, entry.slot)
-        self._let_go()
+        with self._condition:
+            self._let_go()
         order = self._ordered.get(layer)
         if order is None or expert not in order:
-            self._demand(layer, [expert])
-            order = self._ordered[layer]
+            order = self._demand(layer, {expert: 1})
         _, slot = self._wait(layer, [expert])
         order.remove(expert)
         self._held = layer, expert
         return self._arena.weights(layer, slot)
 
     def _let_go(self) -> None:
-        if self._held is not None:
-            with self._worker.condition:
-                self._prefetcher.used(self._held)
-                self._worker.condition.notify_all()
-            self._held = None
+        if self._held is None:
+            return
+        entry = self.prefetcher.top.cache.get(self._held)
+        assert entry is not None
+        self._link.computed(entry.slot)
+        self.prefetcher.used(self._held)
+        self._condition.notify_all()
+        self._held = None
 
     def _wait(self, layer: int, pending: list[int]) -> tuple[int, int]:
         """The next expert to compute and its slot: the first that is ready, or strictly the first
-        where the system does not reorder."""
-        techniques = self._prefetcher.techniques
-        with self._worker.condition:
-            candidates = pending if techniques.reordered else pending[:1]
-            self._prefetcher.demand((layer, pending[0]))
-            if not techniques.early_preemption:
-                candidates = pending[:1]
-                self._worker.condition.notify_all()
-            start = time.perf_counter()
-            while True:
-                for e in candidates:
-                    entry = self._prefetcher.cache.get((layer, e))
-                    if entry is not None and self._prefetcher.is_ready((layer, e)):
-                        self.stats.stall_seconds += time.perf_counter() - start
-                        return e, entry.slot
-                for e in candidates:
-                    if (error := self._worker.errors.get((layer, e))) is not None:
-                        raise error
-                if not self._worker.is_alive:
-                    raise TransferError("the transfer worker has died; load the model again")
-                self._worker.condition.wait(WORKER_CHECK_SECONDS)
+        where the system does not reorder.
+
+        Raises:
+            TransferError: one of them could not be read, or nothing is on its way any more.
+        """
+        techniques = self.prefetcher.techniques
+        is_free = techniques.reordered and techniques.early_preemption
+        candidates = pending if is_free else pending[:1]
+        with self._condition:
+            self.prefetcher.demand((layer, pending[0]))
+            slot = self._first_ready(layer, candidates)
+            if slot is None:
+                start = time.perf_counter()
+                slot = self._wait_for(layer, candidates)
+                end = time.perf_counter()
+                self.stats.stall_seconds += end - start
+                if self._timeline is not None:
+                    self._timeline.stalled(layer, start, end)
+            return slot
+
+    def _first_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:
+        top = self.prefetcher.top
+        for e in candidates:
+            if top.is_ready((layer, e)):
+                entry = top.cache.get((layer, e))
+                assert entry is not None
+                return e, entry.slot
+        return None
+
+    def _wait_for(self, layer: int, candidates: Sequence[int]) -> tuple[int, int]:
+        condition, bottom = self._condition, self.workers[-1]
+        patience = self._watchdog_seconds / 2
+        checked = active = time.monotonic()
+        while True:
+            found = self._first_ready(layer, candidates)
+            if found is not None:
+                return found
+            for e in candidates:
+                if (error := self._shared.errors.get((layer, e))) is not None:
+                    raise error
+            if bottom.help(self._hand):
+                active = time.monotonic()
+                continue
+            condition.wait(patience)
+            now = time.monotonic()
+            if now - checked >= patience:
+                checked = now
+                for worker in self.workers:
+                    worker.look_after(self._watchdog_seconds)
+            if not all(worker.is_idle for worker in self.workers):
+                active = now
+            elif now - active > STUCK_SECONDS:
+                raise TransferError(
+                    f"layer {layer}: experts {list(candidates)} are not here and nothing brings "
+                    "them; this is a fault of moecast: load the model again and report it"
+                )
 
     def close(self) -> None:
-        """Ends the worker and closes the files."""
-        self._worker.close()
-        self.store.close()
+        """Ends the workers, closes the files, completes the timeline; may be called twice."""
+        for worker in self.workers:
+            worker.close(timeout_seconds=self._watchdog_seconds)
+        if self._timeline is not None:
+            self._timeline.close()
 
     # ---- what a run can be asked
 
     @property
     def arena_bytes(self) -> int:
-        """All the memory that experts take."""
-        return self._arena.num_bytes + self.store.scratch_bytes
+        """All the memory that experts take, in every tier."""
+        return sum(arena.num_bytes for arena in self.arenas) + self.store.scratch_bytes
 
     def report(self) -> dict[str, Any]:
         """Counters of the policy core, times and memory."""
-        with self._worker.condition:
-            counters = self._prefetcher.total()
-            pending = sum(
-                entry.speculative_bytes for entry in self._prefetcher.cache.entries.values()
-            )
+        with self._condition:
+            counters = self.prefetcher.total()
+            entries = self.prefetcher.top.cache.entries.values()
+            pending = sum(entry.speculative_bytes for entry in entries)
+            below = {worker.name: worker.tier.total().as_dict() for worker in self.workers[1:]}
+        governor = self._shared.governor
         return {
             **counters.as_dict(),
             "bytes_prefetched_unused_yet": pending,
@@ -204,6 +296,9 @@ class Engine:
             "joint_rate": counters.joint_rate,
             "predictor_seconds": self.driver.seconds,
             "arena_bytes": self.arena_bytes,
-            "arena_slots": self._prefetcher.cache.num_slots,
+            "arena_slots": self.prefetcher.top.cache.num_slots,
+            "lower_tiers": below,
+            "governor": None if governor is None else governor.as_dict(),
+            "lost_threads": sum(worker.num_lost for worker in self.workers),
             **self.stats.as_dict(),
         }

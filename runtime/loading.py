@@ -9,9 +9,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
-from runtime.budget import parse_budget, slots_of
+from runtime.assemble import build_engine
 from runtime.config import ModelConfig, SystemConfig
-from runtime.engine import Engine
 from runtime.errors import CheckpointError
 from runtime.handle import Handle
 from runtime.hf import experts as experts_function
@@ -23,11 +22,9 @@ from runtime.hf.strip import Banks, stripped_class
 from runtime.hf.top_k import experts_per_token
 from runtime.hf.weights import own_weights
 from runtime.models import identity, resolve
-from runtime.policy.build import build_prefetcher
-from runtime.policy.planner import urgency
-from runtime.store.base import Store, slot_bytes
+from runtime.store.base import Store
 from runtime.store.checkpoint import CheckpointStore
-from runtime.tiers.arena import Arena
+from runtime.timeline import Timeline
 
 
 def model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelConfig:
@@ -49,8 +46,11 @@ def load(
     *,
     predictor: str | Path | Predictor | None = None,
     budget: str | int = "50%",
+    host_budget: str | int | None = None,
     system: SystemConfig | None = None,
     dtype: str | None = None,
+    device: str | torch.device = "cpu",
+    trace_events: str | Path | None = None,
 ) -> PreTrainedModel:
     """Loads a Mixture-of-Experts model without its experts and serves these from `budget`.
 
@@ -60,9 +60,14 @@ def load(
     Args:
         model: bundled name, local folder, Hub id, or a configuration.
         predictor: zoo entry, folder of one, or a predictor; None serves on demand.
-        budget: bytes, a size ("4GiB") or a share of all experts' bytes ("50%").
+        budget: for experts where they are computed: bytes, a size ("4GiB") or a share of all
+            experts' bytes ("50%").
+        host_budget: for experts in host memory below a device; all of them, if memory is free,
+            unless given. On the CPU: a second tier below `budget`, none unless given.
         system: what to drop and how to fetch; `promoe` unless given.
         dtype: overrides the checkpoint's own.
+        device: where the model computes.
+        trace_events: file for a Chrome trace of what happened when; none unless given.
 
     Raises:
         CheckpointError: no such model, no experts, or damaged files.
@@ -71,13 +76,20 @@ def load(
     """
     config = model_config(model, dtype)
     folder = resolve(config)
-    plain, banks = load_stripped(folder, config.dtype)
+    plain, banks = load_stripped(folder, config.dtype, device)
     layers = moe_layers(plain)
     store = CheckpointStore(plain, [banks[layer.name] for layer in layers])
     spec = model_spec(plain, layers, store, folder, config)
     chosen = resolve_predictor(predictor, spec)
     engine = build_engine(
-        store, spec, system=system or SystemConfig(), predictor=chosen, budget=budget
+        store,
+        spec,
+        system=system or SystemConfig(),
+        predictor=chosen,
+        budget=budget,
+        host_budget=host_budget,
+        device=device,
+        timeline=None if trace_events is None else Timeline(trace_events),
     )
     signals = frozenset({Signal.ROUTED}) | engine.driver.signals
     probes = Probes(plain, signals, engine)
@@ -96,7 +108,9 @@ def refuse_to_save(*_args: Any, **_kwargs: Any) -> None:
     )
 
 
-def load_stripped(folder: Path, dtype: str) -> tuple[PreTrainedModel, Banks]:
+def load_stripped(
+    folder: Path, dtype: str, device: str | torch.device = "cpu"
+) -> tuple[PreTrainedModel, Banks]:
     """The model without its experts, and the index of where they are."""
     experts_function.register()
     cls, config = model_class(AutoConfig.from_pretrained(folder))
@@ -110,6 +124,7 @@ def load_stripped(folder: Path, dtype: str) -> tuple[PreTrainedModel, Banks]:
             dtype=torch_dtype,
             experts_implementation=experts_function.IMPLEMENTATION,
             local_files_only=True,
+            device_map=None if torch.device(device).type == "cpu" else {"": device},
         )
     model.__class__ = cls
     return own_weights(model).eval(), found["banks"]
@@ -118,7 +133,7 @@ def load_stripped(folder: Path, dtype: str) -> tuple[PreTrainedModel, Banks]:
 def model_spec(
     model: PreTrainedModel,
     layers: list[MoeLayer],
-    store: CheckpointStore,
+    store: Store,
     folder: Path,
     config: ModelConfig,
 ) -> ModelSpec:
@@ -145,45 +160,3 @@ def resolve_predictor(
     from zoo import load_predictor
 
     return load_predictor(predictor, spec=spec)
-
-
-def arena_slots(size: int, spec: ModelSpec, *, budget: str | int, scratch_bytes: int) -> int:
-    """Slots of `size` bytes that the budget buys."""
-    num_experts = spec.num_layers * spec.num_experts
-    # 100 % means that every expert fits, so the conversion buffer is added to what a share is of.
-    total = num_experts * size + scratch_bytes
-    return slots_of(
-        parse_budget(budget, total_bytes=total),
-        slot_bytes=size,
-        scratch_bytes=scratch_bytes,
-        top_k=spec.top_k,
-        num_experts=num_experts,
-    )
-
-
-def build_engine(
-    store: Store,
-    spec: ModelSpec,
-    *,
-    system: SystemConfig,
-    predictor: Predictor | None,
-    budget: str | int,
-) -> Engine:
-    """Arena, policy core and worker for one model."""
-    num_slots = arena_slots(
-        slot_bytes(store), spec, budget=budget, scratch_bytes=store.scratch_bytes
-    )
-    prefetcher = build_prefetcher(
-        system,
-        spec,
-        num_slots=num_slots,
-        chunk_bytes=[layout.chunk_bytes for layout in store.layouts],
-    )
-    return Engine(
-        store=store,
-        arena=Arena(store.layouts, num_slots),
-        prefetcher=prefetcher,
-        predictor=predictor if system.prefetch else None,
-        urgency=urgency(system.urgency),
-        top_k=spec.top_k,
-    )

@@ -12,26 +12,38 @@ def peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+@dataclass(frozen=True)
+class StepTimes:
+    """One forward pass; times of `time.perf_counter`."""
+
+    start: float
+    num_tokens: int
+    is_prefill: bool
+    end: float
+
+
 @dataclass
 class Stats:
-    """Seconds of wall time. A step of several tokens is a prefill, a step of one a decode."""
+    """Seconds of wall time. A prefill is a request's first step, or one of several tokens a row."""
 
     stall_seconds: float = 0.0
     """Time in which computation waited for bytes."""
     prefill_seconds: list[float] = field(default_factory=list)
     decode_seconds: list[float] = field(default_factory=list)
-    _started: tuple[float, int] | None = None
+    _started: tuple[float, int, bool] | None = None
 
-    def begin_step(self, num_tokens: int) -> None:
-        self._started = time.perf_counter(), num_tokens
+    def begin_step(self, num_tokens: int, *, is_prefill: bool) -> None:
+        self._started = time.perf_counter(), num_tokens, is_prefill
 
-    def end_step(self) -> None:
+    def end_step(self) -> "StepTimes | None":
+        """The step that ends now; None when none has begun."""
         if self._started is None:
-            return
-        start, num_tokens = self._started
-        steps = self.prefill_seconds if num_tokens > 1 else self.decode_seconds
-        steps.append(time.perf_counter() - start)
+            return None
+        step = StepTimes(*self._started, end=time.perf_counter())
+        times = self.prefill_seconds if step.is_prefill else self.decode_seconds
+        times.append(step.end - step.start)
         self._started = None
+        return step
 
     def as_dict(self) -> dict[str, Any]:
         """TTFT is the first prefill's time, TPOT the median decode step's; null when not run."""

@@ -107,7 +107,7 @@ class Probes:
         self._num_rows = 0
         self._handles = [
             model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            model.register_forward_hook(self._end),
+            model.register_forward_hook(self._end, always_call=True),
         ]
         for layer in moe_layers(model):
             if Signal.LAYER_INPUT in signals:

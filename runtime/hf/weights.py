@@ -17,6 +17,8 @@ def own_weights(model: PreTrainedModel) -> PreTrainedModel:
     for parameter in model.parameters():
         address = parameter.data_ptr()
         if address not in copies:
-            copies[address] = parameter.data.clone()
+            # On a device nothing is mapped, and a copy would double its memory.
+            on_cpu = parameter.device.type == "cpu"
+            copies[address] = parameter.data.clone() if on_cpu else parameter.data
         parameter.data = copies[address]
     return model

@@ -5,36 +5,57 @@ from collections.abc import Sequence
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction import eviction
+from runtime.policy.eviction import eviction_policy
+from runtime.policy.governor import Governor
+from runtime.policy.planner import Planner, urgency
 from runtime.policy.prefetcher import Prefetcher, Techniques
+from runtime.policy.tier import Tier
 
 
 def build_prefetcher(
     system: SystemConfig,
     spec: ModelSpec,
     *,
-    num_slots: int,
+    num_slots: Sequence[int],
     chunk_bytes: Sequence[Sequence[int]],
 ) -> Prefetcher:
-    """Cache, queue and techniques for an arena of `num_slots` experts.
+    """Caches, queues and techniques for tiers of `num_slots` experts, the computing tier first.
 
-    `chunk_bytes` are those of each layer.
-
-    The arena is divided among the layers only where it holds a step's experts of every one.
+    `chunk_bytes` are those of each layer. An arena is divided among the layers only where it holds
+    a step's experts of every one.
     """
-    per_layer = system.per_layer and num_slots >= spec.num_layers * spec.top_k
-    cache = ExpertCache(
-        num_slots=num_slots,
-        num_layers=spec.num_layers,
-        per_layer=per_layer,
-        eviction=eviction(system.eviction),
-    )
+    tiers: list[Tier] = []
+    below: Tier | None = None
+    for slots in reversed(num_slots):
+        cache = ExpertCache(
+            num_slots=slots,
+            num_layers=spec.num_layers,
+            per_layer=system.per_layer and slots >= spec.num_layers * spec.top_k,
+            policy=eviction_policy(
+                system.eviction,
+                num_layers=spec.num_layers,
+                num_experts=spec.num_experts,
+                options=system.eviction_options,
+            ),
+        )
+        below = Tier(cache, chunk_bytes=chunk_bytes, chunked=system.chunked, below=below)
+        tiers.insert(0, below)
     return Prefetcher(
-        cache,
-        chunk_bytes=chunk_bytes,
+        tiers,
         techniques=Techniques(
             chunked=system.chunked,
             early_preemption=system.early_preemption,
             reordered=system.reordered,
+            cancel=system.cancel,
         ),
+    )
+
+
+def build_planner(system: SystemConfig, spec: ModelSpec, prefetcher: Prefetcher) -> Planner:
+    """What turns forecasts into transfers, with a governor where the system has one."""
+    return Planner(
+        prefetcher,
+        top_k=spec.top_k,
+        urgency=urgency(system.urgency),
+        governor=Governor() if system.governed else None,
     )

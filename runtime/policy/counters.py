@@ -1,5 +1,6 @@
 """What the prefetcher counts: sums only, so that runs and layers can be added up."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
 
@@ -53,3 +54,11 @@ class Counters:
     def joint_rate(self) -> float | None:
         """Share of needed experts that were predicted and had arrived in time."""
         return self.needed_predicted_in_time / self.requests if self.requests else None
+
+
+def added(layers: Iterable[Counters]) -> Counters:
+    """The layers' counters as one."""
+    total = Counters()
+    for counters in layers:
+        total.add(counters)
+    return total

@@ -1,9 +1,10 @@
-"""From forecasts to what the link is asked for: which experts, how urgent."""
+"""From forecasts to what the link is asked for: which experts, how urgent, how many bytes."""
 
 from collections.abc import Callable, Iterable
 
 from predictors.base import Forecast
 from predictors.errors import MoecastError, unknown
+from runtime.policy.governor import Governor
 from runtime.policy.prefetcher import Prefetcher
 
 Urgency = Callable[[float, int], float]
@@ -36,10 +37,22 @@ def urgency(name: str) -> Urgency:
 class Planner:
     """Turns each forecast into low-priority transfers; knows which layer computes now."""
 
-    def __init__(self, prefetcher: Prefetcher, *, top_k: int, urgency: Urgency):
+    def __init__(
+        self,
+        prefetcher: Prefetcher,
+        *,
+        top_k: int,
+        urgency: Urgency,
+        governor: Governor | None = None,
+    ):
+        """
+        Args:
+            governor: bounds the bytes; None asks for every expert that is forecast.
+        """
         self._prefetcher = prefetcher
         self._top_k = top_k
         self._urgency = urgency
+        self.governor = governor
 
     def plan(self, forecasts: Iterable[Forecast], *, layer_now: int) -> None:
         """Asks for the union of the tokens' top_k experts of every forecast that is not late.
@@ -52,5 +65,22 @@ class Planner:
                 continue
             experts = forecast.experts(self._top_k)
             probability_E = forecast.probability_E
+            if self.governor is not None:
+                experts = self._affordable(forecast.layer, experts, distance)
             urgent = [self._urgency(float(probability_E[e]), distance) for e in experts]
+            self._prefetcher.forecast(forecast.layer, probability_E.tolist())
             self._prefetcher.predicted(forecast.layer, experts, urgent)
+
+    def _affordable(self, layer: int, experts: list[int], distance: int) -> list[int]:
+        """The likeliest of the experts, as many as the link can bring before they are needed;
+        those that are here already cost nothing."""
+        assert self.governor is not None
+        top = self._prefetcher.top
+        room = self.governor.window.num_bytes(distance) - top.speculative_backlog()
+        kept = []
+        for e in experts:
+            missing = top.missing_bytes((layer, e))
+            if missing <= room:
+                room -= missing
+                kept.append(e)
+        return kept

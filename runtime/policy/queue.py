@@ -39,15 +39,24 @@ class TransferQueue:
         self._high.pop(expert, None)
         self._low.pop(expert, None)
 
-    def remove_low_of_layer(self, layer: int) -> list[Expert]:
-        """Drops what was only predicted for a layer (promoe algorithm 2, line 12)."""
-        dropped = [expert for expert in self._low if expert[0] == layer]
+    def remove_low_of_layer(
+        self, layer: int, *, keep: frozenset[int] = frozenset()
+    ) -> list[Expert]:
+        """Drops what was only predicted for a layer (promoe algorithm 2, line 12), but `keep`."""
+        dropped = [expert for expert in self._low if expert[0] == layer and expert[1] not in keep]
         for expert in dropped:
             del self._low[expert]
         return dropped
 
     def is_high(self, expert: Expert) -> bool:
         return expert in self._high
+
+    def is_low(self, expert: Expert) -> bool:
+        return expert in self._low
+
+    def urgency(self, expert: Expert) -> float:
+        """Of an expert in the low queue."""
+        return self._low[expert][0]
 
     def high(self) -> list[Expert]:
         """In the order in which they are to be fetched."""

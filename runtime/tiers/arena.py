@@ -33,11 +33,16 @@ class Arena:
         self._slots = raw[start : start + num_slots * size].view(num_slots, size)
         self._layouts = layouts
         self._weights: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.num_slots = num_slots
         self.num_bytes = num_slots * size
 
     def slot(self, index: int) -> Tensor:
         """The slot's bytes, uint8."""
         return self._slots[index]
+
+    def chunk_ranges(self, layer: int) -> Sequence[Sequence[tuple[int, int]]]:
+        """The parts of a slot that each chunk of the layer's experts takes."""
+        return self._layouts[layer].chunk_ranges
 
     def weights(self, layer: int, index: int) -> dict[str, Tensor]:
         """The slot as parameters of one of the layer's experts, without the expert dimension."""

@@ -1,66 +1,194 @@
-"""The transfer worker: a thread that does what the policy core says next (promoe algorithm 1)."""
+"""The threads that do what the policy core says next (promoe algorithm 1), and their watchdog."""
 
+import itertools
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from runtime.errors import TransferError
 from runtime.policy.eviction import Expert
-from runtime.policy.prefetcher import Prefetcher, Task
+from runtime.policy.governor import Governor
+from runtime.policy.tier import Task, Tier
+from runtime.tiers.link import Link
+from runtime.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
-Fetch = Callable[[Task], None]
+MAX_LOST_THREADS = 4
+"""Threads that hang in a transfer and have been replaced; beyond that the computation reads alone:
+a disk that swallows every read is not helped by more of them."""
 
 
-class Worker:
-    """Drives a prefetcher with real reads. All bookkeeping happens under `condition`.
+class Shared:
+    """What all workers of a model and its computation share: the lock and the failures.
 
     A failed read is remembered for its expert and raised to whoever needs the expert; a failed
     prefetch that nobody needs costs nothing but a line in the log.
     """
 
-    def __init__(self, prefetcher: Prefetcher, fetch: Fetch):
+    def __init__(self, timeline: Timeline | None = None, governor: Governor | None = None):
         self.condition = threading.Condition()
         self.errors: dict[Expert, TransferError] = {}
-        self._prefetcher = prefetcher
-        self._fetch = fetch
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="moecast-transfer", daemon=True)
-        self._thread.start()
+        self.timeline = timeline
+        self.governor = governor
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
 
-    def _run(self) -> None:
-        while True:
-            with self.condition:
+@dataclass(eq=False)
+class Hand:
+    """One thread of a worker and what it is doing."""
+
+    name: str
+    thread: threading.Thread | None = None
+    task: Task | None = None
+    since: float = 0.0
+    is_lost: bool = False
+    """It hangs in `task`; whoever replaced it has taken the slot out of use."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """Drives one tier's link. All bookkeeping happens under the shared lock."""
+
+    tier: Tier
+    link: Link
+    shared: Shared
+    name: str
+    num_threads: int = 1
+    _hands: list[Hand] = field(default_factory=list)
+    _closing: bool = False
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def start(self) -> None:
+        """Starts the threads."""
+        for _ in range(self.num_threads):
+            self._hire()
+
+    def _hire(self) -> None:
+        hand = Hand(f"{self.name} {next(self._numbers)}")
+        hand.thread = threading.Thread(
+            target=self._run, args=(hand,), name=f"moecast {hand.name}", daemon=True
+        )
+        self._hands.append(hand)
+        hand.thread.start()
+
+    def _run(self, hand: Hand) -> None:
+        while not hand.is_lost:
+            with self.shared.condition:
                 task = None
-                while not self._closing and (task := self._prefetcher.next_task()) is None:
-                    self.condition.wait()
+                while not self._closing and (task := self._next()) is None:
+                    self.shared.condition.wait()
                 if task is None:
                     return
-            error = self._transfer(task)
-            with self.condition:
-                if error is None:
-                    self._prefetcher.done(task)
-                else:
-                    self.errors[task.expert] = error
-                    self._prefetcher.failed(task)
-                self.condition.notify_all()
+                hand.task, hand.since = task, time.monotonic()
+            self._carry_out(hand, task)
 
-    def _transfer(self, task: Task) -> TransferError | None:
+    def _next(self, *, high_only: bool = False) -> Task | None:
+        asks = self.tier.num_asks
+        task = self.tier.next_task(high_only=high_only)
+        if self.tier.num_asks != asks:
+            self.shared.condition.notify_all()  # the tier below has something to do
+        return task
+
+    def _carry_out(self, hand: Hand, task: Task) -> None:
+        error = None
+        start = time.perf_counter()
         try:
-            self._fetch(task)
-        except TransferError as error:
-            log.warning("layer %d expert %d: %s", *task.expert, error)
-            return error
-        return None
+            self.link.transfer(task)
+        except TransferError as failure:
+            log.warning("layer %d expert %d: %s", *task.expert, failure)
+            error = failure
+        end = time.perf_counter()
+        with self.shared.condition:
+            hand.task = None
+            if hand.is_lost:
+                log.warning("%s: a transfer that hung has ended", self.name)
+                self.tier.restore(task)
+            elif error is None:
+                self.tier.done(task)
+                self._report(hand, task, start, end)
+            else:
+                self.shared.errors[task.expert] = error
+                self.tier.failed(task)
+            self.shared.condition.notify_all()
 
-    def close(self) -> None:
-        """Ends the thread after the transfer under way; may be called twice."""
-        with self.condition:
+    def _report(self, hand: Hand, task: Task, start: float, end: float) -> None:
+        if self.shared.governor is not None and self.tier.is_top:
+            self.shared.governor.window.transferred(task.num_bytes, end - start)
+        if self.shared.timeline is not None:
+            self.shared.timeline.transferred(self.name, task, start, end, track=hand.name)
+
+    def help(self, hand: Hand) -> bool:
+        """Carries out one claimed transfer on the caller's thread, which holds the lock once.
+
+        A computation that has nothing else to do reads by itself: no thread has to be woken, and
+        it goes on when no worker does. Returns whether there was something to do.
+        """
+        task = self._next(high_only=True)
+        if task is None:
+            return False
+        hand.task, hand.since = task, time.monotonic()
+        self.shared.condition.release()
+        try:
+            self._carry_out(hand, task)
+        finally:
+            self.shared.condition.acquire()
+        return True
+
+    def look_after(self, hang_seconds: float) -> None:
+        """Replaces threads that have died and those that have been in one transfer for too long.
+
+        Called under the lock, by whoever waits.
+        """
+        now = time.monotonic()
+        for hand in list(self._hands):
+            assert hand.thread is not None
+            if not hand.thread.is_alive():
+                self._hands.remove(hand)
+                if hand.is_lost or self._closing:
+                    continue
+                log.error("%s: the transfer thread has died; starting another", self.name)
+                if hand.task is not None:
+                    self.tier.retry(hand.task)
+                self._hire()
+            elif hand.task is not None and not hand.is_lost and now - hand.since > hang_seconds:
+                self._replace(hand, now - hand.since)
+
+    def _replace(self, hand: Hand, seconds: float) -> None:
+        assert hand.task is not None
+        if not self.tier.lose(hand.task):
+            return
+        hand.is_lost = True
+        log.error(
+            "%s: layer %d expert %d has been under way for %.1f s; its slot is set aside",
+            self.name,
+            *hand.task.expert,
+            seconds,
+        )
+        if sum(other.is_lost for other in self._hands) < MAX_LOST_THREADS:
+            self._hire()
+
+    @property
+    def num_lost(self) -> int:
+        """Threads that hang in a transfer."""
+        return sum(hand.is_lost for hand in self._hands)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way."""
+        return all(hand.task is None for hand in self._hands)
+
+    def close(self, *, timeout_seconds: float) -> None:
+        """Ends the threads after the transfers under way; may be called twice.
+
+        A thread that hangs is left behind: it ends when its transfer does.
+        """
+        with self.shared.condition:
             self._closing = True
-            self.condition.notify_all()
-        self._thread.join()
+            self.shared.condition.notify_all()
+        for hand in self._hands:
+            assert hand.thread is not None
+            hand.thread.join(timeout_seconds)
+        if not any(hand.thread is not None and hand.thread.is_alive() for hand in self._hands):
+            self.link.close()

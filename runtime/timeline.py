@@ -1,0 +1,184 @@
+"""Writes what happened when as a Chrome trace, which ui.perfetto.dev and chrome://tracing open."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from runtime.policy.eviction import Expert
+from runtime.policy.tier import Task
+
+PROCESS = 1
+FLUSH_EVENTS = 20_000
+"""Events in memory at most; about 3 MB of JSON."""
+COMPUTE, PREDICTOR = "compute", "predictor"
+
+
+class Timeline:
+    """Spans of computing, stalling, predicting and copying, one track for each; arrows from a
+    prefetch to the use of the expert that it brought; counters of bytes moved.
+
+    Thread-safe. Events go to a file beside `path`, which becomes `path` when it is complete.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._partial = self.path.with_name(self.path.name + ".partial")
+        self._file = self._partial.open("w")
+        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        self._lock = threading.Lock()
+        self._start = time.perf_counter()
+        self._events: list[dict[str, Any]] = []
+        self._is_first = True
+        self._tracks: dict[str, int] = {}
+        self._moved: dict[str, int] = {}
+        self._arrived: dict[Expert, int] = {}
+        """Flow number of the prefetch that brought an expert which nobody has used yet."""
+        self._num_flows = 0
+        self._closed = False
+        self._add({"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": "moecast"}})
+        for track in (COMPUTE, PREDICTOR):
+            self._track(track)
+
+    def _microseconds(self, seconds: float) -> float:
+        return round((seconds - self._start) * 1e6, 1)
+
+    def _track(self, name: str) -> int:
+        known = self._tracks.get(name)
+        if known is None:
+            known = self._tracks[name] = len(self._tracks) + 1
+            self._add(
+                {
+                    "ph": "M",
+                    "pid": PROCESS,
+                    "tid": known,
+                    "name": "thread_name",
+                    "args": {"name": name},
+                }
+            )
+        return known
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self._events.append(event)
+
+    def _span(self, track: str, name: str, start: float, end: float, **details: Any) -> None:
+        self._add(
+            {
+                "ph": "X",
+                "pid": PROCESS,
+                "tid": self._track(track),
+                "name": name,
+                "cat": name.split()[0],
+                "ts": self._microseconds(start),
+                "dur": max(0.0, round((end - start) * 1e6, 1)),
+                "args": details,
+            }
+        )
+        if len(self._events) >= FLUSH_EVENTS:
+            self._flush()
+
+    # ---- what is told; times are those of time.perf_counter, in seconds
+
+    def transferred(self, link: str, task: Task, start: float, end: float, *, track: str) -> None:
+        """A thread of a link, which has its own track, has brought a task's bytes."""
+        layer, expert = task.expert
+        with self._lock:
+            if self._closed:
+                return
+            self._span(
+                track,
+                "fetch" if task.high else "prefetch",
+                start,
+                end,
+                layer=layer,
+                expert=expert,
+                chunks=[task.first_chunk, task.end_chunk],
+                bytes=task.num_bytes,
+            )
+            self._moved[link] = self._moved.get(link, 0) + task.num_bytes
+            self._add(
+                {
+                    "ph": "C",
+                    "pid": PROCESS,
+                    "name": f"bytes moved, {link}",
+                    "ts": self._microseconds(end),
+                    "args": {"bytes": self._moved[link]},
+                }
+            )
+            if not task.high and task.expert not in self._arrived:
+                self._num_flows += 1
+                self._arrived[task.expert] = self._num_flows
+                self._flow("s", self._num_flows, self._track(track), start)
+
+    def _flow(self, phase: str, number: int, track: int, when: float) -> None:
+        self._add(
+            {
+                "ph": phase,
+                "pid": PROCESS,
+                "tid": track,
+                "id": number,
+                "name": "prefetched for",
+                "cat": "flow",
+                "ts": self._microseconds(when),
+                **({"bp": "e"} if phase == "f" else {}),
+            }
+        )
+
+    def computed(self, expert: Expert, start: float, end: float) -> None:
+        """An expert was computed (on a device: its work was issued)."""
+        with self._lock:
+            if self._closed:
+                return
+            self._span(COMPUTE, "expert", start, end, layer=expert[0], expert=expert[1])
+            number = self._arrived.pop(expert, None)
+            if number is not None:
+                self._flow("f", number, self._track(COMPUTE), start)
+
+    def stalled(self, layer: int, start: float, end: float) -> None:
+        """The computation waited for bytes."""
+        with self._lock:
+            if not self._closed:
+                self._span(COMPUTE, "stall", start, end, layer=layer)
+
+    def between(self, layer: int, start: float, end: float) -> None:
+        """The computation was at something else than routed experts, up to `layer`'s router."""
+        with self._lock:
+            if not self._closed:
+                self._span(COMPUTE, "other layers", start, end, layer=layer)
+
+    def predicted(self, event: str, layer: int, start: float, end: float) -> None:
+        """A predictor answered an event."""
+        with self._lock:
+            if not self._closed:
+                self._span(PREDICTOR, "predict", start, end, layer=layer, on=event)
+
+    def step(self, num_tokens: int, start: float, end: float) -> None:
+        """A forward pass."""
+        with self._lock:
+            if not self._closed:
+                name = "prefill" if num_tokens > 1 else "decode"
+                self._span("step", name, start, end, tokens=num_tokens)
+
+    # ---- the file
+
+    def _flush(self) -> None:
+        for event in self._events:
+            self._file.write(("" if self._is_first else ",\n") + json.dumps(event))
+            self._is_first = False
+        self._events.clear()
+
+    def close(self) -> None:
+        """Completes the file; may be called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._flush()
+            self._file.write("\n]}\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._partial.replace(self.path)

@@ -1,0 +1,31 @@
+"""One forward pass at a time: several threads may use a model, each waits for its turn."""
+
+import threading
+
+
+class Turn:
+    """A lock that a forward pass takes in one hook and gives back in another.
+
+    A pass may begin within a pass of its own thread (an encoder within its model).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._owner: int | None = None
+        self._depth = 0
+
+    def begin(self) -> None:
+        """Waits until no other thread's pass is under way."""
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+        self._depth += 1
+
+    def end(self) -> bool:
+        """Gives the turn back; False when this thread does not have it (its pass never began)."""
+        if self._owner != threading.get_ident():
+            return False
+        self._depth -= 1
+        if self._depth == 0:
+            self._owner = None
+        self._lock.release()
+        return True

@@ -1,0 +1,288 @@
+"""The policy core against its invariants (stateful property tests) and against hand-made cases."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from runtime.policy.cache import ExpertCache
+from runtime.policy.eviction import eviction_policy
+from runtime.policy.prefetcher import Prefetcher, Techniques
+from runtime.policy.tier import Tier
+
+LAYERS, EXPERTS, SLOTS, CHUNKS = 3, 6, 9, (10, 10, 20)
+
+
+def tier(slots, *, per_layer, chunked=True, below=None) -> Tier:
+    cache = ExpertCache(
+        num_slots=slots,
+        num_layers=LAYERS,
+        per_layer=per_layer,
+        policy=eviction_policy("lru", num_layers=LAYERS, num_experts=EXPERTS),
+    )
+    return Tier(cache, chunk_bytes=[CHUNKS] * LAYERS, chunked=chunked, below=below)
+
+
+def prefetcher(*, slots=(SLOTS,), per_layer=True, **switches) -> Prefetcher:
+    """Tiers of so many slots, the computing one first; only it is divided among the layers."""
+    chunked = switches.get("chunked", True)
+    tiers: list[Tier] = []
+    for i, size in reversed(list(enumerate(slots))):
+        below = tiers[0] if tiers else None
+        share = per_layer and i == 0 and size >= LAYERS
+        tiers.insert(0, tier(size, per_layer=share, chunked=chunked, below=below))
+    return Prefetcher(tiers, techniques=Techniques(**switches))
+
+
+def once(experts) -> dict[int, int]:
+    """Each expert for one token."""
+    return dict.fromkeys(experts, 1)
+
+
+def drain(core: Prefetcher) -> list:
+    """Carries out transfers until there are none; returns those of the computing tier."""
+    tasks = []
+    while True:
+        for one in core.tiers:
+            if (task := one.next_task()) is not None:
+                one.done(task)
+                if one is core.top:
+                    tasks.append(task)
+                break
+        else:
+            return tasks
+
+
+class Machine(RuleBasedStateMachine):
+    """Predictions, routings, transfers, failures, hangs and computations in any order."""
+
+    slots: tuple[int, ...] = (SLOTS,)
+    cancel = False
+
+    def __init__(self):
+        super().__init__()
+        self.core = prefetcher(slots=self.slots, cancel=self.cancel)
+        self.flying = [[] for _ in self.slots]
+        self.lost = [[] for _ in self.slots]
+        self.pending: dict[int, list[int]] = {}
+        self.moved = 0
+
+    experts = st.sets(st.integers(0, EXPERTS - 1), min_size=1, max_size=EXPERTS).map(sorted)
+    layers = st.integers(0, LAYERS - 1)
+    depths = st.integers(0, 1)
+
+    @rule(layer=layers, experts=experts)
+    def predict(self, layer, experts):
+        self.core.predicted(layer, experts, [float(e) for e in experts])
+
+    @rule(layer=layers)
+    def cancel_layer(self, layer):
+        self.core.cancel(layer)
+
+    @rule(layer=layers, experts=experts)
+    def route(self, layer, experts):
+        if layer not in self.pending:
+            order = self.core.routed(layer, once(experts))
+            assert sorted(order) == experts
+            self.pending[layer] = order
+
+    def at(self, depth):
+        depth = min(depth, len(self.slots) - 1)
+        return depth, self.core.tiers[depth]
+
+    @rule(depth=depths, high_only=st.booleans())
+    def start(self, depth, high_only):
+        depth, one = self.at(depth)
+        if (task := one.next_task(high_only=high_only)) is not None:
+            busy = self.flying[depth] + self.lost[depth]
+            assert all(task.slot != other.slot for other in busy)
+            assert task.high or not high_only
+            self.flying[depth].append(task)
+
+    @rule(data=st.data(), depth=depths, end=st.sampled_from(["done", "done", "failed", "retry"]))
+    def finish(self, data, depth, end):
+        depth, one = self.at(depth)
+        if not self.flying[depth]:
+            return
+        task = self.flying[depth].pop(data.draw(st.integers(0, len(self.flying[depth]) - 1)))
+        getattr(one, end)(task)
+        if end == "done":
+            self.moved += task.num_bytes if depth == 0 else 0
+        layer, expert = task.expert
+        if end == "failed" and expert in self.pending.get(layer, []):
+            self.core.abandon(layer, self.pending.pop(layer))
+
+    @rule(data=st.data(), depth=depths)
+    def hang(self, data, depth):
+        depth, one = self.at(depth)
+        if self.flying[depth] and len(self.lost[depth]) < 2:
+            i = data.draw(st.integers(0, len(self.flying[depth]) - 1))
+            if one.lose(self.flying[depth][i]):
+                self.lost[depth].append(self.flying[depth].pop(i))
+
+    @rule(depth=depths)
+    def come_back(self, depth):
+        depth, one = self.at(depth)
+        if self.lost[depth]:
+            one.restore(self.lost[depth].pop())
+
+    @rule(layer=layers)
+    def compute(self, layer):
+        for e in self.pending.get(layer, []):
+            if self.core.is_ready((layer, e)):
+                self.core.used((layer, e))
+                self.pending[layer].remove(e)
+                break
+        if layer in self.pending and not self.pending[layer]:
+            del self.pending[layer]
+
+    @rule(layer=layers)
+    def give_up(self, layer):
+        if layer in self.pending:
+            self.core.abandon(layer, self.pending.pop(layer))
+
+    @invariant()
+    def slots_belong_to_one_expert_and_shares_hold(self):
+        for one, size, lost in zip(self.core.tiers, self.slots, self.lost, strict=True):
+            entries = one.cache.entries
+            slots = [entry.slot for entry in entries.values()] + [task.slot for task in lost]
+            assert len(set(slots)) == len(slots) <= size
+            assert all(0 <= slot < size for slot in slots)
+        if self.core.top.cache.per_layer:
+            for layer in range(LAYERS):
+                held = sum(expert[0] == layer for expert in self.core.top.cache.entries)
+                assert held <= self.slots[0] // LAYERS
+
+    @invariant()
+    def in_flight_is_what_was_started(self):
+        for one, tasks in zip(self.core.tiers, self.flying, strict=True):
+            entries = one.cache.entries
+            flying = {expert for expert, entry in entries.items() if entry.in_flight}
+            assert flying == {task.expert for task in tasks}
+
+    @invariant()
+    def pins_are_held_by_pending_experts_and_copies_only(self):
+        for (layer, e), entry in self.core.top.cache.entries.items():
+            assert entry.pins == (e in self.pending.get(layer, [])), (layer, e, entry)
+        if len(self.slots) > 1:
+            copying = [task.expert for task in self.flying[0] + self.lost[0]]
+            for expert, entry in self.core.tiers[1].cache.entries.items():
+                wanted = expert[1] in self.pending.get(expert[0], [])
+                assert entry.pins <= wanted + copying.count(expert), (expert, entry)
+                assert entry.pins >= copying.count(expert), (expert, entry)
+
+    @invariant()
+    def bytes_add_up(self):
+        total = self.core.total()
+        left = sum(entry.speculative_bytes for entry in self.core.top.cache.entries.values())
+        assert total.bytes_moved == self.moved
+        assert total.bytes_prefetched == total.bytes_used + total.bytes_wasted + left
+
+    def teardown(self):
+        """Whatever happened, everything asked for can still be computed to the end."""
+        for one, flying, lost in zip(self.core.tiers, self.flying, self.lost, strict=True):
+            for task in flying:
+                one.done(task)
+            for task in lost:
+                one.restore(task)
+        for layer, order in self.pending.items():
+            while order:
+                drain(self.core)
+                ready = next(e for e in order if self.core.is_ready((layer, e)))
+                self.core.used((layer, ready))
+                order.remove(ready)
+
+
+class TwoTiers(Machine):
+    """A device above a host arena that holds less than all."""
+
+    slots = (SLOTS, 7)
+
+
+class SmallLowerTier(Machine):
+    """The lower tier holds fewer experts than the upper one."""
+
+    slots = (6, 3)
+    cancel = True
+
+
+QUICK = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestMachine = Machine.TestCase
+TestMachine.settings = QUICK
+TestTwoTiers = TwoTiers.TestCase
+TestTwoTiers.settings = settings(QUICK, max_examples=150)
+TestSmallLowerTier = SmallLowerTier.TestCase
+TestSmallLowerTier.settings = settings(QUICK, max_examples=100)
+
+
+def test_prefetcher__more_experts_than_slots_stream_through():
+    core = prefetcher(slots=(3,))
+    order = core.routed(0, once(range(EXPERTS)))
+    computed = []
+    while order:
+        drain(core)
+        expert = next(e for e in order if core.is_ready((0, e)))
+        core.used((0, expert))
+        order.remove(expert)
+        computed.append(expert)
+    assert sorted(computed) == list(range(EXPERTS))
+    assert core.total().bytes_moved == EXPERTS * sum(CHUNKS)
+
+
+def test_prefetcher__precise_requests_go_before_predictions_within_a_chunk():
+    core = prefetcher()
+    core.predicted(1, [0], [1.0])
+    first = core.top.next_task()
+    assert (first.expert, first.first_chunk, first.end_chunk) == ((1, 0), 0, 1)
+    core.routed(0, once([5]))
+    core.top.done(first)
+    assert [task.expert for task in drain(core)] == [(0, 5)] * 3 + [(1, 0)] * 2
+
+
+def test_prefetcher__routing_drops_what_was_only_predicted_for_the_layer():
+    core = prefetcher()
+    core.predicted(1, [0, 1], [0.0, 1.0])
+    core.top.done(core.top.next_task())
+    core.routed(1, once([4]))
+    assert [task.expert for task in drain(core)] == [(1, 4)] * 3
+    counters = core.counters[1]
+    assert (counters.predicted, counters.predicted_in_time, counters.misses) == (2, 0, 1)
+
+
+def test_prefetcher__a_predicted_expert_in_flight_is_joined_not_fetched_again():
+    core = prefetcher()
+    core.predicted(1, [0], [0.0])
+    task = core.top.next_task()
+    core.routed(1, once([0]))
+    assert core.top.next_task() is None
+    core.top.done(task)
+    drain(core)
+    counters = core.counters[1]
+    assert counters.bytes_moved == sum(CHUNKS)
+    assert (counters.joins, counters.misses, counters.hits) == (1, 0, 0)
+    assert counters.bytes_prefetched == counters.bytes_used == CHUNKS[0]
+    assert counters.bytes_late == sum(CHUNKS)
+
+
+def test_prefetcher__order_is_cached_then_in_flight_then_missing():
+    core = prefetcher()
+    core.predicted(0, [4, 2], [0.0, 1.0])
+    for _ in range(4):
+        core.top.done(core.top.next_task())
+    assert core.routed(0, once([1, 2, 4])) == [4, 2, 1]
+    assert prefetcher(reordered=False).routed(0, once([4, 1, 2])) == [1, 2, 4]
+
+
+def test_prefetcher__without_chunks_an_expert_is_one_task():
+    core = prefetcher(chunked=False)
+    core.routed(0, once([3]))
+    assert [(task.first_chunk, task.end_chunk, task.num_bytes) for task in drain(core)] == [
+        (0, 3, 40)
+    ]
+
+
+def test_prefetcher__without_early_preemption_each_expert_is_asked_for_in_its_turn():
+    core = prefetcher(early_preemption=False)
+    order = core.routed(0, once([1, 2]))
+    assert drain(core) == []
+    core.demand((0, order[0]))
+    assert {task.expert for task in drain(core)} == {(0, 1)}
