@@ -1,17 +1,18 @@
 """Loads a model without its experts: a same-named subclass drops them before a byte is read."""
 
+import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
+from runtime.hf.adapters.registry import kind_of
 from runtime.hf.layers import expert_banks
 from runtime.store.extents import read_extents
 from runtime.store.index import FusedParameter, Recipe, index_experts
@@ -19,45 +20,29 @@ from runtime.store.index import FusedParameter, Recipe, index_experts
 Banks = dict[str, dict[str, Recipe]]
 
 
-class Absent:
-    """Stands where a fused parameter was. Not a tensor: a meta tensor left here would let other
-    experts implementations run and return wrong numbers without a word."""
-
-    _is_hf_initialized = True
-    """Some models' initialisation fills their experts from the block above them; not this."""
-
-    def __init__(self, parameter: FusedParameter):
-        self.parameter = parameter
-        self.shape = torch.Size(parameter.shape)
-        self.dtype = parameter.dtype
-
-    def __getitem__(self, index: object):
-        raise CheckpointError(
-            f"{self.parameter.target} is served from moecast's arena; this model must run with "
-            "experts_implementation='moecast', not be computed, saved or converted directly"
-        )
+TAKEN = "moecast_parameters"
+"""Attribute of an experts module: what was taken out of it."""
 
 
 def strip_experts(model: nn.Module) -> list[FusedParameter]:
-    """Takes the fused parameters out of every experts module of a model on the meta device.
+    """Takes the experts' parameters out of every experts module of a model on the meta device.
 
     May be called again: what is stripped already is reported, not lost.
     """
     parameters: list[FusedParameter] = []
+    # What is gone can not be tied; the checkpoint's reader is told instead.
+    ties = getattr(model, "all_tied_weights_keys", {})
     for bank, module in expert_banks(model).items():
-        num_experts = getattr(module, "num_experts", None)
-        for name, value in list(module._parameters.items()):
-            if value is None or value.shape[:1] != (num_experts,):
-                continue
-            del module._parameters[name]
-            setattr(
-                module, name, Absent(FusedParameter(bank, name, tuple(value.shape), value.dtype))
-            )
+        kind = kind_of(module)
+        assert kind is not None
+        if TAKEN not in vars(module):
+            taken = kind.strip(bank, module)
+            vars(module)[TAKEN] = [
+                dataclasses.replace(p, tied_to=ties.pop(p.target, None)) for p in taken
+            ]
         # Tells Transformers' initialisation that there is nothing here to fill with random numbers.
         module._is_hf_initialized = True
-        parameters.extend(
-            value.parameter for value in vars(module).values() if isinstance(value, Absent)
-        )
+        parameters.extend(vars(module)[TAKEN])
     return parameters
 
 
@@ -96,7 +81,7 @@ def stripped_class(
             raise CheckpointError(
                 "experts are read from safetensors files only; convert this checkpoint"
             )
-        banks = {re.escape(parameter.bank) + r"\." for parameter in parameters}
+        banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
         ignored = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = ignored | banks
         extents = read_extents(checkpoint_files)
