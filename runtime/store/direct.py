@@ -7,6 +7,7 @@ All of it is one call. Where range and target are aligned (a packed store), noth
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -46,9 +47,12 @@ def _fill(descriptor: int, offset: int, parts: list[memoryview], needed: int) ->
     done = 0
     while done < needed:
         count = os.preadv(descriptor, parts, offset + done)
-        # After a part of a block there is nothing more: the file's end.
-        if count == 0 or (count % BLOCK and done + count < needed):
+        if count == 0:
             raise EndOfFile
+        if count % BLOCK and done + count < needed:
+            # The file's end, or a network file system that gave less than it was asked for: the
+            # next direct read could not start here. Reads through the page cache can.
+            raise OSError(errno.EINVAL, "a direct read ended inside a block")
         done += count
         while parts and count >= len(parts[0]):
             count -= len(parts.pop(0))
@@ -61,7 +65,8 @@ def read_direct(descriptor: int, offset: int, target: memoryview) -> None:
 
     Raises:
         EndOfFile: the file is shorter.
-        OSError: EINVAL where the file system allows no direct reads, EIO and others.
+        OSError: EINVAL where the file system allows no direct reads or cuts them short, EIO and
+            others.
     """
     size = len(target)
     assert size >= SMALLEST

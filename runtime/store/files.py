@@ -11,6 +11,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,17 +28,20 @@ PAUSE_SECONDS = 0.01
 """Between attempts."""
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenFile:
     """One file's descriptors: through the page cache, and past it where that is possible."""
 
     buffered: int
     direct: int | None
+    num_readers: int = 0
 
     def close(self) -> None:
-        os.close(self.buffered)
-        if self.direct is not None:
-            os.close(self.direct)
+        for descriptor in (self.buffered, self.direct):
+            if descriptor is not None:
+                # On a disk that is gone it fails, and frees the descriptor all the same.
+                with suppress(OSError):
+                    os.close(descriptor)
 
 
 class FileReader:
@@ -48,11 +53,27 @@ class FileReader:
         self._lock = threading.Lock()
         self._told = False
 
-    def _open(self, file: Path) -> OpenFile:
+    @contextmanager
+    def _using(self, file: Path) -> Iterator[OpenFile]:
+        """After a failure the next read opens the file anew: a disk that was gone and came back,
+        or a file that was fetched again, is never seen through an old descriptor."""
         with self._lock:
             if file not in self._files:
                 self._files[file] = self._opened(file)
-            return self._files[file]
+            opened = self._files[file]
+            opened.num_readers += 1
+        try:
+            yield opened
+        except (OSError, TransferError):
+            with self._lock:
+                if self._files.get(file) is opened:
+                    del self._files[file]
+            raise
+        finally:
+            with self._lock:
+                opened.num_readers -= 1
+                if not opened.num_readers and self._files.get(file) is not opened:
+                    opened.close()
 
     def _opened(self, file: Path) -> OpenFile:
         buffered = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -91,13 +112,8 @@ class FileReader:
         """
         for attempt in range(ATTEMPTS):
             try:
-                opened = self._open(file)
-                self._read_once(opened, file, offset, target)
-            except EndOfFile as end:
-                raise TransferError(
-                    f"{file}: ends at byte {os.fstat(opened.buffered).st_size}, where {what} needs "
-                    f"{offset} to {offset + len(target)}; it was truncated: fetch it again"
-                ) from end
+                with self._using(file) as opened:
+                    self._read_once(opened, file, offset, target, what)
             except OSError as error:
                 if attempt + 1 == ATTEMPTS:
                     raise TransferError(
@@ -108,7 +124,18 @@ class FileReader:
             else:
                 return
 
-    def _read_once(self, opened: OpenFile, file: Path, offset: int, target: memoryview) -> None:
+    def _read_once(
+        self, opened: OpenFile, file: Path, offset: int, target: memoryview, what: str
+    ) -> None:
+        try:
+            self._read_range(opened, file, offset, target)
+        except EndOfFile as end:
+            raise TransferError(
+                f"{file}: ends at byte {os.fstat(opened.buffered).st_size}, where {what} needs "
+                f"{offset} to {offset + len(target)}; it was truncated: fetch it again"
+            ) from end
+
+    def _read_range(self, opened: OpenFile, file: Path, offset: int, target: memoryview) -> None:
         if opened.direct is not None and len(target) >= SMALLEST:
             try:
                 read_direct(opened.direct, offset, target)
@@ -134,7 +161,9 @@ class FileReader:
             os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Closes the files; no read may be under way."""
+        """Closes the files; one that a read is still stuck in closes when the read ends."""
         with self._lock:
-            while self._files:
-                self._files.popitem()[1].close()
+            for opened in self._files.values():
+                if not opened.num_readers:
+                    opened.close()
+            self._files.clear()

@@ -13,6 +13,7 @@ def tiny_qwen2_moe(
     num_experts: int = 8,
     top_k: int = 2,
     hidden_size: int = 32,
+    expert_width: int = 16,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Path:
@@ -26,7 +27,7 @@ def tiny_qwen2_moe(
         num_key_value_heads=2,
         num_experts=num_experts,
         num_experts_per_tok=top_k,
-        moe_intermediate_size=16,
+        moe_intermediate_size=expert_width,
         shared_expert_intermediate_size=32,
         decoder_sparse_step=1,
         initializer_range=0.2,

@@ -1,0 +1,77 @@
+"""The model under test, what plain Transformers answers, and what a request's outcome is called."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import runtime
+from predictors.popularity import Popularity
+from predictors.spec import ModelSpec
+from runtime.config import ModelConfig
+from runtime.errors import CheckpointError, TransferError
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+
+TOKENS = torch.arange(12).reshape(1, 12)
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Made once; every scenario is a fork that finds it in memory."""
+
+    folder: Path
+    """With `model`, the checkpoint."""
+    spec: ModelSpec
+    logits_TV: Tensor
+    tokens_T: Tensor
+
+    @property
+    def model_folder(self) -> Path:
+        return self.folder / "model"
+
+    def predictor(self) -> Popularity:
+        """Forecasts the same experts of every layer, some of them rightly: reads run ahead of the
+        router, and some of what they bring is never used."""
+        shares = np.random.default_rng(0).random((self.spec.num_layers, self.spec.num_experts))
+        return Popularity(self.spec, shares)
+
+    def load(self, mode: str, folder: Path) -> PreTrainedModel:
+        """Serves `folder` from room for a third of the experts.
+
+        Args:
+            mode: prefetch, on-demand.
+        """
+        return runtime.load(
+            ModelConfig(name="tiny", id=str(folder)),
+            budget="35%",
+            predictor=self.predictor() if mode == "prefetch" else None,
+        )
+
+    def ask(self, model: PreTrainedModel) -> str:
+        """`identical`, `wrong`, or `error: ...` where moecast refused in its own words; any other
+        exception is let through and fails the scenario."""
+        try:
+            with torch.no_grad():
+                logits_TV = model(TOKENS).logits
+                tokens_T = model.generate(TOKENS, **GREEDY)
+        except (TransferError, CheckpointError) as error:
+            return f"error: {error}"
+        same = torch.equal(logits_TV, self.logits_TV) and torch.equal(tokens_T, self.tokens_T)
+        return "identical" if same else "wrong"
+
+
+def make_bench(folder: Path) -> Bench:
+    """Builds the model, answers the request plainly, and learns the model's specification."""
+    model_folder = tiny_qwen2_moe(
+        folder / "model", num_layers=3, num_experts=16, hidden_size=256, expert_width=64
+    )
+    plain = plain_eager(model_folder)
+    with torch.no_grad():
+        logits_TV, tokens_T = plain(TOKENS).logits, plain.generate(TOKENS, **GREEDY)
+    with runtime.load(ModelConfig(name="tiny", id=str(model_folder))).moecast as handle:
+        spec = handle.spec
+    return Bench(folder, spec, logits_TV, tokens_T)

@@ -1,0 +1,65 @@
+"""Mounts the pass-through in a process of its own, and takes it down whatever happens."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.builders.faults.rules import Disk
+
+ROOT = Path(__file__).parents[3]
+MOUNT_SECONDS = 20.0
+"""Starting Python and mounting takes a fifth of a second; more only on a busy machine."""
+
+
+class CannotMountError(Exception):
+    """This machine does not let us mount."""
+
+
+@contextmanager
+def faulty_disk(source: Path, folder: Path) -> Iterator[Disk]:
+    """`source` seen through a file system without faults, until its `Disk` is told otherwise.
+
+    Args:
+        folder: where the mount point, the control file and the log go.
+
+    Raises:
+        CannotMountError: with what the server said.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    disk = Disk(folder / "mount", folder / "rules.json")
+    disk.mount.mkdir(exist_ok=True)
+    disk.caches()
+    with (folder / "server.log").open("w+b") as log:
+        command = [sys.executable, "-m", "tests.builders.faults.fusefs"]
+        server = subprocess.Popen(
+            [*command, str(source), str(disk.mount), str(disk.control)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+        )
+        try:
+            _await_mount(disk.mount, server, folder / "server.log")
+            yield disk
+        finally:
+            assert server.stdin is not None
+            server.stdin.close()
+            try:
+                server.wait(5)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+            unmount = ["fusermount3", "-u", "-z", str(disk.mount)]
+            subprocess.run(unmount, check=False, capture_output=True)
+
+
+def _await_mount(mount: Path, server: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + MOUNT_SECONDS
+    while not os.path.ismount(mount):
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise CannotMountError(log.read_text().strip()[-500:] or "no mount after 20 s")
+        time.sleep(0.01)

@@ -1,0 +1,72 @@
+"""strace, attached to this process, changes the results of its system calls while it is there."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+READS = "pread64,preadv,preadv2"
+PR_SET_PTRACER = 0x59616D61
+PR_SET_PTRACER_ANY = -1
+"""Lets a child trace its parent where the kernel's Yama module would not."""
+
+
+class CannotTraceError(Exception):
+    """This machine does not let strace attach."""
+
+
+class Injection:
+    """What strace did, by its own log."""
+
+    def __init__(self, log: Path):
+        self._log = log
+
+    def num_faults(self) -> int:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return sum("(INJECTED)" in line or "(DELAYED)" in line for line in lines)
+
+
+@contextmanager
+def injected(spec: str, *, paths: Sequence[Path], log: Path) -> Iterator[Injection]:
+    """All threads of this process see `spec`, as in `strace -e inject=SPEC`, on these files.
+
+    A `when=` counts for each thread apart, from the moment of attaching.
+
+    Raises:
+        CannotTraceError: ptrace is not allowed here.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(PR_SET_PTRACER_ANY), 0, 0, 0)
+    call = spec.split(":")[0]
+    command = ["strace", "-f", "-q", "-o", str(log), "-e", f"trace={call}", "-e", f"inject={spec}"]
+    for path in paths:
+        command += ["-P", str(path)]
+    tracer = subprocess.Popen([*command, "-p", str(os.getpid())], stderr=subprocess.PIPE, text=True)
+    try:
+        _await_tracer(tracer)
+        yield Injection(log)
+    finally:
+        if tracer.poll() is None:
+            tracer.send_signal(signal.SIGINT)
+        tracer.wait(10)
+
+
+def _await_tracer(tracer: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 10
+    while not all(map(_is_traced, Path("/proc/self/task").iterdir())):
+        if tracer.poll() is not None or time.monotonic() > deadline:
+            assert tracer.stderr is not None
+            tracer.kill()
+            raise CannotTraceError(tracer.stderr.read().strip())
+        time.sleep(0.005)
+
+
+def _is_traced(task: Path) -> bool:
+    try:
+        lines = (task / "status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+        return True
+    return "TracerPid:\t0" not in lines

@@ -1,0 +1,88 @@
+"""A host for scenarios, disks that fail, and a loud line for what could not run here."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders.faults import needs
+from tests.builders.faults.disk import ROOT, CannotMountError, faulty_disk
+from tests.builders.faults.rules import Disk
+
+Scenario = Callable[..., dict[str, Any]]
+
+SKIPPED: dict[str, int] = {}
+"""Why, and how many tests."""
+
+
+def skip(reason: str) -> None:
+    """Skips the test, and counts it for the line at the end."""
+    SKIPPED[reason] = SKIPPED.get(reason, 0) + 1
+    pytest.skip(reason)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for reason, count in SKIPPED.items():
+        terminalreporter.write_line(f"NOT RUN: {count} fault tests: {reason}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen]:
+    folder = tmp_path_factory.mktemp("faults")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.builders.faults.host", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(10)
+
+
+@pytest.fixture
+def scenario(host: subprocess.Popen) -> Scenario:
+    """Runs one in a process of its own; a death, a hang or a foreign exception fails the test."""
+
+    def run(name: str, *, seconds: float = 30.0, **arguments: Any) -> dict[str, Any]:
+        request = {"scenario": name, "arguments": arguments, "seconds": seconds}
+        assert host.stdin is not None
+        assert host.stdout is not None
+        host.stdin.write(json.dumps(request) + "\n")
+        host.stdin.flush()
+        answer = json.loads(host.stdout.readline())
+        assert answer["exit"] == 0, f"exit {answer['exit']}\n{answer['stderr']}"
+        if reason := answer["result"].get("skip"):
+            skip(reason)
+        return answer["result"]
+
+    return run
+
+
+@pytest.fixture
+def strace() -> None:
+    if reason := needs.strace():
+        skip(reason)
+
+
+@pytest.fixture
+def disk(host: subprocess.Popen, tmp_path: Path) -> Iterator[Disk]:
+    """The model's folder seen through a file system that can fail."""
+    if reason := needs.fuse():
+        skip(reason)
+    assert isinstance(host.args, list)
+    try:
+        with faulty_disk(Path(host.args[-1]) / "model", tmp_path) as mounted:
+            yield mounted
+    except CannotMountError as error:
+        skip(f"FUSE cannot mount here: {error}")

@@ -1,0 +1,34 @@
+"""Faults while a model is loaded, where Transformers maps files into memory."""
+
+from dataclasses import asdict
+
+import pytest
+
+from tests.builders.faults.rules import Disk, Rule
+from tests.faults.conftest import Scenario
+
+pytestmark = pytest.mark.faults
+
+
+def loading(scenario: Scenario, disk: Disk, *rules: Rule) -> dict:
+    return scenario(
+        "spoilt_while_loading",
+        mount=str(disk.mount),
+        control=str(disk.control),
+        rules=[asdict(rule) for rule in rules],
+    )
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(Rule("eio"), id="everywhere"),
+        pytest.param(Rule("eio", start=16384), id="beyond-the-header"),
+        pytest.param(Rule("truncate", start=16384), id="truncated"),
+    ],
+)
+def test_loading__a_file_that_cannot_be_read_is_an_error_not_a_death(scenario, disk, rule):
+    result = loading(scenario, disk, rule)
+    assert result["outcome"].startswith("error: ")
+    assert "safetensors" in result["outcome"]
+    assert result["after"]["outcome"] == "identical"

@@ -1,0 +1,106 @@
+"""Reads that fail, fall short or are late, at the system call and on the disk."""
+
+from dataclasses import asdict
+
+import pytest
+
+from tests.builders.faults.rules import Disk, Rule
+from tests.builders.faults.syscalls import READS
+from tests.faults.conftest import Scenario
+
+pytestmark = pytest.mark.faults
+
+MODES = ["prefetch", "on-demand"]
+
+
+def spoilt(scenario: Scenario, disk: Disk, mode: str, *rules: Rule, **kwargs) -> dict:
+    return scenario(
+        "spoilt_disk",
+        mode=mode,
+        mount=str(disk.mount),
+        control=str(disk.control),
+        rules=[asdict(rule) for rule in rules],
+        **kwargs,
+    )
+
+
+def outcomes(result: dict) -> list[str]:
+    return [result[when]["outcome"] for when in ("before", "during", "after")]
+
+
+@pytest.mark.usefixtures("strace")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("when", ["1", "5+7"])
+def test_reads__a_system_call_that_fails_now_and_then_changes_nothing(scenario, mode, when):
+    result = scenario("spoilt_system_calls", mode=mode, inject=f"{READS}:error=EIO:when={when}")
+    assert result["num_faults"] >= 1
+    assert outcomes(result) == ["identical"] * 3
+
+
+@pytest.mark.usefixtures("strace")
+@pytest.mark.parametrize("mode", MODES)
+def test_reads__system_calls_that_all_fail_end_the_request_only(scenario, mode):
+    result = scenario("spoilt_system_calls", mode=mode, inject=f"{READS}:error=EIO")
+    before, during, after = outcomes(result)
+    assert before == after == "identical"
+    assert during.startswith("error: ")
+    assert "Input/output error" in during
+
+
+@pytest.mark.usefixtures("strace")
+def test_reads__interrupted_and_slow_system_calls_change_nothing(scenario):
+    inject = f"{READS}:delay_enter=50000:when=1+3"
+    result = scenario("spoilt_system_calls", mode="on-demand", inject=inject)
+    assert result["num_faults"] >= 2
+    assert outcomes(result) == ["identical"] * 3
+    assert result["during"]["stall_seconds"] > result["before"]["stall_seconds"] + 0.05
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reads__an_error_once_is_read_again(scenario, disk, mode):
+    result = spoilt(scenario, disk, mode, Rule("eio", times=2))
+    assert result["num_faults"] == 2
+    assert outcomes(result) == ["identical"] * 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reads__a_bad_disk_fails_the_request_with_its_place_and_serves_the_next(
+    scenario, disk, mode
+):
+    result = spoilt(scenario, disk, mode, Rule("eio"))
+    before, during, after = outcomes(result)
+    assert before == after == "identical"
+    for part in (".safetensors", "Input/output error", "experts", " at ", "check the disk"):
+        assert part in during
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reads__short_reads_are_read_on(scenario, disk, mode):
+    result = spoilt(scenario, disk, mode, Rule("short"))
+    assert result["num_faults"] > 10
+    assert outcomes(result) == ["identical"] * 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reads__a_truncated_shard_is_named_and_served_when_whole_again(scenario, disk, mode):
+    result = spoilt(scenario, disk, mode, Rule("truncate", start=2000))
+    before, during, after = outcomes(result)
+    assert before == after == "identical"
+    assert during.startswith("error: ")
+    assert "truncated" in during
+    assert ".safetensors" in during
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reads__a_disk_of_50_ms_a_read_costs_time_only(scenario, disk, mode):
+    result = spoilt(scenario, disk, mode, Rule("delay", seconds=0.05, times=40))
+    assert outcomes(result) == ["identical"] * 3
+    assert result["during"]["stall_seconds"] > result["before"]["stall_seconds"] + 0.5
+
+
+@pytest.mark.usefixtures("disk")
+def test_reads__a_disk_that_goes_and_comes_back_serves_again(scenario, tmp_path):
+    result = scenario("disk_comes_back", folder=str(tmp_path / "again"))
+    before, during, after = outcomes(result)
+    assert before == after == "identical"
+    assert during.startswith("error: ")
