@@ -17,6 +17,12 @@ COMMANDS = (
         run="runtime.commands.verify:run",
         summary="compare logits and tokens with plain Transformers eager, for several budgets",
     ),
+    Command(
+        name="inflate",
+        config="inflate",
+        run="runtime.commands.inflate:run",
+        summary="write a copy of a model whose experts are larger and compute the same",
+    ),
 )
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from runtime.errors import CheckpointError
 BUILTIN = "builtin"
 DIGESTS = "digests.json"
 """`{file: sha256}` beside a model that ships with the project."""
+INFLATED = "inflated.json"
+"""Beside a model made by `inflate`: what it was made of."""
 
 
 def resolve(config: ModelConfig) -> Path:
@@ -102,7 +104,13 @@ def is_weights(name: str) -> bool:
 
 
 def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
-    """The part of a `ModelSpec` that names the model."""
+    """The part of a `ModelSpec` that names the model; of an inflated one, the original's.
+
+    Zero neurons change no routing: what was trained for the original predicts it as well.
+    """
+    inflated = folder / INFLATED
+    if inflated.is_file() and config.revision is None:
+        return json.loads(inflated.read_text())["origin"]
     raw = json.loads((folder / "config.json").read_text())
     return {
         "model_id": config.name if config.id == BUILTIN or Path(config.id).is_dir() else config.id,

@@ -20,6 +20,7 @@ GIVEN = {
     "zoo_verify": ["name=a/b"],
     "zoo_pull": ["name=a/b", "from=builtin"],
     "zoo_push": ["path=somewhere"],
+    "inflate": ["output=somewhere", "expert_size=8MiB"],
     "import": ["source=somewhere"],
     "pack": ["output=somewhere"],
 }

@@ -1,0 +1,70 @@
+"""`python -m runtime inflate`: the same model with the bytes of a larger one."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+
+from runtime.budget import parse_size
+from runtime.commands.progress import progress
+from runtime.config import InflateConfig
+from runtime.errors import CheckpointError
+from runtime.inflation.checkpoint import partial_folder, write_checkpoint
+from runtime.inflation.plan import make_plan
+from runtime.models import identity, resolve
+
+MIB = 2**20
+
+
+def run(config: InflateConfig) -> dict[str, Any]:
+    """Writes the checkpoint and says how large its experts became."""
+    console = Console()
+    output = config.output.expanduser().resolve()
+    if output.exists():
+        raise CheckpointError(f"{output} exists; remove it or give another output=PATH")
+    folder = resolve(config.model)
+    sizes = {
+        f"{name.removesuffix('_size')}_bytes": parse_size(size, name=name)
+        for name in ("expert_size", "total_size")
+        if (size := getattr(config, name)) is not None
+    }
+    plan = make_plan(folder, dtype=config.model.dtype, **sizes)
+    total = plan.num_experts * plan.expert_bytes
+    console.print(
+        f"{plan.width.field} {plan.width.neurons} -> {plan.neurons}: an expert of "
+        f"{plan.expert_bytes_before / MIB:.2f} MiB becomes {plan.expert_bytes / MIB:.2f} MiB, "
+        f"{plan.num_experts} of them {total / MIB:.1f} MiB; the checkpoint takes "
+        f"{plan.num_bytes / MIB:.1f} MiB",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if partial_folder(output).exists():
+        console.print(f"carrying on in {partial_folder(output)}", highlight=False, soft_wrap=True)
+    started = time.monotonic()
+    with progress(console, "inflating", total=plan.num_bytes) as advance:
+        shards = write_checkpoint(
+            plan, output, origin=identity(folder, config.model), advance=advance
+        )
+    seconds = time.monotonic() - started
+    # Without the model's short name and dtype, a predictor of the original would not be found.
+    command = f"python -m runtime verify model={config.model.name} model.id={output} budgets=[25%]"
+    console.print(
+        f"{output}: {shards} files in {seconds:.1f} s; next: {command}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return {
+        "output": str(output),
+        "source": str(folder),
+        "field": plan.width.field,
+        "neurons_before": plan.width.neurons,
+        "neurons": plan.neurons,
+        "expert_bytes_before": plan.expert_bytes_before,
+        "expert_bytes": plan.expert_bytes,
+        "num_experts": plan.num_experts,
+        "experts_bytes": total,
+        "checkpoint_bytes": plan.num_bytes,
+        "experts_dtype": config.model.dtype,
+        "files_written": shards,
+        "seconds": seconds,
+    }

@@ -1,0 +1,40 @@
+"""How far a command is: a bar on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+LINE_SECONDS = 10.0
+"""Between two lines: a log of an hour stays readable."""
+
+
+@contextmanager
+def progress(console: Console, what: str, *, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function that is told how much more of `total` is done."""
+    if console.is_terminal:
+        columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda amount: bar.advance(task, amount)
+    else:
+        yield _Lines(console, what, total)
+
+
+class _Lines:
+    def __init__(self, console: Console, what: str, total: int):
+        self._console = console
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._told = time.monotonic()
+
+    def __call__(self, amount: int) -> None:
+        self._done += amount
+        now = time.monotonic()
+        if now - self._told >= LINE_SECONDS:
+            self._told = now
+            share = 100 * self._done / max(1, self._total)
+            self._console.print(f"{self._what}: {share:.0f} %", highlight=False)
