@@ -93,6 +93,11 @@ class ExpertCache:
         part = self._parts[layer if self.per_layer else 0]
         return part.num_slots - part.num_quarantined
 
+    @property
+    def num_quarantined(self) -> int:
+        """Slots that hung reads may still write into."""
+        return len(self._quarantine)
+
     def get(self, expert: Expert) -> Entry | None:
         return self.entries.get(expert)
 

@@ -175,6 +175,14 @@ class Worker:
         return sum(hand.is_lost for hand in self._hands)
 
     @property
+    def num_alive(self) -> int:
+        """Threads that work."""
+        return sum(
+            hand.thread is not None and hand.thread.is_alive() and not hand.is_lost
+            for hand in self._hands
+        )
+
+    @property
     def is_idle(self) -> bool:
         """Nothing is under way."""
         return all(hand.task is None for hand in self._hands)

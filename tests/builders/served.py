@@ -1,0 +1,31 @@
+"""Served models whose links are ours: to delay, reorder, hang and kill transfers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+import runtime
+from runtime import assemble
+from runtime.config import ModelConfig
+from runtime.tiers.link import Link
+
+
+def serve(folder: Path, **kwargs) -> PreTrainedModel:
+    """`runtime.load` of a local folder on the CPU."""
+    return runtime.load(ModelConfig(name="tiny", id=str(folder)), **{"device": "cpu", **kwargs})
+
+
+def serve_with_links(
+    folder: Path, monkeypatch, wrap: Callable[[str, Link], Link], **kwargs
+) -> PreTrainedModel:
+    """The same, each link replaced by what `wrap(name, link)` makes of it."""
+    connect = assemble.connect
+
+    def connected(*args, links, **options):
+        names = ["copy", "disk"] if len(links) == 2 else ["disk"]
+        wrapped = [wrap(name, link) for name, link in zip(names, links, strict=True)]
+        return connect(*args, links=wrapped, **options)
+
+    monkeypatch.setattr(assemble, "connect", connected)
+    return serve(folder, **kwargs)

@@ -1,0 +1,261 @@
+"""Disk -> host -> device: exact whatever the links do, and no slot written while it is in use."""
+
+import random
+import threading
+import time
+
+import pytest
+import torch
+
+from runtime.config import SystemConfig
+from runtime.errors import BudgetError, CheckpointError
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve, serve_with_links
+
+TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
+GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+
+
+class DeviceLink:
+    """A copy engine that ends copies late and out of order, and knows which slots are computed
+    with: as a device's would be seen if nothing fenced it."""
+
+    def __init__(self, link, seed=0):
+        self._link = link
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
+        self._busy: dict[int, int] = {}
+        self.copies = 0
+        self.overlaps = 0
+        self.violations = 0
+
+    def transfer(self, task):
+        with self._lock:
+            pause = self._random.choice([0, 0, 0.0005, 0.002])
+            self.copies += 1
+            self.overlaps += bool(self._busy)
+            self.violations += task.slot in self._busy
+            self._busy[task.slot] = self._busy.get(task.slot, 0) + 1
+        # Spoils the slot first: whoever computes with it too early gives a wrong answer.
+        for target, _ in self._link.parts(task):
+            target.fill_(0x7F)
+        time.sleep(pause)
+        self._link.transfer(task)
+        with self._lock:
+            self._busy[task.slot] -= 1
+            if not self._busy[task.slot]:
+                del self._busy[task.slot]
+
+    def computed(self, slot):
+        with self._lock:
+            self.violations += slot in self._busy
+
+    def close(self):
+        self._link.close()
+
+
+@pytest.mark.parametrize(
+    "budgets", [("15%", "15%"), ("25%", "50%"), ("50%", "100%"), ("50%", "20%")]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiers__two_of_them_change_no_bit(tmp_path, budgets, dtype):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12, dtype=dtype)
+    plain = plain_eager(folder)
+    model = serve(folder, budget=budgets[0], host_budget=budgets[1])
+    with model.moecast, torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(model(TOKENS).logits, plain(TOKENS).logits)
+        assert torch.equal(model.generate(TOKENS, **GREEDY), plain.generate(TOKENS, **GREEDY))
+        stats = model.moecast.stats()
+        disk = stats["lower_tiers"]["disk"]
+        assert disk["requests"] == disk["hits"] + disk["misses"] + disk["joins"] > 0
+        assert stats["bytes_moved"] > 0
+        assert model.moecast.budget_bytes == sum(a.num_bytes for a in model.moecast.engine.arenas)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tiers__a_device_that_delays_and_reorders_changes_no_bit(tmp_path, monkeypatch, seed):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
+    links = {}
+
+    def wrap(name, link):
+        links[name] = DeviceLink(link, seed) if name == "copy" else link
+        return links[name]
+
+    model = serve_with_links(folder, monkeypatch, wrap, budget="20%", host_budget="60%")
+    with model.moecast:
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+    assert links["copy"].copies > 100
+    assert links["copy"].overlaps > 0
+    assert links["copy"].violations == 0
+
+
+def test_tiers__the_lower_tier_saves_reads(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+    moved = {}
+    for host_budget in ("20%", "100%"):
+        model = serve(folder, budget="20%", host_budget=host_budget)
+        with model.moecast:
+            model.generate(TOKENS, **GREEDY)
+            moved[host_budget] = model.moecast.stats()["lower_tiers"]["disk"]["bytes_moved"]
+    spec = model.moecast.spec
+    layout = model.moecast.engine.store.layouts[0]
+    all_experts = spec.num_layers * spec.num_experts * sum(layout.chunk_bytes)
+    assert moved["100%"] <= all_experts
+    assert moved["100%"] < moved["20%"]
+
+
+def test_load__each_budget_too_small_is_named(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    with pytest.raises(BudgetError, match=r"host_budget of 1024 bytes.*host_budget=\d+"):
+        serve(folder, budget="50%", host_budget="1KiB")
+    with pytest.raises(BudgetError, match=r"^budget of 1024 bytes"):
+        serve(folder, budget="1KiB", host_budget="50%")
+
+
+def test_load__a_device_that_is_not_there_is_an_error(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="write auto, cpu, cuda"):
+        serve(folder, device="gpu0")
+    with pytest.raises(CheckpointError, match="cpu and cuda only"):
+        serve(folder, device="meta")
+    if not torch.cuda.is_available():
+        with pytest.raises(CheckpointError, match="sees no CUDA device"):
+            serve(folder, device="cuda")
+
+
+class KilledLink:
+    """Its thread dies in the `when`-th transfer, as if the interpreter had ended it."""
+
+    def __init__(self, link, when):
+        self._link, self._left = link, when
+
+    def transfer(self, task):
+        if threading.current_thread().name.startswith("moecast"):
+            self._left -= 1
+            if self._left == 0:
+                raise SystemExit
+        self._link.transfer(task)
+
+    def computed(self, slot):
+        self._link.computed(slot)
+
+    def close(self):
+        self._link.close()
+
+
+class HungLink(KilledLink):
+    """One transfer of a worker hangs until it is let go, then writes rubbish into its slot."""
+
+    def __init__(self, link, when, arena_slot):
+        super().__init__(link, when)
+        self.let_go = threading.Event()
+        self.has_ended = threading.Event()
+        self._slot = arena_slot
+
+    def transfer(self, task):
+        if threading.current_thread().name.startswith("moecast"):
+            self._left -= 1
+            if self._left == 0:
+                self.let_go.wait(60)
+                self._slot(task.slot).fill_(0x7F)
+                self.has_ended.set()
+                return
+        self._link.transfer(task)
+
+
+PROMPTLY = {"budget": "20%", "system": SystemConfig(watchdog_seconds=0.3)}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("host_budget", [None, "50%"])
+@pytest.mark.parametrize("when", [1, 2, 9])
+def test_watchdog__a_worker_that_dies_is_replaced(tmp_path, monkeypatch, when, host_budget):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
+    model = serve_with_links(
+        folder,
+        monkeypatch,
+        lambda _, link: KilledLink(link, when),
+        host_budget=host_budget,
+        **PROMPTLY,
+    )
+    with model.moecast:
+        start = time.monotonic()
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        assert time.monotonic() - start < 30
+        for worker in model.moecast.engine.workers:
+            with worker.shared.condition:
+                worker.look_after(1.0)
+            assert worker.num_alive == worker.num_threads
+
+
+@pytest.mark.parametrize("when", [1, 4])
+def test_watchdog__a_transfer_that_hangs_costs_its_slot_until_it_ends(tmp_path, monkeypatch, when):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
+    links = []
+
+    def wrap(_, link):
+        links.append(HungLink(link, when, link._arena.slot))
+        return links[0]
+
+    model = serve_with_links(folder, monkeypatch, wrap, **PROMPTLY)
+    engine = model.moecast.engine
+    try:
+        with torch.no_grad():
+            assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+            hung = engine.report()["lost_threads"]
+            links[0].let_go.set()
+            assert links[0].has_ended.wait(10)
+            assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        assert hung == 1
+        cache = engine.prefetcher.top.cache
+        deadline = time.monotonic() + 10
+        while cache.num_quarantined and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert cache.num_quarantined == 0
+    finally:
+        links[0].let_go.set()
+        model.moecast.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="NO CUDA DEVICE: the CUDA link is untested"
+)
+class TestCuda:
+    """What only a device can show. The reference computes on the device too: kernels differ."""
+
+    def reference(self, folder):
+        return plain_eager(folder).to("cuda")
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_cuda__a_thousand_steps_in_a_tiny_arena_change_no_bit(self, tmp_path, dtype):
+        folder = tiny_qwen2_moe(tmp_path / "model", num_layers=4, num_experts=16, dtype=dtype)
+        tokens = TOKENS.to("cuda")
+        plain = self.reference(folder)
+        options = {**GREEDY, "max_new_tokens": 1000}
+        model = serve(folder, device="cuda", budget="12%", host_budget="50%")
+        with model.moecast, torch.no_grad():
+            assert torch.equal(model(tokens).logits, plain(tokens).logits)
+            assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
+            assert model.device.type == "cuda"
+            assert model.moecast.stats()["misses"] > 1000
+
+    def test_cuda__copies_run_beside_the_computation(self, tmp_path):
+        folder = tiny_qwen2_moe(tmp_path / "model", num_experts=16, hidden_size=512)
+        model = serve(folder, device="cuda", budget="25%", host_budget="100%")
+        with model.moecast, torch.no_grad():
+            model(TOKENS.to("cuda"))
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CUDA]
+            ) as profile:
+                for _ in range(20):
+                    model(TOKENS.to("cuda"))
+        spans = [(e.time_range.start, e.time_range.end, e.name) for e in profile.events()]
+        copies = [span for span in spans if "Memcpy HtoD" in span[2]]
+        kernels = [span for span in spans if "Memcpy" not in span[2] and "Memset" not in span[2]]
+        assert copies
+        assert any(a[0] < b[1] and b[0] < a[1] for a in copies for b in kernels)
