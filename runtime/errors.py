@@ -13,3 +13,7 @@ class BudgetError(MoecastError):
 
 class TransferError(MoecastError):
     """Bytes of an expert that did not arrive: short read, I/O error, dead worker."""
+
+
+class StoreError(MoecastError):
+    """A packed store that is damaged, was made for another model, or cannot be written."""

@@ -1,0 +1,178 @@
+"""What an expert's record looks like, in the file and in the slot alike.
+
+A record is made of chunks, each beginning and ending on a block, so that any of them is one direct
+read from the file into the slot. Weights lie in the order in which the model has them, so that the
+slot is the parameters; or as integers with a scale for each group (`quantised`), which `weights`
+turns into parameters when they are used.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.store.direct import BLOCK
+from runtime.store.layout import ALIGNMENT, SlotLayout
+from runtime.store.packed.coding import RAW, Coding, decode
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive weights of a parameter that travel in one chunk."""
+
+    parameter: str
+    first: int
+    """Index of the first weight, row by row."""
+    num_weights: int
+    coding: Coding
+    offset: int
+    """Of the weights or integers in the slot; scales and zeros follow, each aligned."""
+
+    def bytes_as(self, dtype: torch.dtype) -> int:
+        return self.coding.num_bytes(self.num_weights, dtype)
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """The same for every expert of a layer."""
+
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, torch.dtype]
+    chunks: tuple[tuple[Part, ...], ...]
+    ends: tuple[int, ...]
+    """Where each chunk ends, in bytes; it begins where the one before ends."""
+    alignment = BLOCK
+
+    @property
+    def num_bytes(self) -> int:
+        return self.ends[-1]
+
+    @property
+    def chunk_ranges(self) -> list[list[tuple[int, int]]]:
+        return [[(start, end)] for start, end in zip((0, *self.ends[:-1]), self.ends, strict=True)]
+
+    @property
+    def chunk_bytes(self) -> list[int]:
+        return [end - start for [(start, end)] in self.chunk_ranges]
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for chunk in self.chunks for part in chunk]
+
+    @property
+    def views_are_weights(self) -> bool:
+        return all(part.coding == RAW for part in self.parts)
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory that `weights` takes beside the slot: parameters made from integers, and while
+        they are made, half of one part's integers unpacked."""
+        coded = {part.parameter for part in self.parts if part.coding != RAW}
+        made = sum(
+            math.prod(self.shapes[name]) * self.dtypes[name].itemsize for name in sorted(coded)
+        )
+        packed = [part.num_weights // 2 for part in self.parts if part.coding.packs]
+        return made + max(packed, default=0)
+
+    def raw(self, parameter: str, slot: Tensor) -> Tensor | None:
+        """The parameter as a view of the slot, None when it is stored as integers."""
+        parts = [part for part in self.parts if part.parameter == parameter]
+        if any(part.coding != RAW for part in parts):
+            return None
+        dtype, shape = self.dtypes[parameter], self.shapes[parameter]
+        start = parts[0].offset
+        return slot[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    def weights(self, slot: Tensor) -> dict[str, Tensor]:
+        """The slot's bytes `(num_bytes,)` as the expert's parameters: views of it, or new tensors
+        where it holds integers."""
+        found: dict[str, Tensor] = {}
+        for name, shape in self.shapes.items():
+            view = self.raw(name, slot)
+            if view is None:
+                view = torch.empty(shape, dtype=self.dtypes[name], device=slot.device)
+                flat = view.view(-1)
+                for part in self.parts:
+                    if part.parameter == name:
+                        target = flat[part.first : part.first + part.num_weights]
+                        decode(part.coding, slot[part.offset :], target)
+            found[name] = view
+        return found
+
+
+def packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLayout:
+    """The source's chunks, each from block to block.
+
+    Where a parameter comes in several chunks whose border is no multiple of a block (small or odd
+    shapes), these become one chunk: its bytes must follow each other, and no read may begin
+    between two blocks. Parameters of one dimension, or that do not divide into groups, stay as
+    they are.
+    """
+    chunks: list[list[Part]] = []
+    ends: list[int] = []
+    for pieces in _pieces(source):
+        wanted = [(name, first, n, _coding(coding, source, name, n)) for name, first, n in pieces]
+        follows = bool(chunks) and _follows(chunks[-1][-1], wanted[0])
+        end = ends[-1] if ends else 0
+        if follows and _end(chunks[-1][-1], source) % BLOCK:
+            parts = chunks.pop()
+            ends.pop()
+            end = _end(parts[-1], source)
+        else:
+            parts = []
+        for name, first, num_weights, how in wanted:
+            if parts and _follows(parts[-1], (name, first, num_weights, how)):
+                last = parts.pop()
+                part = Part(name, last.first, last.num_weights + num_weights, how, last.offset)
+            else:
+                part = Part(name, first, num_weights, how, _aligned(end, ALIGNMENT))
+            parts.append(part)
+            end = _end(part, source)
+        chunks.append(parts)
+        ends.append(_aligned(end, BLOCK))
+    return PackedLayout(
+        shapes=dict(source.shapes),
+        dtypes=dict(source.dtypes),
+        chunks=tuple(map(tuple, chunks)),
+        ends=tuple(ends),
+    )
+
+
+def _aligned(num_bytes: int, alignment: int) -> int:
+    return math.ceil(num_bytes / alignment) * alignment
+
+
+def _end(part: Part, source: SlotLayout) -> int:
+    return part.offset + part.bytes_as(source.dtypes[part.parameter])
+
+
+def _follows(last: Part, following: tuple[str, int, int, Coding]) -> bool:
+    """Whether the weights go on where the part ends, and must lie there."""
+    name, first, _, coding = following
+    return (
+        coding == last.coding == RAW
+        and last.parameter == name
+        and last.first + last.num_weights == first
+    )
+
+
+def _pieces(source: SlotLayout) -> Sequence[Sequence[tuple[str, int, int]]]:
+    """Of each chunk: parameter, first weight, number of weights."""
+
+    def piece(start: int, end: int) -> tuple[str, int, int]:
+        name = max(
+            (name for name, offset in source.offsets.items() if offset <= start),
+            key=lambda name: source.offsets[name],
+        )
+        size = source.dtypes[name].itemsize
+        return name, (start - source.offsets[name]) // size, (end - start) // size
+
+    return [[piece(*one) for one in ranges] for ranges in source.chunk_ranges]
+
+
+def _coding(wanted: Coding, source: SlotLayout, parameter: str, num_weights: int) -> Coding:
+    if wanted == RAW or len(source.shapes[parameter]) < 2 or num_weights % wanted.group_size:
+        return RAW
+    return wanted

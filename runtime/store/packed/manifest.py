@@ -1,0 +1,283 @@
+"""`manifest.json` of a packed store: whose experts they are, where they lie, how they are checked.
+
+It is written last and carries its own digest; its checksum table is a file of its own, whose sha256
+it holds. So a manifest that opens vouches for every byte of the store.
+"""
+
+import hashlib
+import json
+import math
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from predictors.spec import ModelSpec
+from runtime.errors import StoreError
+from runtime.store.direct import BLOCK
+from runtime.store.layout import ALIGNMENT
+from runtime.store.packed.coding import Coding
+from runtime.store.packed.layout import PackedLayout, Part
+
+MANIFEST = "manifest.json"
+CHECKSUMS = "checksums.bin"
+VERSION = 1
+MAX_MANIFEST_BYTES = 16 << 20
+"""A layer takes about a kilobyte; far above, something else is meant."""
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+}
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Strict(BaseModel):
+    """An unknown key is an error, and so is a number written as text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class PartRecord(Strict):
+    """`runtime.store.packed.layout.Part`."""
+
+    parameter: str
+    first: Count
+    num_weights: Positive
+    bits: int
+    group_size: Count
+    offset: Count
+
+
+class ParameterRecord(Strict):
+    shape: list[Positive]
+    dtype: str
+
+
+class ChunkRecord(Strict):
+    parts: list[PartRecord]
+    end: Positive
+    """Bytes of the record up to here; the next chunk begins here."""
+
+
+class LayerRecord(Strict):
+    """One layer's experts: records of the same size, one after another, in one file."""
+
+    file: Annotated[str, Field(pattern=r"^layer-[0-9]{3,6}\.bin$")]
+    num_experts: Positive
+    parameters: dict[str, ParameterRecord]
+    chunks: list[ChunkRecord]
+
+
+class ModelRecord(Strict):
+    """`predictors.spec.ModelSpec`."""
+
+    model_id: str
+    revision: str
+    config_hash: str
+    num_layers: Positive
+    num_experts: Positive
+    top_k: Positive
+    hidden_size: Positive
+    dtype: str
+
+
+class Contents(Strict):
+    """All that is known before the first expert is written."""
+
+    format: Literal["moecast-packed"]
+    version: int
+    tool: str
+    """Version of moecast that wrote it."""
+    model: ModelRecord
+    fingerprint: Sha256
+    """Of the checkpoint's weights, sampled: `runtime.store.packed.fingerprint`."""
+    checksum: Literal["xxh3_64"]
+    """Of each chunk with its padding; uint64, little-endian, by layer, expert, chunk."""
+    layers: list[LayerRecord]
+
+
+class Manifest(Strict):
+    contents: Contents
+    checksums_sha256: Sha256
+    digest: Sha256
+    """sha256 over the other two keys as canonical JSON."""
+
+
+def canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def contents_of(
+    layouts: Sequence[PackedLayout],
+    experts_per_layer: Sequence[int],
+    *,
+    spec: ModelSpec,
+    fingerprint: str,
+    tool: str,
+) -> Contents:
+    return Contents(
+        format="moecast-packed",
+        version=VERSION,
+        tool=tool,
+        model=ModelRecord(**spec.as_dict()),
+        fingerprint=fingerprint,
+        checksum="xxh3_64",
+        layers=[
+            _layer_record(i, layout, num_experts)
+            for i, (layout, num_experts) in enumerate(zip(layouts, experts_per_layer, strict=True))
+        ],
+    )
+
+
+def _layer_record(layer: int, layout: PackedLayout, num_experts: int) -> LayerRecord:
+    return LayerRecord(
+        file=f"layer-{layer:03d}.bin",
+        num_experts=num_experts,
+        parameters={
+            name: ParameterRecord(
+                shape=list(shape), dtype=str(layout.dtypes[name]).removeprefix("torch.")
+            )
+            for name, shape in layout.shapes.items()
+        },
+        chunks=[
+            ChunkRecord(
+                parts=[
+                    PartRecord(
+                        parameter=part.parameter,
+                        first=part.first,
+                        num_weights=part.num_weights,
+                        bits=part.coding.bits,
+                        group_size=part.coding.group_size,
+                        offset=part.offset,
+                    )
+                    for part in parts
+                ],
+                end=end,
+            )
+            for parts, end in zip(layout.chunks, layout.ends, strict=True)
+        ],
+    )
+
+
+def layout_of(record: LayerRecord) -> PackedLayout:
+    """The layer's layout.
+
+    Raises:
+        ValueError: parts outside their chunk, parameters that are not filled, unknown dtypes.
+    """
+    layout = PackedLayout(
+        shapes={name: tuple(one.shape) for name, one in record.parameters.items()},
+        dtypes={name: DTYPES[one.dtype] for name, one in record.parameters.items()},
+        chunks=tuple(
+            tuple(
+                Part(
+                    part.parameter,
+                    part.first,
+                    part.num_weights,
+                    Coding(part.bits, part.group_size),
+                    part.offset,
+                )
+                for part in chunk.parts
+            )
+            for chunk in record.chunks
+        ),
+        ends=tuple(chunk.end for chunk in record.chunks),
+    )
+    _check(layout)
+    return layout
+
+
+def _check(layout: PackedLayout) -> None:
+    filled = dict.fromkeys(layout.shapes, 0)
+    start = 0
+    for parts, end in zip(layout.chunks, layout.ends, strict=True):
+        if end <= start or end % BLOCK:
+            raise ValueError(f"a chunk from {start} to {end}")
+        for part in parts:
+            coding = part.coding
+            if coding.bits not in (0, 4, 8):
+                raise ValueError(f"{part.parameter}: {coding.bits} bits")
+            if coding.bits and (coding.group_size < 2 or part.num_weights % coding.group_size):
+                raise ValueError(f"{part.parameter}: groups of {coding.group_size}")
+            after = part.offset + part.bytes_as(layout.dtypes[part.parameter])
+            if part.offset < start or after > end or (coding.bits and part.offset % ALIGNMENT):
+                raise ValueError(f"{part.parameter}: bytes {part.offset} to {after}")
+            if part.first != filled[part.parameter]:
+                raise ValueError(f"{part.parameter}: weight {part.first} after a gap")
+            filled[part.parameter] += part.num_weights
+        start = end
+    for name, num_weights in filled.items():
+        if num_weights != math.prod(layout.shapes[name]):
+            raise ValueError(f"{name}: {num_weights} weights for shape {layout.shapes[name]}")
+
+
+def sealed(contents: Contents, checksums: bytes) -> bytes:
+    """The file's bytes."""
+    body = {
+        "contents": contents.model_dump(),
+        "checksums_sha256": hashlib.sha256(checksums).hexdigest(),
+    }
+    digest = hashlib.sha256(canonical(body)).hexdigest()
+    return json.dumps({**body, "digest": digest}, indent=1).encode()
+
+
+def read_manifest(folder: Path) -> tuple[Contents, bytes]:
+    """The contents of the store in `folder` and its checksum table.
+
+    Raises:
+        StoreError: no store, one of another version, or one that was damaged or altered.
+    """
+    file = folder / MANIFEST
+    raw = read_plain(file, limit=MAX_MANIFEST_BYTES)
+    again = f"pack the model again (python -m runtime pack output={folder} overwrite=true)"
+    try:
+        value = json.loads(raw)
+    except ValueError as error:
+        raise StoreError(f"{file} is damaged: no JSON ({error}); {again}") from error
+    contents = value.get("contents") if isinstance(value, dict) else None
+    if isinstance(contents, dict) and contents.get("format") == "moecast-packed":
+        version = contents.get("version")
+        if version != VERSION:
+            raise StoreError(
+                f"{file} has format version {version!r}, this moecast reads {VERSION}; {again}"
+            )
+    try:
+        manifest = Manifest.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StoreError(
+            f"{file} is no manifest of a packed store: {where}: {first['msg']}; {again}"
+        ) from error
+    body = {key: value[key] for key in ("contents", "checksums_sha256")}
+    if hashlib.sha256(canonical(body)).hexdigest() != manifest.digest:
+        raise StoreError(f"{file} is damaged: its digest does not fit; {again}")
+    table = folder / CHECKSUMS
+    checksums = read_plain(table, limit=MAX_MANIFEST_BYTES * 64)
+    if hashlib.sha256(checksums).hexdigest() != manifest.checksums_sha256:
+        raise StoreError(f"{table} is damaged: its sha256 is not the manifest's; {again}")
+    return manifest.contents, checksums
+
+
+def read_plain(file: Path, *, limit: int) -> bytes:
+    """A regular file of at most `limit` bytes; links could lead out of the folder."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise StoreError(
+            f"{file}: {error.strerror}; a packed store is a folder that python -m runtime pack made"
+        ) from error
+    with os.fdopen(handle, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise StoreError(f"{file} is not a plain file; a store holds its own files only")
+        data = opened.read(limit + 1)
+    if len(data) > limit:
+        raise StoreError(f"{file} is longer than {limit} bytes; this is no packed store")
+    return data

@@ -1,0 +1,156 @@
+"""Experts from a packed store: aligned direct reads, no byte used that is not as it was written."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from torch import Tensor
+
+from predictors.spec import ModelSpec
+from runtime.config import PageCache
+from runtime.errors import StoreError, TransferError
+from runtime.store.base import bytes_of
+from runtime.store.files import FileReader
+from runtime.store.packed.fingerprint import fingerprint
+from runtime.store.packed.layout import PackedLayout
+from runtime.store.packed.manifest import Contents, layout_of, read_manifest
+
+TRIES = 2
+"""A bad checksum may be the bus's or the cable's: the disk is asked once more."""
+
+
+class PackedStore:
+    """Brings chunks of experts into slots; thread-safe, holds no expert itself."""
+
+    def __init__(
+        self,
+        folder: Path,
+        contents: Contents,
+        checksums: bytes,
+        *,
+        page_cache: PageCache = PageCache.BYPASS,
+    ):
+        """
+        Raises:
+            StoreError: a manifest that contradicts itself or the sizes of the files.
+        """
+        self.folder = folder
+        self.contents = contents
+        self.experts_per_layer: Sequence[int] = [one.num_experts for one in contents.layers]
+        try:
+            self.layouts: list[PackedLayout] = [layout_of(one) for one in contents.layers]
+        except (ValueError, KeyError) as error:
+            raise StoreError(f"{folder}: its manifest contradicts itself: {error}") from error
+        self._paths = [folder / one.file for one in contents.layers]
+        self._checksums = self._tables(checksums)
+        self._check_sizes()
+        self._files = FileReader(page_cache=page_cache)
+
+    def _tables(self, raw: bytes) -> list[np.ndarray]:
+        """The checksums of each layer, uint64 `(experts, chunks)`."""
+        shapes = [
+            (num_experts, len(layout.chunks))
+            for num_experts, layout in zip(self.experts_per_layer, self.layouts, strict=True)
+        ]
+        sizes = [experts * chunks for experts, chunks in shapes]
+        if len(raw) != 8 * sum(sizes):
+            raise StoreError(
+                f"{self.folder}: {len(raw)} bytes of checksums where {8 * sum(sizes)} belong"
+            )
+        table = np.frombuffer(raw, dtype="<u8")
+        parts = np.split(table, np.cumsum(sizes)[:-1])
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _check_sizes(self) -> None:
+        for path, layout, num_experts in zip(
+            self._paths, self.layouts, self.experts_per_layer, strict=True
+        ):
+            if path.is_symlink() or not path.is_file():
+                raise StoreError(f"{path} is missing or not a plain file; pack the model again")
+            size, expected = path.stat().st_size, layout.num_bytes * num_experts
+            if size != expected:
+                raise StoreError(
+                    f"{path} has {size} bytes where {expected} belong; pack the model again "
+                    f"(python -m runtime pack output={self.folder} overwrite=true)"
+                )
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layouts)
+
+    @property
+    def num_experts(self) -> int:
+        return max(self.experts_per_layer)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Reads need none; parameters made from integers take memory while they are used."""
+        return max(layout.decoded_bytes for layout in self.layouts)
+
+    def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
+        """Fills the chunks' parts of `slot`, uint8 on the CPU, in one read.
+
+        Raises:
+            TransferError: short read or I/O error; or a checksum that was wrong twice.
+        """
+        if not chunks:
+            return
+        ranges = self.layouts[layer].chunk_ranges
+        start, end = ranges[chunks[0]][0][0], ranges[chunks[-1]][0][1]
+        path, record = self._paths[layer], expert * self.layouts[layer].num_bytes
+        target = bytes_of(slot[start:end])
+        for _ in range(TRIES):
+            self._files.read(path, record + start, target, what=f"layer {layer} expert {expert}")
+            wrong = [
+                chunk
+                for chunk in chunks
+                for a, b in ranges[chunk]
+                if xxhash.xxh3_64_intdigest(target[a - start : b - start])
+                != self._checksums[layer][expert, chunk]
+            ]
+            if not wrong:
+                return
+        raise TransferError(
+            f"{path}: bytes {record + ranges[wrong[0]][0][0]} to {record + ranges[wrong[0]][0][1]} "
+            f"(layer {layer}, expert {expert}, chunk {wrong[0]}) are damaged: their checksum is "
+            f"not the stored one, read {TRIES} times; check the disk, then pack the model again "
+            f"(python -m runtime pack output={self.folder} overwrite=true)"
+        )
+
+    def close(self) -> None:
+        """Closes the files; no read may be under way."""
+        self._files.close()
+
+
+def open_store(
+    path: str | Path,
+    spec: ModelSpec | None,
+    *,
+    checkpoint: Path | None = None,
+    page_cache: PageCache = PageCache.BYPASS,
+) -> PackedStore:
+    """A packed store of this very model.
+
+    Args:
+        spec: the model that asks; None opens the store of any.
+        checkpoint: its folder, to tell a store of other weights with the same shapes.
+
+    Raises:
+        StoreError: no store, damaged, of another format version, or of another model.
+    """
+    folder = Path(path).expanduser()
+    contents, checksums = read_manifest(folder)
+    again = "Pack this model: python -m runtime pack model=... output=PATH"
+    if spec is not None:
+        packed = ModelSpec(**contents.model.model_dump())
+        spec.require(
+            packed, this="this model", that=f"the store {folder}", error=StoreError, hint=again
+        )
+    if checkpoint is not None and fingerprint(checkpoint) != contents.fingerprint:
+        raise StoreError(
+            f"the store {folder} was packed from other weights than those in {checkpoint}: the "
+            f"fingerprint is {fingerprint(checkpoint)[:12]}, the store has "
+            f"{contents.fingerprint[:12]}. {again}"
+        )
+    return PackedStore(folder, contents, checksums, page_cache=page_cache)

@@ -1,0 +1,223 @@
+"""Packs a model's experts: resumed after a kill at any point, published in one step when complete.
+
+Beside the output PATH, `.NAME.packing/` holds `plan.json` (what is being written), `store/` (the
+folder to be) and `journal/` (checksums of the records written so far).
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from predictors.files import sync_folder, write_atomic
+from runtime.errors import StoreError, TransferError
+from runtime.store.checkpoint import CheckpointStore
+from runtime.store.packed.journal import LayerJournal, aligned_bytes
+from runtime.store.packed.layout import PackedLayout
+from runtime.store.packed.manifest import (
+    CHECKSUMS,
+    MANIFEST,
+    Contents,
+    canonical,
+    layout_of,
+    read_manifest,
+    sealed,
+)
+from runtime.store.packed.record import fill_record
+from runtime.store.packed.store import PackedStore, open_store
+
+SPARE_BYTES = 16 << 20
+"""Room for the manifest, the checksums and the file system's own tables."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """What a run of `pack` did."""
+
+    num_bytes: int
+    written: int
+    """Experts written by this run."""
+    kept: int
+    """Experts that were there and have been verified."""
+
+
+def pack(
+    source: CheckpointStore,
+    contents: Contents,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    advance: Advance = lambda _: None,
+) -> Packed:
+    """Writes the store that `contents` describes to `output`, or finds it there.
+
+    Args:
+        advance: called with the number of experts done since the last call.
+
+    Raises:
+        StoreError: no room, a full disk, something else at `output`, another run at work.
+        TransferError: an expert could not be read.
+    """
+    output = output.absolute()
+    work = output.parent / f".{output.name}.packing"
+    if (existing := _existing(output, contents, overwrite=overwrite)) is not None:
+        num_experts = _verify(existing, advance)
+        shutil.rmtree(work, ignore_errors=True)
+        return Packed(num_bytes=total_bytes(contents), written=0, kept=num_experts)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _workplace(work, contents) as (store, journal):
+            _require_room(contents, store, output)
+            written, kept = _write_layers(source, contents, store, journal, advance)
+            checksums = b"".join(path.read_bytes() for path in _sums(contents, journal))
+            write_atomic(store / CHECKSUMS, checksums)
+            write_atomic(store / MANIFEST, sealed(contents, checksums))
+            _publish(store, output, work)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise StoreError(
+            f"the disk is full ({error.strerror}) while packing {output}: {total_bytes(contents)} "
+            f"bytes are needed in all. What is packed is kept in {work}: make room and run the "
+            "same command again, or delete that folder"
+        ) from error
+    return Packed(num_bytes=total_bytes(contents), written=written, kept=kept)
+
+
+def total_bytes(contents: Contents) -> int:
+    """Of all records."""
+    return sum(one.chunks[-1].end * one.num_experts for one in contents.layers)
+
+
+def _existing(output: Path, contents: Contents, *, overwrite: bool) -> PackedStore | None:
+    """The very store, when it is there; None when there is nothing, or what may be replaced."""
+    if not output.exists() and not output.is_symlink():
+        return None
+    if not (output / MANIFEST).is_file() or output.is_symlink():
+        raise StoreError(f"{output} is there and is no packed store; choose another output=PATH")
+    if overwrite:
+        return None
+    found, _ = read_manifest(output)
+    # A later moecast writes the same store under another version.
+    if found.model_copy(update={"tool": contents.tool}) != contents:
+        raise StoreError(
+            f"{output} is a packed store of {found.model.model_id} {found.model.revision[:12]} "
+            f"({found.model.dtype}) with other contents than the one asked for "
+            f"({contents.model.model_id} {contents.model.revision[:12]}, {contents.model.dtype}); "
+            "choose another output=PATH, or overwrite=true"
+        )
+    return open_store(output, None)
+
+
+def _verify(store: PackedStore, advance: Advance) -> int:
+    """Reads every record; returns how many."""
+    slot = aligned_bytes(max(layout.num_bytes for layout in store.layouts))
+    num_experts = 0
+    try:
+        for layer, layout in enumerate(store.layouts):
+            for expert in range(store.experts_per_layer[layer]):
+                store.read(layer, expert, range(len(layout.chunks)), slot)
+                num_experts += 1
+                advance(1)
+    except TransferError as error:
+        raise StoreError(f"{store.folder} is damaged: {error}") from error
+    finally:
+        store.close()
+    return num_experts
+
+
+@contextmanager
+def _workplace(work: Path, contents: Contents) -> Iterator[tuple[Path, Path]]:
+    """`store/` and `journal/` of this plan, emptied of another's; locked."""
+    work.mkdir(exist_ok=True)
+    handle = os.open(work, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreError(f"another process is packing in {work}; wait for its end") from error
+        plan, wanted = work / "plan.json", canonical(contents.model_dump())
+        store, journal = work / "store", work / "journal"
+        if not plan.is_file() or plan.read_bytes() != wanted:
+            for folder in (store, journal):
+                shutil.rmtree(folder, ignore_errors=True)
+            write_atomic(plan, wanted)
+        for folder in (store, journal):
+            folder.mkdir(exist_ok=True)
+        yield store, journal
+    finally:
+        os.close(handle)
+
+
+def _sums(contents: Contents, journal: Path) -> list[Path]:
+    return [(journal / one.file).with_suffix(".sums") for one in contents.layers]
+
+
+def _require_room(contents: Contents, store: Path, output: Path) -> None:
+    there = sum(path.stat().st_blocks * 512 for path in store.iterdir())
+    needed = max(0, total_bytes(contents) - there) + SPARE_BYTES
+    free = shutil.disk_usage(store).free
+    if free < needed:
+        raise StoreError(
+            f"no room to pack {output}: {needed} bytes are needed, the disk has {free} free; "
+            "choose another output=PATH, or make room"
+        )
+
+
+def _write_layers(
+    source: CheckpointStore, contents: Contents, store: Path, journal: Path, advance: Advance
+) -> tuple[int, int]:
+    """Experts written and kept."""
+    slot = aligned_bytes(max(layout.num_bytes for layout in source.layouts))
+    written = kept = 0
+    for layer, (record, sums) in enumerate(
+        zip(contents.layers, _sums(contents, journal), strict=True)
+    ):
+        layout = layout_of(record)
+        log = LayerJournal(store / record.file, sums, layout, num_experts=record.num_experts)
+        kept += log.num_done
+        advance(log.num_done)
+        buffer = aligned_bytes(layout.num_bytes)
+        try:
+            for expert in range(log.num_done, record.num_experts):
+                _read_expert(source, layer, expert, layout, slot, buffer)
+                log.append(buffer)
+                written += 1
+                advance(1)
+            log.close()
+        finally:
+            log.abandon()
+    return written, kept
+
+
+def _read_expert(
+    source: CheckpointStore,
+    layer: int,
+    expert: int,
+    layout: PackedLayout,
+    slot: torch.Tensor,
+    record: torch.Tensor,
+) -> None:
+    plain = source.layouts[layer]
+    source.read(layer, expert, range(len(plain.chunks)), slot)
+    fill_record(layout, plain.weights(slot[: plain.num_bytes]), record)
+
+
+def _publish(store: Path, output: Path, work: Path) -> None:
+    """Gives the complete folder its name; what had it goes last."""
+    sync_folder(store)
+    aside = work / "replaced"
+    if output.exists():
+        output.replace(aside)
+    store.replace(output)
+    sync_folder(output.parent)
+    shutil.rmtree(work)
