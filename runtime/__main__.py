@@ -18,6 +18,12 @@ COMMANDS = (
         summary="compare logits and tokens with plain Transformers eager, for several budgets",
     ),
     Command(
+        name="pack",
+        config="pack",
+        run="runtime.commands.pack:run",
+        summary="repack a model's experts for direct reads, with checksums, on request quantised",
+    ),
+    Command(
         name="inflate",
         config="inflate",
         run="runtime.commands.inflate:run",
