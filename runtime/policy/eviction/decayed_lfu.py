@@ -1,85 +1,127 @@
 """Frequency that fades, as fast as has served best so far.
 
-Shape suffixes: A arms (decays), L layers, E experts, K experts chosen in the step.
+Shape suffixes: L layers, E experts, A arms (decays), K experts chosen in the step.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from predictors.errors import MoecastError
 from runtime.policy.eviction.protocol import Eviction, EvictionPolicy
 from runtime.policy.eviction.scored import Scored, Scores
 
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
-"""Factors per step. Up to .5 the order is LRU's; 1 is LFU."""
+"""Factors per step. Up to .5 the last step to use an expert decides, as in LRU; 1 is LFU."""
 
-START = 3
-"""Arm to begin with, before anything was measured: .95 served best in the first measurements."""
+START = 0.95
+"""The decay nearest to this one is used before anything was measured."""
 
-MEMORY = 0.99
-"""Factor per step on the arms' past hits: about a hundred steps, so that a change is noticed."""
+MEMORY = 0.998
+"""Factor per step on the arms' past hits: some five hundred steps, so that a change is noticed and
+two decays that are equally good are not swapped back and forth."""
+
+NUM_LEADERS = 4
+"""Layers with shadow caches, evenly spread: what is true of them is taken to be true of all."""
+
+LARGEST = 1e100
+"""Scores are scaled back when a use weighs more: sums stay far from the largest double."""
 
 
 class DecayedLfu(EvictionPolicy):
     """The expert with the lowest `sum over its uses of decay ** (steps since)` goes.
 
-    Every decay runs a shadow cache (ids only) of each layer's share of slots beside the real one,
-    on the same routing; at each step's start the decay whose shadow has hit most, recent steps
-    counting most, takes over the whole arena. All is deterministic. A global arena's shadows get
-    an even share each, which is near enough to rank the decays. Why online: no fixed policy is safe
-    across models (FlashMoE 2601.17063, "several decays as bandit arms" in antirez/ds4 636).
+    For every decay, a few layers run a shadow cache (ids only, as large as the layer's share of the
+    arena) on the same routing. When a step ends, the decay whose shadows have hit most, recent
+    steps counting most, takes over the whole arena. All is deterministic. Why online: which decay
+    is best differs by model, text and budget, and no fixed policy is safe everywhere; several
+    decays as arms chosen by their realised hits are from antirez/ds4 636, leaders that stand for
+    the rest from set dueling (Qureshi et al., ISCA 2007).
     """
 
     def __init__(self, *, num_layers: int, num_experts: int, decays: Sequence[float] = DECAYS):
         if not decays or not all(0.0 < decay <= 1.0 for decay in decays):
             raise MoecastError(f"decayed-lfu eviction: decays={list(decays)}: each in (0, 1]")
         self.decays = tuple(decays)
-        self._decay_A1 = np.array(decays)[:, None]
-        self._score_ALE = np.zeros((len(decays), num_layers, num_experts))
-        self._shadow_LAE = np.zeros((num_layers, len(decays), num_experts), dtype=bool)
+        self.arm = min(range(len(decays)), key=lambda arm: abs(decays[arm] - START))
+        """The decay in use, as its place in `decays`."""
+        self._decay_A = np.array(decays)
+        self._weight_A = np.ones(len(decays))
+        """What a use in this step adds: it grows by 1 / decay per step, so old uses need not be
+        touched to fade."""
+        self._score_LEA = np.zeros((num_layers, num_experts, len(decays)))
         self._hits_A = np.zeros(len(decays))
-        self._step_hits_A = np.zeros(len(decays))
-        self._share_L = np.zeros(num_layers, dtype=np.int64)
-        self.arm = min(START, len(decays) - 1)
+        num_leaders = min(NUM_LEADERS, num_layers) if len(decays) > 1 else 0
+        self._shadows = {
+            (2 * i + 1) * num_layers // (2 * num_leaders): _Shadow(num_experts, len(decays))
+            for i in range(num_leaders)
+        }
 
     def part(self, *, num_slots: int, layers: range) -> Eviction:
-        self._share_L[layers.start : layers.stop] = max(1, num_slots // len(layers))
+        for layer in layers:
+            if layer in self._shadows:
+                self._shadows[layer].share = max(1, num_slots // len(layers))
 
         def scores() -> Scores:
-            return self._score_ALE[self.arm, layers.start : layers.stop].reshape(-1)
+            return self._score_LEA[layers.start : layers.stop, :, self.arm].reshape(-1)
 
-        return Scored(scores, layers=layers, num_experts=self._score_ALE.shape[2])
+        return Scored(scores, layers=layers, num_experts=self._score_LEA.shape[1])
+
+    def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
+        self._weight_A /= self._decay_A
+        if self._weight_A.max() > LARGEST:
+            self._score_LEA /= self._weight_A
+            self._weight_A[:] = 1.0
 
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        chosen_K = list(tokens_per_expert)
-        shadow_AE = self._shadow_LAE[layer]
-        hits_A = shadow_AE[:, chosen_K].sum(axis=1)
-        score_AE = self._score_ALE[:, layer]
-        score_AE *= self._decay_A1
-        score_AE[:, chosen_K] += 1.0
-        share = int(self._share_L[layer])
-        if len(chosen_K) < share:
-            # A step that asks for more than fits says nothing about what to keep.
-            self._step_hits_A += hits_A
-        if hits_A.min() < len(chosen_K):
-            self._admit(shadow_AE, score_AE, chosen_K, share)
-
-    def _admit(
-        self, shadow_AE: np.ndarray, score_AE: Scores, chosen_K: list[int], share: int
-    ) -> None:
-        """Each arm's shadow takes the chosen and keeps the best `share` of what it then holds."""
-        key_AE = np.where(shadow_AE, score_AE, -1.0)
-        key_AE[:, chosen_K] = np.inf
-        if share < key_AE.shape[1]:
-            dropped = np.argpartition(key_AE, -share, axis=1)[:, :-share]
-            np.put_along_axis(key_AE, dropped, -1.0, axis=1)
-        np.greater_equal(key_AE, 0.0, out=shadow_AE)
+        score_EA = self._score_LEA[layer]
+        for e in tokens_per_expert:
+            score_EA[e] += self._weight_A
+        shadow = self._shadows.get(layer)
+        if shadow is not None:
+            self._hits_A += shadow.serve(list(tokens_per_expert), score_EA)
 
     def end_step(self) -> None:
-        self._hits_A *= MEMORY
-        self._hits_A += self._step_hits_A
-        self._step_hits_A[:] = 0.0
         best = int(self._hits_A.argmax())
         if self._hits_A[best] > self._hits_A[self.arm]:
             self.arm = best
+        self._hits_A *= MEMORY
+
+
+class _Shadow:
+    """What one layer's share would hold under each decay."""
+
+    def __init__(self, num_experts: int, num_arms: int):
+        self.share = num_experts
+        self._resident_EA = np.zeros((num_experts, num_arms), dtype=bool)
+        self._no_hits_A = np.zeros(num_arms, dtype=np.int64)
+        # Distinct factors next to 1: equal scores must not make a shadow larger than its share.
+        self._tie_E1 = 1.0 - 1e-9 * np.arange(num_experts)[:, None]
+
+    def serve(self, chosen_K: list[int], score_EA: Scores) -> NDArray[np.int64]:
+        """Admits what was chosen, keeps the best `share`; `[A]` hits of each arm."""
+        hits_A = self._resident_EA[chosen_K].sum(axis=0)
+        if len(chosen_K) >= self.share:
+            # More than fits: the best of it stay, and it says nothing about what to keep.
+            self._keep_best(chosen_K, score_EA)
+            return self._no_hits_A
+        if hits_A.min() < len(chosen_K):
+            key_EA = np.where(self._resident_EA, score_EA * self._tie_E1, -1.0)
+            key_EA[chosen_K] = np.inf
+            self._keep(key_EA)
+        return hits_A
+
+    def _keep_best(self, chosen_K: list[int], score_EA: Scores) -> None:
+        key_EA = np.full_like(score_EA, -1.0)
+        key_EA[chosen_K] = (score_EA * self._tie_E1)[chosen_K]
+        self._keep(key_EA)
+
+    def _keep(self, key_EA: Scores) -> None:
+        """The `share` highest keys of each arm, of those that are not negative."""
+        least_A = np.zeros(key_EA.shape[1])
+        num_dropped = len(key_EA) - self.share
+        if num_dropped > 0:
+            highest = np.partition(key_EA, num_dropped, axis=0)
+            np.maximum(least_A, highest[num_dropped], out=least_A)
+        np.greater_equal(key_EA, least_A, out=self._resident_EA)

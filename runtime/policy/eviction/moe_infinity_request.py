@@ -112,11 +112,8 @@ class MoeInfinityRequest(EvictionPolicy):
         self.priority_LE[awaited_LE] = KEEP
 
     def begin_step(self, new_request: bool) -> None:
-        self._settle(self._layer_now, ())
         self._iteration_LE[:] = 0.0
         self.wanted_LE[:] = 0.0
-        self._layer_now = -1
-        self._chosen = {}
         if new_request:
             self._request_LE[:] = 0.0
             self._recompute()
@@ -135,11 +132,14 @@ class MoeInfinityRequest(EvictionPolicy):
             part.settle(layer, chosen)
 
     def forecast(self, layer: int, probability_E: Probabilities) -> None:
-        proximity = 1.0 - max(0, layer - self._layer_now) / len(self._decay_L)
+        proximity = 1.0 - (layer - max(0, self._layer_now)) / len(self._decay_L)
         self.wanted_LE[layer] = np.asarray(probability_E) * proximity
         for part in self._parts:
             part.forecast()
 
     def end_step(self) -> None:
+        self._settle(self._layer_now, ())
+        self._layer_now = -1
+        self._chosen = {}
         self._request_LE += self._iteration_LE
         self._recompute()

@@ -43,6 +43,8 @@ class MoeInfinitySequence(EvictionPolicy):
             self._forget()
 
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+        if not tokens_per_expert:
+            return
         eam_E = self._eam_LE[layer]
         eam_E[list(tokens_per_expert)] += list(tokens_per_expert.values())
         ratio_E = eam_E / eam_E.sum()

@@ -1,0 +1,218 @@
+"""The cache with every policy, through any order of events: slots, shares, pins, quarantine."""
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from runtime.policy.cache import ExpertCache
+from runtime.policy.eviction import eviction_policy
+from runtime.policy.eviction.registry import EVICTIONS
+from tests.builders.arena import random_routing
+
+LAYERS, EXPERTS, SLOTS, STEPS = 3, 6, 8, 60
+EXAMPLES, EXAMPLE_STEPS = 16, 50
+"""Times 22 machines: 17,600 steps."""
+
+
+class Machine(RuleBasedStateMachine):
+    """Follows a routing step by step, so that Belady can know it, with anything in between."""
+
+    name = "lru"
+    per_layer = True
+
+    @initialize(seed=st.integers(0, 2**16))
+    def build(self, seed):
+        self.routing = random_routing(seed, steps=STEPS, layers=LAYERS, experts=EXPERTS, top_k=2)
+        options = {"future": self.routing} if self.name == "belady" else {}
+        if self.name == "static":
+            options = {"warmup_steps": 3}
+        policy = eviction_policy(self.name, num_layers=LAYERS, num_experts=EXPERTS, options=options)
+        self.cache = ExpertCache(
+            num_slots=SLOTS, num_layers=LAYERS, per_layer=self.per_layer, policy=policy
+        )
+        self.random = random.Random(seed)
+        self.step = self.layer = -1
+        self.lost: dict[int, int] = {}
+        """Slot in quarantine to the layer that it belonged to."""
+
+    def shares(self) -> list[int]:
+        return [3, 3, 2] if self.per_layer else [SLOTS] * LAYERS
+
+    def free_for(self, layer: int) -> int:
+        mine = [e for e in self.cache if not self.per_layer or e[0] == layer]
+        lost = [at for at in self.lost.values() if not self.per_layer or at == layer]
+        return self.shares()[layer] - len(mine) - len(lost)
+
+    def try_to_admit(self, expert):
+        before = dict(self.cache.entries)
+        free = self.free_for(expert[0])
+        may_go = {
+            other
+            for other, entry in before.items()
+            if not (entry.pins or entry.in_flight) and (not self.per_layer or other[0] == expert[0])
+        }
+        entry, dropped = self.cache.admit(expert)
+        if free:
+            assert entry is not None
+            assert dropped is None
+        elif may_go:
+            assert entry is not None, "granted whenever something may be dropped"
+            assert dropped is not None
+            assert dropped[0] in may_go
+            assert dropped[1] is before[dropped[0]]
+        else:
+            assert (entry, dropped) == (None, None)
+        left = set(before) - ({dropped[0]} if dropped else set())
+        assert set(self.cache) == left | ({expert} if entry else set())
+        return entry
+
+    def any_of(self, condition):
+        """Some expert in the arena whose entry fits, or None."""
+        experts = sorted(e for e, entry in self.cache.entries.items() if condition(entry))
+        return self.random.choice(experts) if experts else None
+
+    @rule()
+    def route(self):
+        if self.layer in (-1, LAYERS - 1):
+            if self.step == STEPS - 1:
+                return
+            if self.step >= 0:
+                self.cache.end_step()
+            self.step, self.layer = self.step + 1, -1
+            self.cache.begin_step(self.step % 5 == 0)
+        self.layer += 1
+        chosen = self.routing[self.step][self.layer]
+        self.cache.routed(self.layer, {e: 1 + e for e in chosen})
+        for e in chosen:
+            expert = self.layer, e
+            entry = self.cache.get(expert)
+            if entry is None:
+                entry = self.try_to_admit(expert)
+            else:
+                self.cache.used(expert)
+            if entry is not None:
+                entry.pins += 1
+
+    @rule(layer=st.integers(0, LAYERS - 1), e=st.integers(0, EXPERTS - 1))
+    def predict(self, layer, e):
+        self.cache.forecast(layer, [self.random.random() for _ in range(EXPERTS)])
+        if self.cache.get((layer, e)) is not None:
+            self.cache.predicted((layer, e))
+        else:
+            entry = self.try_to_admit((layer, e))
+            if entry is not None:
+                entry.in_flight = self.random.random() < 0.5
+
+    @rule()
+    def start_or_end_a_transfer(self):
+        if (expert := self.any_of(lambda entry: True)) is not None:
+            entry = self.cache.get(expert)
+            entry.in_flight = not entry.in_flight
+
+    @rule()
+    def compute(self):
+        if (expert := self.any_of(lambda entry: entry.pins)) is not None:
+            self.cache.get(expert).pins -= 1
+
+    @rule()
+    def drop(self):
+        expert = self.any_of(lambda entry: not (entry.pins or entry.in_flight))
+        if expert is not None:
+            self.cache.remove(expert)
+
+    @rule()
+    def hang(self):
+        if (expert := self.any_of(lambda entry: entry.in_flight)) is not None:
+            slot = self.cache.get(expert).slot
+            assert self.cache.quarantine(expert) == slot
+            self.lost[slot] = expert[0]
+
+    @precondition(lambda self: self.lost)
+    @rule()
+    def recover(self):
+        slot = self.random.choice(sorted(self.lost))
+        self.cache.restore(slot)
+        del self.lost[slot]
+
+    @invariant()
+    def slots_are_free_or_used_or_lost(self):
+        if not hasattr(self, "cache"):
+            return
+        used = [entry.slot for entry in self.cache.entries.values()]
+        assert len(set(used) | set(self.lost)) == len(used) + len(self.lost) <= SLOTS
+        assert all(0 <= slot < SLOTS for slot in used)
+        for layer, share in enumerate(self.shares()):
+            mine = sum(expert[0] == layer for expert in self.cache)
+            lost = sum(not self.per_layer or at == layer for at in self.lost.values())
+            assert self.cache.share(layer) == share - lost
+            assert mine <= share - lost
+
+
+@pytest.mark.parametrize("per_layer", [True, False])
+@pytest.mark.parametrize("name", sorted(EVICTIONS))
+def test_cache__invariants_hold_with_every_policy(name, per_layer):
+    machine = type("Machine", (Machine,), {"name": name, "per_layer": per_layer})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES, stateful_step_count=EXAMPLE_STEPS, deadline=None, database=None
+        ),
+    )
+
+
+def cache_of(slots: int, layers: int = 2, *, per_layer: bool = False) -> ExpertCache:
+    policy = eviction_policy("lru", num_layers=layers, num_experts=4)
+    return ExpertCache(num_slots=slots, num_layers=layers, per_layer=per_layer, policy=policy)
+
+
+def test_cache__an_uneven_arena_is_divided_as_evenly_as_it_can_be():
+    cache = cache_of(8, 3, per_layer=True)
+    assert [cache.share(layer) for layer in range(3)] == [3, 3, 2]
+    slots = {cache.admit((layer, e))[0].slot for layer in range(3) for e in range(2)}
+    assert len(slots) == 6
+
+
+def test_cache__a_slot_in_quarantine_is_nobodys_until_it_is_restored():
+    cache = cache_of(1)
+    entry, _ = cache.admit((0, 0))
+    entry.in_flight = True
+    entry.pins = 1
+    slot = cache.quarantine((0, 0))
+    assert cache.get((0, 0)) is None
+    assert cache.share(0) == 0
+    assert cache.admit((0, 0)) == (None, None)
+    cache.restore(slot)
+    assert cache.admit((0, 0))[0].slot == slot
+
+
+def test_cache__what_is_not_in_flight_is_not_quarantined_and_slots_return_once():
+    cache = cache_of(2)
+    entry, _ = cache.admit((0, 0))
+    with pytest.raises(AssertionError):
+        cache.quarantine((0, 0))
+    entry.in_flight = True
+    slot = cache.quarantine((0, 0))
+    cache.restore(slot)
+    with pytest.raises(KeyError):
+        cache.restore(slot)
+
+
+def test_cache__pinned_and_flying_experts_cannot_be_removed():
+    cache = cache_of(2)
+    entry, _ = cache.admit((0, 0))
+    entry.pins = 1
+    with pytest.raises(AssertionError):
+        cache.remove((0, 0))
+    entry.pins, entry.in_flight = 0, True
+    with pytest.raises(AssertionError):
+        cache.remove((0, 0))

@@ -1,0 +1,164 @@
+"""Each policy against a slow plain version of it, or against every possible run."""
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.policy.eviction import Expert, eviction_policy
+from tests.builders.arena import Routing, random_routing, serve
+
+LAYERS, EXPERTS, TOP_K = 3, 8, 2
+History = list[tuple[int, Expert]]
+"""(step, expert) of every access in order, admissions included."""
+Choose = Callable[[list[Expert], History, int], Expert]
+
+
+def misses_of(routing: Routing, *, slots: int, per_layer: bool, choose: Choose) -> list:
+    """Serves the routing from plain lists; `choose` gets the candidates in order of admission."""
+    history: History = []
+    resident: list[Expert] = []
+    missed = []
+    for step, layers in enumerate(routing):
+        missing = []
+        for layer, chosen in enumerate(layers):
+            wanted = [(layer, e) for e in chosen]
+            absent = [expert for expert in wanted if expert not in resident]
+            history += [(step, expert) for expert in wanted if expert in resident]
+            for expert in absent:
+                share = [e for e in resident if not per_layer or e[0] == layer]
+                room = slots // LAYERS if per_layer else slots
+                if len(share) == room:
+                    candidates = [e for e in share if e not in wanted]
+                    resident.remove(choose(candidates, history, step))
+                resident.append(expert)
+                history.append((step, expert))
+            missing += absent
+        missed.append(missing)
+    return missed
+
+
+def last_access(expert: Expert, history: History) -> int:
+    return max(i for i, (_, accessed) in enumerate(history) if accessed == expert)
+
+
+def oldest(candidates: list[Expert], history: History, step: int) -> Expert:
+    return min(candidates, key=lambda e: last_access(e, history))
+
+
+def first_in(candidates: list[Expert], history: History, step: int) -> Expert:
+    return candidates[0]
+
+
+def rarest(candidates: list[Expert], history: History, step: int) -> Expert:
+    uses = [accessed for _, accessed in history]
+    return min(candidates, key=lambda e: (uses.count(e), last_access(e, history)))
+
+
+def fading(decay: float) -> Choose:
+    def choose(candidates: list[Expert], history: History, step: int) -> Expert:
+        def score(expert: Expert) -> float:
+            return sum(decay ** (step - then) for then, accessed in history if accessed == expert)
+
+        return min(candidates, key=lambda e: (score(e), last_access(e, history)))
+
+    return choose
+
+
+def lonely(candidates: list[Expert], history: History, step: int) -> Expert:
+    """LRU in which an access counts for the neighbours too, the expert itself coming last."""
+
+    def touched(expert: Expert) -> tuple[int, int]:
+        layer, e = expert
+        times = [
+            (i, {(layer, e): 2, (layer, e - 1): 1, (layer, e + 1): 0}[accessed])
+            for i, (_, accessed) in enumerate(history)
+            if accessed[0] == layer and abs(accessed[1] - e) <= 1
+        ]
+        return max(times)
+
+    return min(candidates, key=touched)
+
+
+REFERENCES: dict[str, tuple[str, dict, Choose]] = {
+    "lru": ("lru", {}, oldest),
+    "fifo": ("fifo", {}, first_in),
+    "lfu": ("lfu", {}, rarest),
+    "decayed-lfu-.5": ("decayed-lfu", {"decays": [0.5]}, fading(0.5)),
+    "decayed-lfu-.9": ("decayed-lfu", {"decays": [0.9]}, fading(0.9)),
+    "neighbour": ("neighbour", {}, lonely),
+}
+
+
+@pytest.mark.parametrize("per_layer", [True, False])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_policy__misses_what_its_plain_version_misses(name, per_layer):
+    kind, options, choose = REFERENCES[name]
+    for seed in range(3):
+        routing = random_routing(
+            seed, steps=60, layers=LAYERS, experts=EXPERTS, top_k=TOP_K, turn=15
+        )
+        policy = eviction_policy(kind, num_layers=LAYERS, num_experts=EXPERTS, options=options)
+        expected = misses_of(routing, slots=12, per_layer=per_layer, choose=choose)
+        assert sum(map(len, expected)) > 50
+        assert serve(policy, routing, slots=12, per_layer=per_layer) == expected
+
+
+def fewest_misses(routing: Routing, *, slots: int) -> int:
+    """Of all runs that fetch only what is asked for, by trying every set that can be kept."""
+    costs: dict[frozenset[Expert], int] = {frozenset(): 0}
+    for layers in routing:
+        for layer, chosen in enumerate(layers):
+            wanted = frozenset((layer, e) for e in chosen)
+            after: dict[frozenset[Expert], int] = {}
+            for resident, cost in costs.items():
+                new = cost + len(wanted - resident)
+                others = sorted(resident - wanted)
+                room = min(len(others), slots - len(wanted))
+                for kept in combinations(others, room):
+                    state = wanted | frozenset(kept)
+                    after[state] = min(after.get(state, new), new)
+            costs = after
+    return min(costs.values())
+
+
+@st.composite
+def routings(draw, layers: int, experts: int) -> Routing:
+    chosen = st.sets(st.integers(0, experts - 1), min_size=1, max_size=2).map(sorted)
+    step = st.lists(chosen, min_size=layers, max_size=layers)
+    return draw(st.lists(step, min_size=1, max_size=16 // layers))
+
+
+def belady_misses(routing: Routing, *, slots: int, experts: int) -> int:
+    policy = eviction_policy(
+        "belady", num_layers=len(routing[0]), num_experts=experts, options={"future": routing}
+    )
+    return sum(map(len, serve(policy, routing, slots=slots, per_layer=False)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(routing=routings(layers=1, experts=6), slots=st.integers(2, 4))
+def test_belady__no_run_misses_less(routing, slots):
+    found = belady_misses(routing, slots=slots, experts=6)
+    assert found == fewest_misses(routing, slots=slots)
+
+
+@settings(max_examples=75, deadline=None)
+@given(routing=routings(layers=2, experts=4), slots=st.integers(2, 5))
+def test_belady__no_run_misses_less_when_layers_share_the_arena(routing, slots):
+    found = belady_misses(routing, slots=slots, experts=4)
+    assert found == fewest_misses(routing, slots=slots)
+
+
+def test_belady__nobody_misses_less_on_a_longer_run():
+    routing = random_routing(5, steps=120, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
+    for per_layer in (True, False):
+        policy = eviction_policy(
+            "belady", num_layers=LAYERS, num_experts=EXPERTS, options={"future": routing}
+        )
+        best = sum(map(len, serve(policy, routing, slots=12, per_layer=per_layer)))
+        for kind in ("lru", "lfu", "fifo", "static", "neighbour", "least-stale", "decayed-lfu"):
+            policy = eviction_policy(kind, num_layers=LAYERS, num_experts=EXPERTS)
+            assert best < sum(map(len, serve(policy, routing, slots=12, per_layer=per_layer)))
