@@ -131,11 +131,24 @@ class PackConfig(RunConfig):
 
 
 @dataclass(kw_only=True)
-class GenerateConfig(RunConfig):
+class ServedConfig(RunConfig):
+    """What every command that serves a model can be told."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
     system: SystemConfig = field(default_factory=SystemConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
     predictor: str | None = None
     """Zoo entry (NAME, NAME@digest) or the folder of one; none: no prefetching."""
+    device: str = "auto"
+    """Where the model computes: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    host_budget: str | None = None
+    """Memory for experts on the host, below a device; none: all of them, where memory is free."""
+    trace_events: Path | None = None
+    """File for a timeline that ui.perfetto.dev opens; none: no timeline."""
+
+
+@dataclass(kw_only=True)
+class GenerateConfig(ServedConfig):
     budget: str = "50%"
     """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
     prompt: str = "The heart pumps blood"
@@ -157,11 +170,7 @@ class GenerateConfig(RunConfig):
 
 
 @dataclass(kw_only=True)
-class VerifyConfig(RunConfig):
-    model: ModelConfig = field(default_factory=ModelConfig)
-    system: SystemConfig = field(default_factory=SystemConfig)
-    predictor: str | None = None
-    """Zoo entry or folder of one; none: no prefetching."""
+class VerifyConfig(ServedConfig):
     budgets: list[str] = field(default_factory=lambda: ["15%", "50%", "100%"])
     """Budgets to try, as for `generate`."""
     prompts: list[str] = field(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from predictors.base import Floats, Ints
 from runtime.driver import PredictorDriver
-from runtime.errors import TransferError
+from runtime.errors import CheckpointError, TransferError
 from runtime.policy.eviction import Expert
 from runtime.policy.prefetcher import Prefetcher
 from runtime.stats import Stats
@@ -63,6 +63,7 @@ class Engine:
         self._since = time.perf_counter()
         """When the computation last turned to something else than routed experts."""
         self._routed_at: float | None = None
+        self._closed = False
         for worker in self.workers:
             worker.start()
 
@@ -128,6 +129,8 @@ class Engine:
     # ---- experts for the model
 
     def _demand(self, layer: int, tokens_per_expert: dict[int, int]) -> list[int]:
+        if self._closed:
+            raise CheckpointError("this model was closed; load it again")
         with self._condition:
             self._let_go()
             self._abandon_leftovers()
@@ -219,6 +222,8 @@ class Engine:
         candidates = pending if is_free else pending[:1]
         with self._condition:
             self.prefetcher.demand((layer, pending[0]))
+            if len(candidates) == 1:
+                self._make_room(layer, candidates[0])
             slot = self._first_ready(layer, candidates)
             if slot is None:
                 start = time.perf_counter()
@@ -228,6 +233,20 @@ class Engine:
                 if self._timeline is not None:
                     self._timeline.stalled(layer, start, end)
             return slot
+
+    def _make_room(self, layer: int, expert: int) -> None:
+        """Computing in order of readiness frees slots by itself. A loop in an order of its own must
+        not wait for a slot that only experts hold to which it comes later: the last of them gives
+        its claim up, and makes it again when it is its turn."""
+        top = self.prefetcher.top
+        if not top.is_claimed((layer, expert)):
+            top.claim((layer, expert))
+        if top.cache.get((layer, expert)) is not None:
+            return
+        later = [e for e in self._ordered[layer] if e != expert and top.cache.get((layer, e))]
+        if len(later) >= top.cache.share(layer):
+            self.prefetcher.abandon(layer, [max(later)])
+        self._condition.notify_all()
 
     def _first_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:
         top = self.prefetcher.top
@@ -268,6 +287,7 @@ class Engine:
 
     def close(self) -> None:
         """Ends the workers, closes the files, completes the timeline; may be called twice."""
+        self._closed = True
         for worker in self.workers:
             worker.close(timeout_seconds=self._watchdog_seconds)
         if self._timeline is not None:

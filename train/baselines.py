@@ -58,7 +58,7 @@ def router_weights(model: ModelConfig, spec: ModelSpec) -> tuple[Floats, Floats 
     from runtime.hf.layers import moe_layers
     from runtime.loading import load_stripped
 
-    plain, _ = load_stripped(resolve(model), model.dtype)
+    plain, _ = load_stripped(resolve(model), model.dtype, torch.device("cpu"))
     matrices, biases = [], []
     for layer in moe_layers(plain):
         shapes = {name: tuple(one.shape) for name, one in layer.router.named_parameters()}

@@ -10,7 +10,7 @@ from predictors.errors import MoecastError
 from runtime.commands.report import stats_table
 from runtime.config import GenerateConfig
 from runtime.errors import CheckpointError
-from runtime.loading import load
+from runtime.loading import load_served
 from runtime.plain import load_plain
 
 
@@ -21,9 +21,7 @@ class TokensDiffer(RuntimeError):
 def run(config: GenerateConfig) -> dict[str, Any]:
     """Prints the text and the statistics; returns both with the token ids."""
     console = Console()
-    model = load(
-        config.model, predictor=config.predictor, budget=config.budget, system=config.system
-    )
+    model = load_served(config, budget=config.budget)
     with model.moecast as handle:
         tokenizer = AutoTokenizer.from_pretrained(handle.folder, local_files_only=True)
         prompt_tokens = encode(config.prompt, tokenizer, model, config.max_new_tokens)
@@ -81,7 +79,7 @@ def generate(model: PreTrainedModel, prompt_tokens: list[int], config: GenerateC
     sampling: dict[str, Any] = {"do_sample": False}
     if config.temperature > 0:
         sampling = {"do_sample": True, "temperature": config.temperature}
-    inputs = torch.tensor([prompt_tokens])
+    inputs = torch.tensor([prompt_tokens], device=model.device)
     output = model.generate(
         inputs,
         attention_mask=torch.ones_like(inputs),

@@ -1,0 +1,156 @@
+"""An ordinary model: batches, beams, sampling, streaming, caches, threads, two at once."""
+
+import threading
+
+import pytest
+import torch
+from transformers import TextStreamer
+
+from runtime.config import SystemConfig
+from runtime.errors import CheckpointError
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve
+
+PROMPTS = torch.randint(1, 64, (3, 8), generator=torch.Generator().manual_seed(5))
+LEFT_PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1] * 8, [0, 1, 1, 1, 1, 1, 1, 1]])
+WAYS = {
+    "greedy": {"do_sample": False},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_p": 0.9},
+    "several": {"do_sample": True, "num_return_sequences": 2},
+    "static cache": {"do_sample": False, "cache_implementation": "static"},
+    "no cache": {"do_sample": False, "use_cache": False},
+    "penalised": {"do_sample": False, "repetition_penalty": 1.3, "min_new_tokens": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
+
+
+def generated(model, way):
+    torch.manual_seed(7)
+    return model.generate(
+        PROMPTS * LEFT_PADDED,
+        attention_mask=LEFT_PADDED,
+        max_new_tokens=16,
+        pad_token_id=0,
+        **WAYS[way],
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_generate__gives_the_tokens_of_plain_transformers(folder, way):
+    model = serve(folder, budget="25%")
+    with model.moecast:
+        assert torch.equal(generated(model, way), generated(plain_eager(folder), way))
+        assert model.moecast.stats()["misses"] > 0
+
+
+def test_generate__cancelling_and_governed_systems_change_no_token(folder):
+    expected = generated(plain_eager(folder), "greedy")
+    for system in (SystemConfig(cancel=True), SystemConfig(governed=True)):
+        model = serve(folder, budget="25%", system=system)
+        with model.moecast:
+            assert torch.equal(generated(model, "greedy"), expected)
+
+
+class Words:
+    """Decodes a token as a word of its own."""
+
+    def decode(self, tokens, **_):
+        return "".join(f"t{int(token)} " for token in tokens)
+
+
+def test_generate__streams_each_token_as_it_comes(folder):
+    expected = plain_eager(folder).generate(
+        PROMPTS[:1], max_new_tokens=12, do_sample=False, pad_token_id=0
+    )
+    model = serve(folder, budget="25%")
+    pieces = []
+
+    class Streamer(TextStreamer):
+        def on_finalized_text(self, text, stream_end=False):
+            pieces.append(text)
+
+    with model.moecast:
+        model.generate(
+            PROMPTS[:1],
+            max_new_tokens=12,
+            do_sample=False,
+            pad_token_id=0,
+            streamer=Streamer(Words(), skip_prompt=True),
+        )
+    assert "".join(pieces).split() == [f"t{int(token)}" for token in expected[0, 8:]]
+    assert len([piece for piece in pieces if piece]) > 6
+
+
+def test_generate__from_several_threads_at_once(folder):
+    plain = plain_eager(folder)
+    options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    expected = [plain.generate(PROMPTS[i : i + 1], **options) for i in range(3)]
+    model = serve(folder, budget="25%")
+    found = [None] * 3
+
+    def run(i):
+        found[i] = model.generate(PROMPTS[i : i + 1], **options)
+
+    with model.moecast:
+        for _ in range(3):
+            threads = [threading.Thread(target=run, args=(i,)) for i in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_load__two_models_in_one_process(folder, tmp_path):
+    other = tiny_qwen2_moe(tmp_path / "other", num_experts=6, seed=4)
+    models = [serve(folder, budget="25%"), serve(other, budget="50%")]
+    plains = [plain_eager(folder), plain_eager(other)]
+    with models[0].moecast, models[1].moecast, torch.no_grad():
+        for _ in range(2):
+            for model, plain in zip(models, plains, strict=True):
+                assert torch.equal(model(PROMPTS).logits, plain(PROMPTS).logits)
+
+
+def test_close__ends_the_threads_and_later_use_is_an_error(folder):
+    before = threading.active_count()
+    model = serve(folder)
+    assert threading.active_count() > before
+    model.close()
+    model.close()
+    assert threading.active_count() == before
+    with pytest.raises(CheckpointError, match="was closed; load it again"):
+        model(PROMPTS)
+
+
+def test_forward__an_exception_in_a_pass_leaves_the_model_usable(folder):
+    plain = plain_eager(folder)
+    model = serve(folder, budget="25%")
+
+    def fail(*_):
+        raise RuntimeError("in the middle")
+
+    with model.moecast, torch.no_grad():
+        for layer in (0, 2):
+            hook = model.model.layers[layer].mlp.experts.register_forward_hook(fail)
+            with pytest.raises(RuntimeError, match="in the middle"):
+                model(PROMPTS)
+            hook.remove()
+            assert torch.equal(model(PROMPTS).logits, plain(PROMPTS).logits)
+        other = []
+        thread = threading.Thread(target=lambda: other.append(model(PROMPTS).logits))
+        thread.start()
+        thread.join(30)
+        assert other, "the failed pass kept its turn"
+
+
+def test_statistics__a_batch_of_single_tokens_is_a_decode(folder):
+    model = serve(folder)
+    with model.moecast:
+        model.generate(PROMPTS, max_new_tokens=9, do_sample=False, pad_token_id=0)
+        assert model.moecast.stats()["num_decode_steps"] == 8
+        assert len(model.moecast.engine.stats.prefill_seconds) == 1
