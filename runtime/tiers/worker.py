@@ -93,18 +93,30 @@ class Worker:
 
     def _carry_out(self, hand: Hand, task: Task) -> None:
         error = None
+        is_over = False
         start = time.perf_counter()
         try:
             self.link.transfer(task)
+            is_over = True
         except TransferError as failure:
             log.warning("layer %d expert %d: %s", *task.expert, failure)
             error = failure
+            is_over = True
+        finally:
+            # Also when Ctrl-C or a bug ends it: the expert would be in flight for ever.
+            self._settle(hand, task, error, is_over=is_over, start=start)
+
+    def _settle(
+        self, hand: Hand, task: Task, error: TransferError | None, *, is_over: bool, start: float
+    ) -> None:
         end = time.perf_counter()
         with self.shared.condition:
             hand.task = None
             if hand.is_lost:
                 log.warning("%s: a transfer that hung has ended", self.name)
                 self.tier.restore(task)
+            elif not is_over:
+                self.tier.retry(task)
             elif error is None:
                 self.tier.done(task)
                 self._report(hand, task, start, end)

@@ -54,8 +54,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen]
 def scenario(host: subprocess.Popen) -> Scenario:
     """Runs one in a process of its own; a death, a hang or a foreign exception fails the test."""
 
-    def run(name: str, *, seconds: float = 30.0, **arguments: Any) -> dict[str, Any]:
-        request = {"scenario": name, "arguments": arguments, "seconds": seconds}
+    def run(name: str, *, limit: float = 30.0, **arguments: Any) -> dict[str, Any]:
+        request = {"scenario": name, "arguments": arguments, "seconds": limit}
         assert host.stdin is not None
         assert host.stdout is not None
         host.stdin.write(json.dumps(request) + "\n")

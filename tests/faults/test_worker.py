@@ -1,18 +1,15 @@
-"""Transfer threads that end or hang."""
-
-from dataclasses import asdict
+"""Threads that end, hang, or are interrupted."""
 
 import pytest
 
-from tests.builders.faults.rules import Rule
-
 pytestmark = pytest.mark.faults
 
+MODES = ["prefetch", "on-demand"]
 DETECTED_SECONDS = 2.0
 """In which a dead or hung worker must be seen and done without."""
 
 
-@pytest.mark.parametrize("mode", ["prefetch", "on-demand"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["idle", "reading", "bug"])
 def test_worker__a_dead_one_is_replaced_and_output_is_identical(scenario, mode, how):
     result = scenario("worker_killed", mode=mode, how=how)
@@ -21,22 +18,71 @@ def test_worker__a_dead_one_is_replaced_and_output_is_identical(scenario, mode, 
         assert result[when]["outcome"] == "identical"
     usual = result["before"]["seconds"]
     assert result["during"]["seconds"] < usual + DETECTED_SECONDS
-    assert result["workers"] >= 1
+    assert result["num_workers"] >= 1
 
 
-@pytest.mark.parametrize("mode", ["prefetch", "on-demand"])
+@pytest.mark.parametrize("mode", MODES)
 def test_worker__a_read_that_hangs_is_done_without(scenario, disk, mode):
-    hang = Rule("hang", seconds=6.0, times=1)
     result = scenario(
-        "spoilt_disk",
+        "worker_hangs",
         mode=mode,
         mount=str(disk.mount),
         control=str(disk.control),
-        rules=[asdict(hang)],
-        heals_in=6.0,
+        seconds=5.0,
+        close_early=False,
     )
     assert result["num_faults"] == 1
-    for when in ("before", "during", "after", "healed"):
+    for when in ("before", "during", "after"):
         assert result[when]["outcome"] == "identical"
     assert result["during"]["seconds"] < result["before"]["seconds"] + DETECTED_SECONDS
-    assert result["close_seconds"] < 1.0
+    assert result["lost_threads"] <= 1
+    assert result["lost_threads_after"] == 0
+
+
+def test_worker__a_model_closes_while_a_read_hangs(scenario, disk):
+    result = scenario(
+        "worker_hangs",
+        mode="prefetch",
+        mount=str(disk.mount),
+        control=str(disk.control),
+        seconds=6.0,
+        close_early=True,
+    )
+    assert result["num_faults"] == 1
+    assert result["close_seconds"] < 3.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_worker__a_disk_that_freezes_for_a_time_ends_in_the_same_output(scenario, disk, mode):
+    result = scenario(
+        "disk_freezes", mode=mode, mount=str(disk.mount), control=str(disk.control), seconds=4.0
+    )
+    assert result["num_faults"] >= 1
+    assert result["during"]["outcome"] == "identical"
+    assert result["after"]["outcome"] == "identical"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_worker__a_disk_slower_than_the_watchdog_is_late_not_dead(scenario, disk, mode):
+    result = scenario(
+        "slower_than_the_watchdog", mode=mode, mount=str(disk.mount), control=str(disk.control)
+    )
+    assert result["num_faults"] >= 10
+    assert result["during"]["outcome"] == "identical"
+    assert result["after"]["outcome"] == "identical"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("read", [1, 2, 9])
+def test_interrupt__leaves_a_model_that_serves_every_thread(scenario, mode, read):
+    result = scenario("interrupted", mode=mode, read=read)
+    assert result["during"]["outcome"] == "interrupted"
+    assert result["after"]["outcome"] == "identical"
+    assert result["elsewhere"]["outcome"] == "identical"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_refusal__in_a_thread_that_ends_leaves_the_model_to_others(scenario, mode):
+    result = scenario("refused_elsewhere", mode=mode)
+    assert result["during"]["outcome"].startswith("error: injected")
+    assert result["after"]["outcome"] == "identical"

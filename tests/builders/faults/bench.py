@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 import runtime
 from predictors.popularity import Popularity
 from predictors.spec import ModelSpec
-from runtime.config import ModelConfig
+from runtime.config import ModelConfig, SystemConfig
 from runtime.errors import CheckpointError, TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
@@ -39,7 +39,9 @@ class Bench:
         shares = np.random.default_rng(0).random((self.spec.num_layers, self.spec.num_experts))
         return Popularity(self.spec, shares)
 
-    def load(self, mode: str, folder: Path) -> PreTrainedModel:
+    def load(
+        self, mode: str, folder: Path, *, system: SystemConfig | None = None
+    ) -> PreTrainedModel:
         """Serves `folder` from room for a third of the experts.
 
         Args:
@@ -49,6 +51,7 @@ class Bench:
             ModelConfig(name="tiny", id=str(folder)),
             budget="35%",
             predictor=self.predictor() if mode == "prefetch" else None,
+            system=system,
         )
 
     def ask(self, model: PreTrainedModel) -> str:

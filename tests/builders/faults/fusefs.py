@@ -50,13 +50,16 @@ class PassThrough(mfusepy.Operations):
 
     def _take(self, path: str, offset: int, size: int) -> list[Rule]:
         """The rules that this read falls under, each counted and noted."""
+        _, _, thread = mfusepy.fuse_get_context()
         with self._lock:
             self._refresh()
             hit = []
             for i, (rule, left) in enumerate(self._left):
                 end = rule.end if rule.end is not None else float("inf")
                 touches = offset < end and rule.start < offset + size
-                if left and touches and fnmatch.fnmatch(Path(path).name, rule.file):
+                if thread == rule.spare or not left or not touches:
+                    continue
+                if fnmatch.fnmatch(Path(path).name, rule.file):
                     self._left[i] = rule, left - 1
                     hit.append(rule)
             if hit:
@@ -90,6 +93,8 @@ class PassThrough(mfusepy.Operations):
         for rule in self._take(path, offset, size):
             if rule.kind in ("delay", "hang"):
                 time.sleep(rule.seconds)
+            elif rule.kind == "freeze":
+                self._await_change()
             elif rule.kind == "eio":
                 raise mfusepy.FuseOSError(errno.EIO)
             elif rule.kind == "short":
@@ -101,6 +106,13 @@ class PassThrough(mfusepy.Operations):
                 spoilt[max(rule.start - offset, 0)] ^= 1
                 content = bytes(spoilt)
         return content
+
+    def _await_change(self) -> None:
+        seen = self._seen
+        while self._seen == seen:
+            time.sleep(0.02)
+            with self._lock:
+                self._refresh()
 
     def release(self, path: str, info: Any) -> int:
         os.close(info.fh)

@@ -12,7 +12,8 @@ class Rule:
 
     kind: str
     """eio, short (half of what was asked for), flip (one bit of the byte at `start`), delay (as
-    hang, of every read), hang, truncate (the file ends at `start`)."""
+    hang, of every read), hang, freeze (until the rules change), truncate (the file ends at
+    `start`)."""
     file: str = "*.safetensors"
     start: int = 0
     end: int | None = None
@@ -20,6 +21,8 @@ class Rule:
     """How many reads go wrong before the fault is gone; None: all."""
     seconds: float = 0.0
     """For delay and hang."""
+    spare: int | None = None
+    """The native id of a thread whose reads go well."""
 
 
 @dataclass(frozen=True)

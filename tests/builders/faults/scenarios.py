@@ -1,5 +1,6 @@
 """What is done to a served model while a disk or a thread fails. Each returns what happened."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +9,19 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from runtime.config import SystemConfig
 from runtime.errors import CheckpointError
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.disk import faulty_disk
 from tests.builders.faults.rules import Disk, Rule
 from tests.builders.faults.syscalls import CannotTraceError, injected
-from tests.builders.faults.workers import killed_worker
+from tests.builders.faults.workers import (
+    before_read,
+    killed_worker,
+    refuse,
+    signal_main_thread,
+    transfer_threads,
+)
 
 Result = dict[str, Any]
 
@@ -55,14 +63,8 @@ def spoilt_system_calls(bench: Bench, *, mode: str, inject: str) -> Result:
     return result
 
 
-def spoilt_disk(
-    bench: Bench, *, mode: str, mount: str, control: str, rules: list[dict], heals_in: float = 0.0
-) -> Result:
-    """Requests before, while and after a disk fails, and one more when a hang is over.
-
-    Args:
-        heals_in: seconds to wait before the last request.
-    """
+def spoilt_disk(bench: Bench, *, mode: str, mount: str, control: str, rules: list[dict]) -> Result:
+    """Requests before, while and after a disk fails."""
     disk = Disk(Path(mount), Path(control))
     result: Result = {}
     model = bench.load(mode, disk.mount)
@@ -74,9 +76,6 @@ def spoilt_disk(
         result["num_faults"] = disk.num_faults()
         disk.is_well()
         result["after"] = _timed(bench, model)
-        if heals_in:
-            time.sleep(heals_in)
-            result["healed"] = _timed(bench, model)
     return result
 
 
@@ -110,14 +109,115 @@ def spoilt_while_loading(bench: Bench, *, mount: str, control: str, rules: list[
 
 
 def worker_killed(bench: Bench, *, mode: str, how: str) -> Result:
-    """Requests before, while and after the transfer thread ends."""
+    """Requests before, while and after a transfer thread ends."""
     result: Result = {}
     model = bench.load(mode, bench.model_folder)
     with _closing(model, result):
         result["before"] = _timed(bench, model)
         with killed_worker(model.moecast.engine, how=how) as killed:
             result["during"] = _timed(bench, model)
-        result["num_faults"] = killed()
+        result["num_faults"] = len(killed)
         result["after"] = _timed(bench, model)
-        result["workers"] = killed.num_alive()
+        result["num_workers"] = len(transfer_threads())
     return result
+
+
+def worker_hangs(
+    bench: Bench, *, mode: str, mount: str, control: str, seconds: float, close_early: bool
+) -> Result:
+    """The read of a transfer thread hangs; the computation's own reads go well.
+
+    Args:
+        close_early: close the model while the read still hangs.
+    """
+    disk = Disk(Path(mount), Path(control))
+    result: Result = {}
+    model = bench.load(mode, disk.mount)
+    disk.is_well()
+    with _closing(model, result):
+        result["before"] = _timed(bench, model)
+        hang = Rule("hang", times=1, seconds=seconds, spare=threading.get_native_id())
+        disk.fails(hang)
+        start = time.monotonic()
+        while not disk.num_faults() and time.monotonic() < start + seconds:
+            result["during"] = _timed(bench, model)
+        result["num_faults"] = disk.num_faults()
+        if not close_early:
+            result["lost_threads"] = model.moecast.stats()["lost_threads"]
+            time.sleep(max(0.0, start + seconds + 0.5 - time.monotonic()))
+            result["after"] = _timed(bench, model)
+            result["lost_threads_after"] = model.moecast.stats()["lost_threads"]
+    return result
+
+
+def disk_freezes(bench: Bench, *, mode: str, mount: str, control: str, seconds: float) -> Result:
+    """No read ends, nobody's, until the disk is well again."""
+    disk = Disk(Path(mount), Path(control))
+    result: Result = {}
+    model = bench.load(mode, disk.mount)
+    disk.is_well()
+    with _closing(model, result):
+        result["before"] = _timed(bench, model)
+        disk.fails(Rule("freeze"))
+        thaw = threading.Timer(seconds, disk.is_well)
+        thaw.start()
+        result["during"] = _timed(bench, model)
+        thaw.join()
+        result["num_faults"] = disk.num_faults()
+        result["after"] = _timed(bench, model)
+    return result
+
+
+def slower_than_the_watchdog(bench: Bench, *, mode: str, mount: str, control: str) -> Result:
+    """Every read takes longer than the watchdog allows: late, not dead."""
+    disk = Disk(Path(mount), Path(control))
+    result: Result = {}
+    system = SystemConfig(watchdog_seconds=0.04)
+    model = bench.load(mode, disk.mount, system=system)
+    disk.is_well()
+    with _closing(model, result):
+        disk.fails(Rule("delay", seconds=0.1, times=60))
+        result["during"] = _timed(bench, model)
+        result["num_faults"] = disk.num_faults()
+        disk.is_well()
+        result["after"] = _timed(bench, model)
+    return result
+
+
+def interrupted(bench: Bench, *, mode: str, read: int) -> Result:
+    """Ctrl-C in the middle of a request; then one from the same thread, and one from another.
+
+    Args:
+        read: before which read the signal comes, whichever thread reads.
+    """
+    result: Result = {}
+    model = bench.load(mode, bench.model_folder)
+    with _closing(model, result):
+        result["before"] = _timed(bench, model)
+        with before_read(model.moecast.engine, read, signal_main_thread):
+            try:
+                result["during"] = _timed(bench, model)
+            except KeyboardInterrupt:
+                result["during"] = {"outcome": "interrupted"}
+        result["after"] = _timed(bench, model)
+        result["elsewhere"] = _in_another_thread(bench, model)
+    return result
+
+
+def refused_elsewhere(bench: Bench, *, mode: str) -> Result:
+    """A request fails in a thread that then ends; the next comes from another."""
+    result: Result = {}
+    model = bench.load(mode, bench.model_folder)
+    with _closing(model, result):
+        with before_read(model.moecast.engine, 1, refuse, times=1000):
+            result["during"] = _in_another_thread(bench, model)
+        result["after"] = _timed(bench, model)
+    return result
+
+
+def _in_another_thread(bench: Bench, model: PreTrainedModel) -> Result:
+    found: Result = {"outcome": "hangs"}
+    thread = threading.Thread(target=lambda: found.update(_timed(bench, model)), daemon=True)
+    thread.start()
+    thread.join(10)
+    return found

@@ -1,20 +1,23 @@
-"""Ends transfer threads as bugs and interpreters do: with an exception that nobody expects."""
+"""Ends and disturbs threads as bugs, interpreters and users do: with exceptions nobody expects."""
 
 import ctypes
+import os
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from runtime.engine import Engine
+from runtime.errors import TransferError
 
-NAME = "moecast "
+PREFIX = "moecast "
 """How the names of the runtime's own threads begin."""
 
 
 def transfer_threads() -> list[threading.Thread]:
     """Those that live."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith(NAME)]
+    return [thread for thread in threading.enumerate() if thread.name.startswith(PREFIX)]
 
 
 def end_thread(thread: threading.Thread) -> None:
@@ -25,52 +28,72 @@ def end_thread(thread: threading.Thread) -> None:
     )
 
 
-class Killed:
-    """What was killed."""
+def signal_main_thread() -> None:
+    """Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
 
-    def __init__(self) -> None:
-        self.threads: list[threading.Thread] = []
 
-    def __call__(self) -> int:
-        return len(self.threads)
-
-    def num_alive(self) -> int:
-        """Transfer threads that live and were not killed."""
-        return sum(thread not in self.threads for thread in transfer_threads())
+def refuse() -> None:
+    """What a store says that cannot read."""
+    raise TransferError("injected: the store refuses")
 
 
 @contextmanager
-def killed_worker(engine: Engine, *, how: str) -> Iterator[Killed]:
-    """A transfer thread of the engine ends while this lasts.
+def before_read(
+    engine: Engine,
+    first: int,
+    disturb: Callable[[], None],
+    *,
+    times: int = 1,
+    of: Callable[[], bool] = lambda: True,
+) -> Iterator[None]:
+    """Calls `disturb` at the start of reads `first`, `first + 1`, ... of the engine's store.
 
     Args:
-        how: `idle`, while it waits for work; `reading`, in the middle of its third read;
-            `bug`, by an exception out of its third read.
+        of: counts the reads for which this is true.
     """
-    killed = Killed()
-    if how == "idle":
-        killed.threads = transfer_threads()
-        for thread in killed.threads:
-            end_thread(thread)
-        yield killed
-        return
     real, calls = engine.store.read, 0
 
     def read(*args, **kwargs) -> None:
         nonlocal calls
-        current = threading.current_thread()
-        if current in transfer_threads():
+        if of():
             calls += 1
-            if calls == 3:
-                killed.threads.append(current)
-                if how == "bug":
-                    raise RuntimeError("injected: a bug in the store")
-                end_thread(current)
-                time.sleep(0)
+            if first <= calls < first + times:
+                disturb()
         real(*args, **kwargs)
 
     engine.store.read = read
     try:
-        yield killed
+        yield
     finally:
         engine.store.read = real
+
+
+@contextmanager
+def killed_worker(engine: Engine, *, how: str) -> Iterator[list[threading.Thread]]:
+    """Transfer threads of the engine end while this lasts; yields those that did.
+
+    Args:
+        how: `idle`, while it waits for work; `reading`, in the middle of its second read;
+            `bug`, by an exception out of its second read.
+    """
+    killed: list[threading.Thread] = []
+
+    def end_reader() -> None:
+        killed.append(threading.current_thread())
+        if how == "bug":
+            raise RuntimeError("injected: a bug in the store")
+        end_thread(threading.current_thread())
+        time.sleep(0)
+
+    if how == "idle":
+        killed += transfer_threads()
+        for thread in killed:
+            end_thread(thread)
+        yield killed
+    else:
+        with before_read(
+            engine, 2, end_reader, of=lambda: threading.current_thread() in transfer_threads()
+        ):
+            yield killed
