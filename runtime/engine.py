@@ -48,6 +48,7 @@ class Engine:
         self.driver = driver
         self.stats = Stats()
         self._arena = self.arenas[0]
+        self._num_experts = store.num_experts
         self._link = self.workers[0].link
         self._shared = shared
         self._condition = shared.condition
@@ -97,8 +98,8 @@ class Engine:
     ) -> None:
         wanted, counts = np.unique(experts_TK, return_counts=True)
         tokens_per_expert = dict(zip(wanted.tolist(), counts.tolist(), strict=True))
-        num_experts = self.store.num_experts
-        self._demand(layer, {e: n for e, n in tokens_per_expert.items() if 0 <= e < num_experts})
+        last = self._num_experts
+        self._demand(layer, {e: n for e, n in tokens_per_expert.items() if 0 <= e < last})
         self._clock_layer(layer)
         self.driver.routed(layer, experts_TK, logits_TE)
 

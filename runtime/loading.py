@@ -1,8 +1,6 @@
 """`runtime.load`: an ordinary Transformers model whose experts live in an arena of fixed size."""
 
-import functools
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, PreTrainedModel
@@ -10,11 +8,13 @@ from transformers import AutoConfig, PreTrainedModel
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.assemble import build_engine
-from runtime.config import ModelConfig, SystemConfig
+from runtime.config import ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.errors import CheckpointError
 from runtime.handle import Handle
 from runtime.hf import experts as experts_function
+from runtime.hf.adapters.served import Served
 from runtime.hf.classes import model_class
+from runtime.hf.guards import guard
 from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.hf.probes import Probes
 from runtime.hf.quiet import progress_for_terminals
@@ -24,6 +24,7 @@ from runtime.hf.weights import own_weights
 from runtime.models import identity, resolve
 from runtime.store.base import Store
 from runtime.store.checkpoint import CheckpointStore
+from runtime.store.packed import open_store
 from runtime.timeline import Timeline
 
 
@@ -49,7 +50,8 @@ def load(
     host_budget: str | int | None = None,
     system: SystemConfig | None = None,
     dtype: str | None = None,
-    device: str | torch.device = "cpu",
+    device: str | torch.device = "auto",
+    store: StoreConfig | str | Path | None = None,
     trace_events: str | Path | None = None,
 ) -> PreTrainedModel:
     """Loads a Mixture-of-Experts model without its experts and serves these from `budget`.
@@ -66,7 +68,8 @@ def load(
             unless given. On the CPU: a second tier below `budget`, none unless given.
         system: what to drop and how to fetch; `promoe` unless given.
         dtype: overrides the checkpoint's own.
-        device: where the model computes.
+        device: where the model computes; "auto" is a GPU if there is one.
+        store: folder of a packed store, or how the checkpoint is read; in place unless given.
         trace_events: file for a Chrome trace of what happened when; none unless given.
 
     Raises:
@@ -76,41 +79,75 @@ def load(
     """
     config = model_config(model, dtype)
     folder = resolve(config)
-    plain, banks = load_stripped(folder, config.dtype, device)
+    where = choose_device(device)
+    plain, banks = load_stripped(folder, config.dtype, where)
     layers = moe_layers(plain)
-    store = CheckpointStore(plain, [banks[layer.name] for layer in layers])
-    spec = model_spec(plain, layers, store, folder, config)
+    reading = store if isinstance(store, StoreConfig) else StoreConfig(path=store and Path(store))
+    experts: Store = CheckpointStore(
+        plain, [banks[layer.name] for layer in layers], page_cache=reading.page_cache
+    )
+    spec = model_spec(plain, layers, experts, folder, config)
+    if reading.path is not None:
+        experts.close()
+        experts = open_store(reading.path, spec, page_cache=reading.page_cache)
     chosen = resolve_predictor(predictor, spec)
     engine = build_engine(
-        store,
+        experts,
         spec,
         system=system or SystemConfig(),
         predictor=chosen,
         budget=budget,
         host_budget=host_budget,
-        device=device,
+        device=where,
         timeline=None if trace_events is None else Timeline(trace_events),
     )
     signals = frozenset({Signal.ROUTED}) | engine.driver.signals
     probes = Probes(plain, signals, engine)
     for layer in layers:
-        layer.experts.moecast_ready = functools.partial(engine.ready, layer.index)
+        layer.kind.attach(layer.experts, Served(engine, layer.index))
     plain.moecast = Handle(plain, spec=spec, engine=engine, probes=probes, folder=folder)
-    plain.save_pretrained = refuse_to_save
+    plain.close = plain.moecast.close
+    guard(plain, layers)
     return plain
 
 
-def refuse_to_save(*_args: Any, **_kwargs: Any) -> None:
-    """Transformers would write a checkpoint without experts, silently."""
-    raise CheckpointError(
-        "save_pretrained: this model's experts are not in it but in moecast's arena; "
-        "copy the checkpoint that it was loaded from"
+def load_served(config: ServedConfig, *, budget: str | int) -> PreTrainedModel:
+    """A model as a command's configuration describes it."""
+    return load(
+        config.model,
+        predictor=config.predictor,
+        budget=budget,
+        host_budget=config.host_budget,
+        system=config.system,
+        device=config.device,
+        store=config.store,
+        trace_events=config.trace_events,
     )
 
 
-def load_stripped(
-    folder: Path, dtype: str, device: str | torch.device = "cpu"
-) -> tuple[PreTrainedModel, Banks]:
+def choose_device(device: str | torch.device) -> torch.device:
+    """The device that is meant.
+
+    Raises:
+        CheckpointError: no such device, or none that this torch can use.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise CheckpointError(f"device={device}: write auto, cpu, cuda or cuda:1") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise CheckpointError(f"device={device}: experts are served on cpu and cuda only")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError(
+            f"device={device}: this torch sees no CUDA device; use device=cpu, or install a CUDA "
+            "build of torch"
+        )
+    return chosen
+
+
+def load_stripped(folder: Path, dtype: str, device: torch.device) -> tuple[PreTrainedModel, Banks]:
     """The model without its experts, and the index of where they are."""
     experts_function.register()
     cls, config = model_class(AutoConfig.from_pretrained(folder))
@@ -124,7 +161,7 @@ def load_stripped(
             dtype=torch_dtype,
             experts_implementation=experts_function.IMPLEMENTATION,
             local_files_only=True,
-            device_map=None if torch.device(device).type == "cpu" else {"": device},
+            device_map=None if device.type == "cpu" else {"": device},
         )
     model.__class__ = cls
     return own_weights(model).eval(), found["banks"]

@@ -1,14 +1,20 @@
 """Finds a model's layers with routed experts through Transformers' own records, not by names."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
+from runtime.hf.adapters.base import Kind
+from runtime.hf.adapters.registry import kind_of
+from runtime.hf.routing import Routing
 
 ROUTER_NAMES = ("gate", "router")
 """Only asked where a model keeps no record of its router logits."""
+
+Classes = tuple[type[nn.Module], ...]
 
 
 @dataclass(frozen=True)
@@ -21,24 +27,43 @@ class MoeLayer:
     """Dotted name of the experts module."""
     experts: nn.Module
     router: nn.Module
+    parent: nn.Module
+    """What the router is a part of."""
     block: nn.Module
-    """The decoder layer around them, whose input is the layer's input."""
+    """The decoder or encoder layer around them, whose input is the layer's input."""
+    kind: Kind
+    """How the experts are kept."""
 
+    @property
+    def num_experts(self) -> int:
+        """Experts with parameters of their own."""
+        return self.kind.num_experts(self.experts)
 
-def is_expert_bank(module: nn.Module) -> bool:
-    """True for modules that Transformers' `use_experts_implementation` decorated."""
-    return hasattr(module, "has_gate") and hasattr(module, "_is_expert_parallel")
+    @property
+    def top_k(self) -> int | None:
+        """Experts per token, where the router's own make fixes it."""
+        return self.kind.top_k(self.router)
+
+    def routing(self, output: object) -> Routing:
+        """What the router chose, from what it returned."""
+        return self.kind.routing(output, self.router, self.parent)
 
 
 def expert_banks(model: nn.Module) -> dict[str, nn.Module]:
-    """Experts modules by dotted name, in the order in which the model runs them."""
-    return {name: module for name, module in model.named_modules() if is_expert_bank(module)}
+    """Experts modules by dotted name, in the order in which the model defines them."""
+    banks: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        within = any(name.startswith(f"{bank}.") for bank in list(banks)[-1:])
+        if not within and kind_of(module) is not None:
+            banks[name] = module
+    return banks
 
 
-def _router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
+def _recorded(model: nn.Module, what: str) -> Classes:
+    """Classes whose outputs Transformers records under a name, anywhere in the model."""
     classes = []
     for module in model.modules():
-        recorded = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
+        recorded = (getattr(module, "_can_record_outputs", None) or {}).get(what)
         for recorder in recorded if isinstance(recorded, (list, tuple)) else [recorded]:
             target = getattr(recorder, "target_class", recorder)
             if isinstance(target, type):
@@ -46,7 +71,7 @@ def _router_classes(model: PreTrainedModel) -> tuple[type[nn.Module], ...]:
     return tuple(classes)
 
 
-def _router_of(parent: nn.Module, classes: tuple[type[nn.Module], ...]) -> nn.Module | None:
+def _router_of(parent: nn.Module, classes: Classes) -> nn.Module | None:
     for child in parent.modules():
         if child is not parent and classes and isinstance(child, classes):
             return child
@@ -57,39 +82,66 @@ def _router_of(parent: nn.Module, classes: tuple[type[nn.Module], ...]) -> nn.Mo
 
 
 def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
-    """The model's layers with routed experts, bottom first.
+    """The model's layers with routed experts, in the order in which it runs them.
 
     Raises:
         CheckpointError: no experts, or an experts module without a router beside it.
     """
-    classes = _router_classes(model)
-    layers: list[MoeLayer] = []
+    routers = _recorded(model, "router_logits")
+    blocks = _recorded(model, "hidden_states")
+    found = []
     for name, experts in expert_banks(model).items():
-        parent_name = name.rpartition(".")[0]
-        router = _router_of(model.get_submodule(parent_name), classes)
+        kind = kind_of(experts)
+        assert kind is not None
+        parent = experts if kind.router_inside else model.get_submodule(name.rpartition(".")[0])
+        router = _router_of(parent, routers)
         if router is None:
             raise CheckpointError(
                 f"{name}: no router found beside the experts of {type(model).__name__}"
             )
-        layers.append(
-            MoeLayer(
-                index=len(layers),
-                name=name,
-                experts=experts,
-                router=router,
-                block=model.get_submodule(_block_name(name)),
-            )
-        )
-    if not layers:
+        found.append((name, experts, router, parent, _block_name(model, name, blocks), kind))
+    if not found:
         raise CheckpointError(
-            f"{type(model).__name__} has no routed experts that Transformers' experts interface "
-            "reaches; moecast serves Mixture-of-Experts models only"
+            f"{type(model).__name__} has no routed experts that moecast can serve; "
+            "it serves Mixture-of-Experts models only"
         )
-    return layers
+    order = _running_order([(name, block) for name, _, _, _, block, _ in found])
+    return [
+        MoeLayer(
+            index=index,
+            name=name,
+            experts=experts,
+            router=router,
+            parent=parent,
+            block=model.get_submodule(block),
+            kind=kind,
+        )
+        for index, (name, experts, router, parent, block, kind) in enumerate(
+            found[place] for place in order
+        )
+    ]
 
 
-def _block_name(experts_name: str) -> str:
-    """`model.layers.3.mlp.experts` -> `model.layers.3`: up to the last numbered module."""
+def _running_order(names: Iterable[tuple[str, str]]) -> list[int]:
+    """Places of `(experts module, block)` in the order in which they run: blocks as the model
+    defines them; in a block experts of the attention (jetmoe's) before those of its MLP."""
+    pairs = list(names)
+    blocks = list(dict.fromkeys(block for _, block in pairs))
+    return sorted(
+        range(len(pairs)),
+        key=lambda i: (
+            blocks.index(pairs[i][1]),
+            "attention" not in pairs[i][0].removeprefix(pairs[i][1]),
+        ),
+    )
+
+
+def _block_name(model: nn.Module, experts_name: str, classes: Classes) -> str:
+    """The innermost module around the experts whose hidden states Transformers records; without a
+    record up to the last numbered one, `model.layers.3.mlp.experts` -> `model.layers.3`."""
     parts = experts_name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        if classes and isinstance(model.get_submodule(".".join(parts[:end])), classes):
+            return ".".join(parts[:end])
     last = max(i for i, part in enumerate(parts) if part.isdigit())
     return ".".join(parts[: last + 1])

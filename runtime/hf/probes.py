@@ -71,28 +71,70 @@ def normalised(hidden: Tensor) -> Tensor:
     return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + RMS_EPSILON)
 
 
-def routing_of(output: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`(indices, logits, weights)` from what a router returns.
-
-    Transformers' routers return `(logits_TE, weights_TK, indices_TK)` in float and integer dtypes;
-    the indices are told by their dtype, because some families add a bias after the logits.
-    """
-    parts = [
-        part for part in (output if isinstance(output, tuple) else ()) if isinstance(part, Tensor)
-    ]
-    indices = next((part for part in parts if not part.is_floating_point()), None)
-    if indices is None:
-        raise CheckpointError("this model's router does not return the chosen experts")
-    floats = [part for part in parts if part.is_floating_point()]
-    top_k = indices.shape[-1]
-    weights = next((part for part in floats if part.shape == indices.shape), None)
-    logits = next((part for part in floats if part.shape[-1] != top_k), None)
-    return indices, logits, weights
-
-
 def _past_length(cache: Any) -> int:
     """Tokens that the step's key-value cache holds already: 0 in the first step of a request."""
     return 0 if cache is None else int(cache.get_seq_length())
+
+
+class _Steps:
+    """Tells the steps of a model's parts: when each begins and ends, whose tokens it computes.
+
+    A decoder-only model has one part, the model. Of a model with an encoder each has steps of its
+    own: `generate` calls the encoder by itself, and their tokens differ.
+    """
+
+    def __init__(self, model: PreTrainedModel, listener: Listener):
+        self._listener = listener
+        self._first_request = 0
+        self._num_requests = 0
+        self._is_encoded = False
+        """An encoder's step has begun new requests that no decoder's step has continued yet."""
+        if model.config.is_encoder_decoder:
+            parts = [(model.get_encoder(), self._encoder), (model.get_decoder(), self._decoder)]
+        else:
+            parts = [(model, self._decoder)]
+        self.handles = []
+        for part, begin in parts:
+            self.handles.append(part.register_forward_pre_hook(begin, with_kwargs=True))
+            self.handles.append(part.register_forward_hook(self._end, always_call=True))
+
+    def _encoder(self, _module: nn.Module, args: tuple, kwargs: dict) -> None:
+        tokens = _tokens(args, kwargs)
+        self._new_requests(len(tokens))
+        self._is_encoded = True
+        self._begin(tokens)
+
+    def _decoder(self, _module: nn.Module, args: tuple, kwargs: dict) -> None:
+        tokens = _tokens(args, kwargs)
+        if _past_length(kwargs.get("past_key_values")) == 0:
+            # Beams of an encoded request are decoder rows one after another.
+            continues = self._is_encoded and len(tokens) % self._num_requests == 0
+            if not continues:
+                self._new_requests(len(tokens))
+            self._is_encoded = False
+        self._begin(tokens)
+
+    def _new_requests(self, count: int) -> None:
+        self._first_request += self._num_requests
+        self._num_requests = count
+
+    def _begin(self, tokens: Tensor) -> None:
+        num_rows, num_tokens = tokens.shape
+        rows_per_request = max(1, num_rows // max(1, self._num_requests))
+        rows = np.repeat(np.arange(num_rows, dtype=np.int64) // rows_per_request, num_tokens)
+        self._listener.begin_step(
+            tokens.detach().reshape(-1).to("cpu", torch.int64).numpy(), self._first_request + rows
+        )
+
+    def _end(self, _module: nn.Module, _args: tuple, _output: object) -> None:
+        self._listener.end_step()
+
+
+def _tokens(args: tuple, kwargs: dict) -> Tensor:
+    tokens = kwargs.get("input_ids", args[0] if args else None)
+    if tokens is None:
+        raise CheckpointError("the probes need input_ids; inputs_embeds carry no token ids")
+    return tokens
 
 
 class Probes:
@@ -103,13 +145,10 @@ class Probes:
 
     def __init__(self, model: PreTrainedModel, signals: Collection[Signal], listener: Listener):
         self._listener = listener
-        self._first_request = 0
-        self._num_rows = 0
-        self._handles = [
-            model.register_forward_pre_hook(self._begin, with_kwargs=True),
-            model.register_forward_hook(self._end, always_call=True),
-        ]
-        for layer in moe_layers(model):
+        self._handles = _Steps(model, listener).handles
+        layers = moe_layers(model)
+        self._num_experts = max(layer.num_experts for layer in layers)
+        for layer in layers:
             if Signal.LAYER_INPUT in signals:
                 self._add(
                     layer.block.register_forward_pre_hook(
@@ -135,22 +174,6 @@ class Probes:
         while self._handles:
             self._handles.pop().remove()
 
-    def _begin(self, _module: nn.Module, args: tuple, kwargs: dict) -> None:
-        tokens = kwargs.get("input_ids", args[0] if args else None)
-        if tokens is None:
-            raise CheckpointError("the probes need input_ids; inputs_embeds carry no token ids")
-        num_rows, num_tokens = tokens.shape
-        if _past_length(kwargs.get("past_key_values")) == 0:
-            self._first_request += self._num_rows
-            self._num_rows = num_rows
-        rows = np.repeat(np.arange(num_rows, dtype=np.int64), num_tokens)
-        self._listener.begin_step(
-            tokens.detach().reshape(-1).to("cpu", torch.int64).numpy(), self._first_request + rows
-        )
-
-    def _end(self, _module: nn.Module, _args: tuple, _output: object) -> None:
-        self._listener.end_step()
-
     def _layer_input(self, layer: MoeLayer):
         def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
@@ -165,12 +188,16 @@ class Probes:
         return hook
 
     def _routed(self, layer: MoeLayer):
+        num_experts = layer.num_experts
+
         def hook(_module: nn.Module, _args: tuple, output: object) -> None:
-            indices, logits, weights = routing_of(output)
+            indices, logits, weights = layer.routing(output)
+            experts_TK = indices.detach().reshape(-1, indices.shape[-1]).to("cpu", torch.int64)
             self._listener.routed(
                 layer.index,
-                indices.detach().reshape(-1, indices.shape[-1]).to("cpu", torch.int64).numpy(),
-                None if logits is None else to_floats(logits),
+                # One id for every way to skip, whatever the model calls it in this layer.
+                experts_TK.masked_fill(experts_TK >= num_experts, self._num_experts).numpy(),
+                None if logits is None else to_floats(logits[..., :num_experts]),
                 None if weights is None else to_floats(weights),
             )
 

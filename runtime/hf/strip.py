@@ -15,7 +15,8 @@ from runtime.errors import CheckpointError
 from runtime.hf.adapters.registry import kind_of
 from runtime.hf.layers import expert_banks
 from runtime.store.extents import read_extents
-from runtime.store.index import FusedParameter, Recipe, index_experts
+from runtime.store.index import index_experts
+from runtime.store.recipe import FusedParameter, Recipe
 
 Banks = dict[str, dict[str, Recipe]]
 

@@ -19,7 +19,9 @@ def experts_per_token(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int
     """
     config = model.config.get_text_config()
     parts = (config, getattr(config, "ffn_config", None))
-    values = [getattr(layer.router, "top_k", None) for layer in layers]
+    layers = list(layers)
+    values = [layer.top_k for layer in layers]
+    values += [getattr(layer.router, "top_k", None) for layer in layers]
     values += [getattr(part, name, None) for part in parts for name in CONFIG_NAMES]
     known = [value for value in values if isinstance(value, int)]
     if not known:

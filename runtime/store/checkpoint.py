@@ -10,7 +10,7 @@ from runtime.config import PageCache
 from runtime.store.base import bytes_of
 from runtime.store.extents import Extent
 from runtime.store.files import FileReader
-from runtime.store.index import Recipe
+from runtime.store.recipe import Recipe
 from runtime.store.layout import Piece, SlotLayout, slot_layout
 
 

@@ -5,9 +5,10 @@ makes it an exception.
 """
 
 import json
+import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -50,6 +51,11 @@ class Extent:
         return Extent(
             self.file, self.offset + index * size, size, self.dtype, self.shape[1:], self.key
         )
+
+    def view(self, shape: tuple[int, ...]) -> "Extent":
+        """The same bytes in another shape."""
+        assert math.prod(shape) == math.prod(self.shape), (self.key, self.shape, shape)
+        return replace(self, shape=shape)
 
 
 def read_extents(files: Sequence[str | Path]) -> dict[str, Extent]:

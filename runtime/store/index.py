@@ -14,6 +14,7 @@ from runtime.errors import CheckpointError
 from runtime.store.extents import Extent
 from runtime.store.recipe import DEALS_OUT, FusedParameter, Recipe
 
+
 def index_experts(
     model: PreTrainedModel,
     parameters: Iterable[FusedParameter],
@@ -31,7 +32,9 @@ def index_experts(
     by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     recipes = {parameter.target: Recipe(parameter) for parameter in parameters}
     # Where the model keeps a module for each expert, all of them lead to one recipe.
-    of_member = {member: recipe for recipe in recipes.values() for member in recipe.parameter.members}
+    of_member = {
+        member: recipe for recipe in recipes.values() for member in recipe.parameter.members
+    }
     known = dict.fromkeys([*model.state_dict(), *recipes, *of_member], True)
     for key in sorted(extents, key=dot_natural_key):
         target, pattern = rename_source_key(
@@ -44,7 +47,7 @@ def index_experts(
             recipe.converter = by_pattern[pattern]
         source = pattern or (recipe.parameter.target if target in of_member else key)
         recipe.sources.setdefault(source, []).append(extents[key])
-    for recipe in [one for one in recipes.values() if DEALS_OUT in one._operations]:
+    for recipe in [one for one in recipes.values() if DEALS_OUT in one.operations]:
         _deal_out(recipe, recipes)
     _share_tied(recipes)
     banks: dict[str, dict[str, Recipe]] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.store.index import Recipe
+from runtime.store.recipe import Recipe
 
 ALIGNMENT = 64
 """Bytes. Kernels take other paths on unaligned weights, and then the last bits differ."""

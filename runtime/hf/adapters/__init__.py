@@ -1,0 +1,1 @@
+"""The ways in which Transformers' models keep a layer's routed experts, one file each."""

@@ -1,0 +1,71 @@
+"""One batched product over all experts, every token with every expert: llama4.
+
+The block multiplies each token by each expert's score, exactly 0 where it was not chosen; with an
+activation that maps 0 to 0 such a row adds nothing. So only experts with a row other than 0 are
+fetched and computed, all rows at once.
+
+Bitwise equal to the product over all experts: the rows of an expert stay together, because a
+kernel's choice depends on their number, and the product is done on a batch of two equal experts,
+because a batch of one takes another path through the library (measured on the CPU in float32 with
+more than one thread: a batch of one differs in the last bits, a batch of two never did).
+"""
+
+import functools
+import inspect
+
+import torch
+from torch import Tensor, nn
+
+from runtime.hf.adapters.base import Kind, is_named, matrices
+from runtime.hf.adapters.placeholders import Absent, replace
+from runtime.hf.adapters.served import Served
+from runtime.hf.routing import Routing, routing_by_scores
+from runtime.store.recipe import FusedParameter
+
+
+def dense_experts(module: nn.Module, served: Served, hidden: Tensor) -> Tensor:
+    """`(E * T, D) -> (E * T, D)`: row `e * T + t` is token t as expert e sees it."""
+    num_experts = int(module.num_experts)
+    hidden_ETD = hidden.view(num_experts, -1, hidden.shape[-1])
+    chosen_E = hidden_ETD.ne(0).flatten(1).any(dim=1)
+    output_ETD = torch.zeros_like(hidden_ETD)
+    batch = min(2, num_experts)
+
+    def product(x_TD: Tensor, weight: Tensor) -> Tensor:
+        return torch.bmm(x_TD.expand(batch, -1, -1), weight.expand(batch, -1, -1))[0]
+
+    for expert, weights in served.ready(chosen_E.nonzero().flatten().tolist()):
+        gate_up_TF = product(hidden_ETD[expert], weights["gate_up_proj"])
+        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+        inner_TF = up_TF * module.act_fn(gate_TF)
+        output_ETD[expert] = product(inner_TF, weights["down_proj"])
+    return output_ETD.view(hidden.shape)
+
+
+class Dense(Kind):
+    """Told from a loop over experts by what it is called with: only the tokens."""
+
+    name = "dense"
+
+    def matches(self, module: nn.Module) -> bool:
+        return (
+            is_named(module, "Experts")
+            and set(matrices(module, 3)) == {"gate_up_proj", "down_proj"}
+            and len(inspect.signature(type(module).forward).parameters) == 2
+        )
+
+    def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
+        return [
+            replace(
+                module,
+                name,
+                Absent(FusedParameter(bank, name, tuple(value.shape), value.dtype)),
+            )
+            for name, value in list(module._parameters.items())
+        ]
+
+    def attach(self, module: nn.Module, served: Served) -> None:
+        module.forward = functools.partial(dense_experts, module, served)
+
+    def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> Routing:
+        return routing_by_scores(output, top_k=int(router.top_k))

@@ -1,0 +1,32 @@
+"""Experts modules that Transformers' `use_experts_implementation` decorated: nearly all.
+
+Transformers calls our registered function in place of the module's own loop.
+"""
+
+from torch import nn
+
+from runtime.hf.adapters.base import Kind
+from runtime.hf.adapters.placeholders import Absent, replace
+from runtime.hf.adapters.served import Served
+from runtime.store.recipe import FusedParameter
+
+
+class Interface(Kind):
+    """Computed by `runtime.hf.experts`; with another implementation set the placeholders refuse."""
+
+    name = "interface"
+
+    def matches(self, module: nn.Module) -> bool:
+        return hasattr(module, "has_gate") and hasattr(module, "_is_expert_parallel")
+
+    def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
+        taken = []
+        for name, value in list(module._parameters.items()):
+            if value is None or value.shape[:1] != (self.num_experts(module),):
+                continue
+            parameter = FusedParameter(bank, name, tuple(value.shape), value.dtype)
+            taken.append(replace(module, name, Absent(parameter)))
+        return taken
+
+    def attach(self, module: nn.Module, served: Served) -> None:
+        module.moecast_ready = served.ready

@@ -1,0 +1,103 @@
+"""One module per expert in a container: switch_transformers, nllb_moe.
+
+The container's own loop and each member's own forward run as they are; a member's parameters are
+the arena's while it runs, and placeholders otherwise.
+"""
+
+import functools
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+from runtime.errors import CheckpointError
+from runtime.hf.adapters.base import Kind, is_named
+from runtime.hf.adapters.placeholders import Absent, replace
+from runtime.hf.adapters.served import Served
+from runtime.hf.routing import Routing, routing_by_mask
+from runtime.store.recipe import FusedParameter
+
+NUMBERED = re.compile(r"\d+$")
+"""A container may hold parts that are no experts (nllb_moe: a dropout)."""
+
+
+def _members(module: nn.Module) -> dict[str, nn.Module]:
+    return {name: child for name, child in module.named_children() if NUMBERED.search(name)}
+
+
+def _placeholders(member: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Dotted name of each placeholder in a member -> what has it, under which name."""
+    return {
+        f"{path}.{name}".lstrip("."): (owner, name)
+        for path, owner in member.named_modules()
+        for name, value in vars(owner).items()
+        if isinstance(value, Absent)
+    }
+
+
+def run_member(
+    member: nn.Module,
+    places: dict[str, tuple[nn.Module, str]],
+    served: Served,
+    expert: int,
+    *inputs: Tensor,
+) -> Tensor:
+    """The member's own forward, with the expert's parameters in their places meanwhile."""
+    absent: dict[str, Any] = {}
+    try:
+        for target, tensor in served.hold(expert).items():
+            owner, name = places[target]
+            absent[target] = vars(owner)[name]
+            vars(owner)[name] = tensor
+        return type(member).forward(member, *inputs)
+    finally:
+        for target, placeholder in absent.items():
+            owner, name = places[target]
+            vars(owner)[name] = placeholder
+
+
+class Members(Kind):
+    """Containers called `...Experts` of numbered modules of one class, in the order of their
+    numbers."""
+
+    name = "members"
+
+    def matches(self, module: nn.Module) -> bool:
+        return (
+            isinstance(module, nn.ModuleDict | nn.ModuleList)
+            and is_named(module, "Experts")
+            and len({type(member) for member in _members(module).values()}) == 1
+        )
+
+    def num_experts(self, module: nn.Module) -> int:
+        return len(_members(module))
+
+    def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
+        members = _members(module)
+        shapes = [
+            {name: (tuple(p.shape), p.dtype) for name, p in member.named_parameters()}
+            for member in members.values()
+        ]
+        if any(shape != shapes[0] for shape in shapes):
+            raise CheckpointError(f"{bank}: its experts differ in shape; moecast wants them alike")
+        taken = []
+        for name, (shape, dtype) in shapes[0].items():
+            targets = tuple(f"{bank}.{member}.{name}" for member in members)
+            taken.append(FusedParameter(bank, name, (len(members), *shape), dtype, members=targets))
+            path, _, attribute = name.rpartition(".")
+            for member_name, member in members.items():
+                own = FusedParameter(f"{bank}.{member_name}", name, shape, dtype)
+                replace(member.get_submodule(path), attribute, Absent(own))
+        return taken
+
+    def attach(self, module: nn.Module, served: Served) -> None:
+        for expert, member in enumerate(_members(module).values()):
+            member.forward = functools.partial(
+                run_member, member, _placeholders(member), served, expert
+            )
+
+    def top_k(self, router: nn.Module) -> int:
+        return 2 if hasattr(router, "second_expert_policy") else 1
+
+    def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> Routing:
+        return routing_by_mask(output, top_k=self.top_k(router))

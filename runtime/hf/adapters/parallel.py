@@ -1,0 +1,75 @@
+"""A block whose projections hold one matrix per expert and run over sorted tokens: jetmoe, for its
+feed-forward experts and for its mixture of attention heads alike.
+
+A projection's own loop multiplies every expert's matrix, those with no token too. Ours asks for
+the experts that have tokens; the product of the others has no row, so the result is bitwise the
+same. An expert's input and output matrices are fetched together; between the two the block computes
+attention or an activation, so a layer with more experts in use than the arena holds fetches twice.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.hf.adapters.base import Kind, is_named, matrices
+from runtime.hf.adapters.placeholders import Absent, replace
+from runtime.hf.adapters.served import Served
+from runtime.hf.routing import Routing, routing_by_group_sizes
+from runtime.store.recipe import FusedParameter
+
+
+def projection(
+    name: str, served: Served, out_features: int, inputs_ND: Tensor, sizes_E: list[int]
+) -> Tensor:
+    """`(N, in) -> (N, out)`: rows sorted by expert, `sizes_E[e]` of them for expert e."""
+    parts = inputs_ND.split(sizes_E)
+    wanted = [expert for expert, size in enumerate(sizes_E) if size]
+    outputs = {
+        expert: F.linear(parts[expert], weights[name]) for expert, weights in served.ready(wanted)
+    }
+    if not outputs:
+        return inputs_ND.new_empty(0, out_features)
+    return torch.cat([outputs[expert] for expert in wanted])
+
+
+class Parallel(Kind):
+    """The experts module is the whole block: its projections route alike and move together."""
+
+    name = "parallel"
+    router_inside = True
+
+    def matches(self, module: nn.Module) -> bool:
+        return len(self._projections(module)) > 0
+
+    def _projections(self, module: nn.Module) -> dict[str, nn.Module]:
+        return {
+            name: child
+            for name, child in module.named_children()
+            if is_named(child, "ParallelExperts") and matrices(child, 3)
+        }
+
+    def num_experts(self, module: nn.Module) -> int:
+        projections = self._projections(module).values()
+        return min(value.shape[0] for p in projections for value in matrices(p, 3).values())
+
+    def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
+        taken = []
+        for child_name, child in self._projections(module).items():
+            value = child._parameters["weight"]
+            assert value is not None
+            name = f"{child_name}.weight"
+            parameter = FusedParameter(bank, name, tuple(value.shape), value.dtype)
+            taken.append(replace(child, "weight", Absent(parameter)))
+        return taken
+
+    def attach(self, module: nn.Module, served: Served) -> None:
+        for child_name, child in self._projections(module).items():
+            out_features = child.weight.shape[1]
+            child.forward = functools.partial(
+                projection, f"{child_name}.weight", served, out_features
+            )
+
+    def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> Routing:
+        return routing_by_group_sizes(output, top_k=int(router.top_k))

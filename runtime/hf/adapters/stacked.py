@@ -1,0 +1,63 @@
+"""Parameters `(experts * rows, columns)` of a part of the experts module: dbrx.
+
+The module's own loop splits them with `view(-1, rows, columns)` and indexes an expert; the
+placeholders answer both.
+"""
+
+from torch import nn
+
+from runtime.hf.adapters.base import Kind, is_named, matrices
+from runtime.hf.adapters.placeholders import LazyStacked, replace, serve
+from runtime.hf.adapters.served import Served
+from runtime.hf.routing import Routing, routing_by_block
+from runtime.store.recipe import FusedParameter
+
+
+class Stacked(Kind):
+    """Experts modules without parameters of their own, with one part that has several matrices of
+    the same shape, `num_experts` times as high as an expert's."""
+
+    name = "stacked"
+
+    def matches(self, module: nn.Module) -> bool:
+        return (
+            is_named(module, "Experts")
+            and isinstance(getattr(module, "num_experts", None), int)
+            and not isinstance(module, nn.ModuleDict | nn.ModuleList)
+            and not matrices(module, 3)
+            and len(self._parts(module)) == 1
+        )
+
+    def _parts(self, module: nn.Module) -> dict[str, nn.Module]:
+        num_experts = self.num_experts(module)
+
+        def has_stacks(part: nn.Module) -> bool:
+            stacks = matrices(part, 2).values()
+            return len(stacks) > 1 and all(value.shape[0] % num_experts == 0 for value in stacks)
+
+        return {
+            name: part
+            for name, part in module.named_children()
+            if has_stacks(part) or any(isinstance(v, LazyStacked) for v in vars(part).values())
+        }
+
+    def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
+        num_experts = self.num_experts(module)
+        taken = []
+        for part_name, part in self._parts(module).items():
+            for name, value in list(part._parameters.items()):
+                rows, columns = value.shape
+                parameter = FusedParameter(
+                    bank,
+                    f"{part_name}.{name}",
+                    (num_experts, rows // num_experts, columns),
+                    value.dtype,
+                )
+                taken.append(replace(part, name, LazyStacked(parameter)))
+        return taken
+
+    def attach(self, module: nn.Module, served: Served) -> None:
+        serve(module, served)
+
+    def routing(self, output: object, _router: nn.Module, parent: nn.Module, /) -> Routing:
+        return routing_by_block(parent, output)

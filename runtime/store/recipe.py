@@ -1,0 +1,155 @@
+"""How one expert's part of a parameter is made from a checkpoint's tensors."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from transformers.core_model_loading import WeightConverter
+
+from runtime.errors import CheckpointError
+from runtime.store.extents import Extent
+
+DEALS_OUT = "ErnieFuseAndSplitTextVisionExperts"
+"""Stacks and joins like MergeModulelist and Concatenate, after dealing each list of experts out to
+several parameters in equal parts."""
+
+WITHIN_EXPERTS = (
+    "Concatenate",
+    "Fp8Dequantize",
+    "Interleave",
+    "Mxfp4Dequantize",
+    "Transpose",
+)
+"""Operations that give an expert of a fused tensor the same whether they see it alone or with the
+others, unless they move the experts' own dimension."""
+
+
+@dataclass(frozen=True)
+class FusedParameter:
+    """A parameter `(experts, ...)` of an experts module, taken out of the model."""
+
+    bank: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tied_to: str | None = None
+    """Another parameter that is the same by the model's own word: a checkpoint has one of them."""
+    members: tuple[str, ...] = ()
+    """Names of the experts' own parameters, where the model keeps a module for each."""
+    stored_experts: int = 0
+    """Rows that a checkpoint may have: more than `num_experts` where the rest computes nothing."""
+
+    @property
+    def num_experts(self) -> int:
+        return self.shape[0]
+
+    @property
+    def target(self) -> str:
+        return f"{self.bank}.{self.name}"
+
+    @property
+    def owner(self) -> str:
+        """The module that the parameter was taken out of."""
+        return self.bank if self.members else self.target.rpartition(".")[0]
+
+    def has_rows(self, count: int) -> bool:
+        """Whether a checkpoint with this many experts fits."""
+        return count in (self.num_experts, self.stored_experts)
+
+
+@dataclass
+class Recipe:
+    """How one expert's part of a fused parameter is made from the checkpoint."""
+
+    parameter: FusedParameter
+    sources: dict[str, list[Extent]] = field(default_factory=dict)
+    """Source pattern -> its tensors, in natural order: 10 after 9."""
+    converter: WeightConverter | None = None
+
+    @property
+    def operations(self) -> list[str]:
+        """The library's operations by name, first to last."""
+        return (
+            []
+            if self.converter is None
+            else [type(op).__name__ for op in self.converter.operations]
+        )
+
+    @property
+    def is_per_expert(self) -> bool:
+        """One tensor per expert and source, as most checkpoints on the Hub."""
+        merged = {"MergeModulelist", DEALS_OUT} & set(self.operations) != set()
+        return (merged or self.parameter.members != ()) and all(
+            self.parameter.has_rows(len(extents)) for extents in self.sources.values()
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """The bytes need no more than a copy or a cast: a slice of a fused tensor, or tensors of
+        one expert joined along their first dimension."""
+        names = self.operations
+        if not names:
+            return True
+        assert self.converter is not None
+        operations = self.converter.operations
+        if not self.is_per_expert:
+            return names == ["Concatenate"] and operations[0].dim == 1
+        if names == [DEALS_OUT]:
+            return (operations[0].stack_dim, operations[0].concat_dim) == (0, 1)
+        if names not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]):
+            return False
+        return all(getattr(op, "dim", 0) == i for i, op in enumerate(operations))
+
+    @property
+    def casts_first(self) -> bool:
+        """Whether sources are cast to the parameter's dtype before the operations, as the library
+        does unless one of them reads a quantised checkpoint."""
+        operations = [] if self.converter is None else self.converter.operations
+        return not any(getattr(op, "hf_quantizer", None) for op in operations)
+
+    def extents(self, expert: int) -> list[Extent]:
+        """The expert's byte ranges, one for each source, in the order in which they are joined."""
+        if self.is_per_expert:
+            return [extents[expert] for extents in self.sources.values()]
+        return [extents[0].slice(expert) for extents in self.sources.values()]
+
+    def view_stacked(self) -> None:
+        """A source that has the parameter's elements in another shape, `(experts * rows, columns)`
+        for `(experts, rows, columns)`, is read as the parameter."""
+        if self.converter is not None or self.parameter.members:
+            return
+        shape = self.parameter.shape
+        for extents in self.sources.values():
+            if len(extents) == 1 and math.prod(extents[0].shape) == math.prod(shape):
+                extents[0] = extents[0].view(shape)
+
+    def check(self) -> None:
+        """Refuses layouts that cannot be read one expert at a time.
+
+        Raises:
+            CheckpointError: with the parameter and what the library would do to it, or with both
+                sizes.
+        """
+        parameter = self.parameter
+        fused = all(
+            len(extents) == 1
+            and len(extents[0].shape) > 0
+            and parameter.has_rows(extents[0].shape[0])
+            for extents in self.sources.values()
+        )
+        if not self.is_per_expert and (not fused or not self._acts_within_experts()):
+            raise CheckpointError(
+                f"{parameter.target}: one expert is no byte range of this checkpoint "
+                f"(operations: {', '.join(self.operations) or 'none'})"
+            )
+        stored = sum(math.prod(extent.shape) for extent in self.extents(0))
+        if self.is_plain and stored != math.prod(parameter.shape[1:]):
+            raise CheckpointError(
+                f"{parameter.target}: an expert has {math.prod(parameter.shape[1:]):,} numbers by "
+                f"the configuration, {stored:,} in the checkpoint; they are not of one model"
+            )
+
+    def _acts_within_experts(self) -> bool:
+        operations = [] if self.converter is None else self.converter.operations
+        dims = [getattr(op, d, 1) for op in operations for d in ("dim", "dim0", "dim1")]
+        return set(self.operations) <= set(WITHIN_EXPERTS) and not {0, -3} & set(dims)
