@@ -60,6 +60,8 @@ class Tier:
         if below is not None:
             below._above = self
         self._chunk_bytes = tuple(map(tuple, chunk_bytes))
+        self._num_chunks = tuple(map(len, chunk_bytes))
+        self._entries = cache.entries
         self._chunked = chunked
         self._claims: Counter[Expert] = Counter()
         """Claims of experts that have no slot yet; they become pins when they get one."""
@@ -85,23 +87,23 @@ class Tier:
 
     def num_chunks(self, expert: Expert) -> int:
         """Chunks that the expert is fetched in."""
-        return len(self._chunk_bytes[expert[0]])
+        return self._num_chunks[expert[0]]
 
     def is_ready(self, expert: Expert) -> bool:
         """All chunks have arrived."""
-        entry = self.cache.get(expert)
-        return entry is not None and entry.ready_chunks == self.num_chunks(expert)
+        entry = self._entries.get(expert)
+        return entry is not None and entry.ready_chunks == self._num_chunks[expert[0]]
 
     def progress(self, expert: Expert) -> float:
         """Larger is sooner ready; -1 when the expert has no slot."""
-        entry = self.cache.get(expert)
+        entry = self._entries.get(expert)
         if entry is None:
             return -1.0
         return entry.ready_chunks + 0.5 * entry.in_flight
 
     def missing_bytes(self, expert: Expert) -> int:
         """Bytes that have not arrived yet."""
-        entry = self.cache.get(expert)
+        entry = self._entries.get(expert)
         arrived = 0 if entry is None else entry.ready_chunks
         return sum(self._chunk_bytes[expert[0]][arrived:])
 
@@ -113,7 +115,7 @@ class Tier:
 
     def claim(self, expert: Expert) -> None:
         """Somebody needs the expert; to be released once."""
-        entry = self.cache.get(expert)
+        entry = self._entries.get(expert)
         if entry is None:
             self._claims[expert] += 1
         else:
@@ -127,7 +129,7 @@ class Tier:
 
         What has not fully arrived and nobody else claims gives its slot back.
         """
-        entry = self.cache.get(expert)
+        entry = self._entries.get(expert)
         if entry is None:
             assert self._claims[expert] > 0, expert
             self._claims[expert] -= 1
@@ -148,12 +150,12 @@ class Tier:
 
     def is_claimed(self, expert: Expert) -> bool:
         """Whether anybody needs the expert now."""
-        entry = self.cache.get(expert)
+        entry = self._entries.get(expert)
         return self._claims[expert] > 0 if entry is None else entry.pins > 0
 
     def speculate(self, expert: Expert, urgency: float) -> None:
         """A forecast names the expert; the smaller `urgency`, the sooner."""
-        if self.cache.get(expert) is not None:
+        if self._entries.get(expert) is not None:
             self.cache.predicted(expert)
         if not self.is_ready(expert):
             self.queue.push_low(expert, urgency)
@@ -173,7 +175,7 @@ class Tier:
             self.below.release(expert)
 
     def _drop_if_idle(self, expert: Expert) -> None:
-        entry = self.cache.get(expert)
+        entry = self._entries.get(expert)
         if entry is not None and not (self.is_ready(expert) or entry.in_flight or entry.pins):
             self._count_dropped(expert, self.cache.remove(expert))
 
@@ -204,7 +206,7 @@ class Tier:
         return None
 
     def _start(self, expert: Expert, *, high: bool) -> Task | None:
-        entry = self.cache.get(expert)
+        entry = self._entries.get(expert)
         if entry is None:
             entry, dropped = self.cache.admit(expert)
             if dropped is not None:
@@ -234,7 +236,7 @@ class Tier:
             self.num_asks += 1
             below.count_asked(expert)
             below.claim(expert)
-        source = below.cache.get(expert)
+        source = below._entries.get(expert)
         if source is None or source.ready_chunks < end_chunk:
             if not (high or below.queue.is_low(expert) or below.queue.is_high(expert)):
                 self.num_asks += 1
@@ -246,7 +248,7 @@ class Tier:
 
     def _unlock_source(self, expert: Expert) -> None:
         if self.below is not None:
-            source = self.below.cache.get(expert)
+            source = self.below._entries.get(expert)
             assert source is not None
             assert source.pins > 0, (expert, source)
             source.pins -= 1
@@ -267,7 +269,7 @@ class Tier:
     def done(self, task: Task) -> None:
         """promoe algorithm 1, line 10: the task's bytes are in the slot."""
         self._unlock_source(task.expert)
-        entry = self.cache.get(task.expert)
+        entry = self._entries.get(task.expert)
         assert entry is not None
         assert entry.in_flight
         entry.in_flight = False
@@ -293,7 +295,7 @@ class Tier:
         A claimed expert keeps its slot until its claim is released.
         """
         self._unlock_source(task.expert)
-        entry = self.cache.get(task.expert)
+        entry = self._entries.get(task.expert)
         assert entry is not None
         entry.in_flight = False
         self._give_up(task.expert)
@@ -310,7 +312,7 @@ class Tier:
     def retry(self, task: Task) -> None:
         """The task ended without a word (its worker died); nobody writes into the slot any more."""
         self._unlock_source(task.expert)
-        entry = self.cache.get(task.expert)
+        entry = self._entries.get(task.expert)
         assert entry is not None
         entry.in_flight = False
         if not (entry.pins or self.queue.is_low(task.expert)):
@@ -324,7 +326,7 @@ class Tier:
         """
         if self._copies[task.expert]:
             return False
-        entry = self.cache.get(task.expert)
+        entry = self._entries.get(task.expert)
         assert entry is not None
         counters = self.counters[task.expert[0]]
         counters.bytes_wasted += entry.speculative_bytes
