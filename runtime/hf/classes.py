@@ -1,5 +1,7 @@
 """Which of Transformers' classes a checkpoint is loaded with."""
 
+from typing import Any
+
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -24,7 +26,7 @@ NAMED_ONLY = (AutoModelForTokenClassification,)
 """Models that generate nothing: only for checkpoints made for them."""
 
 
-def _classes(config: PreTrainedConfig, auto: type) -> tuple[type[PreTrainedModel], ...]:
+def _classes(config: PreTrainedConfig, auto: Any) -> tuple[type[PreTrainedModel], ...]:
     mapping = auto._model_mapping
     if type(config) not in mapping:
         return ()

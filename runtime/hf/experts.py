@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
+from runtime.hf.formula import Sum, inputs, own_loop, tiny_twin
+
 IMPLEMENTATION = "moecast"
 
 Ready = Callable[[list[int]], Iterator[tuple[int, dict[str, Tensor]]]]
@@ -32,16 +34,20 @@ def expert_output(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Tens
     return module.post_expert_norm(output) if module.has_post_expert_norm else output
 
 
-def moecast_experts(
-    module: nn.Module, hidden_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
+def computed(
+    module: nn.Module,
+    ready: Ready,
+    how: Sum,
+    hidden_TD: Tensor,
+    experts_TK: Tensor,
+    weights_TK: Tensor,
 ) -> Tensor:
     """Experts are computed as they become ready and added up in ascending order.
 
-    The sum in bf16 depends on the order of its terms; with the eager loop's order and the eager
-    loop's terms, the bits are the eager loop's, whatever was cached or late. Ids beyond the last
-    expert mean "skip" (expert parallelism, zero experts) and are skipped, as eager does.
+    The sum depends on the order of its terms; with the eager loop's order and the eager loop's
+    terms, the bits are the eager loop's, whatever was cached or late. Ids beyond the last expert
+    mean "skip" (expert parallelism, zero experts) and are skipped, as eager does.
     """
-    ready: Ready = module.moecast_ready
     # (K, T): `where` then lists an expert's tokens in the order in which eager lists them.
     experts_KT = experts_TK.t()
     wanted = [e for e in torch.unique(experts_TK).tolist() if e < module.num_experts]
@@ -50,11 +56,42 @@ def moecast_experts(
         slot_N, token_N = torch.where(experts_KT == expert)
         output_ND = expert_output(module, weights, hidden_TD[token_N])
         parts[expert] = token_N, output_ND * weights_TK[token_N, slot_N, None]
-    final_TD = torch.zeros_like(hidden_TD)
+    final_TD = torch.zeros_like(hidden_TD, dtype=how.dtype(hidden_TD, weights_TK))
     for expert in wanted:
         token_N, output_ND = parts[expert]
         final_TD.index_add_(0, token_N, output_ND.to(final_TD.dtype))
-    return final_TD
+    return final_TD.to(hidden_TD.dtype)
+
+
+@torch.no_grad()
+def sum_of(module: nn.Module) -> Sum | None:
+    """How the module's own loop adds up; None: it computes something of its own, and has to run."""
+    twin, experts = tiny_twin(module, torch.bfloat16)
+
+    def ready(wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        return iter([(expert, experts[expert]) for expert in wanted])
+
+    cases = [inputs(torch.bfloat16, dtype) for dtype in (torch.bfloat16, torch.float32)]
+    try:
+        expected = [own_loop(twin, *case) for case in cases]
+    except (RuntimeError, AttributeError):
+        return None  # It needs more than the usual parameters.
+    for how in Sum:
+        found = [computed(twin, ready, how, *case) for case in cases]
+        if all(map(torch.equal, found, expected)):
+            return how
+    return None
+
+
+def moecast_experts(
+    module: nn.Module, hidden_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
+) -> Tensor:
+    """What Transformers calls for an experts module that `attach` of its kind has prepared."""
+    how: Sum | None = module.moecast_sum
+    if how is None:
+        # Its parameters are placeholders that fetch the expert whose index they are given.
+        return own_loop(module, hidden_TD, experts_TK, weights_TK)
+    return computed(module, module.moecast_ready, how, hidden_TD, experts_TK, weights_TK)
 
 
 def register() -> None:

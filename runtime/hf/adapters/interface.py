@@ -6,13 +6,15 @@ Transformers calls our registered function in place of the module's own loop.
 from torch import nn
 
 from runtime.hf.adapters.base import Kind
-from runtime.hf.adapters.placeholders import Absent, replace
+from runtime.hf.adapters.placeholders import Lazy, replace, serve
 from runtime.hf.adapters.served import Served
+from runtime.hf.experts import sum_of
 from runtime.store.recipe import FusedParameter
 
 
 class Interface(Kind):
-    """Computed by `runtime.hf.experts`; with another implementation set the placeholders refuse."""
+    """Computed by `runtime.hf.experts`, or by the module's own loop where that computes otherwise;
+    with another implementation set, the placeholders refuse."""
 
     name = "interface"
 
@@ -25,8 +27,10 @@ class Interface(Kind):
             if value is None or value.shape[:1] != (self.num_experts(module),):
                 continue
             parameter = FusedParameter(bank, name, tuple(value.shape), value.dtype)
-            taken.append(replace(module, name, Absent(parameter)))
+            taken.append(replace(module, name, Lazy(parameter)))
         return taken
 
     def attach(self, module: nn.Module, served: Served) -> None:
+        serve(module, served)
         module.moecast_ready = served.ready
+        module.moecast_sum = sum_of(module)

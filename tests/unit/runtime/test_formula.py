@@ -1,0 +1,66 @@
+"""How a family adds up its experts' outputs is told by the bits, not by its name."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import Qwen2MoeConfig
+from transformers.integrations.moe import use_experts_implementation
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
+
+from runtime.hf.experts import sum_of
+from runtime.hf.formula import Sum
+
+
+def experts_that_add(sum_dtype, *, scale=None, needs=None):
+    """An experts module whose loop adds in `sum_dtype(hidden, weights)`; `scale`: and multiplies
+    each expert's output by something that ours knows nothing of."""
+
+    @use_experts_implementation
+    class Experts(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            self.num_experts, self.act_fn = 4, F.silu
+            self.gate_up_proj = nn.Parameter(torch.empty(4, 8, 8))
+            self.down_proj = nn.Parameter(torch.empty(4, 8, 4))
+
+        def forward(self, hidden, index, weights):
+            out = torch.zeros_like(hidden, dtype=sum_dtype(hidden, weights))
+            for e in range(self.num_experts):
+                token, slot = torch.where(index == e)
+                x = self._apply_gate(F.linear(hidden[token], self.gate_up_proj[e]))
+                x = F.linear(x, self.down_proj[e]) * weights[token, slot, None]
+                if scale is not None:
+                    x = x * scale
+                if needs is not None:
+                    x = x * getattr(self, needs)
+                out.index_add_(0, token, x.to(out.dtype))
+            return out.to(hidden.dtype)
+
+    return Experts(Qwen2MoeConfig())
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype"),
+    [
+        (Sum.HIDDEN, lambda hidden, _: hidden.dtype),
+        (Sum.WEIGHTS, lambda _, weights: weights.dtype),
+        (Sum.FLOAT32, lambda *_: torch.float32),
+    ],
+)
+def test_sum_of__finds_the_precision_of_the_sum(how, dtype):
+    assert sum_of(experts_that_add(dtype)) is how
+
+
+@pytest.mark.parametrize("other", [{"scale": 1.5}, {"needs": "what_no_twin_has"}])
+def test_sum_of__a_loop_that_computes_otherwise_has_to_run_itself(other):
+    assert sum_of(experts_that_add(lambda hidden, _: hidden.dtype, **other)) is None
+
+
+def test_sum_of__leaves_the_module_as_it_was():
+    with torch.device("meta"):
+        module = Qwen2MoeExperts(Qwen2MoeConfig(num_experts=8))
+    before = {name: id(value) for name, value in module._parameters.items()}
+    assert sum_of(module) is Sum.HIDDEN
+    assert {name: id(value) for name, value in module._parameters.items()} == before
+    assert module.num_experts == 8
