@@ -30,7 +30,10 @@ LARGEST = 1e100
 
 
 class DecayedLfu(EvictionPolicy):
-    """The expert with the lowest `sum over its uses of decay ** (steps since)` goes.
+    """The expert with the lowest `sum over its uses of weight * decay ** (steps since)` goes.
+
+    The weight is 1 where a step has one token; else the expert's tokens over those of the busiest
+    expert, because a prefill asks for almost all and only their tokens tell them apart.
 
     For every decay, a few layers run a shadow cache (ids only, as large as the layer's share of the
     arena) on the same routing. When a step ends, the decay whose shadows have hit most, recent
@@ -76,8 +79,10 @@ class DecayedLfu(EvictionPolicy):
 
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         score_EA = self._score_LEA[layer]
-        for e in tokens_per_expert:
-            score_EA[e] += self._weight_A
+        most = max(tokens_per_expert.values(), default=1)
+        for e, num_tokens in tokens_per_expert.items():
+            share = num_tokens / most
+            score_EA[e] += self._weight_A if share == 1.0 else share * self._weight_A
         shadow = self._shadows.get(layer)
         if shadow is not None:
             self._hits_A += shadow.serve(list(tokens_per_expert), score_EA)

@@ -283,6 +283,16 @@ def test_decayed_lfu__finds_the_decay_that_serves_best_and_changes_it_with_the_r
     assert misses(stable(800) + drifting(1600), [0.5, 1.0])[1] == 0
 
 
+def test_decayed_lfu__a_step_of_many_tokens_counts_each_expert_by_its_tokens():
+    policy = policy_of("decayed-lfu", layers=1, decays=[0.5])
+    step(policy, {0: 2, 1: 8, 2: 4})
+    step(policy, {3: 1})
+    step(policy, {0: 1})
+    part = filled(policy, [(0, e) for e in (3, 1, 2, 0)], layers=1)
+    # (2/8)/4 + 1, 1/4, (4/8)/4, 1/2.
+    assert leaving(part) == [(0, 2), (0, 1), (0, 3), (0, 0)]
+
+
 def test_decayed_lfu__long_runs_do_not_overflow():
     policy = policy_of("decayed-lfu", layers=1, decays=[0.1])
     for i in range(1_000):
