@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from runtime.store.base import Layout
-from runtime.store.layout import ALIGNMENT
 
 
 class Arena:
@@ -26,10 +25,11 @@ class Arena:
             pinned: page-locked memory, which a device copies without the CPU.
         """
         size = max(layout.num_bytes for layout in layouts)
+        alignment = max(layout.alignment for layout in layouts)
         raw = torch.empty(
-            num_slots * size + ALIGNMENT, dtype=torch.uint8, device=device, pin_memory=pinned
+            num_slots * size + alignment, dtype=torch.uint8, device=device, pin_memory=pinned
         )
-        start = -raw.data_ptr() % ALIGNMENT
+        start = -raw.data_ptr() % alignment
         self._slots = raw[start : start + num_slots * size].view(num_slots, size)
         self._layouts = layouts
         self._weights: dict[tuple[int, int], dict[str, Tensor]] = {}

@@ -9,6 +9,7 @@ turns into parameters when they are used.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -67,38 +68,41 @@ class PackedLayout:
 
     @property
     def decoded_bytes(self) -> int:
-        """Memory that `weights` takes beside the slot: parameters made from integers, and while
-        they are made, half of one part's integers unpacked."""
+        """Memory that `weights` takes beside the slot: the parameters made from integers, and what
+        making one of their parts takes."""
         coded = {part.parameter for part in self.parts if part.coding != RAW}
-        made = sum(
-            math.prod(self.shapes[name]) * self.dtypes[name].itemsize for name in sorted(coded)
+        return sum(
+            math.prod(self.shapes[name]) * self.dtypes[name].itemsize for name in coded
+        ) + max(
+            part.coding.scratch_bytes(part.num_weights, self.dtypes[part.parameter])
+            for part in self.parts
         )
-        packed = [part.num_weights // 2 for part in self.parts if part.coding.packs]
-        return made + max(packed, default=0)
 
-    def raw(self, parameter: str, slot: Tensor) -> Tensor | None:
-        """The parameter as a view of the slot, None when it is stored as integers."""
-        parts = [part for part in self.parts if part.parameter == parameter]
-        if any(part.coding != RAW for part in parts):
-            return None
-        dtype, shape = self.dtypes[parameter], self.shapes[parameter]
-        start = parts[0].offset
-        return slot[start : start + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+    @cached_property
+    def _plan(self) -> list[tuple[str, tuple[int, ...], torch.dtype, list[Part], range | None]]:
+        """Name, shape, dtype and parts of each parameter; its bytes where it lies as it is."""
+        plan = []
+        for name, shape in self.shapes.items():
+            parts = [part for part in self.parts if part.parameter == name]
+            dtype, start = self.dtypes[name], parts[0].offset
+            plain = all(part.coding == RAW for part in parts)
+            end = start + math.prod(shape) * dtype.itemsize
+            plan.append((name, shape, dtype, parts, range(start, end) if plain else None))
+        return plan
 
     def weights(self, slot: Tensor) -> dict[str, Tensor]:
         """The slot's bytes `(num_bytes,)` as the expert's parameters: views of it, or new tensors
         where it holds integers."""
         found: dict[str, Tensor] = {}
-        for name, shape in self.shapes.items():
-            view = self.raw(name, slot)
-            if view is None:
-                view = torch.empty(shape, dtype=self.dtypes[name], device=slot.device)
-                flat = view.view(-1)
-                for part in self.parts:
-                    if part.parameter == name:
-                        target = flat[part.first : part.first + part.num_weights]
-                        decode(part.coding, slot[part.offset :], target)
-            found[name] = view
+        for name, shape, dtype, parts, place in self._plan:
+            if place is not None:
+                found[name] = slot[place.start : place.stop].view(dtype).view(shape)
+                continue
+            found[name] = torch.empty(shape, dtype=dtype, device=slot.device)
+            flat = found[name].view(-1)
+            for part in parts:
+                target = flat[part.first : part.first + part.num_weights]
+                decode(part.coding, slot[part.offset :], target)
         return found
 
 

@@ -37,10 +37,10 @@ def quantise(coding: Coding, weights_N: Tensor) -> Integers:
     groups = weights_N.view(-1, coding.group_size)
     if coding.bits == 8:
         block = (1, coding.group_size)
-        scales, _ = ao.choose_qparams_affine(
+        scales, zeros = ao.choose_qparams_affine(
             groups, ao.MappingType.SYMMETRIC, block, torch.int8, -127, 127, scale_dtype=dtype
         )
-        values = ao.quantize_affine(groups, block, scales, None, torch.int8, -127, 127)
+        values = ao.quantize_affine(groups, block, scales, zeros, torch.int8, -127, 127)
         return Integers(values.view(-1), scales.view(-1), None)
     values, scales, zeros, _ = ao._choose_qparams_and_quantize_affine_hqq(
         groups,

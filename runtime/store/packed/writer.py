@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from predictors.files import sync_folder, write_atomic
+from predictors.files import exchange, sync_folder, write_atomic
 from runtime.errors import StoreError, TransferError
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed.journal import LayerJournal, aligned_bytes
@@ -83,12 +83,14 @@ def pack(
             write_atomic(store / MANIFEST, sealed(contents, checksums))
             _publish(store, output, work)
     except OSError as error:
-        if error.errno not in FULL:
-            raise
+        if error.errno in FULL:
+            cause = f"the disk is full ({error.strerror})"
+            cure = f"{total_bytes(contents)} bytes are needed in all: make room"
+        else:
+            cause, cure = f"the disk fails ({error})", "check the disk"
         raise StoreError(
-            f"the disk is full ({error.strerror}) while packing {output}: {total_bytes(contents)} "
-            f"bytes are needed in all. What is packed is kept in {work}: make room and run the "
-            "same command again, or delete that folder"
+            f"{cause} while packing {output}. What is packed is kept in {work}; {cure} and run "
+            "the same command again, or delete that folder"
         ) from error
     return Packed(num_bytes=total_bytes(contents), written=written, kept=kept)
 
@@ -213,11 +215,15 @@ def _read_expert(
 
 
 def _publish(store: Path, output: Path, work: Path) -> None:
-    """Gives the complete folder its name; what had it goes last."""
+    """Gives the complete folder its name, in one step where the system can; what had it goes
+    last."""
     sync_folder(store)
-    aside = work / "replaced"
-    if output.exists():
+    if not output.exists():
+        store.replace(output)
+    elif not exchange(store, output):
+        aside = work / "replaced"
+        shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed here
         output.replace(aside)
-    store.replace(output)
+        store.replace(output)
     sync_folder(output.parent)
     shutil.rmtree(work)
