@@ -1,11 +1,16 @@
 """Files that are whole or not there: temporary name in the same folder, fsync, rename, fsync."""
 
+import ctypes
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+"""As in Linux's `fcntl.h` and `fs.h`."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -35,12 +40,22 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def exchange(one: Path, other: Path) -> bool:
+    """Swaps the names of two folders or files in one step; False, and nothing done, where the
+    system or the file system cannot (Linux's ext4, xfs, btrfs and tmpfs can)."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    return rename(AT_FDCWD, bytes(one), AT_FDCWD, bytes(other), RENAME_EXCHANGE) == 0
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its name when the block ends without an error.
 
-    What stood at `path` is moved aside first and removed last, so that no name ever holds half of
-    either. After an error the temporary folder is gone and `path` is as it was.
+    What stood at `path` changes places with it, or is moved aside where the system cannot do that,
+    and is removed last, so that no name ever holds half of either. After an error the temporary
+    folder is gone and `path` is as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
@@ -49,13 +64,13 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for folder in [temporary, *(one for one in temporary.rglob("*") if one.is_dir())]:
             sync_folder(folder)
-        if path.exists():
+        if not path.exists():
+            temporary.replace(path)
+        elif not exchange(temporary, path):
             aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
             path.replace(aside)
             temporary.replace(path)
             shutil.rmtree(aside)
-        else:
-            temporary.replace(path)
         sync_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -77,12 +77,12 @@ def strace() -> None:
 
 @pytest.fixture
 def disk(host: subprocess.Popen, tmp_path: Path) -> Iterator[Disk]:
-    """The model's folder seen through a file system that can fail."""
+    """The model and its packed store seen through a file system that can fail."""
     if reason := needs.fuse():
         skip(reason)
     assert isinstance(host.args, list)
     try:
-        with faulty_disk(Path(host.args[-1]) / "model", tmp_path) as mounted:
+        with faulty_disk(Path(host.args[-1]) / "disk", tmp_path) as mounted:
             yield mounted
     except CannotMountError as error:
         skip(f"FUSE cannot mount here: {error}")

@@ -9,6 +9,8 @@ from tests.faults.conftest import Scenario
 
 pytestmark = pytest.mark.faults
 
+WEIGHTS = "*.safetensors"
+
 
 def loading(scenario: Scenario, disk: Disk, *rules: Rule) -> dict:
     return scenario(
@@ -22,9 +24,9 @@ def loading(scenario: Scenario, disk: Disk, *rules: Rule) -> dict:
 @pytest.mark.parametrize(
     "rule",
     [
-        pytest.param(Rule("eio"), id="everywhere"),
-        pytest.param(Rule("eio", start=16384), id="beyond-the-header"),
-        pytest.param(Rule("truncate", start=16384), id="truncated"),
+        pytest.param(Rule("eio", WEIGHTS), id="everywhere"),
+        pytest.param(Rule("eio", WEIGHTS, start=16384), id="beyond-the-header"),
+        pytest.param(Rule("truncate", WEIGHTS, start=16384), id="truncated"),
     ],
 )
 def test_loading__a_file_that_cannot_be_read_is_an_error_not_a_death(scenario, disk, rule):

@@ -1,5 +1,6 @@
 """Reads that fail, fall short or are late, at the system call and on the disk."""
 
+import re
 from dataclasses import asdict
 
 import pytest
@@ -10,7 +11,7 @@ from tests.faults.conftest import Scenario
 
 pytestmark = pytest.mark.faults
 
-MODES = ["prefetch", "on-demand"]
+MODES = ["prefetch", "on-demand", "packed"]
 
 
 def spoilt(scenario: Scenario, disk: Disk, mode: str, *rules: Rule, **kwargs) -> dict:
@@ -70,8 +71,9 @@ def test_reads__a_bad_disk_fails_the_request_with_its_place_and_serves_the_next(
     result = spoilt(scenario, disk, mode, Rule("eio"))
     before, during, after = outcomes(result)
     assert before == after == "identical"
-    for part in (".safetensors", "Input/output error", "experts", " at ", "check the disk"):
+    for part in ("/model-0" if mode != "packed" else "/packed/", "Input/output error", " at "):
         assert part in during
+    assert re.search(r"experts?.\d+", during)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -88,12 +90,11 @@ def test_reads__a_truncated_shard_is_named_and_served_when_whole_again(scenario,
     assert before == after == "identical"
     assert during.startswith("error: ")
     assert "truncated" in during
-    assert ".safetensors" in during
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_reads__a_disk_of_50_ms_a_read_costs_time_only(scenario, disk, mode):
-    result = spoilt(scenario, disk, mode, Rule("delay", seconds=0.05, times=40))
+    result = spoilt(scenario, disk, mode, Rule("hang", seconds=0.05, times=40))
     assert outcomes(result) == ["identical"] * 3
     assert result["during"]["stall_seconds"] > result["before"]["stall_seconds"] + 0.5
 
@@ -104,3 +105,23 @@ def test_reads__a_disk_that_goes_and_comes_back_serves_again(scenario, tmp_path)
     before, during, after = outcomes(result)
     assert before == after == "identical"
     assert during.startswith("error: ")
+
+
+def test_reads__a_bit_that_flips_once_on_its_way_is_read_again_from_a_packed_store(scenario, disk):
+    result = spoilt(scenario, disk, "packed", Rule("flip", times=1))
+    assert result["num_faults"] == 1
+    assert outcomes(result) == ["identical"] * 3
+
+
+def test_reads__a_flipped_bit_of_a_packed_store_is_an_error(scenario, disk):
+    result = spoilt(scenario, disk, "packed", Rule("flip"))
+    before, during, after = outcomes(result)
+    assert before == after == "identical"
+    assert re.match(r"error: .*\(layer \d+, expert \d+, chunk \d+\) are damaged", during)
+
+
+def test_reads__a_flipped_bit_of_a_checkpoint_read_in_place_passes_unseen(scenario, disk):
+    """Safetensors has no checksum of its data: nobody can tell. `python -m runtime pack` is the
+    answer, and for the model that ships here the digests that are checked when it is loaded."""
+    result = spoilt(scenario, disk, "on-demand", Rule("flip"))
+    assert outcomes(result)[:2] == ["identical", "wrong"]

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 import runtime
 from predictors.popularity import Popularity
 from predictors.spec import ModelSpec
-from runtime.config import ModelConfig, SystemConfig
+from runtime.commands import pack
+from runtime.config import ModelConfig, PackConfig, SystemConfig
 from runtime.errors import CheckpointError, TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
@@ -24,14 +25,14 @@ class Bench:
     """Made once; every scenario is a fork that finds it in memory."""
 
     folder: Path
-    """With `model`, the checkpoint."""
+    """With `disk`, which holds `model`, the checkpoint, and `packed`, a store of it."""
     spec: ModelSpec
     logits_TV: Tensor
     tokens_T: Tensor
 
     @property
-    def model_folder(self) -> Path:
-        return self.folder / "model"
+    def disk(self) -> Path:
+        return self.folder / "disk"
 
     def predictor(self) -> Popularity:
         """Forecasts the same experts of every layer, some of them rightly: reads run ahead of the
@@ -39,19 +40,19 @@ class Bench:
         shares = np.random.default_rng(0).random((self.spec.num_layers, self.spec.num_experts))
         return Popularity(self.spec, shares)
 
-    def load(
-        self, mode: str, folder: Path, *, system: SystemConfig | None = None
-    ) -> PreTrainedModel:
-        """Serves `folder` from room for a third of the experts.
+    def load(self, mode: str, disk: Path, *, system: SystemConfig | None = None) -> PreTrainedModel:
+        """Serves the model from room for a third of the experts.
 
         Args:
-            mode: prefetch, on-demand.
+            mode: prefetch, on-demand, packed (with prefetching).
+            disk: `self.disk`, or where it is mounted.
         """
         return runtime.load(
-            ModelConfig(name="tiny", id=str(folder)),
+            ModelConfig(name="tiny", id=str(disk / "model")),
             budget="35%",
-            predictor=self.predictor() if mode == "prefetch" else None,
+            predictor=None if mode == "on-demand" else self.predictor(),
             system=system,
+            store=disk / "packed" if mode == "packed" else None,
         )
 
     def ask(self, model: PreTrainedModel) -> str:
@@ -68,13 +69,15 @@ class Bench:
 
 
 def make_bench(folder: Path) -> Bench:
-    """Builds the model, answers the request plainly, and learns the model's specification."""
-    model_folder = tiny_qwen2_moe(
-        folder / "model", num_layers=3, num_experts=16, hidden_size=256, expert_width=64
-    )
-    plain = plain_eager(model_folder)
+    """Builds the model and the store, answers the request plainly, learns the specification."""
+    disk = folder / "disk"
+    # Tensors of 64 KiB: the least that is read past the page cache.
+    tiny_qwen2_moe(disk / "model", num_layers=3, num_experts=16, hidden_size=256, expert_width=64)
+    config = ModelConfig(name="tiny", id=str(disk / "model"))
+    pack.run(PackConfig(model=config, output=disk / "packed"))
+    plain = plain_eager(disk / "model")
     with torch.no_grad():
         logits_TV, tokens_T = plain(TOKENS).logits, plain.generate(TOKENS, **GREEDY)
-    with runtime.load(ModelConfig(name="tiny", id=str(model_folder))).moecast as handle:
+    with runtime.load(config).moecast as handle:
         spec = handle.spec
     return Bench(folder, spec, logits_TV, tokens_T)

@@ -91,7 +91,7 @@ class PassThrough(mfusepy.Operations):
     def read(self, path: str, size: int, offset: int, info: Any) -> bytes:
         content = os.pread(info.fh, size, offset)
         for rule in self._take(path, offset, size):
-            if rule.kind in ("delay", "hang"):
+            if rule.kind == "hang":
                 time.sleep(rule.seconds)
             elif rule.kind == "freeze":
                 self._await_change()
@@ -103,7 +103,7 @@ class PassThrough(mfusepy.Operations):
                 content = content[: max(0, rule.start - offset)]
             elif rule.kind == "flip":
                 spoilt = bytearray(content)
-                spoilt[max(rule.start - offset, 0)] ^= 1
+                spoilt[len(content) // 2 | 3] ^= 0x40  # of a float32, its exponent
                 content = bytes(spoilt)
         return content
 

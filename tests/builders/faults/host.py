@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.builders.faults import scenarios
+from tests.builders.faults import packing, scenarios
 from tests.builders.faults.bench import Bench, make_bench
 
 GRACE_SECONDS = 3.0
@@ -26,15 +26,16 @@ GRACE_SECONDS = 3.0
 def child(bench: Bench, request: dict[str, Any], *, write: int, stderr: Path) -> None:
     """The forked process; never returns."""
     handle = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(write, 1)
+    os.dup2(handle, 1)  # whatever commands print is no answer
     os.dup2(handle, 2)
     faulthandler.enable(file=2)
     faulthandler.dump_traceback_later(request["seconds"], exit=True, file=2)
     code = 1
     try:
-        scenario = getattr(scenarios, request["scenario"])
+        name = request["scenario"]
+        scenario = getattr(packing if hasattr(packing, name) else scenarios, name)
         result = scenario(bench, **request["arguments"])
-        os.write(1, json.dumps(result).encode() + b"\n")
+        os.write(write, json.dumps(result).encode() + b"\n")
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -11,16 +11,15 @@ class Rule:
     """One fault for reads that touch bytes `[start, end)` of files that match."""
 
     kind: str
-    """eio, short (half of what was asked for), flip (one bit of the byte at `start`), delay (as
-    hang, of every read), hang, freeze (until the rules change), truncate (the file ends at
-    `start`)."""
-    file: str = "*.safetensors"
+    """eio, short (half of what was asked for), flip (one bit in the middle of what is read), hang,
+    freeze (until the rules change), truncate (the file ends at `start`)."""
+    file: str = "*"
     start: int = 0
     end: int | None = None
     times: int | None = None
     """How many reads go wrong before the fault is gone; None: all."""
     seconds: float = 0.0
-    """For delay and hang."""
+    """For hang."""
     spare: int | None = None
     """The native id of a thread whose reads go well."""
 

@@ -49,12 +49,12 @@ def _closing(model: PreTrainedModel, result: Result) -> Iterator[None]:
 def spoilt_system_calls(bench: Bench, *, mode: str, inject: str) -> Result:
     """Requests before, while and after strace spoils this process's reads of the weights."""
     result: Result = {}
-    model = bench.load(mode, bench.model_folder)
+    model = bench.load(mode, bench.disk)
     with _closing(model, result):
         result["before"] = _timed(bench, model)
-        weights = sorted(bench.model_folder.glob("*.safetensors"))
+        files = [file for file in bench.disk.rglob("*") if file.is_file()]
         try:
-            with injected(inject, paths=weights, log=bench.folder / "strace.log") as injection:
+            with injected(inject, paths=files, log=bench.folder / "strace.log") as injection:
                 result["during"] = _timed(bench, model)
         except CannotTraceError as error:
             return {"skip": f"strace may not attach here: {error}"}
@@ -82,12 +82,12 @@ def spoilt_disk(bench: Bench, *, mode: str, mount: str, control: str, rules: lis
 def disk_comes_back(bench: Bench, *, folder: str) -> Result:
     """The disk is unplugged, and mounted again with the same files: old descriptors stay dead."""
     result: Result = {}
-    with faulty_disk(bench.model_folder, Path(folder)) as disk:
+    with faulty_disk(bench.disk, Path(folder)) as disk:
         model = bench.load("on-demand", disk.mount)
         result["before"] = _timed(bench, model)
     with _closing(model, result):
         result["during"] = _timed(bench, model)
-        with faulty_disk(bench.model_folder, Path(folder)):
+        with faulty_disk(bench.disk, Path(folder)):
             result["after"] = _timed(bench, model)
     return result
 
@@ -111,7 +111,7 @@ def spoilt_while_loading(bench: Bench, *, mount: str, control: str, rules: list[
 def worker_killed(bench: Bench, *, mode: str, how: str) -> Result:
     """Requests before, while and after a transfer thread ends."""
     result: Result = {}
-    model = bench.load(mode, bench.model_folder)
+    model = bench.load(mode, bench.disk)
     with _closing(model, result):
         result["before"] = _timed(bench, model)
         with killed_worker(model.moecast.engine, how=how) as killed:
@@ -176,7 +176,7 @@ def slower_than_the_watchdog(bench: Bench, *, mode: str, mount: str, control: st
     model = bench.load(mode, disk.mount, system=system)
     disk.is_well()
     with _closing(model, result):
-        disk.fails(Rule("delay", seconds=0.1, times=60))
+        disk.fails(Rule("hang", seconds=0.1, times=60))
         result["during"] = _timed(bench, model)
         result["num_faults"] = disk.num_faults()
         disk.is_well()
@@ -191,7 +191,7 @@ def interrupted(bench: Bench, *, mode: str, read: int) -> Result:
         read: before which read the signal comes, whichever thread reads.
     """
     result: Result = {}
-    model = bench.load(mode, bench.model_folder)
+    model = bench.load(mode, bench.disk)
     with _closing(model, result):
         result["before"] = _timed(bench, model)
         with before_read(model.moecast.engine, read, signal_main_thread):
@@ -207,7 +207,7 @@ def interrupted(bench: Bench, *, mode: str, read: int) -> Result:
 def refused_elsewhere(bench: Bench, *, mode: str) -> Result:
     """A request fails in a thread that then ends; the next comes from another."""
     result: Result = {}
-    model = bench.load(mode, bench.model_folder)
+    model = bench.load(mode, bench.disk)
     with _closing(model, result):
         with before_read(model.moecast.engine, 1, refuse, times=1000):
             result["during"] = _in_another_thread(bench, model)

@@ -1,0 +1,74 @@
+"""Packing on disks that fill up or fail, and in processes that are killed."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.builders.faults import needs
+from tests.faults.conftest import skip
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 60 MiB: room for two stores of 9 MiB and what packing keeps free."""
+    if reason := needs.tmpfs():
+        skip(reason)
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=60m", "moecast-faults", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def check_full(result: dict) -> None:
+    assert result["first"] == "packed: 48 written, 0 kept"
+    assert result["during"].startswith("error: the disk is full")
+    assert "make room and run the same command again" in result["during"]
+    assert result["untouched"]
+    assert result["after"].startswith("packed: ")
+    assert result["verified"] == "whole"
+
+
+def test_packing__on_a_disk_that_fills_up_leaves_the_store_and_carries_on_later(
+    scenario, small_disk
+):
+    result = scenario("packing_fills_the_disk", folder=str(small_disk), by="others")
+    check_full(result)
+    assert not result["after"].endswith(" 0 kept")
+
+
+def test_packing__beyond_the_limit_of_a_file_leaves_the_store(scenario, tmp_path):
+    check_full(scenario("packing_fills_the_disk", folder=str(tmp_path), by="limit"))
+
+
+@pytest.mark.usefixtures("strace")
+@pytest.mark.parametrize("inject", ["write:error=EIO:when=20", "fsync:error=EIO:when=1"])
+def test_packing__on_a_disk_that_fails_leaves_the_store(scenario, tmp_path, inject):
+    result = scenario("packing_fails_to_write", folder=str(tmp_path), inject=inject)
+    assert result["num_faults"] == 1
+    assert result["during"].startswith("error: ")
+    assert "Input/output error" in result["during"]
+    assert result["verified"] == result["verified_after"] == "whole"
+    assert result["after"].startswith("packed: ")
+
+
+@pytest.mark.usefixtures("strace")
+def test_packing__killed_at_any_call_leaves_a_whole_store(scenario, tmp_path):
+    result = scenario("packing_is_killed", folder=str(tmp_path), limit=100.0)
+    assert result["kills"] > 20
+    assert result["not_whole"] == []
+    assert result["verified"] == "whole"
+    assert result["left"] == ["model", "store", "strace.log"]
