@@ -29,6 +29,10 @@ WHOLE_FIRST = (
 """The Hub's checkpoints of a family with vision hold all of it."""
 
 
+class UnbuildableError(Exception):
+    """Transformers has no class of the family that computes text."""
+
+
 def save_family(
     folder: Path, family: Family, *, dtype: torch.dtype = torch.float32, fused: bool = False
 ) -> Path:
@@ -42,13 +46,25 @@ def tiny_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
     """Random weights that route different tokens to different experts."""
     config = tiny_config(family)
     torch.manual_seed(seed)
-    auto = next(auto for auto in WHOLE_FIRST if type(config) in auto._model_mapping)
+    auto = next((auto for auto in WHOLE_FIRST if type(config) in auto._model_mapping), None)
+    if auto is None:
+        raise UnbuildableError(family.name)
     model = auto.from_config(config)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if "correction_bias" in name or "expert_bias" in name:
             # Zero in a new model; in a trained one, what is chosen is not what has the best logit.
             torch.nn.init.normal_(tensor.data, std=0.1)
+        elif tensor.ndim > 1 and not tensor.any():
+            # Some families' new routers send every token to the same experts.
+            tensor.data = _spread(tensor)
     return model.eval()
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Random values; in a table of experts by token id, different ones in each row."""
+    if tensor.is_floating_point():
+        return torch.randn(tensor.shape, dtype=tensor.dtype) * 0.2
+    return torch.rand(len(tensor), TEXT["num_experts"]).argsort(-1)[:, : tensor.shape[1]]
 
 
 def tiny_config(family: Family) -> PreTrainedConfig:

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+PER_EXPERT = "one tensor per expert"
+FUSED = "experts fused"
+
 
 @dataclass(frozen=True)
 class Family:
@@ -15,10 +18,13 @@ class Family:
     """Where it is not the folder's name."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What its tiny configuration needs beside the fields that many share."""
+    served: str = "interface"
+    """How moecast reaches its experts: a name in `runtime.hf.adapters.registry.KINDS`."""
+    layout: str = PER_EXPERT
+    """How its checkpoints hold experts."""
+    generates: bool = True
     refused: str = ""
     """Why it is not served."""
-    no_cache: str = ""
-    """Why its own `generate` cannot be compared: tokens come from whole forward passes then."""
 
 
 SPARSE = ["dense", "sparse", "sparse"]
@@ -34,7 +40,11 @@ GEMMA = {
 
 ROWS = (
     Family("afmoe"),
-    Family("aria", changes={"vision_config": {"model_type": "idefics3_vision"}}),
+    Family(
+        "aria",
+        layout=FUSED,
+        changes={"vision_config": {"model_type": "idefics3_vision", "patch_size": 14}},
+    ),
     Family("axk1", changes=MLA),
     Family("axk2", changes=MLA),
     Family("bailing_hybrid", changes={**MLA, "layer_types": LINEAR}),
@@ -42,6 +52,8 @@ ROWS = (
     Family("cohere2_moe"),
     Family(
         "dbrx",
+        served="stacked",
+        layout=FUSED,
         changes={
             "n_heads": 4,
             "n_layers": 2,
@@ -67,9 +79,14 @@ ROWS = (
     ),
     Family(
         "diffusion_gemma",
-        changes={"text_config": GEMMA, "vision_config": {"model_type": "gemma4_vision"}},
+        layout=FUSED,
+        changes={
+            "text_config": GEMMA,
+            "vision_config": {"model_type": "gemma4_vision"},
+            "canvas_length": 16,
+        },
     ),
-    Family("doge"),
+    Family("doge", refused="its experts are rows of an embedding, not networks"),
     Family("dots1"),
     Family(
         "dots3_note",
@@ -110,7 +127,9 @@ ROWS = (
     Family("flex_olmo"),
     Family("flint", changes={"num_hidden_layers": 4}),
     Family(
-        "gemma4", changes={"text_config": {**GEMMA, "enable_moe_block": True}, "audio_config": None}
+        "gemma4",
+        layout=FUSED,
+        changes={"text_config": {**GEMMA, "enable_moe_block": True}, "audio_config": None},
     ),
     Family("glm4_moe"),
     Family("glm4_moe_lite", changes=MLA),
@@ -139,16 +158,17 @@ ROWS = (
         },
     ),
     Family("glm_moe_dsa", changes=MLA),
-    Family("gpt_oss"),
-    Family("granitemoe"),
-    Family("granitemoe_swa"),
-    Family("granitemoehybrid", changes={"mamba_n_heads": 8, "layer_types": LINEAR}),
-    Family("granitemoeshared"),
+    Family("gpt_oss", layout=FUSED),
+    Family("granitemoe", layout=FUSED),
+    Family("granitemoe_swa", layout=FUSED),
+    Family("granitemoehybrid", layout=FUSED, changes={"mamba_n_heads": 8, "layer_types": LINEAR}),
+    Family("granitemoeshared", layout=FUSED),
     Family("hunyuan_v1_moe"),
     Family("hy_v3"),
-    Family("hy_v4"),
+    Family("hy_v4", layout=FUSED),
     Family(
         "inkling",
+        layout=FUSED,
         model_type="inkling_mm_model",
         changes={
             "text_config": {"mlp_layer_types": SPARSE},
@@ -156,18 +176,28 @@ ROWS = (
             "audio_config": {"n_mel_bins": 4, "mel_vocab_size": 8},
         },
     ),
-    Family("inkling2", changes={"text_config": {"unpadded_vocab_size": 90}}),
+    Family("inkling2", layout=FUSED, changes={"text_config": {"unpadded_vocab_size": 90}}),
     Family(
         "jamba",
-        changes={"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+        changes={
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "use_mamba_kernels": False,
+        },
     ),
-    Family("jetmoe"),
+    Family("jetmoe", served="parallel", layout=FUSED),
     Family("kimi_linear", changes={**MLA, "layer_types": LINEAR}),
     Family("kolibri1"),
     Family("laguna"),
     Family("lfm2_moe", changes={"layer_types": ["conv", "full_attention", "conv"]}),
-    Family("llama4", changes={"text_config": {"moe_layers": [1, 2], "intermediate_size_mlp": 48}}),
-    Family("longcat_flash", changes={**MLA, "num_layers": 2, "zero_expert_num": 4}),
+    Family(
+        "llama4",
+        served="dense",
+        layout=FUSED,
+        changes={"text_config": {"moe_layers": [1, 2], "intermediate_size_mlp": 48}},
+    ),
+    Family("longcat_flash", served="loop", changes={**MLA, "num_layers": 2, "zero_expert_num": 4}),
     Family("mellum"),
     Family("mimo_v2_flash"),
     Family("minimax"),
@@ -186,13 +216,14 @@ ROWS = (
             "projector_hidden_size": 32,
         },
     ),
-    Family("mistral4", changes=MLA),
+    Family("mistral4", layout=FUSED, changes=MLA),
     Family(
         "mistral_large4", changes={"text_config": MLA, "vision_config": {"model_type": "pixtral"}}
     ),
     Family("mixtral"),
     Family(
         "muse_spark",
+        layout=FUSED,
         changes={
             "text_config": {"moe_hidden_size": 24},
             "vision_config": {"pos_emb_height": 4, "pos_emb_width": 4},
@@ -217,6 +248,7 @@ ROWS = (
     ),
     Family(
         "nllb_moe",
+        served="members",
         model_type="nllb-moe",
         changes={
             **{f"{part}_layers": 2 for part in ("encoder", "decoder")},
@@ -226,7 +258,7 @@ ROWS = (
         },
     ),
     Family("olmoe"),
-    Family("openai_privacy_filter"),
+    Family("openai_privacy_filter", generates=False, layout=FUSED),
     Family("phimoe"),
     Family("qwen2_moe"),
     Family("qwen3_5_moe", changes={"text_config": {"layer_types": LINEAR}}),
@@ -237,7 +269,7 @@ ROWS = (
         model_type="qwen3_omni_moe_thinker",
         changes={"vision_start_token_id": 90, "vision_config": {"deepstack_visual_indexes": (0,)}},
     ),
-    Family("qwen3_vl_moe"),
+    Family("qwen3_vl_moe", layout=FUSED),
     Family(
         "qwen4_exp",
         changes={
@@ -259,9 +291,15 @@ ROWS = (
         },
     ),
     Family("solar_open"),
-    Family("step3p7", changes={"text_config": {"mlp_layer_types": SPARSE, "share_expert_dim": 16}}),
+    Family(
+        "step3p7",
+        served="loop",
+        layout=FUSED,
+        changes={"text_config": {"mlp_layer_types": SPARSE, "share_expert_dim": 16}},
+    ),
     Family(
         "switch_transformers",
+        served="members",
         changes={
             "num_layers": 2,
             "num_decoder_layers": 2,
@@ -273,7 +311,7 @@ ROWS = (
         },
     ),
     Family("unlimited_ocr", changes={"text_config": MLA}),
-    Family("vitpose_backbone"),
-    Family("zaya", changes={"num_experts_per_tok": 1, "router_hidden_size": 16}),
+    Family("vitpose_backbone", refused="a vision backbone; every expert runs on every image"),
+    Family("zaya", layout=FUSED, changes={"num_experts_per_tok": 1, "router_hidden_size": 16}),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType({row.name: row for row in ROWS})

@@ -1,0 +1,145 @@
+"""Every Mixture-of-Experts family of Transformers, served from a quarter of its experts, is bitwise
+plain Transformers with all of them: logits, and the tokens that `generate` makes of them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import runtime
+from runtime.config import ModelConfig
+from runtime.errors import BudgetError, CheckpointError
+from runtime.hf.adapters.registry import kind_of
+from runtime.hf.layers import expert_banks
+from runtime.plain import load_plain
+from tests.builders.families.build import UnbuildableError, save_family, tiny_config
+from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
+from tests.families.table import README, rendered, written
+
+SERVED = [family for family in FAMILIES.values() if not family.refused]
+REFUSED = [family for family in FAMILIES.values() if family.refused]
+NUM_TOKENS = 32
+
+
+def named(*names: str) -> list[Family]:
+    return [FAMILIES[name] for name in names]
+
+
+def each(families: list[Family]):
+    return pytest.mark.parametrize("family", families, ids=[family.name for family in families])
+
+
+def serve(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A quarter of the experts, or the least that one token needs."""
+    config = ModelConfig(name="tiny", id=str(folder), dtype=str(dtype).removeprefix("torch."))
+    try:
+        return runtime.load(config, budget="25%")
+    except BudgetError as error:
+        least = re.search(r"budget=(\d+)", str(error))
+        assert least is not None
+        return runtime.load(config, budget=int(least[1]))
+
+
+@torch.no_grad()
+def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Two prompts of nine tokens; then the second padded on the left, as batches are."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(2, 90, (2, 9), generator=generator)
+    mask = torch.ones_like(tokens)
+    mask[1, :4] = 0
+    # Diffusion models draw random numbers in every forward pass, greedy or not.
+    torch.manual_seed(0)
+    decoder = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+    logits = model(input_ids=tokens, attention_mask=mask, **decoder).logits
+    found = {
+        "logits": model(input_ids=tokens, **decoder).logits,
+        # Diffusion models have logits of the tokens to come, not of the prompt's.
+        "logits of padded prompts": logits[mask.bool()] if logits.shape[1] == 9 else logits,
+    }
+    if model.can_generate():
+        options = {
+            "max_new_tokens": NUM_TOKENS,
+            "min_new_tokens": NUM_TOKENS,
+            "do_sample": False,
+            "pad_token_id": 0,
+        }
+        batch = {"input_ids": tokens, "attention_mask": mask}
+        for name, inputs in {"prompt": {"input_ids": tokens[:1]}, "padded batch": batch}.items():
+            torch.manual_seed(0)
+            result = model.generate(**inputs, **options)
+            found[f"tokens of a {name}"] = getattr(result, "sequences", result)
+    return found
+
+
+def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
+    expected = outputs(load_plain(folder, dtype=dtype))
+    assert torch.isfinite(expected["logits"]).all()
+    assert ("tokens of a prompt" in expected) == family.generates
+    model = serve(folder, dtype)
+    kinds = {kind_of(module).name for module in expert_banks(model).values()}
+    assert kinds == set(family.served.split(", "))
+    with model.moecast as handle:
+        found = outputs(model)
+        assert {
+            name: torch.equal(found[name], value) for name, value in expected.items()
+        } == dict.fromkeys(expected, True)
+        stats = handle.stats()
+        assert stats["misses"] > stats["arena_slots"], "experts were dropped and fetched again"
+
+
+def expert_keys(folder: Path) -> list[str]:
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(index.values())) > 1, "several shards"
+    return [key for key in index if re.search(r"expert|moe|ffn|mlp", key)]
+
+
+@each(SERVED)
+def test_load__every_family_is_bitwise_eager(tmp_path, family):
+    folder = save_family(tmp_path / "model", family)
+    one_each = any(re.search(r"experts?[._]\d+\.", key) for key in expert_keys(folder))
+    assert family.layout == (PER_EXPERT if one_each else FUSED)
+    check(folder, family, torch.float32)
+
+
+@each(named("qwen2_moe", "gpt_oss", "deepseek_v3", "nemotron_h", "qwen3_vl_moe", "zaya"))
+def test_load__bfloat16_is_bitwise_eager_too(tmp_path, family):
+    check(save_family(tmp_path / "model", family, dtype=torch.bfloat16), family, torch.bfloat16)
+
+
+@each(named("mixtral", "qwen3_moe", "kimi_linear", "inkling"))
+def test_load__checkpoints_as_the_model_holds_them_in_memory(tmp_path, family):
+    folder = save_family(tmp_path / "model", family, fused=True)
+    assert not any(re.search(r"experts?[._]\d+\.", key) for key in expert_keys(folder))
+    check(folder, family, torch.float32)
+
+
+@each(REFUSED)
+def test_load__what_is_not_served_is_refused(tmp_path, family):
+    folder = tmp_path / "model"
+    try:
+        save_family(folder, family)
+    except UnbuildableError:
+        tiny_config(family).save_pretrained(folder)
+    with pytest.raises(CheckpointError):
+        runtime.load(ModelConfig(name="tiny", id=str(folder)))
+
+
+def test_families__none_of_transformers_is_left_out():
+    names = "num_experts|n_routed_experts|num_local_experts|moe_num_experts|top_k_experts"
+    counts_experts = re.compile(rf"^ +({names})\b *[:=]", re.MULTILINE)
+    models = Path(transformers.__file__).parent / "models"
+    found = {
+        file.parent.name
+        for file in models.glob("*/configuration_*.py")
+        if counts_experts.search(file.read_text())
+    }
+    assert found == set(FAMILIES)
+
+
+def test_readme__has_the_table_of_families():
+    assert written(README.read_text()) == rendered(), "run: python -m tests.families.table"
