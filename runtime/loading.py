@@ -161,10 +161,9 @@ def load_stripped(folder: Path, dtype: str, device: torch.device) -> tuple[PreTr
             dtype=torch_dtype,
             experts_implementation=experts_function.IMPLEMENTATION,
             local_files_only=True,
-            device_map=None if device.type == "cpu" else {"": device},
         )
     model.__class__ = cls
-    return own_weights(model).eval(), found["banks"]
+    return own_weights(model).to(device).eval(), found["banks"]
 
 
 def model_spec(

@@ -23,6 +23,8 @@ class CudaLink:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._computed: dict[int, torch.cuda.Event] = {}
+        # The arena may lie where earlier work of the computing stream, still under way, writes.
+        torch.cuda.synchronize(device)
 
     def transfer(self, task: Task) -> None:
         fence = self._computed.pop(task.slot, None) if task.first_chunk == 0 else None
