@@ -22,6 +22,10 @@ GENERATING = (
 )
 """In the order in which they are asked where the checkpoint names no class of its own."""
 
+DEQUANTISED = ("fp8", "mxfp4")
+"""Quantised checkpoints that Transformers turns back while it loads them, if asked to. It would do
+so by itself only where it sees no GPU that has kernels for them; those kernels take whole banks."""
+
 NAMED_ONLY = (AutoModelForTokenClassification,)
 """Models that generate nothing: only for checkpoints made for them."""
 
@@ -49,6 +53,9 @@ def model_class(
     others = [cls for auto in NAMED_ONLY for cls in _classes(config, auto)]
     named = [cls for cls in generating + others if cls.__name__ in (config.architectures or ())]
     chosen = next(iter(named + generating), None)
+    quantised = getattr(config, "quantization_config", None)
+    if isinstance(quantised, dict) and quantised.get("quant_method") in DEQUANTISED:
+        quantised["dequantize"] = True
     if chosen is None:
         raise CheckpointError(
             f"Transformers has no class that computes text for {type(config).__name__} "

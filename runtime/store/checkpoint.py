@@ -1,17 +1,25 @@
 """Reads experts in place from the checkpoint's own safetensors files."""
 
+import math
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from runtime.config import PageCache
+from runtime.errors import CheckpointError
 from runtime.store.base import bytes_of
 from runtime.store.extents import Extent
 from runtime.store.files import FileReader
+from runtime.store.layout import SlotLayout, slot_layout
 from runtime.store.recipe import Recipe
-from runtime.store.layout import Piece, SlotLayout, slot_layout
+from runtime.store.scratch import peak_bytes
+
+READERS = 2
+"""A link's thread, and the computation that reads for itself while it waits."""
 
 
 class _OneExpertModel:
@@ -51,6 +59,8 @@ class CheckpointStore:
         self._banks = banks
         self.layouts: list[SlotLayout] = [slot_layout(bank) for bank in banks]
         self._files = FileReader(page_cache=page_cache)
+        self._converting = threading.Lock()
+        self._scratch_bytes = self._measure_scratch()
 
     @property
     def experts_per_layer(self) -> list[int]:
@@ -68,29 +78,37 @@ class CheckpointStore:
 
     @property
     def scratch_bytes(self) -> int:
-        """Largest buffer that a read needs beside the slot; 0 when bytes go in as they are."""
-        return max(
-            (
-                sum(
-                    extent.num_bytes
-                    for extent in self._piece_extents(bank[piece.parameter], piece, 0)
-                )
-                for bank, layout in zip(self._banks, self.layouts, strict=True)
-                for chunk in layout.chunks
-                for piece in chunk
-                if not self._is_raw(bank[piece.parameter], piece)
-            ),
-            default=0,
-        )
+        """Memory that a read may need beside the slot; 0 when bytes go in as they are.
 
-    def _piece_extents(self, recipe: Recipe, piece: Piece, expert: int) -> list[Extent]:
-        extents = recipe.extents(expert)
-        return extents if piece.source is None else [extents[piece.source]]
+        One thread converts at a time; each of them may have read what it wants converted.
+        """
+        return self._scratch_bytes
 
-    def _is_raw(self, recipe: Recipe, piece: Piece) -> bool:
-        if piece.source is None:
-            return False
-        return recipe.extents(0)[piece.source].dtype == recipe.parameter.dtype
+    def _measure_scratch(self) -> int:
+        measured: dict[tuple[object, ...], int] = {}
+        for bank, layout in zip(self._banks, self.layouts, strict=True):
+            for piece in (piece for chunk in layout.chunks for piece in chunk):
+                recipe = bank[piece.parameter]
+                extents = recipe.extents(0)
+                if piece.source is not None:
+                    extent = extents[piece.source]
+                    if extent.dtype != recipe.parameter.dtype:
+                        measured[extent.shape, extent.dtype] = READERS * extent.num_bytes
+                    continue
+                # Layers are mostly alike, and what a conversion takes depends on sizes only.
+                sizes = tuple((extent.shape, extent.dtype) for extent in extents)
+                key = (*recipe.operations, *sizes, recipe.parameter.dtype)
+                if key not in measured:
+                    waiting = (READERS - 1) * sum(extent.num_bytes for extent in extents)
+                    measured[key] = waiting + self._conversion_bytes(recipe)
+        return max(measured.values(), default=0)
+
+    def _conversion_bytes(self, recipe: Recipe) -> int:
+        def convert() -> None:
+            zeros = [torch.zeros(e.shape, dtype=e.dtype) for e in recipe.extents(0)]
+            self._converted(recipe, zeros)
+
+        return peak_bytes(convert)
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
         """Fills the chunks' parts of `slot`, uint8, at least `layouts[layer].num_bytes` long.
@@ -103,7 +121,12 @@ class CheckpointStore:
                 recipe = self._banks[layer][piece.parameter]
                 target = slot[piece.offset : piece.offset + piece.num_bytes]
                 if piece.source is None:
-                    self._convert(recipe, expert, target)
+                    # Read before the lock is taken: a read that hangs must not stop the others.
+                    tensors = [self._tensor(extent) for extent in recipe.extents(expert)]
+                    with self._converting:
+                        result = self._converted(recipe, tensors)
+                        target.view(recipe.parameter.dtype).copy_(result.reshape(-1))
+                        del result
                     continue
                 extent = recipe.extents(expert)[piece.source]
                 if extent.dtype == recipe.parameter.dtype:
@@ -117,19 +140,27 @@ class CheckpointStore:
         self._pread(extent, bytes_of(tensor))
         return tensor
 
-    def _convert(self, recipe: Recipe, expert: int, target: Tensor) -> None:
-        """Through the library's own operations, on an input with one expert.
+    @torch.no_grad()
+    def _converted(self, recipe: Recipe, tensors: list[Tensor]) -> Tensor:
+        """Through the library's own operations, on an input with one expert; takes the tensors out
+        of their list.
 
-        Quantised storage is never cast before the library's dequantisation has seen it.
+        Cast first where the library casts first; quantised storage never before the library's
+        dequantisation has seen it.
+
+        Raises:
+            CheckpointError: the operations make something else than the parameter.
         """
         converter, parameter = recipe.converter, recipe.parameter
         assert converter is not None
-        extents = recipe.extents(expert)
-        values = {
+        values: dict[str, Any] = {}
+        for pattern in recipe.sources:
+            tensor = tensors.pop(0)
+            if recipe.casts_first:
+                tensor = tensor.to(parameter.dtype)
             # An operation on a fused tensor is given one with a single expert.
-            pattern: [tensor if recipe.is_per_expert else tensor.unsqueeze(0)]
-            for pattern, tensor in zip(recipe.sources, map(self._tensor, extents), strict=True)
-        }
+            values[pattern] = [tensor if recipe.is_per_expert else tensor.unsqueeze(0)]
+            del tensor
         for operation in converter.operations:
             values = operation.convert(
                 values,
@@ -142,7 +173,12 @@ class CheckpointStore:
             )
         result = next(iter(values.values()))
         result = result[0] if isinstance(result, list) else result
-        target.view(parameter.dtype).copy_(result.reshape(-1))
+        if result.numel() != math.prod(parameter.shape[1:]):
+            raise CheckpointError(
+                f"{parameter.target}: the library's {', '.join(recipe.operations)} make "
+                f"{tuple(result.shape)} of one expert, not {parameter.shape[1:]}"
+            )
+        return result
 
     def _pread(self, extent: Extent, target: memoryview) -> None:
         self._files.read(extent.file, extent.offset, target, what=extent.key)
