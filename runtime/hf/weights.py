@@ -17,8 +17,6 @@ def own_weights(model: PreTrainedModel) -> PreTrainedModel:
     for parameter in model.parameters():
         address = parameter.data_ptr()
         if address not in copies:
-            # On a device nothing is mapped, and a copy would double its memory.
-            on_cpu = parameter.device.type == "cpu"
-            copies[address] = parameter.data.clone() if on_cpu else parameter.data
+            copies[address] = parameter.data.clone()
         parameter.data = copies[address]
     return model
