@@ -15,6 +15,8 @@ def row(family: Family) -> str:
     if family.refused:
         return f"| {family.name} | - | - | not served: {family.refused} |"
     checked = "logits, tokens" if family.generates else "logits; it generates nothing"
+    if family.always_same:
+        checked += f" ({family.always_same})"
     return f"| {family.name} | {family.served} | {family.layout} | {checked} |"
 
 

@@ -89,7 +89,8 @@ def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
             name: torch.equal(found[name], value) for name, value in expected.items()
         } == dict.fromkeys(expected, True)
         stats = handle.stats()
-        assert stats["misses"] > stats["arena_slots"], "experts were dropped and fetched again"
+        # Experts were dropped and fetched again.
+        assert family.always_same or stats["misses"] > stats["arena_slots"]
 
 
 def expert_keys(folder: Path) -> list[str]:

@@ -57,6 +57,8 @@ def tiny_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
         elif tensor.ndim > 1 and not tensor.any():
             # Some families' new routers send every token to the same experts.
             tensor.data = _spread(tensor)
+    for name, value in family.generation.items():
+        setattr(model.generation_config, name, value)
     return model.eval()
 
 

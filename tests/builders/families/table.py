@@ -23,6 +23,10 @@ class Family:
     layout: str = PER_EXPERT
     """How its checkpoints hold experts."""
     generates: bool = True
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to its generation configuration, to save time."""
+    always_same: str = ""
+    """Why its tokens all go to the same experts."""
     refused: str = ""
     """Why it is not served."""
 
@@ -85,6 +89,7 @@ ROWS = (
             "vision_config": {"model_type": "gemma4_vision"},
             "canvas_length": 16,
         },
+        generation={"max_denoising_steps": 6},
     ),
     Family("doge", refused="its experts are rows of an embedding, not networks"),
     Family("dots1"),
@@ -248,6 +253,7 @@ ROWS = (
     ),
     Family(
         "nllb_moe",
+        always_same="Transformers 5.23 sends every token to its experts 0 and 1",
         served="members",
         model_type="nllb-moe",
         changes={
