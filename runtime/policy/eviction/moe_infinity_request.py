@@ -44,9 +44,8 @@ class Buffer(Scored):
 
     def settle(self, layer: int, chosen: Collection[int]) -> None:
         """Scenario (ii): what was prefetched for the layer and not chosen loses its protection."""
-        if self._awaited.get(layer):
-            for e in self._awaited[layer].difference(chosen):
-                self._reset((layer, e))
+        for e in self._awaited[layer].difference(chosen):
+            self._reset((layer, e))
 
     def forecast(self) -> None:
         """Scenario (iii): so does what is not among the K most wanted, K the number of slots."""
@@ -71,12 +70,12 @@ class Buffer(Scored):
 class MoeInfinityRequest(EvictionPolicy):
     """moe-infinity-request-level 5.2: the lowest count in the request-level EAM goes.
 
-    Iterations are added to the EAM when they end; it starts empty with each request. The first
-    layers are favoured by the sequence-level paper's decay, `(count + epsilon) * (1 - l / L)`: this
-    paper asks for it and gives no formula. A prefetched expert has the highest priority until
-    (i) its router asks for it (its pin keeps it until it has been computed), (ii) its layer is
-    routed without it, or (iii) newer forecasts, weighted with `1 - (i - l) / L`, leave it out of
-    the K most wanted. Ties go to the least recently touched.
+    Iterations, the prefill among them, are added to the EAM when they end; it starts empty with
+    each request. The first layers are favoured by the sequence-level paper's decay,
+    `(count + epsilon) * (1 - l / L)`: this paper asks for it and gives no formula. A prefetched
+    expert has the highest priority until (i) its router asks for it (its pin keeps it until it has
+    been computed), (ii) its layer is routed without it, or (iii) newer forecasts, weighted with
+    `1 - (i - l) / L`, leave it out of the K most wanted. Ties go to the least recently touched.
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
@@ -89,12 +88,13 @@ class MoeInfinityRequest(EvictionPolicy):
         """Prefetching priority of experts of layers still to come (5.1), from this iteration."""
         self._layer_now = -1
         self._chosen: Mapping[int, int] = {}
-        self._parts: list[Buffer] = []
+        self._part_of: dict[int, Buffer] = {}
+        """By layer."""
         self._recompute()
 
     def part(self, *, num_slots: int, layers: range) -> Eviction:
         part = Buffer(self, num_slots=num_slots, layers=layers)
-        self._parts.append(part)
+        self._part_of.update(dict.fromkeys(layers, part))
         return part
 
     def is_asked_for(self, expert: Expert) -> bool:
@@ -128,14 +128,13 @@ class MoeInfinityRequest(EvictionPolicy):
         self._settle(layer, tokens_per_expert)
 
     def _settle(self, layer: int, chosen: Collection[int]) -> None:
-        for part in self._parts:
-            part.settle(layer, chosen)
+        if layer in self._part_of:
+            self._part_of[layer].settle(layer, chosen)
 
     def forecast(self, layer: int, probability_E: Probabilities) -> None:
         proximity = 1.0 - (layer - max(0, self._layer_now)) / len(self._decay_L)
         self.wanted_LE[layer] = np.asarray(probability_E) * proximity
-        for part in self._parts:
-            part.forecast()
+        self._part_of[layer].forecast()
 
     def end_step(self) -> None:
         self._settle(self._layer_now, ())
