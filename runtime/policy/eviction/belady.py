@@ -3,6 +3,7 @@
 Shape suffixes: L layers, E experts.
 """
 
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -41,7 +42,7 @@ class Belady(EvictionPolicy):
     def __init__(self, *, num_layers: int, num_experts: int, future: Future):
         self._num_layers = num_layers
         self._never = float(num_layers * (len(future) + 1))
-        uses: list[list[list[int]]] = [[[] for _ in range(num_experts)] for _ in range(num_layers)]
+        uses = [[array("q") for _ in range(num_experts)] for _ in range(num_layers)]
         for step, layers in enumerate(future):
             assert len(layers) == num_layers, (step, len(layers), num_layers)
             for layer, chosen in enumerate(layers):

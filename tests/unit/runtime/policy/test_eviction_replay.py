@@ -1,0 +1,140 @@
+"""What a replay tells the eviction policy, and what it keeps from all but Belady."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from predictors.base import Forecast, Predictor, Signal
+from runtime.config import SystemConfig
+from runtime.policy.eviction import eviction_policy
+from runtime.policy.eviction.lru import Lru
+from runtime.sim.hardware import Measured
+from runtime.sim.replay import replay
+from tests.builders.arena import random_routing, serve
+from tests.builders.entries import tiny_spec
+
+HARDWARE = Measured(
+    name="toy",
+    chunk_bytes=(1,),
+    transfer_fixed=1.0,
+    transfer_per_byte=0.0,
+    layer_fixed=1.0,
+    layer_per_token=0.0,
+    expert_fixed=0.1,
+    expert_per_token=0.0,
+    predictor_seconds=0.01,
+)
+SPEC = tiny_spec(num_layers=2, num_experts=8, top_k=2)
+
+
+@dataclass(frozen=True)
+class Step:
+    request: int
+    chosen_LTK: list
+
+    @property
+    def tokens_T(self):
+        return np.zeros(len(self.chosen_LTK[0]), dtype=np.int64)
+
+    @property
+    def requests_T(self):
+        return np.full(len(self.tokens_T), self.request)
+
+    def experts(self, layer):
+        return np.array(self.chosen_LTK[layer])
+
+    def gate_input(self, layer):
+        return np.zeros((len(self.tokens_T), 1), dtype=np.float32)
+
+
+class Spy(Lru):
+    def __init__(self):
+        self.events = []
+
+    def begin_step(self, new_request: bool) -> None:
+        self.events.append(("begin", new_request))
+
+    def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+        self.events.append((layer, dict(tokens_per_expert)))
+
+    def forecast(self, layer, probability_E) -> None:
+        self.events.append(("forecast", layer, np.round(probability_E, 3).tolist()))
+
+    def end_step(self) -> None:
+        self.events.append("end")
+
+
+class Half(Predictor):
+    """Thinks before layer 1 that expert 3 has an even chance."""
+
+    kind = "half"
+    signals = frozenset({Signal.GATE_INPUT})
+
+    def gate_input(self, layer, hidden_TD):
+        scores = np.zeros((len(hidden_TD), 8), dtype=np.float32)
+        scores[:, 3] = 0.5
+        return () if layer else (Forecast(1, scores),)
+
+
+def run(steps, predictor=None, slots=8, **system):
+    return replay(
+        steps,
+        predictor,
+        spec=SPEC,
+        system=SystemConfig(prefetch=predictor is not None, **system),
+        hardware=HARDWARE,
+        budget_slots=slots,
+    )
+
+
+def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):
+    spy = Spy()
+    monkeypatch.setattr("runtime.policy.build.eviction_policy", lambda *_, **__: spy)
+    steps = [
+        Step(7, [[[0, 1], [1, 2]], [[4, 5], [4, 5]]]),
+        Step(7, [[[0, 3]], [[6, 5]]]),
+        Step(8, [[[0, 3]], [[6, 5]]]),
+    ]
+    run(steps, Half(SPEC))
+    chance = [0.0] * 3 + [0.5] + [0.0] * 4
+    both = [0.0] * 3 + [0.75] + [0.0] * 4
+    decode = [(0, {0: 1, 3: 1}), ("forecast", 1, chance), (1, {5: 1, 6: 1}), "end"]
+    assert spy.events == [
+        ("begin", True),
+        (0, {0: 1, 1: 2, 2: 1}),
+        ("forecast", 1, both),
+        (1, {4: 2, 5: 2}),
+        "end",
+        ("begin", False),
+        *decode,
+        ("begin", True),
+        *decode,
+    ]
+
+
+@pytest.mark.parametrize("per_layer", [True, False])
+def test_replay__misses_what_the_cache_alone_misses(per_layer):
+    routing = random_routing(3, steps=80, layers=2, experts=8, top_k=2)
+    steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
+    policy = eviction_policy("lru", num_layers=2, num_experts=8)
+    expected = sum(map(len, serve(policy, routing, slots=8, per_layer=per_layer)))
+    assert run(steps, eviction="lru", per_layer=per_layer).total.misses == expected
+
+
+def test_replay__belady_is_told_the_future_also_of_an_iterator():
+    routing = random_routing(4, steps=80, layers=2, experts=8, top_k=2)
+    steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
+    best = run(iter(steps), eviction="belady").total
+    assert best.requests == run(steps).total.requests == 320
+    assert best.misses < 0.9 * run(steps).total.misses
+
+
+def test_replay__options_reach_the_policy():
+    routing = random_routing(4, steps=40, layers=2, experts=8, top_k=2)
+    steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
+    lru = run(steps, eviction="neighbour", eviction_options={"reach": 0})
+    assert lru.total.misses == run(steps).total.misses
+    with pytest.raises(ValueError, match="option of lru eviction 'reach'"):
+        run(steps, eviction_options={"reach": 0})
