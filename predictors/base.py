@@ -25,6 +25,9 @@ class Signal(StrEnum):
     LAYER_INPUT = "layer_input"
     GATE_INPUT = "gate_input"
     ROUTED = "routed"
+    LOGITS = "logits"
+    """The routers' scores of all experts, beside the choices of `ROUTED`; not every model has
+    them, and no published routing log."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,12 @@ class Forecast:
     """Target layer, counted over the layers with routed experts."""
     scores_TE: Floats
     """Chance, in [0, 1], that the token is routed to the expert."""
+    wanted: Sequence[int] | None = None
+    """Experts to fetch, first one first, where the predictor's paper says how many; None: those
+    of `experts`."""
+    priority_E: Floats | None = None
+    """Urgency over all layers that are forecast, the larger the sooner, where the predictor's
+    paper defines it; None leaves it to the system."""
 
     @cached_property
     def probability_E(self) -> Floats:
@@ -51,8 +60,12 @@ class Forecast:
         return np.argsort(-self.scores_TE, axis=1, kind="stable")[:, :top_k]
 
     def experts(self, top_k: int) -> list[int]:
-        """Union of the tokens' `top_k` best experts: the most tokens expected first."""
+        """What to fetch: `wanted`, or the union of the tokens' `top_k` best experts, the most
+        tokens expected first. An expert that no token is expected on is not fetched."""
+        if self.wanted is not None:
+            return list(self.wanted)
         wanted = np.unique(self.chosen_TK(top_k))
+        wanted = wanted[self.expected_tokens_E[wanted] > 0]
         order = np.argsort(-self.expected_tokens_E[wanted], kind="stable")
         return wanted[order].tolist()
 
@@ -89,8 +102,9 @@ class Predictor:
         """What the layer's router sees."""
         return ()
 
-    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats) -> Forecasts:
-        """What the layer's router said: chosen experts, and its logits over all experts."""
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:
+        """What the layer's router said: chosen experts, and, to those that ask for `LOGITS`, its
+        logits over all experts. The id `num_experts` stands for a choice of none."""
         return ()
 
     def end_step(self) -> None:

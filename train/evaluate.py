@@ -86,7 +86,8 @@ def forecasts(predictor: Predictor, step: Tokens) -> Iterator[Forecast]:
         if Signal.GATE_INPUT in signals:
             yield from predictor.gate_input(layer, step.gate_input(layer))
         if Signal.ROUTED in signals:
-            yield from predictor.routed(layer, step.experts(layer), step.logits(layer))
+            logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
+            yield from predictor.routed(layer, step.experts(layer), logits_TE)
     predictor.end_step()
 
 

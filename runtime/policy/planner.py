@@ -55,7 +55,8 @@ class Planner:
         self.governor = governor
 
     def plan(self, forecasts: Iterable[Forecast], *, layer_now: int) -> None:
-        """Asks for the union of the tokens' top_k experts of every forecast that is not late.
+        """Asks for the experts of every forecast that is not late: those it names, or the union
+        of the tokens' top_k; in the order that it defines, or in that of the system.
 
         A forecast for the layer that computes now is in time until its router speaks.
         """
@@ -67,7 +68,10 @@ class Planner:
             probability_E = forecast.probability_E
             if self.governor is not None:
                 experts = self._affordable(forecast.layer, experts, distance)
-            urgent = [self._urgency(float(probability_E[e]), distance) for e in experts]
+            if forecast.priority_E is not None:
+                urgent = [-float(forecast.priority_E[e]) for e in experts]
+            else:
+                urgent = [self._urgency(float(probability_E[e]), distance) for e in experts]
             self._prefetcher.forecast(forecast.layer, probability_E.tolist())
             self._prefetcher.predicted(forecast.layer, experts, urgent)
 

@@ -149,7 +149,8 @@ def replay_step(
             simulator.forecast(forecasts, layer_now=layer)
         experts_TK = step.experts(layer)
         if predictor is not None and Signal.ROUTED in signals:
-            forecasts = predictor.routed(layer, experts_TK, step.logits(layer))
+            logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
+            forecasts = predictor.routed(layer, experts_TK, logits_TE)
             simulator.forecast(forecasts, layer_now=layer + 1)
         experts, counts = np.unique(experts_TK, return_counts=True)
         tokens_per_expert = dict(zip(experts.tolist(), counts.tolist(), strict=True))
