@@ -4,7 +4,8 @@ Shape suffixes: T tokens of the step (batch x sequence, padding included), D hid
 E experts, K top_k.
 """
 
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from predictors.base import Floats, Ints, Signal
 from runtime.errors import CheckpointError
+from runtime.hf.inputs import Past, tokens_of
 from runtime.hf.layers import MoeLayer, moe_layers
 
 RMS_EPSILON = 1e-6
@@ -71,11 +73,6 @@ def normalised(hidden: Tensor) -> Tensor:
     return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + RMS_EPSILON)
 
 
-def _past_length(cache: Any) -> int:
-    """Tokens that the step's key-value cache holds already: 0 in the first step of a request."""
-    return 0 if cache is None else int(cache.get_seq_length())
-
-
 class _Steps:
     """Tells the steps of a model's parts: when each begins and ends, whose tokens it computes.
 
@@ -87,26 +84,24 @@ class _Steps:
         self._listener = listener
         self._first_request = 0
         self._num_requests = 0
+        self._past = Past()
         self._is_encoded = False
         """An encoder's step has begun new requests that no decoder's step has continued yet."""
         if model.config.is_encoder_decoder:
             parts = [(model.get_encoder(), self._encoder), (model.get_decoder(), self._decoder)]
         else:
             parts = [(model, self._decoder)]
-        self.handles = []
-        for part, begin in parts:
-            self.handles.append(part.register_forward_pre_hook(begin, with_kwargs=True))
-            self.handles.append(part.register_forward_hook(self._end, always_call=True))
+        self.handles = [_Around(part, begin, listener.end_step) for part, begin in parts]
 
-    def _encoder(self, _module: nn.Module, args: tuple, kwargs: dict) -> None:
-        tokens = _tokens(args, kwargs)
+    def _encoder(self, args: tuple, kwargs: dict) -> None:
+        tokens = tokens_of(args, kwargs)
         self._new_requests(len(tokens))
         self._is_encoded = True
         self._begin(tokens)
 
-    def _decoder(self, _module: nn.Module, args: tuple, kwargs: dict) -> None:
-        tokens = _tokens(args, kwargs)
-        if _past_length(kwargs.get("past_key_values")) == 0:
+    def _decoder(self, args: tuple, kwargs: dict) -> None:
+        tokens = tokens_of(args, kwargs)
+        if not self._past.continues(kwargs.get("past_key_values")):
             # Beams of an encoded request are decoder rows one after another.
             continues = self._is_encoded and len(tokens) % self._num_requests == 0
             if not continues:
@@ -126,15 +121,42 @@ class _Steps:
             tokens.detach().reshape(-1).to("cpu", torch.int64).numpy(), self._first_request + rows
         )
 
-    def _end(self, _module: nn.Module, _args: tuple, _output: object) -> None:
-        self._listener.end_step()
 
+class _Around:
+    """Calls `begin` before a module's forward pass and `end` after it, however it ends.
 
-def _tokens(args: tuple, kwargs: dict) -> Tensor:
-    tokens = kwargs.get("input_ids", args[0] if args else None)
-    if tokens is None:
-        raise CheckpointError("the probes need input_ids; inputs_embeds carry no token ids")
-    return tokens
+    Not a pair of hooks: those that PyTorch always calls do not hear of a Ctrl-C.
+    """
+
+    def __init__(
+        self, module: nn.Module, begin: Callable[[tuple, dict], None], end: Callable[[], None]
+    ):
+        self._module = module
+        self._before = vars(module).get("forward")
+        self._is_removed = False
+        forward = module.forward
+
+        @functools.wraps(forward)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            if self._is_removed:
+                return forward(*args, **kwargs)
+            try:
+                begin(args, kwargs)
+                return forward(*args, **kwargs)
+            finally:
+                end()
+
+        module.forward = self._around = around
+
+    def remove(self) -> None:
+        """The module is as it was; others that came around it later stay."""
+        self._is_removed = True
+        if self._module.forward is not self._around:
+            return
+        if self._before is None:
+            del self._module.forward
+        else:
+            self._module.forward = self._before
 
 
 class Probes:
@@ -143,9 +165,22 @@ class Probes:
     Only what is in `signals` is captured: a hook that nobody listens to costs nothing.
     """
 
-    def __init__(self, model: PreTrainedModel, signals: Collection[Signal], listener: Listener):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        signals: Collection[Signal],
+        listener: Listener,
+        *,
+        complete: bool = False,
+    ):
+        """
+        Args:
+            complete: a router that does not tell what it chose is an error; otherwise the listener
+                hears nothing of its layer.
+        """
         self._listener = listener
-        self._handles = _Steps(model, listener).handles
+        self._complete = complete
+        self._handles: list[Any] = [*_Steps(model, listener).handles]
         layers = moe_layers(model)
         self._num_experts = max(layer.num_experts for layer in layers)
         for layer in layers:
@@ -156,7 +191,11 @@ class Probes:
                     )
                 )
             if Signal.GATE_INPUT in signals:
-                self._add(layer.router.register_forward_pre_hook(self._gate_input(layer)))
+                self._add(
+                    layer.router.register_forward_pre_hook(
+                        self._gate_input(layer), with_kwargs=True
+                    )
+                )
             if Signal.ROUTED in signals:
                 self._add(layer.router.register_forward_hook(self._routed(layer)))
 
@@ -177,13 +216,17 @@ class Probes:
     def _layer_input(self, layer: MoeLayer):
         def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
+            if hidden.ndim == 4:
+                # Hyper-connections: (batch, sequence, streams, D), all of them one token's.
+                hidden = hidden.float().mean(dim=2)
             self._listener.layer_input(layer.index, to_floats(normalised(hidden)))
 
         return hook
 
     def _gate_input(self, layer: MoeLayer):
-        def hook(_module: nn.Module, args: tuple) -> None:
-            self._listener.gate_input(layer.index, to_floats(args[0]))
+        def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            self._listener.gate_input(layer.index, to_floats(hidden))
 
         return hook
 
@@ -191,7 +234,12 @@ class Probes:
         num_experts = layer.num_experts
 
         def hook(_module: nn.Module, _args: tuple, output: object) -> None:
-            indices, logits, weights = layer.routing(output)
+            try:
+                indices, logits, weights = layer.routing(output)
+            except CheckpointError:
+                if self._complete:
+                    raise
+                return
             experts_TK = indices.detach().reshape(-1, indices.shape[-1]).to("cpu", torch.int64)
             self._listener.routed(
                 layer.index,
