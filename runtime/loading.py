@@ -21,10 +21,10 @@ from runtime.hf.quiet import progress_for_terminals
 from runtime.hf.strip import Banks, stripped_class
 from runtime.hf.top_k import experts_per_token
 from runtime.hf.weights import own_weights
+from runtime.memory import release_unused
 from runtime.models import identity, resolve
 from runtime.store.base import Store
 from runtime.store.checkpoint import CheckpointStore
-from runtime.store.packed import open_store
 from runtime.timeline import Timeline
 
 
@@ -77,10 +77,13 @@ def load(
         BudgetError: the budget is less than one step needs.
         ZooError: the predictor is damaged or was made for another model.
     """
+    # Three times, so that what one part of loading touches is gone before the next adds to it.
+    release_unused()
     config = model_config(model, dtype)
     folder = resolve(config)
     where = choose_device(device)
     plain, banks = load_stripped(folder, config.dtype, where)
+    release_unused()
     layers = moe_layers(plain)
     reading = store if isinstance(store, StoreConfig) else StoreConfig(path=store and Path(store))
     experts: Store = CheckpointStore(
@@ -88,6 +91,9 @@ def load(
     )
     spec = model_spec(plain, layers, experts, folder, config)
     if reading.path is not None:
+        # Here, because pydantic takes 5 MiB that nothing else needs.
+        from runtime.store.packed import open_store
+
         experts.close()
         experts = open_store(reading.path, spec, page_cache=reading.page_cache)
     chosen = resolve_predictor(predictor, spec)
@@ -108,6 +114,7 @@ def load(
     plain.moecast = Handle(plain, spec=spec, engine=engine, probes=probes, folder=folder)
     plain.close = plain.moecast.close
     guard(plain, layers)
+    release_unused()
     return plain
 
 
@@ -163,7 +170,7 @@ def load_stripped(folder: Path, dtype: str, device: torch.device) -> tuple[PreTr
             local_files_only=True,
         )
     model.__class__ = cls
-    return own_weights(model).to(device).eval(), found["banks"]
+    return own_weights(model, mapped=False).to(device).eval(), found["banks"]
 
 
 def model_spec(

@@ -1,0 +1,94 @@
+"""What the process keeps beside weights and budget, and what may be given back."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.hf.weights import own_weights
+from runtime.memory import library_code
+
+ROOT = Path(__file__).resolve().parents[3]
+BOUND_MIB = 300
+LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+SERVE = """
+import resource, torch
+from runtime.loading import load
+model = load("qwen2-moe-tiny", budget="25%")
+tokens = torch.arange(1, 33)[None]
+model.generate(
+    tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=16, do_sample=False
+)
+weights = sum(parameter.nbytes for parameter in model.parameters())
+# VmHWM and not ru_maxrss: that one is kept across exec, and starts with the test process's own.
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) * 1024 - weights - model.moecast.budget_bytes)
+model.moecast.close()
+"""
+
+
+@LINUX
+def test_load__peak_is_below_weights_and_budget_and_300_mib():
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    overhead = int(done.stdout.splitlines()[-1]) / 2**20
+    assert overhead < BOUND_MIB, f"{overhead:.0f} MiB"
+
+
+SMAPS = """\
+7f0000000000-7f0000002000 r-xp 00000000 08:01 1      /usr/lib/libcode.so
+Rss:                   8 kB
+Anonymous:             0 kB
+7f0000002000-7f0000003000 r--p 00002000 08:01 1      /usr/lib/libcode.so
+Rss:                   4 kB
+Anonymous:             4 kB
+7f0000003000-7f0000004000 rw-p 00003000 08:01 1      /usr/lib/libcode.so
+Rss:                   4 kB
+Anonymous:             0 kB
+7f0000004000-7f0000005000 r--p 00000000 08:01 2      /models/a b.safetensors
+Rss:                   4 kB
+Anonymous:             0 kB
+7f0000005000-7f0000006000 rw-p 00000000 00:00 0
+Rss:                   4 kB
+Anonymous:             4 kB
+7f0000006000-7f0000008000 r--p 00000000 08:01 3      /usr/lib/libc.so.6
+Rss:                   8 kB
+Anonymous:             0 kB
+"""
+
+
+def test_library_code__only_what_is_the_files_own(tmp_path):
+    smaps = tmp_path / "smaps"
+    smaps.write_text(SMAPS)
+    assert list(library_code(smaps)) == [
+        (0x7F0000000000, 0x7F0000002000),
+        (0x7F0000006000, 0x7F0000008000),
+    ]
+    assert list(library_code(tmp_path / "none")) == []
+
+
+def test_own_weights__unaligned_ones_are_copied_and_shared_ones_stay_shared():
+    model = torch.nn.Module()
+    raw = torch.arange(64, dtype=torch.float32)
+    model.odd = torch.nn.Parameter(raw[1:17])
+    model.even = torch.nn.Parameter(raw[32:48])
+    model.tied = model.odd
+    addresses = model.odd.data_ptr(), model.even.data_ptr()
+    own_weights(model, mapped=False)
+    assert model.odd.data_ptr() % 64 == 0 != addresses[0] % 64
+    assert model.even.data_ptr() == addresses[1]
+    assert model.tied.data_ptr() == model.odd.data_ptr()
+    assert torch.equal(model.odd, raw[1:17])
+    own_weights(model)
+    assert model.even.data_ptr() != addresses[1]
