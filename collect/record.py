@@ -195,7 +195,7 @@ class Job:
         """`(arrays, requests)` of a unit; the same whoever records it, and when."""
         recorder = Recorder(self.plan.signals, end_tokens=end_tokens(self.model))
         probes = {PROBES[signal] for signal in self.plan.signals}
-        with Probes(self.model, probes, recorder), torch.random.fork_rng():
+        with Probes(self.model, probes, recorder, complete=True), torch.random.fork_rng():
             for number, batch in enumerate(batches(self.work[unit], self.settings.batch_size)):
                 seed = digest_of([self.plan.units[unit], number])
                 torch.manual_seed(int(seed[:15], 16))

@@ -40,6 +40,7 @@ class Recorder:
         self._alive_B = np.empty(0, bool)
         self._next_position_B = np.empty(0, np.int64)
         self._prompt_is_due = False
+        self._num_tokens = 0
         self._kept_N: NDArray[np.int64] | None = None
         """Rows of the step that are kept; None for all."""
 
@@ -52,6 +53,12 @@ class Recorder:
         self._prompt_is_due = True
 
     def begin_step(self, tokens_T: Ints, _requests_T: Ints) -> None:
+        if (tokens_T < 0).any():
+            raise TraceError(
+                "a trace keeps token ids, which prompts given as embeddings do not have; "
+                "give the model input_ids"
+            )
+        self._num_tokens = len(tokens_T)
         if self._prompt_is_due:
             self._begin_prefill(tokens_T)
         else:
@@ -105,6 +112,11 @@ class Recorder:
     def _keep(self, signal: TraceSignal, layer: int, values_T: NDArray | None) -> None:
         if signal not in self._signals:
             return
+        if values_T is not None and len(values_T) != self._num_tokens:
+            raise TraceError(
+                f"layer {layer} computes {len(values_T)} tokens in a step that was given "
+                f"{self._num_tokens}: traces are of models that compute the tokens they are given"
+            )
         if values_T is None:
             rest = [str(one) for one in sorted(self._signals - {signal})]
             raise TraceError(

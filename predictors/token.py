@@ -50,6 +50,8 @@ class Token(Predictor):
         return cls(spec, ids_S, shares.astype(np.float16), unseen_LE.astype(np.float32))
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
+        if (tokens_T < 0).any():
+            return ()  # Prompts given as embeddings have no ids.
         place_T = np.searchsorted(self._ids_S, tokens_T)
         near_T = np.minimum(place_T, len(self._ids_S) - 1)
         unseen = len(self._ids_S)

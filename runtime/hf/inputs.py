@@ -1,0 +1,50 @@
+"""What a model's forward pass is given: which tokens, and whether they continue others."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.errors import CheckpointError
+
+NO_TOKEN = -1
+"""Stands for a position that was given as an embedding."""
+
+
+def tokens_of(args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    """Token ids `(batch, sequence)`, integers; `NO_TOKEN` everywhere for `inputs_embeds`.
+
+    Raises:
+        CheckpointError: neither ids nor embeddings.
+    """
+    tokens = kwargs.get("input_ids", args[0] if args else None)
+    if tokens is not None:
+        return tokens
+    embeddings = kwargs.get("inputs_embeds")
+    if embeddings is None:
+        raise CheckpointError("moecast serves models that are given input_ids or inputs_embeds")
+    return torch.full(embeddings.shape[:2], NO_TOKEN, dtype=torch.int64)
+
+
+class Past:
+    """Tells a step that continues requests from one that begins new ones."""
+
+    def __init__(self) -> None:
+        self._seen: weakref.ref | None = None
+        """The cache of the step before, where caches do not count their tokens."""
+
+    def continues(self, cache: Any) -> bool:
+        """Whether the step's cache holds tokens already.
+
+        Caches of recurrent layers alone hold no tokens that they could count: the step continues
+        if the step before had the same cache.
+        """
+        if cache is None:
+            return False
+        try:
+            return int(cache.get_seq_length()) > 0
+        except (AttributeError, TypeError, ValueError):
+            known = self._seen is not None and self._seen() is cache
+            self._seen = weakref.ref(cache) if hasattr(cache, "__weakref__") else None
+            return known
