@@ -27,6 +27,7 @@ class MoeLayer:
     """Dotted name of the experts module."""
     experts: nn.Module
     router: nn.Module
+    """Where no router was found, what it would be a part of: that tells nobody what was chosen."""
     parent: nn.Module
     """What the router is a part of."""
     block: nn.Module
@@ -85,7 +86,7 @@ def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
     """The model's layers with routed experts, in the order in which it runs them.
 
     Raises:
-        CheckpointError: no experts, or an experts module without a router beside it.
+        CheckpointError: no experts.
     """
     routers = _recorded(model, "router_logits")
     blocks = _recorded(model, "hidden_states")
@@ -94,11 +95,8 @@ def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
         kind = kind_of(experts)
         assert kind is not None
         parent = experts if kind.router_inside else model.get_submodule(name.rpartition(".")[0])
-        router = _router_of(parent, routers)
-        if router is None:
-            raise CheckpointError(
-                f"{name}: no router found beside the experts of {type(model).__name__}"
-            )
+        # What has no router to listen to is served all the same, when its experts are called.
+        router = _router_of(parent, routers) or parent
         found.append((name, experts, router, parent, _block_name(model, name, blocks), kind))
     if not found:
         raise CheckpointError(

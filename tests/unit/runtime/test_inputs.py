@@ -14,7 +14,9 @@ from predictors.spec import ModelSpec
 from predictors.token import Token
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
+from runtime.hf import layers
 from runtime.hf.inputs import NO_TOKEN, Past, tokens_of
+from runtime.hf.routing import routing_of
 from runtime.probes import Probes
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
@@ -52,6 +54,27 @@ def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
             )
     assert steps.tokens[0] == [NO_TOKEN] * 14
     assert steps.tokens[1] == found[:, 0].tolist(), "then the tokens that it generates"
+
+
+@pytest.mark.parametrize("what", ["no router", "a router that tells nothing"])
+def test_load__routers_that_nobody_can_listen_to(tmp_path, monkeypatch, what):
+    if what == "no router":
+        monkeypatch.setattr(layers, "_router_of", lambda *_: None)
+    else:
+        monkeypatch.setattr(layers.MoeLayer, "routing", lambda _, output: routing_of(output[:1]))
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    tokens = torch.arange(1, 9).reshape(1, 8)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = plain_eager(folder).generate(tokens, **options)
+    model = runtime.load(ModelConfig(name="tiny", id=str(folder)), budget="25%")
+    with model.moecast:
+        assert torch.equal(model.generate(tokens, **options), expected)
+        with (
+            Probes(model, {Signal.ROUTED}, Steps(), complete=True),
+            pytest.raises(CheckpointError, match="does not return the chosen experts"),
+        ):
+            model(tokens)
+        assert torch.equal(model.generate(tokens, **options), expected)
 
 
 def test_tokens_of__nothing_to_compute_is_an_error():
