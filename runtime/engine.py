@@ -112,8 +112,15 @@ class Engine:
         self._routed_at = now
 
     def end_step(self) -> None:
-        if not self._turn.end():
+        if not self._turn.is_mine:
             return  # the step never began: its input was refused
+        try:
+            self._end_step()
+        finally:
+            # Last: another thread's step begins at once, and what it asks for is its own.
+            self._turn.end()
+
+    def _end_step(self) -> None:
         self.driver.end_step()
         with self._condition:
             self._let_go()

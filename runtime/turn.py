@@ -20,12 +20,15 @@ class Turn:
         self._owner = threading.get_ident()
         self._depth += 1
 
-    def end(self) -> bool:
-        """Gives the turn back; False when this thread does not have it (its pass never began)."""
-        if self._owner != threading.get_ident():
-            return False
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has the turn; not when its pass never began."""
+        return self._owner == threading.get_ident()
+
+    def end(self) -> None:
+        """Gives the turn back, which this thread must have."""
+        assert self.is_mine
         self._depth -= 1
         if self._depth == 0:
             self._owner = None
         self._lock.release()
-        return True
