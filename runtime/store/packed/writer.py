@@ -155,6 +155,10 @@ def _workplace(work: Path, contents: Contents) -> Iterator[tuple[Path, Path]]:
             write_atomic(plan, wanted)
         for folder in (store, journal):
             folder.mkdir(exist_ok=True)
+        # After a kill right behind the exchange of names, `store` is the one that was replaced.
+        for file in store.iterdir():
+            if file.name not in {one.file for one in contents.layers}:
+                file.unlink()
         yield store, journal
     finally:
         os.close(handle)

@@ -1,0 +1,46 @@
+"""Packed stores of tiny models, made on the spot."""
+
+from pathlib import Path
+
+import torch
+
+from predictors.spec import ModelSpec
+from runtime.config import ModelConfig
+from runtime.hf.layers import moe_layers
+from runtime.loading import load_stripped, model_spec
+from runtime.store.checkpoint import CheckpointStore
+from runtime.store.packed.coding import RAW, Coding
+from runtime.store.packed.fingerprint import fingerprint
+from runtime.store.packed.layout import packed_layout
+from runtime.store.packed.manifest import Contents, contents_of
+from runtime.store.packed.writer import pack
+
+
+def source_of(model: Path, *, dtype: str = "auto") -> tuple[CheckpointStore, ModelSpec]:
+    """The checkpoint's own store and the model's spec."""
+    stripped, banks = load_stripped(model, dtype, torch.device("cpu"))
+    layers = moe_layers(stripped)
+    source = CheckpointStore(stripped, [banks[layer.name] for layer in layers])
+    config = ModelConfig(name="tiny", id=str(model), dtype=dtype)
+    return source, model_spec(stripped, layers, source, model, config)
+
+
+def plan(model: Path, *, coding: Coding = RAW) -> tuple[CheckpointStore, Contents]:
+    """What `pack` takes."""
+    source, spec = source_of(model)
+    contents = contents_of(
+        [packed_layout(layout, coding=coding) for layout in source.layouts],
+        source.experts_per_layer,
+        spec=spec,
+        fingerprint=fingerprint(model),
+        tool="test",
+    )
+    return source, contents
+
+
+def packed(model: Path, output: Path, *, coding: Coding = RAW) -> Path:
+    """The store's folder."""
+    source, contents = plan(model, coding=coding)
+    pack(source, contents, output)
+    source.close()
+    return output

@@ -1,0 +1,64 @@
+"""Integers with scales become weights by the written formula, bit for bit."""
+
+import pytest
+import torch
+
+from runtime.store.packed import coding
+from runtime.store.packed.coding import RAW, Coding, Integers, decode, encode
+
+
+def random_integers(how: Coding, num_weights: int, dtype: torch.dtype) -> Integers:
+    groups = num_weights // how.group_size
+    low, high = (0, 16) if how.packs else (-127, 128)
+    values = torch.randint(low, high, (num_weights,))
+    return Integers(
+        values.to(torch.uint8 if how.packs else torch.int8),
+        torch.rand(groups).mul(0.02).to(dtype),
+        torch.rand(groups).mul(15).to(dtype) if how.packs else None,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("groups", "step"), [(1, 64), (2, 64), (7, 96), (9, 1 << 18), (64, 100)])
+def test_decode__is_the_formula(dtype, bits, groups, step, monkeypatch):
+    monkeypatch.setattr(coding, "STEP", step)
+    torch.manual_seed(groups)
+    how, num_weights = Coding(bits, 32), groups * 32
+    integers = random_integers(how, num_weights, dtype)
+    stored = torch.full((how.num_bytes(num_weights, dtype),), 0xEE, dtype=torch.uint8)
+    encode(how, integers, stored)
+    found = torch.empty(num_weights, dtype=dtype)
+    decode(how, stored, found)
+    expected = []
+    for i, value in enumerate(integers.values.tolist()):
+        zero = integers.zeros[i // 32].float() if how.packs else torch.tensor(0.0)
+        expected.append((value - zero) * integers.scales[i // 32].float())
+    assert torch.equal(found, torch.stack(expected).to(dtype))
+
+
+def test_coding__int4_takes_half_a_byte_and_the_groups_values():
+    # 128 weights of 2 bytes: 2 groups of 64: 64 bytes, then scales and zeros, each from byte 64 on.
+    assert Coding(4, 64).sections(128, torch.bfloat16) == [(0, 64), (64, 68), (128, 132)]
+    # An odd number of groups: the last has its byte to itself.
+    assert Coding(4, 64).sections(192, torch.float32) == [(0, 128), (128, 140), (192, 204)]
+    assert Coding(8, 64).sections(128, torch.bfloat16) == [(0, 128), (128, 132)]
+    assert RAW.sections(128, torch.bfloat16) == [(0, 256)]
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.01), (4, 0.12)])
+def test_quantise__torchao_is_near(bits, tolerance):
+    pytest.importorskip("torchao", reason="the `quantise` extra is not installed")
+    from runtime.store.packed.quantise import quantise
+
+    torch.manual_seed(0)
+    weights = torch.randn(64 * 96, dtype=torch.bfloat16)
+    weights[:64] = 0
+    how = Coding(bits, 64)
+    integers = quantise(how, weights)
+    stored = torch.empty(how.num_bytes(len(weights), weights.dtype), dtype=torch.uint8)
+    encode(how, integers, stored)
+    found = torch.empty_like(weights)
+    decode(how, stored, found)
+    assert not found[:64].any()
+    assert (found - weights).float().norm() / weights.float().norm() < tolerance

@@ -1,0 +1,150 @@
+"""Direct reads give the bytes of the range and touch nothing else."""
+
+import errno
+import logging
+import mmap
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.config import PageCache
+from runtime.errors import TransferError
+from runtime.store import direct, files
+from runtime.store.direct import BLOCK, SMALLEST, EndOfFile, read_direct
+from runtime.store.files import FileReader
+
+SIZE = 600_003
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "bytes"
+    path.write_bytes(random.Random(0).randbytes(SIZE))
+    return path
+
+
+@pytest.fixture
+def descriptor(file: Path) -> Iterator[int]:
+    """Opened for direct reads; skips where the file system has none."""
+    try:
+        handle = os.open(file, os.O_RDONLY | direct.O_DIRECT)
+    except OSError as error:
+        pytest.skip(f"no direct reads here: {error}")
+    yield handle
+    os.close(handle)
+
+
+def test_read_direct__any_range_into_any_memory(file, descriptor):
+    content, rng = file.read_bytes(), random.Random(1)
+    memory = memoryview(mmap.mmap(-1, 1 << 20))
+    for _ in range(400):
+        size = rng.choice(
+            [
+                rng.randrange(SMALLEST, SMALLEST + 2 * BLOCK),
+                rng.randrange(SMALLEST, 500_000),
+                SMALLEST + BLOCK * rng.randrange(20),
+            ]
+        )
+        last = SIZE - size
+        offset = rng.choice([rng.randrange(last), rng.randrange(last) // BLOCK * BLOCK, last])
+        place = rng.choice([rng.randrange(2 * BLOCK), BLOCK, 64 * rng.randrange(64)])
+        memory[:] = b"\xee" * len(memory)
+        read_direct(descriptor, offset, memory[place : place + size])
+        assert memory[place : place + size] == content[offset : offset + size]
+        assert memory[:place] == b"\xee" * place
+        assert memory[place + size :] == b"\xee" * (len(memory) - place - size)
+
+
+@pytest.mark.parametrize("offset", [SIZE - SMALLEST + 1, SIZE - 5, SIZE + 10_000, BLOCK * 140])
+def test_read_direct__beyond_the_end_is_an_error(descriptor, offset):
+    # Which of the two depends on whether the file ends inside a block; see FileReader.
+    with pytest.raises((EndOfFile, OSError)):
+        read_direct(descriptor, offset, memoryview(mmap.mmap(-1, SMALLEST)))
+
+
+def test_read_direct__short_reads_are_read_on(file, descriptor, monkeypatch):
+    real = os.preadv
+    # As some file systems do: never more than three blocks at once.
+    monkeypatch.setattr(os, "preadv", lambda fd, parts, at: real(fd, [parts[0][: 3 * BLOCK]], at))
+    memory = memoryview(mmap.mmap(-1, 1 << 20))[64 : 64 + 300_000]
+    read_direct(descriptor, 1_000, memory)
+    assert memory == file.read_bytes()[1_000:301_000]
+
+
+@pytest.mark.parametrize("page_cache", PageCache)
+@pytest.mark.parametrize("size", [1_000, 200_000])
+def test_reader__every_way_of_reading_gives_the_bytes(file, page_cache, size):
+    reader = FileReader(page_cache=page_cache)
+    target = bytearray(size)
+    reader.read(file, 12_345, memoryview(target), what="it")
+    assert target == file.read_bytes()[12_345 : 12_345 + size]
+    with pytest.raises(TransferError, match=rf"bytes: ends at byte {SIZE}, where it needs"):
+        reader.read(file, SIZE - size + 1, memoryview(target), what="it")
+    reader.close()
+
+
+@pytest.mark.parametrize("refuses", ["open", "read"])
+def test_reader__without_direct_reads_goes_through_the_cache_and_says_so_once(
+    file, monkeypatch, caplog, refuses
+):
+    real = os.open
+
+    def no_direct(path, flags, *args):
+        if flags & direct.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags, *args)
+
+    def invalid(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    if refuses == "open":
+        monkeypatch.setattr(os, "open", no_direct)
+    else:
+        monkeypatch.setattr(files, "read_direct", invalid)
+    reader = FileReader()
+    target = bytearray(200_000)
+    with caplog.at_level(logging.INFO):
+        reader.read(file, 5, memoryview(target), what="it")
+        reader.read(file, 6, memoryview(target), what="it")
+    assert target == file.read_bytes()[6:200_006]
+    assert [record.message for record in caplog.records] == [
+        f"{file}: no direct reads on this file system; reads go through the page cache "
+        "and are dropped behind"
+    ]
+    reader.close()
+
+
+@pytest.mark.parametrize("page_cache", PageCache)
+def test_reader__leaves_the_page_cache_as_told(tmp_path, page_cache):
+    # Eight reads of 1 MiB, not aligned, of a file that is on the disk and not in memory.
+    path = tmp_path / "large"
+    path.write_bytes(bytes(16 << 20))
+    with path.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident_bytes(path):
+        pytest.skip("this file system lives in memory")
+    reader = FileReader(page_cache=page_cache)
+    target = memoryview(bytearray(1 << 20))
+    for i in range(8):
+        reader.read(path, i * (2 << 20) + 100, target, what="it")
+    kept = resident_bytes(path)
+    assert kept >= 8 << 20 if page_cache is PageCache.KEEP else kept == 0
+    reader.close()
+
+
+def resident_bytes(path: Path) -> int:
+    """Bytes of the file in the page cache, by the system's own `mincore`."""
+    import ctypes
+
+    size = path.stat().st_size
+    with path.open("r+b") as opened, mmap.mmap(opened.fileno(), size) as mapped:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(mapped)
+        address = ctypes.c_void_p(ctypes.addressof(start))
+        assert ctypes.CDLL(None).mincore(address, ctypes.c_size_t(size), pages) == 0
+        del start
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE

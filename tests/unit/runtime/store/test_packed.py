@@ -1,0 +1,254 @@
+"""A packed store gives what was packed, bit for bit, or an error: never other bytes."""
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from predictors.spec import ModelSpec
+from runtime.errors import StoreError, TransferError
+from runtime.store.checkpoint import CheckpointStore
+from runtime.store.files import FileReader
+from runtime.store.packed import open_store, record
+from runtime.store.packed.coding import Coding, Integers
+from runtime.store.packed.fingerprint import fingerprint
+from runtime.store.packed.journal import aligned_bytes
+from runtime.store.packed.manifest import canonical
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.packed import packed, source_of
+from tests.builders.served import serve
+
+TOKENS = torch.arange(24).reshape(1, 24)
+
+
+def experts_of(store, layer: int, expert: int, *, chunks: list[range] | None = None):
+    layout = store.layouts[layer]
+    slot = aligned_bytes(layout.num_bytes)
+    for some in chunks or [range(len(layout.chunks))]:
+        store.read(layer, expert, some, slot)
+    return layout.weights(slot)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"))
+
+
+# Gate and up are 2 KiB each, no block: one chunk. With 64 hidden units they are a block each.
+@pytest.mark.parametrize(("hidden_size", "chunk_bytes"), [(32, [4096] * 2), (64, [4096] * 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_store__every_expert_is_the_checkpoints(tmp_path, hidden_size, chunk_bytes, dtype):
+    model = tiny_qwen2_moe(tmp_path / "model", hidden_size=hidden_size, dtype=dtype)
+    store = open_store(packed(model, tmp_path / "store"), None)
+    layout = store.layouts[0]
+    if dtype is torch.float32:
+        assert layout.chunk_bytes == chunk_bytes
+    assert all(edge % 4096 == 0 for ranges in layout.chunk_ranges for edge in ranges[0])
+    plain = plain_eager(model)
+    by_chunk = [range(i, i + 1) for i in reversed(range(len(layout.chunks)))]
+    for layer in range(2):
+        bank = plain.model.layers[layer].mlp.experts
+        for expert in range(8):
+            for chunks in (None, by_chunk):
+                weights = experts_of(store, layer, expert, chunks=chunks)
+                assert torch.equal(weights["gate_up_proj"], bank.gate_up_proj[expert])
+                assert torch.equal(weights["down_proj"], bank.down_proj[expert])
+    store.close()
+
+
+def test_packed_store__is_served_without_the_checkpoints_experts(tmp_path, model, monkeypatch):
+    folder = packed(model, tmp_path / "store")
+    expected = plain_eager(model)(TOKENS).logits
+
+    def forbidden(*_):
+        raise AssertionError("an expert was read from the checkpoint")
+
+    monkeypatch.setattr(CheckpointStore, "read", forbidden)
+    served = serve(model, store=folder, budget="30%")
+    with served.moecast, torch.no_grad():
+        assert torch.equal(served(TOKENS).logits, expected)
+
+
+def flipped(path: Path, bit: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        (byte,) = file.read(1)
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+@pytest.mark.faults
+def test_packed_store__every_flipped_bit_is_found(tmp_path, model):
+    folder = packed(model, tmp_path / "store")
+    rng, found = random.Random(0), dict.fromkeys(sorted(folder.iterdir()), 0)
+    for _ in range(1200):
+        path = rng.choices(list(found), [file.stat().st_size for file in found])[0]
+        if rng.random() < 0.2:
+            path = folder / rng.choice(["manifest.json", "checksums.bin"])
+        bit = rng.randrange(8 * path.stat().st_size)
+        flipped(path, bit)
+        if path.suffix == ".bin" and path.name.startswith("layer"):
+            store = open_store(folder, None)
+            layer, size = int(path.stem[-3:]), store.layouts[0].num_bytes
+            with pytest.raises(TransferError, match=rf"{path.name}.*layer {layer}, expert "):
+                experts_of(store, layer, bit // 8 // size)
+            store.close()
+        else:
+            with pytest.raises(StoreError, match=path.name):
+                open_store(folder, None)
+        found[path] += 1
+        flipped(path, bit)
+    assert min(found.values()) > 50
+    open_store(folder, None).close()
+
+
+def test_packed_store__a_bit_that_flips_on_its_way_is_read_again(tmp_path, model, monkeypatch):
+    store = open_store(packed(model, tmp_path / "store"), None)
+    expected = experts_of(store, 0, 3)
+    real, calls = FileReader.read, []
+
+    def bad_cable(self, file, offset, target, *, what):
+        real(self, file, offset, target, what=what)
+        calls.append(offset)
+        if len(calls) == 1:
+            target[100] ^= 4
+
+    monkeypatch.setattr(FileReader, "read", bad_cable)
+    found = experts_of(store, 0, 3)
+    assert len(calls) == 2
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("change", [-1, 1, -4096])
+def test_open_store__a_file_of_another_length_is_refused(tmp_path, model, change):
+    folder = packed(model, tmp_path / "store")
+    file = folder / "layer-001.bin"
+    os.truncate(file, file.stat().st_size + change)
+    with pytest.raises(StoreError, match=r"layer-001.bin has \d+ bytes where \d+ belong"):
+        open_store(folder, None)
+
+
+def test_open_store__another_model_is_refused_with_both_sides(tmp_path, model):
+    folder = packed(model, tmp_path / "store")
+    _, spec = source_of(model)
+    open_store(folder, spec, checkpoint=model).close()
+    for name, value in {"revision": "f" * 40, "dtype": "float16", "top_k": 7}.items():
+        other = ModelSpec(**{**spec.as_dict(), name: value})
+        with pytest.raises(StoreError, match=f"{name}: this model has '?{value}") as refusal:
+            open_store(folder, other)
+        assert str(getattr(spec, name)) in str(refusal.value)
+
+
+def test_open_store__other_weights_of_the_same_shapes_are_refused(tmp_path, model):
+    folder = packed(model, tmp_path / "store")
+    trained_on = tiny_qwen2_moe(tmp_path / "other", seed=1)
+    with pytest.raises(StoreError, match="packed from other weights"):
+        open_store(folder, None, checkpoint=trained_on)
+    assert fingerprint(tiny_qwen2_moe(tmp_path / "same")) == fingerprint(model)
+
+
+def altered(folder: Path, change) -> None:
+    """A manifest that somebody wrote: changed, and its digest made to fit."""
+    path = folder / "manifest.json"
+    value = json.loads(path.read_text())
+    change(value["contents"])
+    body = {key: value[key] for key in ("contents", "checksums_sha256")}
+    value["digest"] = hashlib.sha256(canonical(body)).hexdigest()
+    path.write_text(json.dumps(value))
+
+
+def layer_0(contents: dict) -> dict:
+    return contents["layers"][0]
+
+
+HOSTILE = {
+    "a later version": (lambda c: c.update(version=2), r"format version 2, this moecast reads 1"),
+    "an unknown key": (lambda c: c.update(extra=1), "extra: Extra inputs are not permitted"),
+    "a path outside": (lambda c: layer_0(c).update(file="../layer-000.bin"), "should match"),
+    "an unknown dtype": (
+        lambda c: layer_0(c)["parameters"]["down_proj"].update(dtype="int64"),
+        "contradicts itself: 'int64'",
+    ),
+    "a chunk off the block": (
+        lambda c: layer_0(c)["chunks"][0].update(end=4000),
+        "a chunk from 0 to 4000",
+    ),
+    "a part outside its chunk": (
+        lambda c: layer_0(c)["chunks"][0]["parts"][0].update(offset=1 << 40),
+        "gate_up_proj: bytes 1099511627776",
+    ),
+    "a shape that is not filled": (
+        lambda c: layer_0(c)["parameters"]["down_proj"].update(shape=[64, 64]),
+        r"down_proj: 512 weights for shape \(64, 64\)",
+    ),
+    "more experts than there are": (lambda c: layer_0(c).update(num_experts=9), "checksums"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_open_store__a_manifest_that_cannot_be_is_refused(tmp_path, model, what):
+    folder = packed(model, tmp_path / "store")
+    change, message = HOSTILE[what]
+    altered(folder, change)
+    with pytest.raises(StoreError, match=message):
+        open_store(folder, None)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "checksums.bin", "layer-000.bin"])
+def test_open_store__links_and_missing_files_are_refused(tmp_path, model, name):
+    folder = packed(model, tmp_path / "store")
+    outside = (folder / name).rename(tmp_path / "outside")
+    with pytest.raises(StoreError, match=name):
+        open_store(folder, None)
+    (folder / name).symlink_to(outside)
+    with pytest.raises(StoreError, match=name):
+        open_store(folder, None)
+
+
+def nearest(how: Coding, weights: torch.Tensor) -> Integers:
+    """The simplest quantiser: from the smallest to the largest of a group."""
+    groups = weights.view(-1, how.group_size).float()
+    if how.bits == 8:
+        scales = (groups.abs().amax(1) / 127).to(weights.dtype)
+        return Integers((groups / scales[:, None]).round().to(torch.int8).view(-1), scales, None)
+    scales = ((groups.amax(1) - groups.amin(1)) / 15).to(weights.dtype)
+    zeros = (-groups.amin(1) / scales).to(weights.dtype)
+    values = (groups / scales[:, None] + zeros[:, None]).round().clamp(0, 15)
+    return Integers(values.to(torch.uint8).view(-1), scales, zeros)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quantised_store__is_served_as_plain_transformers_with_its_weights(
+    tmp_path, monkeypatch, bits, dtype
+):
+    monkeypatch.setattr(record, "quantise", nearest)
+    model = tiny_qwen2_moe(tmp_path / "model", dtype=dtype, hidden_size=64)
+    how = Coding(bits, 32)
+    folder = packed(model, tmp_path / "store", coding=how)
+    plain = plain_eager(model)
+    original = plain(TOKENS).logits
+    with torch.no_grad():
+        for layer in plain.model.layers:
+            for parameter in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
+                for expert in parameter:
+                    # Of each expert gate, up and down are quantised by themselves, all in whole
+                    # groups here; so the whole parameter may be taken at once.
+                    it = nearest(how, expert.reshape(-1))
+                    values = it.values.float().view(-1, 32)
+                    if it.zeros is not None:
+                        values -= it.zeros.float()[:, None]
+                    expert.copy_((values * it.scales.float()[:, None]).view_as(expert))
+    expected = plain(TOKENS).logits
+    assert not torch.equal(expected, original)
+    served = serve(model, store=folder, budget="40%")
+    with served.moecast, torch.no_grad():
+        assert torch.equal(served(TOKENS).logits, expected)
+    source, _ = source_of(model)
+    store = open_store(folder, None)
+    assert store.scratch_bytes >= 3 * 16 * 64 * dtype.itemsize
+    assert not store.layouts[0].views_are_weights
