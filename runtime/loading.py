@@ -95,7 +95,7 @@ def load(
         from runtime.store.packed import open_store
 
         experts.close()
-        experts = open_store(reading.path, spec, page_cache=reading.page_cache)
+        experts = open_store(reading.path, spec, checkpoint=folder, page_cache=reading.page_cache)
     chosen = resolve_predictor(predictor, spec)
     engine = build_engine(
         experts,

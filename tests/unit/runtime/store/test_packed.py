@@ -148,6 +148,8 @@ def test_open_store__other_weights_of_the_same_shapes_are_refused(tmp_path, mode
     trained_on = tiny_qwen2_moe(tmp_path / "other", seed=1)
     with pytest.raises(StoreError, match="packed from other weights"):
         open_store(folder, None, checkpoint=trained_on)
+    with pytest.raises(StoreError, match="packed from other weights"):
+        serve(trained_on, store=folder)
     assert fingerprint(tiny_qwen2_moe(tmp_path / "same")) == fingerprint(model)
 
 
