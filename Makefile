@@ -22,7 +22,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(MAKE) check MARKS="not gpu"
 
-MARKS ?= not slow and not gpu
+MARKS ?= not slow and not gpu and not faults
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -21,6 +21,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 faulthandler.enable()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test that hangs is ended, and the stacks of all threads are shown: pytest-timeout does so
+    by its thread method only, and not for tests that are given no limit."""
+    assert config.getini("timeout_method") == "thread", "pyproject.toml: timeout_method"
+    assert float(config.getini("timeout")) > 0, "pyproject.toml: timeout"
+    for item in items:
+        for mark in item.iter_markers("timeout"):
+            limit = mark.kwargs.get("timeout", mark.args[0] if mark.args else None)
+            method = mark.kwargs.get("method", mark.args[1] if len(mark.args) > 1 else "thread")
+            assert limit, f"{item.nodeid}: a test without a limit may hang"
+            assert method == "thread", f"{item.nodeid}: timeout method {method} shows one stack"
+
+
 @pytest.fixture(autouse=True)
 def own_zoo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for pulled entries, so that no test sees or changes the user's."""
