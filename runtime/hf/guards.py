@@ -26,11 +26,28 @@ def _refuse_state(module: nn.Module, prefix: str, _keep_vars: bool) -> NoReturn:
     )
 
 
-def guard(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
-    """Makes `save_pretrained`, and `state_dict` of whatever contains experts, an error.
+def _refuse_copy(_memo: dict[int, Any]) -> NoReturn:
+    raise CheckpointError(
+        "this model's experts live in moecast's arena and are not copied with it; "
+        "load the checkpoint a second time"
+    )
 
-    Copying and pickling are refused by what serves the experts (`adapters.served`).
-    """
+
+def _refuse_pickle(_protocol: object) -> NoReturn:
+    raise CheckpointError(
+        "this model's experts live in moecast's arena and are not pickled with it; "
+        "copy the checkpoint that it was loaded from"
+    )
+
+
+def guard(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
+    """Makes `save_pretrained`, and copying, pickling and `state_dict` of whatever contains experts,
+    an error."""
     model.save_pretrained = refuse_to_save
     for layer in layers:
         layer.experts.register_state_dict_pre_hook(_refuse_state)
+        parts = layer.name.split(".")
+        for end in range(len(parts) + 1):
+            around = vars(model.get_submodule(".".join(parts[:end])))
+            around["__deepcopy__"] = _refuse_copy
+            around["__reduce_ex__"] = _refuse_pickle

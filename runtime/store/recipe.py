@@ -142,6 +142,13 @@ class Recipe:
                 f"{parameter.target}: one expert is no byte range of this checkpoint "
                 f"(operations: {', '.join(self.operations) or 'none'})"
             )
+        for extents in self.sources.values():
+            for other in extents[1:]:
+                if other.shape != extents[0].shape:
+                    raise CheckpointError(
+                        f"{parameter.target}: {other.key} is {other.shape}, {extents[0].key} is "
+                        f"{extents[0].shape}; all experts of a layer have one shape"
+                    )
         stored = sum(math.prod(extent.shape) for extent in self.extents(0))
         if self.is_plain and stored != math.prod(parameter.shape[1:]):
             raise CheckpointError(

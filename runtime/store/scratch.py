@@ -24,7 +24,8 @@ class _Live(TorchDispatchMode):
     ) -> Any:
         output = function(*args, **(kwargs or {}))
         for tensor in _tensors(output):
-            self._count(tensor.untyped_storage())
+            if not tensor.is_meta:
+                self._count(tensor.untyped_storage())
         within = _bytes_within(function, args)
         self.peak_bytes = max(self.peak_bytes, self._live_bytes + within)
         return output

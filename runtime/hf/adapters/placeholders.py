@@ -55,7 +55,8 @@ class Absent:
 
 
 class Lazy(Absent):
-    """Gives an expert's own part when a model's own loop indexes it, `(experts, ...)[expert]`.
+    """Gives an expert's own part when a model's own loop indexes it, `(experts, ...)[expert]`; code
+    that computes with several at once is refused.
 
     The part is the arena's memory: it stays valid until another expert is asked for.
     """
@@ -65,7 +66,8 @@ class Lazy(Absent):
         self.served: Served | None = None
 
     def __getitem__(self, index: SupportsInt) -> Tensor:
-        if self.served is None:
+        is_one = index.ndim == 0 if isinstance(index, Tensor) else isinstance(index, int)
+        if self.served is None or not is_one or isinstance(index, bool):
             self._refuse()
         return self.served.hold(int(index))[self.parameter.name]
 

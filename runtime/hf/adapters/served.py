@@ -1,11 +1,9 @@
 """What a layer's experts module asks for its experts' parameters."""
 
 from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Protocol
 
 from torch import Tensor
-
-from runtime.errors import CheckpointError
 
 
 class ExpertSource(Protocol):
@@ -19,7 +17,7 @@ class ExpertSource(Protocol):
 
 
 class Served:
-    """One layer of a source. Belongs to one loaded model: neither copied nor pickled with it."""
+    """One layer of a source."""
 
     def __init__(self, source: ExpertSource, layer: int):
         self._source = source
@@ -32,15 +30,3 @@ class Served:
     def hold(self, expert: int) -> dict[str, Tensor]:
         """The expert's parameters, valid until the next expert of the model is asked for."""
         return self._source.hold(self._layer, expert)
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> NoReturn:
-        raise CheckpointError(
-            "this model's experts live in moecast's arena and are not copied with it; "
-            "load the checkpoint a second time"
-        )
-
-    def __reduce_ex__(self, _protocol: object) -> NoReturn:
-        raise CheckpointError(
-            "this model's experts live in moecast's arena and are not pickled with it; "
-            "copy the checkpoint that it was loaded from"
-        )

@@ -1,0 +1,96 @@
+"""Quantised checkpoints in the layouts of the Hub, made of tiny unquantised ones."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+FP8_LARGEST = 448.0
+"""The largest float8_e4m3fn."""
+
+
+def rewrite(
+    folder: Path,
+    change: Callable[[str, Tensor], dict[str, Tensor]],
+    quantization: dict[str, Any] | None = None,
+) -> Path:
+    """Replaces each tensor by what `change` makes of it, in one file; returns the folder."""
+    made: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            made.update(change(name, tensor))
+        file.unlink()
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    made = {name: tensor.contiguous() for name, tensor in made.items()}
+    save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
+    if quantization is not None:
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = quantization
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def quantise_fp8(folder: Path, *, block: int = 16) -> Path:
+    """As deepseek_v3 and qwen3_moe are published: `X.weight` float8_e4m3fn `(out, in)` and
+    `X.weight_scale_inv` float32 `(out / block, in / block)` for every projection."""
+
+    def change(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if not name.endswith("proj.weight"):
+            return {name: tensor}
+        rows, columns = tensor.shape
+        height, width = min(block, rows), min(block, columns)
+        blocks = tensor.float().view(rows // height, height, columns // width, width)
+        scale = blocks.abs().amax((1, 3), keepdim=True) / FP8_LARGEST
+        return {
+            name: (blocks / scale).to(torch.float8_e4m3fn).view(rows, columns),
+            f"{name}_scale_inv": scale.view(rows // height, columns // width),
+        }
+
+    return rewrite(
+        folder,
+        change,
+        {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [block, block],
+        },
+    )
+
+
+def quantise_mxfp4(folder: Path) -> Path:
+    """As gpt_oss is published: random `X_blocks` uint8 `(E, out, in / 32, 16)`, two numbers a byte,
+    and `X_scales` uint8 `(E, out, in / 32)`, powers of two."""
+    generator = torch.Generator().manual_seed(4)
+
+    def change(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            return {name: tensor}
+        experts, inputs, outputs = tensor.shape
+        shape = (experts, outputs, inputs // 32)
+        return {
+            f"{name}_blocks": torch.randint(
+                256, (*shape, 16), dtype=torch.uint8, generator=generator
+            ),
+            f"{name}_scales": torch.randint(
+                120, 126, shape, dtype=torch.uint8, generator=generator
+            ),
+        }
+
+    return rewrite(
+        folder,
+        change,
+        {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+        },
+    )

@@ -1,0 +1,83 @@
+"""What would silently leave experts out, or compute with none, is an error."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from runtime.errors import CheckpointError
+from runtime.hf.adapters.placeholders import Absent
+from runtime.hf.layers import moe_layers
+from runtime.store.recipe import FusedParameter
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.served import serve
+
+
+@torch.no_grad()
+def logits(model, num_tokens):
+    tokens = torch.arange(num_tokens).reshape(1, num_tokens) % 64
+    return model(tokens).logits
+
+
+def test_absent__every_computation_with_it_is_refused():
+    absent = Absent(FusedParameter("layer.experts", "w", (4, 2, 3), torch.float32))
+    for computation in (
+        lambda: absent[0],
+        lambda: F.linear(torch.ones(1, 3), absent),
+        lambda: torch.ones(2, 3) @ absent,
+        lambda: absent.transpose(1, 2),
+    ):
+        with pytest.raises(CheckpointError, match=r"layer\.experts\.w is served"):
+            computation()
+    assert not hasattr(absent, "data_ptr")
+    assert (absent.shape, absent.dtype) == ((4, 2, 3), torch.float32)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9])
+@pytest.mark.parametrize("implementation", ["batched_mm", "grouped_mm"])
+def test_interface__another_implementation_is_an_error_never_a_number(
+    tmp_path, implementation, num_tokens
+):
+    folder = tiny_qwen2_moe(tmp_path / "model", top_k=1)
+    model = serve(folder)
+    with model.moecast:
+        expected = logits(model, num_tokens)
+        model.set_experts_implementation(implementation)
+        with pytest.raises(CheckpointError, match="experts_implementation='moecast'"):
+            logits(model, num_tokens)
+        model.set_experts_implementation("moecast")
+        assert torch.equal(logits(model, num_tokens), expected)
+
+
+def test_interface__the_models_own_loop_fetches_too(tmp_path):
+    """`eager` set by somebody: slower, because it does not reorder, and the same bits."""
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    model = serve(folder, budget="25%")
+    with model.moecast:
+        expected = logits(model, 9)
+        model.set_experts_implementation("eager")
+        for _ in range(3):
+            assert torch.equal(logits(model, 9), expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2_moe", "dbrx", "jetmoe", "llama4", "step3p7", "switch_transformers"]
+)
+def test_guard__copies_and_saves_without_experts_are_refused(tmp_path, name):
+    model = serve(save_family(tmp_path / "model", FAMILIES[name]), budget="100%")
+    with model.moecast:
+        for part in (model, moe_layers(model)[0].block):
+            with pytest.raises(CheckpointError, match="load the checkpoint a second time"):
+                copy.deepcopy(part)
+            with pytest.raises(CheckpointError, match="not pickled"):
+                torch.save(part, io.BytesIO())
+            with pytest.raises(CheckpointError, match="state_dict"):
+                part.state_dict()
+        with pytest.raises(CheckpointError, match="save_pretrained"):
+            model.save_pretrained(tmp_path / "saved")
+        assert model.get_input_embeddings().state_dict()
+        assert not (tmp_path / "saved").exists()
