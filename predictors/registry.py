@@ -5,14 +5,30 @@ from types import MappingProxyType
 from typing import Any
 
 from predictors.base import Predictor
+from predictors.correlation import Correlation
+from predictors.dependency import Dependency
+from predictors.eam.request import EamRequest
+from predictors.eam.sequence import EamSequence
 from predictors.errors import PredictorError, unknown
+from predictors.expert_map.predictor import ExpertMap
 from predictors.learned import Learned, Mlp, Stride
 from predictors.popularity import Popularity
 from predictors.skip import Skip
 from predictors.spec import ModelSpec
 from predictors.token import Token
 
-CLASSES: tuple[type[Predictor], ...] = (Mlp, Stride, Skip, Token, Popularity)
+CLASSES: tuple[type[Predictor], ...] = (
+    Mlp,
+    Stride,
+    Skip,
+    Token,
+    Popularity,
+    Dependency,
+    EamSequence,
+    EamRequest,
+    ExpertMap,
+    Correlation,
+)
 KINDS: Mapping[str, type[Predictor]] = MappingProxyType({one.kind: one for one in CLASSES})
 LEARNED: Mapping[str, type[Learned]] = MappingProxyType({one.kind: one for one in (Mlp, Stride)})
 """Those that `train/` fits with gradient descent, by kind."""

@@ -6,6 +6,7 @@ Shape suffixes: L layers, E experts, D hidden size, S token ids seen.
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Ints

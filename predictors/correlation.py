@@ -1,0 +1,130 @@
+"""Expert correlation table: from a token's experts in one layer to the next (klotski 6.2).
+
+Shape suffixes: T tokens, K top_k, L layers, E experts of a layer, F experts of the layer before.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.errors import PredictorError
+from predictors.options import checked_options
+from predictors.spec import ModelSpec
+from predictors.tensors import read_tensors, write_tensors
+
+
+class Correlation(Predictor):
+    """How often tokens went from one expert to another; correlation paths of length 1.
+
+    A token's tendency to an expert is the mean, over its experts in the layer before, of the share
+    of tokens with that expert that went on to this one. To fetch are the `hot` experts with the
+    largest sum of tendencies over all tokens of the step, whatever batches those are of ("we then
+    aggregate the tendencies of all tokens across multiple batches and select the top-K"). Layer 0
+    has no layer before it: its experts' own shares.
+
+    The table goes on counting while it serves, and what it has counted there is not saved ("we
+    refrain from saving the updates"). What it came with weighs no more than `prior_tokens`
+    tokens, so that the updates mean something (section 8).
+    """
+
+    kind = "correlation"
+    signals = frozenset({Signal.TOKENS, Signal.ROUTED})
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        pairs_LFE: Floats,
+        uses_LE: Floats,
+        *,
+        hot: int | None = None,
+        prior_tokens: int = 4_096,
+        learning: bool = True,
+    ):
+        """
+        Args:
+            pairs_LFE: tokens with expert f in layer l-1 and e in layer l; row 0 is not used.
+            uses_LE: tokens with expert e in layer l.
+            hot: K; "by default equal to k in top-k".
+            prior_tokens: the paper fills its table with 8 sequences of 512 tokens.
+        """
+        super().__init__(spec)
+        experts = spec.num_experts
+        assert pairs_LFE.shape == (spec.num_layers, experts, experts)
+        assert uses_LE.shape == (spec.num_layers, experts)
+        if hot is not None and not 1 <= hot <= experts:
+            raise PredictorError(f"{self.kind} with hot={hot}: the model has {experts} experts")
+        if prior_tokens < 1:
+            raise PredictorError(f"{self.kind} with prior_tokens={prior_tokens}: at least 1")
+        self.hot = hot
+        self.prior_tokens = prior_tokens
+        self.learning = learning
+        self._fitted = pairs_LFE.astype(np.float32), uses_LE.astype(np.float32)
+        tokens = uses_LE[0].sum() / spec.top_k
+        weight = np.float32(min(1.0, prior_tokens / max(1.0, tokens)))
+        self._pairs_LFE, self._uses_LE = (table * weight for table in self._fitted)
+        self._before_TK: Ints | None = None
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
+        self._before_TK = None
+        made = self._uses_LE[0].sum() / self.spec.top_k
+        share_E = self._uses_LE[0] / max(1.0, float(made))
+        shape = (len(tokens_T), self.spec.num_experts)
+        return [self._forecast(0, np.broadcast_to(np.minimum(share_E, 1.0), shape))]
+
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
+        if self.learning:
+            self._count(layer, experts_TK)
+        self._before_TK = experts_TK.copy()
+        if layer + 1 == self.spec.num_layers:
+            return ()
+        return [self._forecast(layer + 1, self._tendencies(layer + 1, experts_TK))]
+
+    def end_step(self) -> None:
+        self._before_TK = None
+
+    def _tendencies(self, layer: int, before_TK: Ints) -> Floats:
+        none = self.spec.num_experts
+        safe_TK = np.minimum(before_TK, none - 1)
+        uses_TK = np.maximum(self._uses_LE[layer - 1, safe_TK], 1e-9)
+        weight_TK = (before_TK < none) / uses_TK
+        rows_TKE = self._pairs_LFE[layer, safe_TK]
+        tendency_TE = np.einsum("tke,tk->te", rows_TKE, weight_TK) / before_TK.shape[1]
+        return np.minimum(tendency_TE, 1.0).astype(np.float32)
+
+    def _forecast(self, layer: int, scores_TE: Floats) -> Forecast:
+        expected_E = scores_TE.sum(axis=0)
+        hot = self.spec.top_k if self.hot is None else self.hot
+        hottest = np.argsort(-expected_E, kind="stable")[:hot]
+        return Forecast(layer, scores_TE, wanted=hottest.tolist())
+
+    def _count(self, layer: int, experts_TK: Ints) -> None:
+        num_experts = self.spec.num_experts
+        chosen = experts_TK < num_experts
+        self._uses_LE[layer] += np.bincount(experts_TK[chosen], minlength=num_experts)
+        if layer == 0 or self._before_TK is None:
+            return
+        both = (self._before_TK < num_experts)[:, :, None] & chosen[:, None, :]
+        flat = self._before_TK[:, :, None] * num_experts + experts_TK[:, None, :]
+        np.add.at(self._pairs_LFE[layer].reshape(-1), flat[both], 1.0)
+
+    # ---- storing
+
+    def files(self) -> dict[str, bytes]:
+        pairs_LFE, uses_LE = self._fitted
+        return write_tensors(
+            {"pairs": pairs_LFE.astype(np.uint32), "uses": uses_LE.astype(np.uint32)}
+        )
+
+    def options(self) -> dict[str, Any]:
+        return {"hot": self.hot, "prior_tokens": self.prior_tokens, "learning": self.learning}
+
+    @classmethod
+    def from_files(
+        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
+    ) -> Self:
+        layers, experts = spec.num_layers, spec.num_experts
+        shapes = {"pairs": (layers, experts, experts), "uses": (layers, experts)}
+        arrays = read_tensors(files, shapes, kind=cls.kind)
+        return cls(spec, arrays["pairs"], arrays["uses"], **checked_options(cls, options))

@@ -1,0 +1,64 @@
+"""K-means under equation 1: which matrices stand for all (moe-infinity sequence level, 4.2).
+
+With every row at length 1, the squared distance of two flattened matrices is 2 L times equation 1:
+the nearest centroid is the one with the largest inner product, a centroid is a mean, its rows
+brought back to length 1.
+
+Shape suffixes: N matrices, C clusters, L layers, E experts.
+"""
+
+import numpy as np
+from numpy.random import Generator
+
+from predictors.base import Floats, Ints
+from predictors.eam.matrix import unit_rows
+
+MAX_ROUNDS = 20
+"""Lloyd's rounds; assignments of a few thousand matrices settle in about ten."""
+
+
+def representatives(matrices_NLE: Floats, num_clusters: int, random: Generator) -> Ints:
+    """Indices of the members closest to their cluster's centroid, ascending, at most one a cluster.
+
+    All of them where there are no more than clusters.
+    """
+    num_matrices, num_layers, num_experts = matrices_NLE.shape
+    if num_matrices <= num_clusters:
+        return np.arange(num_matrices)
+    units_NV = unit_rows(matrices_NLE).reshape(num_matrices, -1)
+    centroids_CV = units_NV[_spread(units_NV, num_clusters, random)]
+    cluster_N = np.full(num_matrices, -1)
+    for _ in range(MAX_ROUNDS):
+        nearest_N = (units_NV @ centroids_CV.T).argmax(axis=1)
+        if np.array_equal(nearest_N, cluster_N):
+            break
+        cluster_N = nearest_N
+        order = np.argsort(cluster_N, kind="stable")
+        present, first = np.unique(cluster_N[order], return_index=True)
+        sums = np.add.reduceat(units_NV[order], first, axis=0)
+        means = unit_rows(sums.reshape(-1, num_layers, num_experts))
+        # A cluster that lost its members keeps its centroid, and may win some back.
+        centroids_CV[present] = means.reshape(len(present), -1)
+    closeness_N = np.einsum("nv,nv->n", units_NV, centroids_CV[cluster_N])
+    best_first = np.lexsort((-closeness_N, cluster_N))
+    _, first = np.unique(cluster_N[best_first], return_index=True)
+    return np.sort(best_first[first])
+
+
+def _spread(units_NV: Floats, num_clusters: int, random: Generator) -> list[int]:
+    """First centroids far from each other: drawn by distance (k-means++), which equation 1 is."""
+    chosen = [int(random.integers(len(units_NV)))]
+    scale = float(units_NV[chosen[0]] @ units_NV[chosen[0]])
+    nearest_N = units_NV @ units_NV[chosen[0]]
+    while len(chosen) < num_clusters:
+        far_N = np.maximum(scale - nearest_N, 0.0).astype(np.float64)
+        far_N[chosen] = 0.0
+        total = far_N.sum()
+        if total <= 0:
+            # Only copies are left: any of them will do.
+            rest = np.setdiff1d(np.arange(len(units_NV)), chosen)
+            chosen += rest[: num_clusters - len(chosen)].tolist()
+            break
+        chosen.append(int(random.choice(len(units_NV), p=far_N / total)))
+        nearest_N = np.maximum(nearest_N, units_NV @ units_NV[chosen[-1]])
+    return chosen

@@ -1,0 +1,167 @@
+"""EAM of the iteration against an EAMC that is kept online (moe-infinity, request level).
+
+Shape suffixes: T tokens, K top_k, R requests of the step, S request slots, C capacity, M matches,
+L layers, E experts.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, Self
+
+import numpy as np
+
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.eam.collection import Collection, nearest
+from predictors.eam.matrix import chance, count_rows, layer_decay, shares
+from predictors.errors import PredictorError
+from predictors.options import checked_options
+from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown
+from predictors.spec import ModelSpec
+from predictors.tensors import read_tensors, write_tensors
+
+
+class Part(IntEnum):
+    """Request-level EAMs are "traced for prefilling and decoding separately" (4.1)."""
+
+    PREFILL = 0
+    DECODE = 1
+
+
+class EamRequest(Predictor):
+    """Stored EAMs that begin like this iteration's tell the layers to come (5.1, figure 7).
+
+    After each router, the iteration's EAM, of which rows 0..l are known, is compared with the same
+    rows of every stored one, both flattened (cosine, 4.2). The matched ones' cells are "summed up
+    and normalized on each row"; priority is that times the proximity `1 - (i - l) / L`.
+    "Several matched EAMs might be returned" (5.1): the `matches` most similar. Of several requests
+    in a step, priorities are the mean.
+
+    When a request has ended, its EAM is stored, in the place of the most similar one where the
+    collection is full: recent and diverse (4.2, figure 5).
+    """
+
+    kind = "eam-request"
+    signals = frozenset({Signal.TOKENS, Signal.ROUTED})
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        counts_NLE: Floats,
+        *,
+        capacity: int = 128,
+        matches: int = 8,
+        learning: bool = True,
+        idle_steps: int = IDLE_STEPS,
+    ):
+        """
+        Args:
+            counts_NLE: stored matrices, at most `capacity`; none is a cold start.
+            capacity: the paper's models are served best from 120 on (7.5).
+        """
+        super().__init__(spec)
+        if capacity < 1 or len(counts_NLE) > capacity:
+            raise PredictorError(
+                f"{self.kind} with capacity={capacity} and {len(counts_NLE)} matrices: the "
+                "capacity must be at least 1 and hold them"
+            )
+        if matches < 1:
+            raise PredictorError(f"{self.kind} with matches={matches}: must be at least 1")
+        shape = (spec.num_layers, spec.num_experts)
+        self.collection = Collection(capacity, *shape, top_k=spec.top_k)
+        self.collection.fill(counts_NLE.astype(np.float32))
+        self.matches = matches
+        self.learning = learning
+        self._requests = LiveRequests(idle_steps=idle_steps)
+        self._present: Present | None = None
+        self._part_R = np.zeros(0, np.int64)
+        self._product_RC = np.zeros((0, capacity), np.float32)
+        self._square_R = np.zeros(0, np.float32)
+        self._counts_SPLE = np.zeros((1, len(Part), *shape), np.float32)
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
+        present = self._present = self._requests.begin_step(requests_T)
+        self._counts_SPLE = grown(self._counts_SPLE, self._requests.num_slots)
+        self._counts_SPLE[present.new] = 0.0
+        tokens_R = np.bincount(present.place_T, minlength=present.num_requests)
+        self._part_R = np.where(tokens_R > 1, int(Part.PREFILL), int(Part.DECODE))
+        self._product_RC = np.zeros((present.num_requests, self.collection.capacity), np.float32)
+        self._square_R = np.zeros(present.num_requests, np.float32)
+        return ()
+
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
+        present, collection = self._present, self.collection
+        assert present is not None, "routed comes within a step"
+        rows_RE = count_rows(
+            experts_TK, present.place_T, present.num_requests, self.spec.num_experts
+        )
+        self._counts_SPLE[present.slots_R, self._part_R, layer] += rows_RE
+        if not collection.size:
+            return ()
+        self._product_RC += rows_RE @ collection.flat_LEC[layer]
+        self._square_R += np.einsum("re,re->r", rows_RE, rows_RE)
+        if layer + 1 == self.spec.num_layers:
+            return ()
+        return self._forecasts(layer, nearest(self.similarity(layer), self.matches))
+
+    def end_step(self) -> None:
+        self._present = None
+        for slot in self._requests.ended():
+            if self.learning:
+                for counts_LE in self._counts_SPLE[slot]:
+                    if counts_LE.any():
+                        self.store(counts_LE)
+
+    def store(self, counts_LE: Floats) -> None:
+        """Adds one request-level EAM, or replaces the most similar one by it (4.2)."""
+        collection = self.collection
+        full = collection.size == collection.capacity
+        collection.put(collection.most_similar(counts_LE) if full else collection.size, counts_LE)
+
+    def similarity(self, layer: int) -> Floats:
+        """`[R, size]`: cosine of the iteration's rows 0..layer and the same rows of each stored
+        matrix. Rows not known yet take part on neither side."""
+        size = self.collection.size
+        length_RC = np.sqrt(self._square_R)[:, None] * self.collection.prefix_LC[layer, :size]
+        return self._product_RC[:, :size] / np.maximum(length_RC, 1e-12)
+
+    def _forecasts(self, layer_now: int, matches_RM: Ints) -> Forecasts:
+        present = self._present
+        assert present is not None
+        later = self.collection.counts_CLE[:, layer_now + 1 :]
+        if present.num_requests == 1:
+            shares_RLE = shares(later[matches_RM[0]].sum(axis=0))[None]
+        else:
+            shares_RLE = shares(later[matches_RM].sum(axis=1))
+        chance_RLE = chance(shares_RLE, self.spec.top_k)
+        priority_LE = shares_RLE.mean(axis=0)
+        found = []
+        for ahead in range(1, self.spec.num_layers - layer_now):
+            chance_RE = chance_RLE[:, ahead - 1]
+            if len(chance_RE) == 1:
+                scores_TE = np.broadcast_to(chance_RE, (len(present.place_T), len(chance_RE[0])))
+            else:
+                scores_TE = chance_RE[present.place_T]
+            decay = layer_decay(ahead, self.spec.num_layers)
+            priority_E = priority_LE[ahead - 1] * decay
+            found.append(Forecast(layer_now + ahead, scores_TE, priority_E=priority_E))
+        return found
+
+    # ---- storing
+
+    def files(self) -> dict[str, bytes]:
+        return write_tensors({"matrices": self.collection.counts.astype(np.uint32)})
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "capacity": self.collection.capacity,
+            "matches": self.matches,
+            "learning": self.learning,
+        }
+
+    @classmethod
+    def from_files(
+        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
+    ) -> Self:
+        shape = (None, spec.num_layers, spec.num_experts)
+        arrays = read_tensors(files, {"matrices": shape}, kind=cls.kind)
+        return cls(spec, arrays["matrices"], **checked_options(cls, options))

@@ -1,0 +1,223 @@
+"""EAM of the sequence so far against a clustered EAMC (moe-infinity, sequence level).
+
+Shape suffixes: T tokens, K top_k, R requests of the step, S request slots, C capacity, L layers,
+E experts.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.eam.collection import Collection
+from predictors.eam.kmeans import representatives
+from predictors.eam.matrix import count_rows, layer_decay, unit_rows
+from predictors.errors import PredictorError
+from predictors.options import checked_options
+from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown
+from predictors.spec import ModelSpec
+from predictors.tensors import read_tensors, write_tensors
+
+EPSILON = 1e-4
+"""Added to the ratios, so that experts never seen are ordered by layer too (algorithm 1, step 26);
+below the ratio of one token among ten thousand."""
+
+
+class EamSequence(Predictor):
+    """The stored EAM at the least distance from the current one tells the layers to come.
+
+    Algorithm 1 and section 5.2: after each router, the current EAM (all tokens of the sequence so
+    far) is compared with every stored one by equation 1. The nearest one's activation ratios are
+    the forecast of all later layers; priority is `(ratio + EPSILON) (1 - (i - l) / L)`.
+    Beyond the paper: a sequence with a past is forecast before its next step too, so that layer 0
+    is covered. Of several sequences in a step, priorities are the mean.
+
+    Drift (4.3): sequences that were forecast badly are recorded, and when there are enough of them
+    the collection is made again from its own matrices and theirs.
+    """
+
+    kind = "eam-sequence"
+    signals = frozenset({Signal.TOKENS, Signal.ROUTED})
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        counts_NLE: Floats,
+        *,
+        capacity: int = 128,
+        insufficient: float = 0.0,
+        rebuild_after: int = 13,
+        learning: bool = True,
+        idle_steps: int = IDLE_STEPS,
+        seed: int = 0,
+    ):
+        """
+        Args:
+            counts_NLE: stored matrices, at most `capacity`; none is a cold start.
+            insufficient: accuracy of a sequence's forecasts below which it is recorded.
+            rebuild_after: recorded sequences that make the collection be made again; the paper
+                re-adapts after 10-13 (4.3).
+        """
+        super().__init__(spec)
+        if capacity < 1 or len(counts_NLE) > capacity:
+            raise PredictorError(
+                f"{self.kind} with capacity={capacity} and {len(counts_NLE)} matrices: the "
+                "capacity must be at least 1 and hold them"
+            )
+        shape = (spec.num_layers, spec.num_experts)
+        self.collection = Collection(capacity, *shape, top_k=spec.top_k)
+        self.collection.fill(counts_NLE.astype(np.float32))
+        self.insufficient = insufficient
+        self.rebuild_after = rebuild_after
+        self.learning = learning
+        self._seed = seed
+        self._random = np.random.default_rng(seed)
+        self._requests = LiveRequests(idle_steps=idle_steps)
+        self._present: Present | None = None
+        self._poor: list[Floats] = []
+        self._counts_SLE = np.zeros((1, *shape), np.float32)
+        self._cosines_SLC = np.zeros((1, spec.num_layers, capacity), np.float32)
+        self._similarity_SC = np.zeros((1, capacity), np.float32)
+        self._best_S = np.zeros(1, np.int64)
+        self._tally_S2 = np.zeros((1, 2))
+        """Choices that were forecast, choices that were made."""
+        self._rank()
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
+        present = self._present = self._requests.begin_step(requests_T)
+        if self._requests.num_slots > len(self._best_S):
+            self._grow(self._requests.num_slots)
+        for slot in present.new:
+            self._counts_SLE[slot] = 0.0
+            self._cosines_SLC[slot] = 0.0
+            self._similarity_SC[slot] = 0.0
+            self._best_S[slot] = -1
+            self._tally_S2[slot] = 0.0
+        if len(present.new) == present.num_requests:
+            return ()
+        # Added up anew, so that the rounding of millions of small changes never piles up.
+        self._similarity_SC[present.slots_R] = self._cosines_SLC[present.slots_R].sum(axis=1)
+        return self._forecasts(-1)
+
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
+        present = self._present
+        assert present is not None, "routed comes within a step"
+        slots_R = present.slots_R
+        self._tally(layer, experts_TK)
+        rows_RE = count_rows(
+            experts_TK, present.place_T, present.num_requests, self.spec.num_experts
+        )
+        rows_RE += self._counts_SLE[slots_R, layer]
+        self._counts_SLE[slots_R, layer] = rows_RE
+        cosines_RC = unit_rows(rows_RE) @ self.collection.units_LEC[layer]
+        self._similarity_SC[slots_R] += cosines_RC - self._cosines_SLC[slots_R, layer]
+        self._cosines_SLC[slots_R, layer] = cosines_RC
+        return self._forecasts(layer)
+
+    def end_step(self) -> None:
+        self._present = None
+        for slot in self._requests.ended():
+            forecast, made = self._tally_S2[slot]
+            if self.learning and forecast < self.insufficient * made:
+                self._poor.append(self._counts_SLE[slot].copy())
+        if len(self._poor) >= self.rebuild_after:
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Clusters what is stored and the recorded sequences anew (4.3)."""
+        candidates = np.concatenate([self.collection.counts, np.stack(self._poor)])
+        self._poor.clear()
+        kept = representatives(candidates, self.collection.capacity, self._random)
+        self.collection.fill(candidates[kept])
+        units_SLE = unit_rows(self._counts_SLE)
+        self._cosines_SLC = np.einsum("sle,lec->slc", units_SLE, self.collection.units_LEC)
+        self._similarity_SC = self._cosines_SLC.sum(axis=1)
+        self._best_S[:] = -1
+        self._rank()
+
+    def similarity(self, request_slot: int) -> Floats:
+        """`[size]`: 1 - equation 1 of a live sequence and every stored matrix."""
+        used = self._similarity_SC[request_slot, : self.collection.size]
+        return used / self.spec.num_layers
+
+    # ---- forecasts
+
+    def _forecasts(self, layer_now: int) -> Forecasts:
+        present, collection = self._present, self.collection
+        if present is None or not collection.size:
+            return ()
+        used_RC = self._similarity_SC[present.slots_R, : collection.size]
+        best_R = used_RC.argmax(axis=1)
+        self._best_S[present.slots_R] = best_R
+        alone = len(best_R) == 1
+        best = best_R[0]
+        num_tokens = len(present.place_T)
+        found = []
+        for layer in range(layer_now + 1, self.spec.num_layers):
+            if alone:
+                row_E, ratio_E = collection.chance_CLE[best, layer], self._ratio_CLE[best, layer]
+                scores_TE = row_E[None] if num_tokens == 1 else _repeated(row_E, num_tokens)
+            else:
+                scores_TE = collection.chance_CLE[best_R, layer][present.place_T]
+                ratio_E = self._ratio_CLE[best_R, layer].mean(axis=0)
+            decay = layer_decay(layer - layer_now, self.spec.num_layers)
+            found.append(Forecast(layer, scores_TE, priority_E=ratio_E * decay))
+        return found
+
+    # ---- how well it does
+
+    def _tally(self, layer: int, experts_TK: Ints) -> None:
+        """Counts how many of the choices were among the top_k of the last forecast, if any."""
+        present = self._present
+        assert present is not None
+        best_R = self._best_S[present.slots_R]
+        hits_TK = self._is_top_CLE[best_R[present.place_T][:, None], layer, experts_TK]
+        hits_R = np.bincount(present.place_T, hits_TK.sum(axis=1), present.num_requests)
+        made_R = np.bincount(present.place_T, minlength=present.num_requests)
+        was_forecast_R = best_R >= 0
+        self._tally_S2[present.slots_R, 0] += hits_R * was_forecast_R
+        self._tally_S2[present.slots_R, 1] += made_R * experts_TK.shape[1] * was_forecast_R
+
+    def _rank(self) -> None:
+        """What is read off the stored matrices after each change of them."""
+        chance_CLE = self.collection.chance_CLE
+        self._ratio_CLE = self.collection.shares_CLE + np.float32(EPSILON)
+        best = np.argsort(-chance_CLE, axis=2, kind="stable")[:, :, : self.spec.top_k]
+        # The id behind the last stands for a choice of none: never a hit.
+        self._is_top_CLE = np.zeros((*chance_CLE.shape[:2], chance_CLE.shape[2] + 1), np.bool_)
+        np.put_along_axis(self._is_top_CLE, best, True, axis=2)
+
+    def _grow(self, num_slots: int) -> None:
+        self._counts_SLE = grown(self._counts_SLE, num_slots)
+        self._cosines_SLC = grown(self._cosines_SLC, num_slots)
+        self._similarity_SC = grown(self._similarity_SC, num_slots)
+        self._best_S = grown(self._best_S, num_slots)
+        self._tally_S2 = grown(self._tally_S2, num_slots)
+
+    # ---- storing
+
+    def files(self) -> dict[str, bytes]:
+        return write_tensors({"matrices": self.collection.counts.astype(np.uint32)})
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "capacity": self.collection.capacity,
+            "insufficient": self.insufficient,
+            "rebuild_after": self.rebuild_after,
+            "learning": self.learning,
+            "seed": self._seed,
+        }
+
+    @classmethod
+    def from_files(
+        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
+    ) -> Self:
+        shape = (None, spec.num_layers, spec.num_experts)
+        arrays = read_tensors(files, {"matrices": shape}, kind=cls.kind)
+        return cls(spec, arrays["matrices"], **checked_options(cls, options))
+
+
+def _repeated(row_E: Floats, num_tokens: int) -> Floats:
+    """The same row for every token: a view, not copies."""
+    return np.broadcast_to(row_E, (num_tokens, len(row_E)))
