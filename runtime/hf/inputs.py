@@ -18,13 +18,14 @@ def tokens_of(args: tuple, kwargs: dict[str, Any]) -> Tensor:
     Raises:
         CheckpointError: neither ids nor embeddings.
     """
-    tokens = kwargs.get("input_ids", args[0] if args else None)
-    if tokens is not None:
-        return tokens
-    embeddings = kwargs.get("inputs_embeds")
-    if embeddings is None:
-        raise CheckpointError("moecast serves models that are given input_ids or inputs_embeds")
-    return torch.full(embeddings.shape[:2], NO_TOKEN, dtype=torch.int64)
+    given = {"input_ids": args[0], **kwargs} if args else kwargs
+    # A diffusion model's step is given the canvas alone, which it calls its decoder's.
+    for prefix in ("", "decoder_"):
+        if (tokens := given.get(f"{prefix}input_ids")) is not None:
+            return tokens
+        if (embeddings := given.get(f"{prefix}inputs_embeds")) is not None:
+            return torch.full(embeddings.shape[:2], NO_TOKEN, dtype=torch.int64)
+    raise CheckpointError("moecast serves models that are given input_ids or inputs_embeds")
 
 
 class Past:

@@ -23,7 +23,6 @@ from tests.families.table import README, rendered, written
 
 SERVED = [family for family in FAMILIES.values() if not family.refused]
 REFUSED = [family for family in FAMILIES.values() if family.refused]
-NUM_TOKENS = 32
 
 
 def named(*names: str) -> list[Family]:
@@ -62,16 +61,12 @@ def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
         "logits of padded prompts": logits[mask.bool()] if logits.shape[1] == 9 else logits,
     }
     if model.can_generate():
-        options = {
-            "max_new_tokens": NUM_TOKENS,
-            "min_new_tokens": NUM_TOKENS,
-            "do_sample": False,
-            "pad_token_id": 0,
-        }
+        prompt = {"input_ids": tokens[:1]}
         batch = {"input_ids": tokens, "attention_mask": mask}
-        for name, inputs in {"prompt": {"input_ids": tokens[:1]}, "padded batch": batch}.items():
+        for name, inputs, length in [("prompt", prompt, 32), ("padded batch", batch, 6)]:
             torch.manual_seed(0)
-            result = model.generate(**inputs, **options)
+            options = {"max_new_tokens": length, "min_new_tokens": length, "pad_token_id": 0}
+            result = model.generate(**inputs, **options, do_sample=False)
             found[f"tokens of a {name}"] = getattr(result, "sequences", result)
     return found
 

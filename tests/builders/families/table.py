@@ -89,7 +89,7 @@ ROWS = (
             "vision_config": {"model_type": "gemma4_vision"},
             "canvas_length": 16,
         },
-        generation={"max_denoising_steps": 6},
+        generation={"max_denoising_steps": 2},
     ),
     Family("doge", refused="its experts are rows of an embedding, not networks"),
     Family("dots1"),
