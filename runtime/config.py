@@ -75,6 +75,11 @@ class HardwareConfig:
     """Bandwidth of the link that experts come over."""
     link_latency_us: float = 0.0
     """Time from starting a chunk to its first byte."""
+    store_bytes_per_second: float = 0.0
+    """Bandwidth of the disk below host memory, where not all experts are in host memory; 0: it is
+    never the bottleneck."""
+    store_latency_us: float = 0.0
+    """Time from asking the disk for a chunk to its first byte."""
     memory_bytes_per_second: float = 0.0
     """Bandwidth at which the compute device reads weights."""
     flops: float = 0.0
@@ -171,6 +176,13 @@ class GenerateConfig(ServedConfig):
             raise MoecastError("prompt is empty: nothing to continue")
 
 
+class Reference(StrEnum):
+    """What `verify` compares with."""
+
+    PLAIN = "plain"
+    LAZY = "lazy"
+
+
 @dataclass(kw_only=True)
 class VerifyConfig(ServedConfig):
     budgets: list[str] = field(default_factory=lambda: ["15%", "50%", "100%"])
@@ -185,6 +197,14 @@ class VerifyConfig(ServedConfig):
     """Prompts to continue."""
     max_new_tokens: int = 32
     """Greedy tokens to compare for each prompt."""
+    reference: Reference = Reference.PLAIN
+    """plain: all experts in memory; lazy: one at a time, for models that do not fit."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
+        if not self.budgets or not self.prompts:
+            raise MoecastError("budgets and prompts must not be empty: nothing would be compared")
 
 
 @dataclass(kw_only=True)

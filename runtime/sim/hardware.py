@@ -1,5 +1,6 @@
 """How long things take: on a described machine, or on this one, measured."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,8 +32,8 @@ class Hardware(Protocol):
         """Sizes of an expert's chunks."""
         ...
 
-    def transfer_seconds(self, num_bytes: int) -> float:
-        """One chunk over the link."""
+    def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
+        """One chunk over the link into a tier, counted from the one that computes."""
         ...
 
     def layer_seconds(self, num_tokens: int) -> float:
@@ -58,9 +59,13 @@ class Roofline:
     chunk_bytes: tuple[int, ...]
     layer_bytes: int
     bytes_per_weight: int = 2
+    store_latency_seconds: float = 0.0
+    store_bytes_per_second: float = math.inf
 
-    def transfer_seconds(self, num_bytes: int) -> float:
-        return self.link_latency_seconds + num_bytes / self.link_bytes_per_second
+    def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
+        if tier == 0:
+            return self.link_latency_seconds + num_bytes / self.link_bytes_per_second
+        return self.store_latency_seconds + num_bytes / self.store_bytes_per_second
 
     def _compute_seconds(self, num_bytes: int, num_tokens: int) -> float:
         arithmetic = 2 * (num_bytes / self.bytes_per_weight) * num_tokens / self.flops
@@ -89,7 +94,8 @@ class Measured:
     expert_per_token: float
     predictor_seconds: float
 
-    def transfer_seconds(self, num_bytes: int) -> float:
+    def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
+        assert tier == 0, "one tier is measured"
         return self.transfer_fixed + self.transfer_per_byte * num_bytes
 
     def layer_seconds(self, num_tokens: int) -> float:
@@ -112,4 +118,6 @@ def described(config: HardwareConfig) -> Roofline:
         predictor_seconds=config.predictor_us * 1e-6,
         chunk_bytes=(config.expert_bytes // NUM_CHUNKS,) * NUM_CHUNKS,
         layer_bytes=config.layer_bytes,
+        store_latency_seconds=config.store_latency_us * 1e-6,
+        store_bytes_per_second=config.store_bytes_per_second or math.inf,
     )

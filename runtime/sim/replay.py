@@ -1,7 +1,7 @@
 """Replays recorded steps through a predictor and a system, on a machine that need not be here."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -79,9 +79,10 @@ def replay(
     spec: ModelSpec,
     system: SystemConfig,
     hardware: Hardware,
-    budget_slots: int,
+    budget_slots: int | Sequence[int],
 ) -> ReplayStats:
-    """Runs the steps one after another from an empty arena of `budget_slots` experts.
+    """Runs the steps one after another from an empty arena of `budget_slots` experts; several numbers
+    are those of several tiers, the computing one first.
 
     A step of several tokens counts as a prefill (TTFT), one of a single token as a decode (TPOT).
     Belady eviction is told the whole routing before the first step, so all steps are held at once.
@@ -91,7 +92,10 @@ def replay(
         options = {**system.eviction_options, "future": routing(steps, spec)}
         system = replace(system, eviction_options=options)
     prefetcher = build_prefetcher(
-        system, spec, num_slots=[budget_slots], chunk_bytes=[hardware.chunk_bytes] * spec.num_layers
+        system,
+        spec,
+        num_slots=[budget_slots] if isinstance(budget_slots, int) else budget_slots,
+        chunk_bytes=[hardware.chunk_bytes] * spec.num_layers,
     )
     planner = build_planner(system, spec, prefetcher)
     active = predictor if system.prefetch else None

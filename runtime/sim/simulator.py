@@ -1,7 +1,8 @@
-"""Discrete events over a prefetcher: one link, one compute stream, one predictor beside them."""
+"""Discrete events over a prefetcher: its links, one compute stream, one predictor beside them."""
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 
 from predictors.base import Forecasts, Predictor
@@ -11,7 +12,7 @@ from runtime.sim.hardware import Hardware
 
 
 class Simulator:
-    """Advances the link and the predictor to the compute stream's time, whenever that moves.
+    """Advances the links and the predictor to the compute stream's time, whenever that moves.
 
     `now` is the compute stream's clock in seconds.
     """
@@ -31,7 +32,8 @@ class Simulator:
         self._predictor = predictor
         self._planner = planner
         self._clock = 0.0
-        self._transfer: tuple[float, Task] | None = None
+        self._transfers: list[tuple[float, Task] | None] = [None] * len(prefetcher.tiers)
+        """What each tier's link is at, with the time of its end."""
         self._forecasts: list[tuple[float, int, Forecasts, int]] = []
         self._sequence = itertools.count()
         self._predictor_free = 0.0
@@ -84,8 +86,9 @@ class Simulator:
                     self.stall_seconds += self.now - started
                     return e
             self._advance(self.now)
-            assert self._transfer is not None, (layer, pending)
-            self._advance(self._transfer[0])
+            under_way = [transfer[0] for transfer in self._transfers if transfer is not None]
+            assert under_way, (layer, pending)
+            self._advance(min(under_way))
 
     def _discard_forecasts(self, layer: int) -> None:
         """A forecast that is still being computed when its layer is routed comes too late."""
@@ -101,27 +104,35 @@ class Simulator:
 
     def _advance(self, until: float) -> None:
         while True:
-            if self._transfer is None:
-                task = self._prefetcher.top.next_task()
-                if task is not None:
-                    end = self._clock + self._hardware.transfer_seconds(task.num_bytes)
-                    self._transfer = (end, task)
-            arrival = self._transfer[0] if self._transfer else None
-            known = self._forecasts[0][0] if self._forecasts else None
-            event = min((t for t in (arrival, known) if t is not None), default=None)
-            if event is None or event > until:
+            self._start_transfers()
+            arrivals = [(transfer[0], i) for i, transfer in enumerate(self._transfers) if transfer]
+            arrival, link = min(arrivals, default=(math.inf, -1))
+            known = self._forecasts[0][0] if self._forecasts else math.inf
+            event = min(arrival, known)
+            if event > until or event == math.inf:
                 break
             self._clock = max(self._clock, event)
-            if arrival is not None and event == arrival:
-                assert self._transfer is not None
-                task = self._transfer[1]
-                self._prefetcher.top.done(task)
-                if self._planner.governor is not None:
-                    seconds = self._hardware.transfer_seconds(task.num_bytes)
-                    self._planner.governor.window.transferred(task.num_bytes, seconds)
-                self._transfer = None
+            if arrival <= known:
+                self._finish_transfer(link)
             else:
                 _, _, forecasts, layer_now = heapq.heappop(self._forecasts)
                 self._planner.plan(forecasts, layer_now=layer_now)
         self._clock = max(self._clock, until)
         self.now = max(self.now, until)
+
+    def _start_transfers(self) -> None:
+        # From the top down: what a tier asks of the one below can start at once.
+        for i, tier in enumerate(self._prefetcher.tiers):
+            if self._transfers[i] is None and (task := tier.next_task()) is not None:
+                end = self._clock + self._hardware.transfer_seconds(task.num_bytes, tier=i)
+                self._transfers[i] = (end, task)
+
+    def _finish_transfer(self, link: int) -> None:
+        transfer = self._transfers[link]
+        assert transfer is not None
+        task = transfer[1]
+        self._transfers[link] = None
+        self._prefetcher.tiers[link].done(task)
+        if self._planner.governor is not None and link == 0:
+            seconds = self._hardware.transfer_seconds(task.num_bytes)
+            self._planner.governor.window.transferred(task.num_bytes, seconds)

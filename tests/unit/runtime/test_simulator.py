@@ -24,14 +24,15 @@ SPEC = ModelSpec(
 
 @dataclass(frozen=True)
 class Machine:
-    """A layer takes 10 s, an expert 1 s, a chunk 2 s (three of them: 6 s), a prediction 3 s."""
+    """A layer takes 10 s, an expert 1 s, a chunk 2 s (three of them: 6 s), a prediction 3 s;
+    into a second tier, a chunk takes 4 s."""
 
     name: str = "toy"
     predictor_seconds: float = 3.0
     chunk_bytes: tuple[int, ...] = (1, 1, 1)
 
-    def transfer_seconds(self, num_bytes: int) -> float:
-        return 2.0 * num_bytes
+    def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
+        return (2.0 if tier == 0 else 4.0) * num_bytes
 
     def layer_seconds(self, num_tokens: int) -> float:
         return 10.0
@@ -139,3 +140,18 @@ def test_replay__phases_are_counted_apart():
     assert len(stats.ttft_seconds) == len(stats.tpot_seconds) == 1
     figures = stats.as_dict()
     assert (figures["prefill"]["hit_rate"], figures["decode"]["hit_rate"]) == (0.0, 1.0)
+
+
+def test_replay__a_chunk_moves_up_while_the_next_is_read():
+    system = SystemConfig(prefetch=False)
+    stats = replay(
+        [Step((1, 2)), Step((1, 2))],
+        None,
+        spec=SPEC,
+        system=system,
+        hardware=Machine(),
+        budget_slots=(1, 8),
+    )
+    # Cold: router at 10, chunks read by 14, 18, 22 and copied by 16, 20, 24, computed at 25; the
+    # second layer the same. Then both experts are in the lower tier: three copies each.
+    assert stats.tpot_seconds == [50.0, 34.0]
