@@ -12,7 +12,7 @@ from runtime.config import SystemConfig
 from runtime.driver import PredictorDriver
 from runtime.engine import Engine
 from runtime.policy.build import build_planner, build_prefetcher
-from runtime.store.base import Store, slot_bytes
+from runtime.store.base import Store, decoded_bytes, slot_bytes
 from runtime.tiers.arena import Arena
 from runtime.tiers.cuda import CudaLink
 from runtime.tiers.link import HostLink, Link, StoreLink
@@ -69,10 +69,10 @@ def build_engine(
     copied from arena to arena, as they would be to a device.
     """
     device = torch.device(device)
-    size, scratch_bytes = slot_bytes(store), store.scratch_bytes
+    size, scratch_bytes, decoded = slot_bytes(store), store.scratch_bytes, decoded_bytes(store)
     is_cuda = device.type == "cuda"
     if is_cuda or host_budget is not None:
-        upper = arena_slots(size, spec, budget=budget, scratch_bytes=0)
+        upper = arena_slots(size, spec, budget=budget, scratch_bytes=decoded)
         lower = host_slots(size, spec, budget=host_budget, scratch_bytes=scratch_bytes)
         arenas = [
             Arena(store.layouts, upper, device=device),
@@ -83,7 +83,7 @@ def build_engine(
         )
         links = [copy, StoreLink(store, arenas[1])]
     else:
-        slots = arena_slots(size, spec, budget=budget, scratch_bytes=scratch_bytes)
+        slots = arena_slots(size, spec, budget=budget, scratch_bytes=scratch_bytes + decoded)
         arenas = [Arena(store.layouts, slots)]
         links = [StoreLink(store, arenas[0])]
     return connect(

@@ -13,7 +13,7 @@ from runtime.errors import CheckpointError, TransferError
 from runtime.policy.eviction import Expert
 from runtime.policy.prefetcher import Prefetcher
 from runtime.stats import Stats
-from runtime.store.base import Store
+from runtime.store.base import Store, decoded_bytes
 from runtime.tiers.arena import Arena
 from runtime.tiers.worker import Hand, Shared, Worker
 from runtime.turn import Turn
@@ -306,7 +306,11 @@ class Engine:
     @property
     def arena_bytes(self) -> int:
         """All the memory that experts take, in every tier."""
-        return sum(arena.num_bytes for arena in self.arenas) + self.store.scratch_bytes
+        return (
+            sum(arena.num_bytes for arena in self.arenas)
+            + self.store.scratch_bytes
+            + decoded_bytes(self.store)
+        )
 
     def report(self) -> dict[str, Any]:
         """Counters of the policy core, times and memory."""

@@ -31,6 +31,10 @@ class Layout(Protocol):
     def views_are_weights(self) -> bool:
         """Whether `weights` are views of the slot, which may be made once and kept."""
 
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory that `weights` takes beside the slot; 0 for views."""
+
     def weights(self, slot: Tensor) -> dict[str, Tensor]:
         """The expert's parameters from the slot's bytes, uint8 `(num_bytes,)`, on its device."""
 
@@ -71,6 +75,11 @@ class Store(Protocol):
 def slot_bytes(store: Store) -> int:
     """Size of a slot that any expert of any layer fits."""
     return max(layout.num_bytes for layout in store.layouts)
+
+
+def decoded_bytes(store: Store) -> int:
+    """Memory that one expert's parameters take beside its slot while they are used."""
+    return max(layout.decoded_bytes for layout in store.layouts)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

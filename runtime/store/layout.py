@@ -52,6 +52,7 @@ class SlotLayout:
         ]
 
     views_are_weights = True
+    decoded_bytes = 0
     alignment = ALIGNMENT
 
     def weights(self, slot: Tensor) -> dict[str, Tensor]:

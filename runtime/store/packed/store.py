@@ -83,10 +83,7 @@ class PackedStore:
     def num_experts(self) -> int:
         return max(self.experts_per_layer)
 
-    @property
-    def scratch_bytes(self) -> int:
-        """Reads need none; parameters made from integers take memory while they are used."""
-        return max(layout.decoded_bytes for layout in self.layouts)
+    scratch_bytes = 0
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
         """Fills the chunks' parts of `slot`, uint8 on the CPU, in one read.
