@@ -12,6 +12,7 @@ from tests.faults.conftest import Scenario
 pytestmark = pytest.mark.faults
 
 MODES = ["prefetch", "on-demand", "packed"]
+ALL_MODES = [*MODES, "tiers"]
 
 
 def spoilt(scenario: Scenario, disk: Disk, mode: str, *rules: Rule, **kwargs) -> dict:
@@ -57,14 +58,14 @@ def test_reads__interrupted_and_slow_system_calls_change_nothing(scenario):
     assert result["during"]["stall_seconds"] > result["before"]["stall_seconds"] + 0.05
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ALL_MODES)
 def test_reads__an_error_once_is_read_again(scenario, disk, mode):
     result = spoilt(scenario, disk, mode, Rule("eio", times=2))
     assert result["num_faults"] == 2
     assert outcomes(result) == ["identical"] * 3
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ALL_MODES)
 def test_reads__a_bad_disk_fails_the_request_with_its_place_and_serves_the_next(
     scenario, disk, mode
 ):
@@ -92,7 +93,7 @@ def test_reads__a_truncated_shard_is_named_and_served_when_whole_again(scenario,
     assert "truncated" in during
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ALL_MODES)
 def test_reads__a_disk_of_50_ms_a_read_costs_time_only(scenario, disk, mode):
     result = spoilt(scenario, disk, mode, Rule("hang", seconds=0.05, times=40))
     assert outcomes(result) == ["identical"] * 3

@@ -2,9 +2,11 @@
 
 import pytest
 
+from runtime.config import SystemConfig
+
 pytestmark = pytest.mark.faults
 
-MODES = ["prefetch", "on-demand"]
+MODES = ["prefetch", "on-demand", "tiers"]
 DETECTED_SECONDS = 2.0
 """In which a dead or hung worker must be seen and done without."""
 
@@ -21,14 +23,22 @@ def test_worker__a_dead_one_is_replaced_and_output_is_identical(scenario, mode, 
     assert result["num_workers"] >= 1
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_worker__a_read_that_hangs_is_done_without(scenario, disk, mode):
+@pytest.mark.parametrize(
+    ("mode", "watchdog_seconds", "seconds"),
+    [
+        ("prefetch", SystemConfig().watchdog_seconds, 5.0),
+        ("on-demand", 0.3, 1.5),
+        ("tiers", 0.3, 1.5),
+    ],
+)
+def test_worker__a_read_that_hangs_is_done_without(scenario, disk, mode, watchdog_seconds, seconds):
     result = scenario(
         "worker_hangs",
         mode=mode,
         mount=str(disk.mount),
         control=str(disk.control),
-        seconds=5.0,
+        seconds=seconds,
+        watchdog_seconds=watchdog_seconds,
         close_early=False,
     )
     assert result["num_faults"] == 1
@@ -45,17 +55,18 @@ def test_worker__a_model_closes_while_a_read_hangs(scenario, disk):
         mode="prefetch",
         mount=str(disk.mount),
         control=str(disk.control),
-        seconds=6.0,
+        seconds=4.0,
+        watchdog_seconds=0.3,
         close_early=True,
     )
     assert result["num_faults"] == 1
-    assert result["close_seconds"] < 3.0
+    assert result["close_seconds"] < 2.0
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_worker__a_disk_that_freezes_for_a_time_ends_in_the_same_output(scenario, disk, mode):
     result = scenario(
-        "disk_freezes", mode=mode, mount=str(disk.mount), control=str(disk.control), seconds=4.0
+        "disk_freezes", mode=mode, mount=str(disk.mount), control=str(disk.control), seconds=1.5
     )
     assert result["num_faults"] >= 1
     assert result["during"]["outcome"] == "identical"

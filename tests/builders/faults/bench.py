@@ -41,15 +41,18 @@ class Bench:
         return Popularity(self.spec, shares)
 
     def load(self, mode: str, disk: Path, *, system: SystemConfig | None = None) -> PreTrainedModel:
-        """Serves the model from room for a third of the experts.
+        """Serves the model from room for about a third of the experts.
 
         Args:
-            mode: prefetch, on-demand, packed (with prefetching).
+            mode: prefetch, on-demand, packed (with prefetching), tiers (with a second arena below
+                the one that computes).
             disk: `self.disk`, or where it is mounted.
         """
         return runtime.load(
             ModelConfig(name="tiny", id=str(disk / "model")),
-            budget="35%",
+            budget="20%" if mode == "tiers" else "35%",
+            host_budget="35%" if mode == "tiers" else None,
+            device="cpu",
             predictor=None if mode == "on-demand" else self.predictor(),
             system=system,
             store=disk / "packed" if mode == "packed" else None,

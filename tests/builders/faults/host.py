@@ -7,6 +7,7 @@ Reads `{"scenario": name, "arguments": {...}, "seconds": limit}` lines, answers 
 """
 
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -77,6 +78,7 @@ def main(folder: Path) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints is no answer
     bench = make_bench(folder)
+    gc.freeze()  # a collection in a fork would copy all of this memory
     answers.write("ready\n")
     for line in sys.stdin:
         answers.write(json.dumps(run(bench, json.loads(line))) + "\n")

@@ -123,7 +123,14 @@ def worker_killed(bench: Bench, *, mode: str, how: str) -> Result:
 
 
 def worker_hangs(
-    bench: Bench, *, mode: str, mount: str, control: str, seconds: float, close_early: bool
+    bench: Bench,
+    *,
+    mode: str,
+    mount: str,
+    control: str,
+    seconds: float,
+    watchdog_seconds: float,
+    close_early: bool,
 ) -> Result:
     """The read of a transfer thread hangs; the computation's own reads go well.
 
@@ -132,7 +139,7 @@ def worker_hangs(
     """
     disk = Disk(Path(mount), Path(control))
     result: Result = {}
-    model = bench.load(mode, disk.mount)
+    model = bench.load(mode, disk.mount, system=SystemConfig(watchdog_seconds=watchdog_seconds))
     disk.is_well()
     with _closing(model, result):
         result["before"] = _timed(bench, model)
@@ -154,7 +161,7 @@ def disk_freezes(bench: Bench, *, mode: str, mount: str, control: str, seconds: 
     """No read ends, nobody's, until the disk is well again."""
     disk = Disk(Path(mount), Path(control))
     result: Result = {}
-    model = bench.load(mode, disk.mount)
+    model = bench.load(mode, disk.mount, system=SystemConfig(watchdog_seconds=0.3))
     disk.is_well()
     with _closing(model, result):
         result["before"] = _timed(bench, model)
