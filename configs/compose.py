@@ -36,9 +36,12 @@ class Groups:
     """The groups that a root configuration draws from."""
 
     chosen: dict[str, str]
-    """Group to its choice by default."""
+    """Group to its choice by default. A group that is drawn from twice, the second time for another
+    key (`data@shifted` in Hydra's words), is named by that key."""
     choices: dict[str, list[str]]
     """Group to everything that can be chosen."""
+    hydra_names: dict[str, str]
+    """Group to what Hydra calls it."""
 
 
 @contextmanager
@@ -68,15 +71,17 @@ def defaults(root: str) -> tuple[DictConfig, Groups]:
     with hydra_session(root):
         composed = compose(root, return_hydra_config=True)
         loader = GlobalHydra.instance().config_loader()
-        chosen = {
-            group: str(choice)
-            for group, choice in composed.hydra.runtime.choices.items()
-            if not group.startswith("hydra/")
-        }
-        choices = {group: sorted(loader.get_group_options(group)) for group in chosen}
+        chosen, choices, names = {}, {}, {}
+        for name, choice in composed.hydra.runtime.choices.items():
+            if name.startswith("hydra/"):
+                continue
+            drawn_from, _, key = name.partition("@")
+            group = key or drawn_from
+            chosen[group], names[group] = str(choice), name
+            choices[group] = sorted(loader.get_group_options(drawn_from))
         with open_dict(composed):
             del composed["hydra"]
-        return composed, Groups(chosen, choices)
+        return composed, Groups(chosen, choices, names)
 
 
 def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]:
@@ -91,6 +96,9 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
     for group, choice in map(split, selections):
         if choice not in groups.choices[group]:
             raise ConfigError(unknown(group, choice, groups.choices[group]))
+    selections = [
+        f"{groups.hydra_names[group]}={choice}" for group, choice in map(split, selections)
+    ]
     with hydra_session(root):
         if selections:
             base = compose(root, overrides=selections)

@@ -50,9 +50,10 @@ def request_matrices(trace: Trace, *phases: Phase) -> Floats:
     """`[N, L, E]`: the EAM of each training request in these phases, in the trace's order."""
     spec = trace.spec
     rows = trace.rows("train")
-    rows = rows[np.isin(trace.phases[rows], phases)]
-    _, place = np.unique(trace.requests[rows], return_inverse=True)
-    num_requests = int(place.max()) + 1 if len(place) else 0
+    requests, place = np.unique(trace.requests[rows], return_inverse=True)
+    counted_N = np.isin(trace.phases[rows], phases)
+    rows, place = rows[counted_N], place[counted_N]
+    num_requests = len(requests)
     matrices = np.zeros((num_requests, spec.num_layers, spec.num_experts), np.float32)
     width = spec.num_experts + 1
     for layer in range(spec.num_layers):
@@ -93,8 +94,10 @@ def fit_eam_request(trace: Trace, **options: Any) -> EamRequest:
     """Stores the training requests' EAMs one after another, as if they had just been served."""
     empty = np.zeros((0, trace.spec.num_layers, trace.spec.num_experts), np.float32)
     fitted = EamRequest(trace.spec, empty, **options)
-    for counts_LE in np.concatenate([request_matrices(trace, phase) for phase in Phase]):
-        fitted.store(counts_LE)
+    parts = [request_matrices(trace, phase) for phase in Phase]
+    for counts_LE in np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]):
+        if counts_LE.any():
+            fitted.store(counts_LE)
     return fitted
 
 

@@ -121,8 +121,9 @@ class EamRequest(Predictor):
         """`[R, size]`: cosine of the iteration's rows 0..layer and the same rows of each stored
         matrix. Rows not known yet take part on neither side."""
         size = self.collection.size
-        length_RC = np.sqrt(self._square_R)[:, None] * self.collection.prefix_LC[layer, :size]
-        return self._product_RC[:, :size] / np.maximum(length_RC, 1e-12)
+        stored_C = self.collection.prefix_LC[layer, :size]
+        length_RC = np.sqrt(self._square_R)[:, None] * stored_C
+        return np.divide(self._product_RC[:, :size], np.maximum(length_RC, np.float32(1e-12)))
 
     def _forecasts(self, layer_now: int, matches_RM: Ints) -> Forecasts:
         present = self._present

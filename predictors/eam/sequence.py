@@ -138,8 +138,8 @@ class EamSequence(Predictor):
 
     def similarity(self, request_slot: int) -> Floats:
         """`[size]`: 1 - equation 1 of a live sequence and every stored matrix."""
-        used = self._similarity_SC[request_slot, : self.collection.size]
-        return used / self.spec.num_layers
+        used_C = self._similarity_SC[request_slot, : self.collection.size]
+        return used_C / np.float32(self.spec.num_layers)
 
     # ---- forecasts
 

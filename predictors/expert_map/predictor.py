@@ -66,7 +66,8 @@ class ExpertMap(Predictor):
                     f"{self.kind} with capacity={capacity} can not hold {len(maps_NLE)} maps"
                 )
             maps_LEN = np.moveaxis(maps_NLE, 0, 2).astype(np.float32)
-            self.store.add(maps_LEN, embeddings_ND.T.astype(np.float32), np.zeros((0, 0)))
+            nothing_to_replace = np.zeros((0, 0), np.float32)
+            self.store.add(maps_LEN, embeddings_ND.T.astype(np.float32), nothing_to_replace)
         self._begin(0)
 
     def _begin(self, num_tokens: int) -> None:
