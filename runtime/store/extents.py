@@ -48,9 +48,8 @@ class Extent:
     def slice(self, index: int) -> "Extent":
         """The `index`-th part along the first dimension."""
         size = self.num_bytes // self.shape[0]
-        return Extent(
-            self.file, self.offset + index * size, size, self.dtype, self.shape[1:], self.key
-        )
+        key = f"{self.key}[{index}]"
+        return Extent(self.file, self.offset + index * size, size, self.dtype, self.shape[1:], key)
 
     def view(self, shape: tuple[int, ...]) -> "Extent":
         """The same bytes in another shape."""

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.faults
 
 MODES = ["prefetch", "on-demand", "tiers"]
 DETECTED_SECONDS = 2.0
-"""In which a dead or hung worker must be seen and done without."""
+"""In which a dead worker must be seen and done without."""
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -44,7 +44,8 @@ def test_worker__a_read_that_hangs_is_done_without(scenario, disk, mode, watchdo
     assert result["num_faults"] == 1
     for when in ("before", "during", "after"):
         assert result[when]["outcome"] == "identical"
-    assert result["during"]["seconds"] < result["before"]["seconds"] + DETECTED_SECONDS
+    # It looks every half of its time.
+    assert result["during"]["seconds"] < result["before"]["seconds"] + 1.5 * watchdog_seconds + 0.5
     assert result["lost_threads"] <= 1
     assert result["lost_threads_after"] == 0
 

@@ -5,6 +5,7 @@ import struct
 
 import pytest
 import torch
+from transformers import Qwen2MoeForCausalLM
 
 import runtime
 from runtime.config import ModelConfig
@@ -112,3 +113,18 @@ def test_load__missing_model_says_what_to_do(tmp_path):
         runtime.load("somebody/no-such-model")
     with pytest.raises(CheckpointError, match="no config.json"):
         runtime.load(tmp_path)
+
+
+@pytest.mark.faults
+def test_store__an_error_names_the_expert_in_a_checkpoint_of_fused_experts(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "hub")
+    model = Qwen2MoeForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    served = serve(tmp_path / "fused")
+    with served.moecast:
+        store = served.moecast.engine.store
+        slot = torch.empty(store.layouts[1].num_bytes, dtype=torch.uint8)
+        for file in (tmp_path / "fused").glob("*.safetensors"):
+            os.truncate(file, 4096)
+        with pytest.raises(TransferError, match=r"layers\.1\.mlp\.experts\.gate_up_proj\[5\]"):
+            store.read(1, 5, range(1), slot)
