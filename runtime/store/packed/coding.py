@@ -3,7 +3,7 @@
 A group is `group_size` consecutive weights, row by row. The formulas are all there is to reading:
 
     int8   w = q * scale             q int8
-    int4   w = (q - zero) * scale    q 0..15, two to a byte; zero need not be whole
+    int4   w = (q - zero) * scale    q 0..15, two to a byte
 
 Scales and zeros are in the weights' own dtype. Of G groups, the low halves of the int4 bytes hold
 the first ceil(G / 2), the high halves the others. Arithmetic is in float32, operation by operation,

@@ -29,25 +29,21 @@ def quantiser():
 def quantise(coding: Coding, weights_N: Tensor) -> Integers:
     """A part's weights, `(N,)` in their own dtype, as integers; groups follow one another.
 
-    int8: symmetric, the largest of a group is 127. int4: HQQ, scale and zero chosen in steps
-    so that few weights are far off (an l_0.7 norm).
+    int8: symmetric, the largest of a group is 127. int4: from the smallest to the largest of a
+    group, zero among the values, so that zeros stay zeros. HQQ's search for better scales, also in
+    torchao, takes fifty times as long and won nothing that the reference model shows: 1.6 and 1.8
+    thousandths of a nat lost.
     """
     ao = quantiser()
-    dtype = weights_N.dtype
-    groups = weights_N.view(-1, coding.group_size)
+    dtype, block = weights_N.dtype, (1, coding.group_size)
     if coding.bits == 8:
-        block = (1, coding.group_size)
-        scales, zeros = ao.choose_qparams_affine(
-            groups, ao.MappingType.SYMMETRIC, block, torch.int8, -127, 127, scale_dtype=dtype
-        )
-        values = ao.quantize_affine(groups, block, scales, zeros, torch.int8, -127, 127)
-        return Integers(values.view(-1), scales.view(-1), None)
-    values, scales, zeros, _ = ao._choose_qparams_and_quantize_affine_hqq(
-        groups,
-        nbits=4,
-        group_size=coding.group_size,
-        compute_dtype=dtype,
-        device="cpu",
-        raw_output=True,
+        mapping, kind, bounds = ao.MappingType.SYMMETRIC, torch.int8, (-127, 127)
+    else:
+        mapping, kind, bounds = ao.MappingType.ASYMMETRIC, torch.uint8, (0, 15)
+    groups = weights_N.view(-1, coding.group_size)
+    scales, zeros = ao.choose_qparams_affine(
+        groups, mapping, block, kind, *bounds, scale_dtype=dtype
     )
-    return Integers(values.view(-1), scales.view(-1), zeros.view(-1))
+    values = ao.quantize_affine(groups, block, scales, zeros, kind, *bounds)
+    kept = zeros.view(-1).to(dtype) if coding.bits == 4 else None
+    return Integers(values.view(-1), scales.view(-1), kept)
