@@ -81,7 +81,7 @@ def replay(
     hardware: Hardware,
     budget_slots: int | Sequence[int],
 ) -> ReplayStats:
-    """Runs the steps one after another from an empty arena of `budget_slots` experts; several numbers
+    """Runs the steps one after another from empty arenas of `budget_slots` experts; several numbers
     are those of several tiers, the computing one first.
 
     A step of several tokens counts as a prefill (TTFT), one of a single token as a decode (TPOT).
