@@ -31,7 +31,7 @@ def quantise(coding: Coding, weights_N: Tensor) -> Integers:
 
     int8: symmetric, the largest of a group is 127. int4: from the smallest to the largest of a
     group, zero among the values, so that zeros stay zeros. HQQ's search for better scales, also in
-    torchao, takes fifty times as long and won nothing that the reference model shows: 1.6 and 1.8
+    torchao, takes twenty times as long and won nothing that the reference model shows: 1.6 and 1.8
     thousandths of a nat lost.
     """
     ao = quantiser()
