@@ -38,7 +38,11 @@ def resolve(config: ModelConfig) -> Path:
 
 def _from_hub(config: ModelConfig) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     try:
@@ -50,7 +54,7 @@ def _from_hub(config: ModelConfig) -> Path:
                 local_files_only=config.local_only,
             )
         )
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         how = (
             "add model.local_only=false to fetch it from the Hub"
             if config.local_only

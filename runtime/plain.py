@@ -10,7 +10,7 @@ from runtime.hf.quiet import progress_for_terminals
 from runtime.hf.weights import own_weights
 
 
-def load_plain(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
+def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
     """The model as Transformers loads it, with its own eager experts and aligned weights."""
     cls, config = model_class(AutoConfig.from_pretrained(folder))
     with progress_for_terminals():

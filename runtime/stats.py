@@ -1,15 +1,11 @@
 """What a live run measures: times of steps, stalls, memory."""
 
-import resource
 import statistics
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-
-def peak_memory_bytes() -> int:
-    """The process's largest resident set so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+from runtime.machine import peak_memory_bytes
 
 
 @dataclass(frozen=True)

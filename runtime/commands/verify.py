@@ -1,77 +1,157 @@
-"""`python -m runtime verify`: is what we serve exactly the model?"""
+"""`python -m runtime verify`: is what we serve exactly the model, and in how much memory?"""
 
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoTokenizer, PreTrainedModel
 
+from predictors.errors import MoecastError
+from runtime.commands.progress import progress
 from runtime.config import VerifyConfig
-from runtime.loading import load
+from runtime.machine import available_memory_bytes
 from runtime.models import resolve
-from runtime.plain import load_plain
+from runtime.verification.answers import compare
+from runtime.verification.prompts import token_prompts
+from runtime.verification.reference import plain_bytes
+from runtime.verification.request import Request, Side
+from runtime.verification.sides import run_side
+
+MIB = 2**20
+BOUND_BYTES = 300 * MIB
+"""Of memory beside the weights that are not experts and the budget."""
 
 
 class NotExact(RuntimeError):
     """Ours, not the user's: a budgeted model differed from the plain one."""
 
 
-def answer(model: PreTrainedModel, tokens: list[int], max_new_tokens: int) -> tuple[Any, list[int]]:
-    """Logits of the prompt `(1, T, vocabulary)` and the greedy continuation."""
-    inputs = torch.tensor([tokens])
-    mask = torch.ones_like(inputs)
-    with torch.no_grad():
-        logits = model(inputs, attention_mask=mask).logits
-    output = model.generate(
-        inputs, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=False
-    )
-    return logits, output[0].tolist()
-
-
 def run(config: VerifyConfig) -> dict[str, Any]:
     """Compares every prompt at every budget; fails at the end if anything differed."""
     console = Console()
     folder = resolve(config.model)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    prompts = [tokenizer(prompt)["input_ids"] for prompt in config.prompts]
+    prompts, described = token_prompts(folder, config.prompts, seed=config.seed)
+    side = Side(config.reference.value)
+    if side is Side.PLAIN:
+        require_memory(folder, config)
     rows: list[dict[str, Any]] = []
-    expected: list[tuple[Any, list[int]]] = []
-    for budget in config.budgets:
-        model = load(config.model, predictor=config.predictor, budget=budget, system=config.system)
-        with model.moecast as handle:
-            if not expected:
-                plain = load_plain(folder, dtype=model.dtype)
-                expected = [answer(plain, tokens, config.max_new_tokens) for tokens in prompts]
-                del plain
-            found = [answer(model, tokens, config.max_new_tokens) for tokens in prompts]
-            stats = handle.stats()
-        pairs = list(zip(found, expected, strict=True))
-        rows.append(
-            {
-                "budget": budget,
-                "arena_bytes": stats["arena_bytes"],
-                "prompts": len(prompts),
-                "logits_bitwise_equal": all(torch.equal(a[0], b[0]) for a, b in pairs),
-                "tokens_equal": all(a[1] == b[1] for a, b in pairs),
-                "tokens_compared": sum(len(b[1]) for _, b in pairs),
-                "misses": stats["misses"],
-                "bytes_moved": stats["bytes_moved"],
-            }
+    with (
+        tempfile.TemporaryDirectory(prefix="moecast-verify-") as scratch,
+        progress(console, "verifying", total=1 + len(config.budgets)) as advance,
+    ):
+        expected = Path(scratch, "reference")
+        asked = Request(side=side, config=config, budget="", prompts=prompts, output=expected)
+        reference = run_side(asked)
+        advance(1)
+        for number, budget in enumerate(config.budgets):
+            found = Path(scratch, f"served-{number}")
+            report = run_side(replace(asked, side=Side.SERVED, budget=budget, output=found))
+            pairs = [compare(expected, found, i) for i in range(len(prompts))]
+            rows.append({"budget": budget, **summed(pairs), **memory(report), "prompts": pairs})
+            rows[-1] |= {key: report["stats"][key] for key in ("misses", "hits", "bytes_moved")}
+            advance(1)
+    what = (
+        f"reference: Transformers {reference['transformers']} {reference['class']}, "
+        f"experts_implementation={reference['experts_implementation']}, "
+        f"{'all experts in memory' if side is Side.PLAIN else 'experts read one at a time'}, "
+        f"weights aligned, {reference['dtype']} on {reference['device']}, torch "
+        f"{reference['torch']}, {reference['threads']} threads; {described}; logits of every "
+        "prompt position and every new token, bit by bit; greedy tokens"
+    )
+    console.print(what, highlight=False, soft_wrap=True)
+    console.print(exactness_table(rows, config.model.name))
+    console.print(memory_table(rows, config.model.name))
+    results = {
+        "model": config.model.name,
+        "folder": str(folder),
+        "compared": what,
+        "reference": reference,
+        "rows": rows,
+    }
+    wrong = [row["budget"] for row in rows if not row["equal"]]
+    if wrong:
+        first = next(p for row in rows for p in row["prompts"] if not p["equal"])
+        raise NotExact(
+            f"output differs from Transformers eager at budgets {', '.join(wrong)}; first: {first}"
         )
-    table = Table(title=f"{config.model.name} against Transformers eager")
-    for column in ("budget", "prompts", "logits bitwise equal", "tokens equal", "misses"):
+    return results
+
+
+def require_memory(folder: Path, config: VerifyConfig) -> None:
+    """Refuses a reference that would not fit.
+
+    Raises:
+        MoecastError: with what is needed, what there is, and the way that needs less.
+    """
+    needed, available = plain_bytes(folder, config.model.dtype), available_memory_bytes()
+    if needed > available:
+        raise MoecastError(
+            f"plain Transformers needs {needed} bytes for all experts of {folder}, {available} are "
+            "available; add reference=lazy, which reads one expert at a time"
+        )
+
+
+def summed(pairs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The prompts' comparisons as one."""
+    differences = [pair["max_abs_difference"] for pair in pairs]
+    return {
+        "equal": all(pair["equal"] for pair in pairs),
+        "tokens_compared": sum(pair["tokens_compared"] for pair in pairs),
+        "logit_positions_compared": sum(pair["logit_positions_compared"] for pair in pairs),
+        "max_abs_difference": None if None in differences else max(differences, default=0.0),
+    }
+
+
+def memory(report: dict[str, Any]) -> dict[str, Any]:
+    """Peak of the serving process beside what it is told it may use; on a device, not compared."""
+    peak, weights = report["peak_memory_bytes"], report["weights_bytes"]
+    arenas = report["stats"]["arena_bytes"]
+    on_host = report["device"] == "cpu"
+    overhead = peak - weights - arenas if on_host else None
+    return {
+        "peak_memory_bytes": peak,
+        "non_expert_bytes": weights,
+        "arena_bytes": arenas,
+        "overhead_bytes": overhead,
+        "overhead_bound_bytes": BOUND_BYTES,
+        "overhead_within_bound": None if overhead is None else overhead < BOUND_BYTES,
+    }
+
+
+def exactness_table(rows: list[dict[str, Any]], model: str) -> Table:
+    """What was compared at each budget."""
+    table = Table(title=f"{model} against Transformers eager")
+    columns = ("budget", "logits at", "tokens", "bitwise equal", "largest difference", "misses")
+    for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             row["budget"],
-            str(row["prompts"]),
-            str(row["logits_bitwise_equal"]),
-            str(row["tokens_equal"]),
+            f"{row['logit_positions_compared']} positions",
+            str(row["tokens_compared"]),
+            "yes" if row["equal"] else "NO",
+            str(row["max_abs_difference"]),
             str(row["misses"]),
         )
-    console.print(table)
-    wrong = [r["budget"] for r in rows if not (r["logits_bitwise_equal"] and r["tokens_equal"])]
-    if wrong:
-        raise NotExact(f"output differs from Transformers eager at budgets {', '.join(wrong)}")
-    return {"model": config.model.name, "rows": rows}
+    return table
+
+
+def memory_table(rows: list[dict[str, Any]], model: str) -> Table:
+    """Where the serving process's memory went at each budget."""
+    table = Table(title=f"memory of the process that served {model}, MiB")
+    for column in ("budget", "peak", "not experts", "experts", "beside these", "bound"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        sizes = ("peak_memory_bytes", "non_expert_bytes", "arena_bytes")
+        overhead = row["overhead_bytes"]
+        table.add_row(
+            row["budget"],
+            *(f"{row[size] / MIB:.0f}" for size in sizes),
+            "on a device" if overhead is None else f"{overhead / MIB:.0f}",
+            {True: "within 300", False: "OVER 300", None: "not compared"}[
+                row["overhead_within_bound"]
+            ],
+        )
+    return table

@@ -47,13 +47,26 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
     return parameters
 
 
-def unmapped(files: Sequence[str], stack: ExitStack) -> dict[str, Any]:
-    """Every tensor of the files, still to be read: with `pread`, where Transformers would map the
-    files, and a page that cannot be read would kill the process. Closed with the stack."""
+def sources(banks: Banks) -> set[str]:
+    """Names of the checkpoint's tensors that only experts are made of: not those tied to others."""
+    return {
+        extent.key
+        for bank in banks.values()
+        for recipe in bank.values()
+        if recipe.parameter.tied_to is None
+        for extents in recipe.sources.values()
+        for extent in extents
+    }
+
+
+def unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) -> dict[str, Any]:
+    """The files' tensors, still to be read: with `pread`, where Transformers would map the files,
+    and a page that cannot be read would kill the process. Closed with the stack."""
     slices = {}
     for file in files:
         handle = stack.enter_context(safe_open(file, framework="pt", backend="pread"))
-        slices.update({key: handle.get_slice(key) for key in handle.keys()})  # noqa: SIM118
+        names = set(handle.keys()) - without
+        slices.update({name: handle.get_slice(name) for name in sorted(names)})
     return slices
 
 
@@ -86,10 +99,12 @@ def stripped_class(
         ignored = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = ignored | banks
         extents = read_extents(checkpoint_files)
-        found(index_experts(model, parameters, extents, load_config.weight_mapping))
+        indexed = index_experts(model, parameters, extents, load_config.weight_mapping)
+        found(indexed)
         assert state_dict is None
         with ExitStack() as stack:
-            state_dict = unmapped(checkpoint_files, stack)
+            # The library would look at every name of every expert, only to leave it out.
+            state_dict = unmapped(checkpoint_files, stack, without=sources(indexed))
             try:
                 return cls._load_pretrained_model(
                     model, state_dict, checkpoint_files, load_config, *args, **kwargs

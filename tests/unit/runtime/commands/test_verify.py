@@ -1,0 +1,212 @@
+"""`verify`: what it compares, what it finds, and how its child processes end."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from predictors.errors import MoecastError
+from runtime.commands import verify
+from runtime.config import ModelConfig, PageCache, Reference, StoreConfig, VerifyConfig
+from runtime.verification import reference, sides
+from runtime.verification.answers import answer, answers_of, compare, file_of
+from runtime.verification.prompts import token_prompts
+from runtime.verification.reference import load_lazy, plain_bytes
+from runtime.verification.request import Request, Side, dumped, loaded
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+
+
+def settings(folder: Path, **kwargs) -> VerifyConfig:
+    return VerifyConfig(
+        model=ModelConfig(name="tiny", id=str(folder)),
+        device="cpu",
+        **{"budgets": ["30%"], "max_new_tokens": 5, **kwargs},
+    )
+
+
+def request(folder: Path, output: Path) -> Request:
+    return Request(
+        side=Side.PLAIN, config=settings(folder), budget="", prompts=[[5, 6]], output=output
+    )
+
+
+def kept(folder: Path, *, logits, tokens, steps) -> Path:
+    folder.mkdir()
+    save_file({"logits": torch.tensor(logits)}, file_of(folder, 0, "prompt"))
+    save_file({"tokens": torch.tensor(tokens)}, file_of(folder, 0, "tokens"))
+    np.array(steps, dtype=np.float32).tofile(file_of(folder, 0, "steps"))
+    return folder
+
+
+SAME = {"logits": [[1.0, 2.0], [3.0, 4.0]], "tokens": [7, 8], "steps": [[0.5, 1.5], [2.5, 3.5]]}
+
+
+def test_verify__a_served_model_is_the_plain_one(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    results = verify.run(settings(folder))
+    (row,) = results["rows"]
+    # Random prompts of 7, 16 and 33 tokens, five new ones each.
+    assert row["equal"]
+    assert (row["tokens_compared"], row["logit_positions_compared"]) == (15, 56 + 15)
+    assert row["misses"] > 0
+    assert row["overhead_bytes"] == (
+        row["peak_memory_bytes"] - row["non_expert_bytes"] - row["arena_bytes"]
+    )
+    for said in ("Transformers", "experts_implementation=eager", "bfloat16 on cpu", "no tokenizer"):
+        assert said in results["compared"]
+
+
+def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    logits = [[[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, 4.5]]]
+
+    def answered(asked):
+        served = asked.side is Side.SERVED
+        kept(asked.output, **(SAME | {"logits": logits[served]}))
+        for number in (1, 2):
+            for what in ("prompt", "tokens", "steps"):
+                file = file_of(asked.output, 0, what)
+                file_of(asked.output, number, what).write_bytes(file.read_bytes())
+        return {
+            "transformers": "0", "torch": "0", "class": "C", "experts_implementation": "eager",
+            "dtype": "float32", "device": "cpu", "threads": 1, "weights_bytes": 1,
+            "peak_memory_bytes": 3,
+            "stats": {"arena_bytes": 1, "misses": 0, "hits": 0, "bytes_moved": 0},
+        }  # fmt: skip
+
+    monkeypatch.setattr(verify, "run_side", answered)
+    with pytest.raises(verify.NotExact, match=r"budgets 30%.*position 1 of logits") as failure:
+        verify.run(settings(folder))
+    assert "'max_abs_difference': 0.5" in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {"equal": True, "first_token_that_differs": None, "max_abs_difference": 0.0}),
+        ({"tokens": [7, 9]}, {"equal": False, "first_token_that_differs": 1}),
+        ({"tokens": [7]}, {"equal": False, "first_token_that_differs": 1}),
+        (
+            {"steps": [[0.5, 1.5], [2.5, 3.0]]},
+            {
+                "equal": False,
+                "first_logits_that_differ": "position 1 of logits of new tokens",
+                "max_abs_difference": 0.5,
+            },
+        ),
+        (
+            {"logits": [[float("nan"), 2.0], [3.0, 4.0]]},
+            {
+                "equal": False,
+                "first_logits_that_differ": "position 0 of logits",
+                "max_abs_difference": None,
+            },
+        ),
+        ({"logits": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}, {"equal": False}),
+    ],
+)
+def test_compare__finds_the_first_difference(tmp_path, change, expected):
+    left = kept(tmp_path / "left", **SAME)
+    right = kept(tmp_path / "right", **(SAME | change))
+    row = compare(left, right, 0)
+    assert {key: row[key] for key in expected} == expected
+
+
+def test_compare__zero_is_not_minus_zero_and_nan_is_nan(tmp_path):
+    nan = SAME | {"logits": [[float("nan"), 0.0]]}
+    left, right = kept(tmp_path / "left", **nan), kept(tmp_path / "right", **nan)
+    assert compare(left, right, 0)["equal"]
+    other = kept(tmp_path / "other", **(nan | {"logits": [[float("nan"), -0.0]]}))
+    assert not compare(left, other, 0)["equal"]
+
+
+def test_answer__is_what_generate_and_forward_give(tmp_path):
+    model = plain_eager(tiny_qwen2_moe(tmp_path / "model"))
+    answer(model, [5, 6, 7], tmp_path, 0, max_new_tokens=4, seed=0)
+    found = answers_of(tmp_path, 0)
+    tokens = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert torch.equal(found["logits"], model(tokens).logits[0])
+    output = model.generate(
+        tokens, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True
+    )
+    assert torch.equal(found["tokens"], output.sequences[0, 3:])
+    assert torch.equal(found["logits of new tokens"], torch.cat(output.logits))
+
+
+# One tensor per expert, stacked with biases, and a module with a loop of its own in the encoder.
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "switch_transformers"])
+def test_load_lazy__is_plain_eager(tmp_path, name):
+    folder = save_family(tmp_path / "model", FAMILIES[name])
+    tokens = torch.arange(5, 14)[None]
+    plain, lazy = plain_eager_of(folder), load_lazy(folder, "auto")
+    inputs = {"input_ids": tokens}
+    if plain.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
+    with torch.no_grad():
+        assert torch.equal(lazy(**inputs).logits, plain(**inputs).logits)
+
+
+def plain_eager_of(folder: Path):
+    from runtime.plain import load_plain
+
+    return load_plain(folder, dtype="auto")
+
+
+def test_request__survives_json(tmp_path):
+    config = settings(
+        tmp_path,
+        store=StoreConfig(path=tmp_path / "packed", page_cache=PageCache.DROP),
+        reference=Reference.LAZY,
+    )
+    asked = Request(
+        side=Side.SERVED, config=config, budget="3%", prompts=[[1], [2, 3]], output=tmp_path
+    )
+    assert loaded(dumped(asked)) == asked
+
+
+def test_prompts__without_tokenizer_are_random_by_seed(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    tokens, described = token_prompts(folder, ["unread"], seed=3)
+    assert [len(ids) for ids in tokens] == [7, 16, 33]
+    assert all(4 <= one < 64 for ids in tokens for one in ids)
+    assert described == "3 prompts of random tokens, seed 3: there is no tokenizer"
+    assert token_prompts(folder, [], seed=3)[0] == tokens != token_prompts(folder, [], seed=4)[0]
+
+
+def test_verify__a_reference_that_does_not_fit_is_refused_with_the_way_out(tmp_path, monkeypatch):
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    weights = sum(parameter.nbytes for parameter in plain_eager(folder).parameters())
+    assert plain_bytes(folder, "auto") - reference.PROCESS_BYTES == int(1.1 * weights)
+    needed = plain_bytes(folder, "float32")
+    assert needed - reference.PROCESS_BYTES == int(1.1 * 2 * weights)
+    monkeypatch.setattr(verify, "available_memory_bytes", lambda: needed - 1)
+    config = settings(folder)
+    config.model.dtype = "float32"
+    with pytest.raises(MoecastError, match=rf"{needed} bytes.*{needed - 1} are.*reference=lazy"):
+        verify.run(config)
+
+
+def test_side__what_the_user_can_mend_keeps_its_words(tmp_path):
+    with pytest.raises(MoecastError, match=r"nowhere.*is not on this machine"):
+        sides.run_side(request(tmp_path / "nowhere", tmp_path / "out"))
+
+
+def test_side__a_killed_child_is_named(tmp_path, monkeypatch):
+    run = subprocess.run
+
+    def killed(command, **kwargs):
+        code = f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
+        return run([command[0], "-c", code], **kwargs)
+
+    monkeypatch.setattr(subprocess, "run", killed)
+    with pytest.raises(sides.ChildFailed, match=r"plain was killed by signal 9"):
+        sides.run_side(request(tmp_path, tmp_path / "out"))
+    assert os.listdir(tmp_path / "out") == ["request.json"]  # noqa: PTH208
