@@ -98,3 +98,12 @@ def test_refusal__in_a_thread_that_ends_leaves_the_model_to_others(scenario, mod
     result = scenario("refused_elsewhere", mode=mode)
     assert result["during"]["outcome"].startswith("error: injected")
     assert result["after"]["outcome"] == "identical"
+
+
+@pytest.mark.parametrize("mode", ["prefetch", "tiers"])
+def test_interrupt__at_any_moment_leaves_a_model_that_serves(scenario, mode):
+    result = scenario("interrupted_anywhere", mode=mode, seed=0, rounds=12, limit=60.0)
+    assert result["interrupted"] >= 3
+    assert set(result["outcomes"]) == {"identical"}
+    assert result["elsewhere"]["outcome"] == "identical"
+    assert result["slowest"] < 10

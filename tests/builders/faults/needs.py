@@ -4,7 +4,6 @@ import ctypes.util
 import importlib.util
 import os
 import shutil
-from pathlib import Path
 
 
 def strace() -> str | None:
@@ -27,4 +26,4 @@ def tmpfs() -> str | None:
     """None when there is all that is needed; else what to do."""
     if os.geteuid() != 0:
         return "mounting a tmpfs needs root: run as root"
-    return None if Path("/proc/mounts").exists() else "no /proc: run on Linux"
+    return None if shutil.which("mount") else "mount is missing: apt-get install mount"

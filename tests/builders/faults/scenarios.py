@@ -1,5 +1,7 @@
 """What is done to a served model while a disk or a thread fails. Each returns what happened."""
 
+import _thread
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -228,3 +230,27 @@ def _in_another_thread(bench: Bench, model: PreTrainedModel) -> Result:
     thread.start()
     thread.join(10)
     return found
+
+
+def interrupted_anywhere(bench: Bench, *, mode: str, seed: int, rounds: int) -> Result:
+    """Ctrl-C again and again, at moments spread over a request; each time the next is served."""
+    chance = random.Random(seed)
+    result: Result = {"interrupted": 0, "slowest": 0.0, "outcomes": []}
+    model = bench.load(mode, bench.disk)
+    with _closing(model, result):
+        usual = _timed(bench, model)["seconds"]
+        for _ in range(rounds):
+            timer = threading.Timer(chance.uniform(0, usual), _thread.interrupt_main)
+            try:
+                timer.start()
+                _timed(bench, model)
+                timer.join()
+                time.sleep(0.001)
+            except KeyboardInterrupt:
+                result["interrupted"] += 1
+            timer.join()
+            after = _timed(bench, model)
+            result["outcomes"].append(after["outcome"])
+            result["slowest"] = max(result["slowest"], after["seconds"])
+        result["elsewhere"] = _in_another_thread(bench, model)
+    return result
