@@ -25,9 +25,10 @@ def graph_path(source: int, target: int) -> str:
 
 
 class Learned(Predictor):
-    """From the gate input of layer l to the experts of layer l + `horizon`."""
+    """From a signal of layer l to the experts of layer l + `horizon`, one network each."""
 
     signals = frozenset({Signal.GATE_INPUT})
+    """One: the networks' input."""
     stateless = True
     horizon: ClassVar[int]
 
@@ -46,6 +47,10 @@ class Learned(Predictor):
             check_shapes(session, spec, what=f"the {self.kind} network of layer {layer}")
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
+        return self.answer(layer, hidden_TD)
+
+    def answer(self, layer: int, hidden_TD: Floats) -> Forecasts:
+        """What the layer's network says, if there is one."""
         session = self._sessions.get(layer)
         if session is None:
             return ()

@@ -13,6 +13,8 @@ from predictors.errors import PredictorError, unknown
 from predictors.expert_map.predictor import ExpertMap
 from predictors.learned import Learned, Mlp, Stride
 from predictors.popularity import Popularity
+from predictors.pre_attention import PreAttention
+from predictors.residual import Residual
 from predictors.skip import Skip
 from predictors.spec import ModelSpec
 from predictors.token import Token
@@ -20,6 +22,8 @@ from predictors.token import Token
 CLASSES: tuple[type[Predictor], ...] = (
     Mlp,
     Stride,
+    PreAttention,
+    Residual,
     Skip,
     Token,
     Popularity,
@@ -30,7 +34,11 @@ CLASSES: tuple[type[Predictor], ...] = (
     Correlation,
 )
 KINDS: Mapping[str, type[Predictor]] = MappingProxyType({one.kind: one for one in CLASSES})
-LEARNED: Mapping[str, type[Learned]] = MappingProxyType({one.kind: one for one in (Mlp, Stride)})
+PLAIN: Mapping[str, type[Learned]] = MappingProxyType(
+    {one.kind: one for one in (Mlp, Stride, PreAttention)}
+)
+"""The papers' networks: two layers from one state to one layer's experts."""
+LEARNED: Mapping[str, type[Predictor]] = MappingProxyType({**PLAIN, Residual.kind: Residual})
 """Those that `train/` fits with gradient descent, by kind."""
 
 

@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from train.errors import CheckpointError
 
@@ -46,6 +48,41 @@ class SaveEachEpoch(Callback):
         trainer.save_checkpoint(self._path)
 
 
+class BestPass(Callback):
+    """Keeps the weights of the pass with the best validation accuracy, and stops when none has
+    been better for a while. The checkpoint carries what it keeps."""
+
+    def __init__(self, *, patience: int):
+        self._patience = patience
+        self.best: float | None = None
+        self.best_pass = 0
+        self._weights: dict[str, Tensor] = {}
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        found = float(trainer.callback_metrics["val/mean_accuracy"])
+        if self.best is None or found > self.best:
+            self.best, self.best_pass = found, trainer.current_epoch
+            self._weights = {
+                name: value.detach().cpu().clone() for name, value in pl_module.named_parameters()
+            }
+        elif trainer.current_epoch - self.best_pass >= self._patience:
+            trainer.should_stop = True
+
+    def restore(self, module: LightningModule) -> None:
+        """Gives the module the weights of its best pass."""
+        with torch.no_grad():
+            for name, value in module.named_parameters():
+                if name in self._weights:
+                    value.copy_(self._weights[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "best_pass": self.best_pass, "weights": self._weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self.best_pass = state_dict["best"], state_dict["best_pass"]
+        self._weights = dict(state_dict["weights"])
+
+
 class PlainProgress(Callback):
     """A line after each pass, where a bar cannot be drawn."""
 
@@ -54,11 +91,11 @@ class PlainProgress(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         means = {
-            name.rpartition("/")[2]: float(value)
+            name.removeprefix("val/mean_accuracy/"): float(value)
             for name, value in trainer.callback_metrics.items()
-            if name.startswith("val/accuracy/") and name.count("/") == 2
+            if name.startswith("val/mean_accuracy/")
         }
         shown = ", ".join(f"{kind} {mean:.4f}" for kind, mean in means.items())
         seconds = time.perf_counter() - self._started
         passed = f"pass {trainer.current_epoch + 1} of {trainer.max_epochs}"
-        sys.stderr.write(f"training: {passed}, held-out accuracy {shown} ({seconds:.0f} s)\n")
+        sys.stderr.write(f"training: {passed}, validation accuracy {shown} ({seconds:.0f} s)\n")

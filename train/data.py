@@ -1,10 +1,12 @@
 """Batches from a memory-mapped trace, which is never loaded whole.
 
-Shape suffixes: L layers, B batch, D hidden size, K top_k.
+Shape suffixes: L layers, B batch, N rows read, D hidden size, K top_k, G decays.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import torch
@@ -14,7 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from collect.traces import Trace, TraceSignal
+from collect.traces.split import Split
 from predictors.base import Floats, Ints
+from train.context import contexts
 from train.errors import TrainError
 
 BLOCK_ROWS = 256
@@ -24,22 +28,108 @@ far smaller than a pool, in which they are mixed with blocks from everywhere."""
 POOL_BYTES = 256 << 20
 """Memory for the rows among which a batch is drawn."""
 
+VALIDATION_SHARE = 20
+"""One training request in so many is kept from the networks: it decides when to stop and sets the
+temperatures, so that the held-out requests decide nothing and only measure."""
 
-class Batch(NamedTuple):
+
+class Part(StrEnum):
+    """What a request is for; `held_out` are the trace's own, the others share its `train` split."""
+
+    FIT = "fit"
+    VALIDATION = "validation"
+    HELD_OUT = "held_out"
+
+
+def part_rows(trace: Trace, part: Part) -> NDArray[np.int64]:
+    """Row numbers of one part, ascending. By request, never by token: a split by token leaks."""
+    if part is Part.HELD_OUT:
+        return trace.rows("held_out")
+    train = [request.index for request in trace.request_table if request.split is Split.TRAIN]
+
+    # By digest, so that a request's part does not depend on what else the trace holds.
+    def order(index: int) -> str:
+        digest = trace.request_table[index].digest
+        return hashlib.sha256(f"validation {digest}".encode()).hexdigest()
+
+    num_kept = max(1, len(train) // VALIDATION_SHARE) if len(train) > 1 else 0
+    kept = np.zeros(len(trace.request_table), dtype=bool)
+    kept[sorted(train, key=order)[:num_kept]] = True
+    if part is Part.FIT:
+        kept[train] = ~kept[train]
+    return np.flatnonzero(kept[trace.requests])
+
+
+@dataclass(frozen=True)
+class Batch:
     """The same B tokens at every layer."""
 
-    hidden_LBD: Tensor
-    """Gate inputs, float32."""
     chosen_LBK: Tensor
     """Experts that each layer's router chose, int64."""
+    states: Mapping[TraceSignal, Tensor]
+    """`[L, B, D]` of each signal that somebody asked for, float32."""
+    contexts: Mapping[TraceSignal, Tensor] = field(default_factory=dict)
+    """`[G, L, B, D]`: decaying means of the request's earlier states, if somebody asked."""
+    weight_GB: Tensor | None = None
+    """Sum of the weights in `contexts`: 0 for a request's first token, soon 1."""
+
+    @property
+    def gate_LBD(self) -> Tensor:
+        return self.states[TraceSignal.GATE_INPUT]
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on another device (Lightning asks for it)."""
+        return Batch(
+            self.chosen_LBK.to(device),
+            {signal: one.to(device) for signal, one in self.states.items()},
+            {signal: one.to(device) for signal, one in self.contexts.items()},
+            None if self.weight_GB is None else self.weight_GB.to(device),
+        )
 
 
-def read_rows(trace: Trace, rows: NDArray[np.int64]) -> tuple[Floats, Ints]:
-    """Gate inputs `[L, B, D]` (half precision, as stored) and chosen experts `[L, B, K]`."""
+@dataclass(frozen=True)
+class Needs:
+    """What the networks read of a trace, beside the chosen experts."""
+
+    signals: frozenset[TraceSignal] = frozenset({TraceSignal.GATE_INPUT})
+    decays: tuple[float, ...] = ()
+    """Of the contexts; none: no contexts."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows in memory, in half precision as they are stored."""
+
+    chosen_LNK: Ints
+    states: Mapping[TraceSignal, NDArray[np.float16]]
+    contexts: Mapping[TraceSignal, NDArray[np.float16]]
+    weight_GN: Floats | None
+
+    def batch(self, take: NDArray[np.int64]) -> Batch:
+        def tensor(array: NDArray) -> Tensor:
+            return torch.from_numpy(array[..., take, :].astype(np.float32))
+
+        return Batch(
+            torch.from_numpy(self.chosen_LNK[:, take]),
+            {signal: tensor(one) for signal, one in self.states.items()},
+            {signal: tensor(one) for signal, one in self.contexts.items()},
+            None if self.weight_GN is None else torch.from_numpy(self.weight_GN[:, take]),
+        )
+
+
+def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: Needs) -> Pool:
+    """What is needed of these rows, which ascend."""
     layers = range(trace.spec.num_layers)
-    hidden = np.stack([trace.column(TraceSignal.GATE_INPUT, layer)[rows] for layer in layers])
-    chosen = np.stack([trace.column(TraceSignal.EXPERTS, layer)[rows] for layer in layers])
-    return hidden, chosen.astype(np.int64)
+    chosen = [trace.column(TraceSignal.EXPERTS, layer)[rows_N] for layer in layers]
+    states, past, weight_GN = {}, {}, None
+    for signal in sorted(needs.signals):
+        columns = [trace.column(signal, layer) for layer in layers]
+        states[signal] = np.stack([column[rows_N] for column in columns])
+        if needs.decays:
+            past[signal], weight_GN = contexts(
+                columns, rows_N, requests=trace.requests, decays=needs.decays
+            )
+    return Pool(np.stack(chosen).astype(np.int64), states, past, weight_GN)
 
 
 def shuffled(rows: NDArray[np.int64], *, pool_rows: int, seed: int, epoch: int) -> Iterator[Ints]:
@@ -60,21 +150,27 @@ class TraceBatches(IterableDataset):
     def __init__(
         self,
         trace: Trace,
-        split: str,
+        part: Part,
         *,
         batch_size: int,
+        needs: Needs | None = None,
         seed: int = 0,
         epoch: int | None = None,
         pool_bytes: int = POOL_BYTES,
+        share: tuple[int, int] = (0, 1),
     ):
-        """`epoch` None: in the trace's order, nothing dropped (evaluation)."""
+        """`epoch` None: in the trace's order, nothing dropped (evaluation). `share`: the number of
+        this device and how many there are; each takes every so manyth of a batch's tokens."""
         self._trace = trace
-        self._rows = trace.rows(split)
+        self._rows = part_rows(trace, part)
         self._batch_size = batch_size
+        self._needs = needs or Needs()
         self._seed = seed
         self._epoch = epoch
+        self._share = share
         spec = trace.spec
-        row_bytes = spec.num_layers * (2 * spec.hidden_size + 8 * spec.top_k)
+        copies = len(self._needs.signals) * (1 + len(self._needs.decays))
+        row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
         self._pool_rows = max(1, pool_bytes // row_bytes // batch_size) * batch_size
         if epoch is not None and len(self._rows) < batch_size:
             raise TrainError(
@@ -83,7 +179,7 @@ class TraceBatches(IterableDataset):
             )
         if not len(self._rows):
             raise TrainError(
-                f"the trace has no {split} requests: collect more (data.num_prompts=...)"
+                f"the trace has no {part} requests: collect more (data.num_prompts=...)"
             )
 
     def __len__(self) -> int:
@@ -91,19 +187,17 @@ class TraceBatches(IterableDataset):
         return full + (rest > 0 and self._epoch is None)
 
     def __iter__(self) -> Iterator[Batch]:
-        for pool in self._pools():
+        number, devices = self._share
+        for rows in self._pools():
             # Ascending: the pages of a block are touched once; then back to the random order.
-            order = np.argsort(pool)
-            hidden, chosen = read_rows(self._trace, pool[order])
+            order = np.argsort(rows)
+            pool = read_pool(self._trace, rows[order], self._needs)
             places = np.argsort(order)
-            for first in range(0, len(pool), self._batch_size):
+            for first in range(0, len(rows), self._batch_size):
                 take = places[first : first + self._batch_size]
                 if self._epoch is not None and len(take) < self._batch_size:
                     return
-                yield Batch(
-                    torch.from_numpy(hidden[:, take].astype(np.float32)),
-                    torch.from_numpy(chosen[:, take]),
-                )
+                yield pool.batch(take[number::devices])
 
     def _pools(self) -> Iterator[Ints]:
         if self._epoch is not None:
@@ -117,18 +211,34 @@ class TraceBatches(IterableDataset):
 
 
 class TraceData(LightningDataModule):
-    """Training and held-out batches of one trace; a pass's order is set by seed and epoch."""
+    """Training and validation batches of one trace; a pass's order is set by seed and epoch."""
 
-    def __init__(self, trace: Trace, *, batch_size: int, seed: int):
+    def __init__(self, trace: Trace, *, batch_size: int, seed: int, needs: Collection[Needs] = ()):
         super().__init__()
         self._trace = trace
         self._batch_size = batch_size
         self._seed = seed
+        self.needs = together(needs)
 
     def batches(self, epoch: int) -> TraceBatches:
-        """One pass over the training requests."""
+        """One pass over the requests that are trained on."""
+        share = (0, 1)
+        if self.trainer is not None:
+            share = (self.trainer.global_rank, self.trainer.world_size)
         return TraceBatches(
-            self._trace, "train", batch_size=self._batch_size, seed=self._seed, epoch=epoch
+            self._trace,
+            Part.FIT,
+            batch_size=self._batch_size,
+            needs=self.needs,
+            seed=self._seed,
+            epoch=epoch,
+            share=share,
+        )
+
+    def validation(self) -> TraceBatches:
+        """The requests that decide when to stop, in the trace's order."""
+        return TraceBatches(
+            self._trace, Part.VALIDATION, batch_size=self._batch_size, needs=self.needs
         )
 
     def train_dataloader(self) -> DataLoader:
@@ -137,5 +247,12 @@ class TraceData(LightningDataModule):
         return DataLoader(self.batches(self.trainer.current_epoch), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        held_out = TraceBatches(self._trace, "held_out", batch_size=self._batch_size)
-        return DataLoader(held_out, batch_size=None)
+        return DataLoader(self.validation(), batch_size=None)
+
+
+def together(needs: Collection[Needs]) -> Needs:
+    """What several families need, read once; they agree on the contexts' decays."""
+    signals = frozenset({TraceSignal.GATE_INPUT}).union(*(one.signals for one in needs))
+    decays = {one.decays for one in needs if one.decays}
+    assert len(decays) <= 1, decays
+    return Needs(signals, decays.pop() if decays else ())

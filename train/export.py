@@ -1,65 +1,47 @@
-"""From the trained stack to one single-file ONNX graph for each network, and the proof of parity.
+"""Networks as single-file ONNX graphs.
 
-The graph (Gemm, Relu, Gemm, Sigmoid) is written directly: torch's exporter takes seconds for each
-network and writes the same four nodes.
+The graphs are written directly: torch's exporter takes seconds for each network and writes the
+same few nodes.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from predictors.base import Floats
-from predictors.learned import INPUT, OUTPUT, Learned
-from predictors.registry import LEARNED
-from predictors.spec import ModelSpec
-from train.errors import ParityError
-from train.networks import Edge, NetworkStack
+from predictors.learned import INPUT, OUTPUT
+from predictors.residual import AFTER, CARRY, HIDDEN, MIX, SCORES, TOKEN, TOKEN_OUT
 
 OPSET, IR_VERSION = 17, 9
-"""Old enough for every onnxruntime since 1.16; the four operators have not changed since."""
+"""Old enough for every onnxruntime since 1.16; the operators have not changed since."""
 
-LEAST_PARITY = 0.999
-"""Share of held-out tokens on which torch and onnxruntime must choose the same top_k set."""
-
-
-@dataclass(frozen=True)
-class Parity:
-    """Agreement of the exported networks with torch on held-out tokens."""
-
-    tokens: int
-    """(token, network) pairs compared."""
-    same_top_k: float
-    max_abs_difference: float
-    """Of the scores, which lie in [0, 1]."""
+Shape = Sequence[int | str]
+"""Sizes; a name where any number will do."""
 
 
-def network_graph(
-    weight_DF: NDArray, bias_F: NDArray, weight_FE: NDArray, bias_E: NDArray, *, name: str
+def serialised(
+    name: str,
+    nodes: Sequence[NodeProto],
+    *,
+    inputs: Mapping[str, Shape],
+    outputs: Mapping[str, Shape],
+    tensors: Mapping[str, NDArray],
 ) -> bytes:
-    """`hidden [batch, D]` to `scores [batch, E]` as the bytes of one ONNX file."""
-    tensors = {
-        "weight_in": weight_DF,
-        "bias_in": bias_F,
-        "weight_out": weight_FE,
-        "bias_out": bias_E,
-    }
-    nodes = [
-        helper.make_node("Gemm", [INPUT, "weight_in", "bias_in"], ["summed"]),
-        helper.make_node("Relu", ["summed"], ["middle"]),
-        helper.make_node("Gemm", ["middle", "weight_out", "bias_out"], ["logits"]),
-        helper.make_node("Sigmoid", ["logits"], [OUTPUT]),
-    ]
-    hidden, experts = weight_DF.shape[0], weight_FE.shape[1]
+    """A checked graph as the bytes of one file, the same bytes every time."""
+
+    def declared(shapes: Mapping[str, Shape]) -> list[onnx.ValueInfoProto]:
+        return [
+            helper.make_tensor_value_info(key, TensorProto.FLOAT, shape)
+            for key, shape in shapes.items()
+        ]
+
     graph = helper.make_graph(
-        nodes,
+        list(nodes),
         name,
-        [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["batch", hidden])],
-        [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["batch", experts])],
+        declared(inputs),
+        declared(outputs),
         [numpy_helper.from_array(array, key) for key, array in tensors.items()],
     )
     model = helper.make_model(
@@ -72,52 +54,104 @@ def network_graph(
     return model.SerializeToString(deterministic=True)
 
 
-def export(stack: NetworkStack, edges: list[Edge], spec: ModelSpec) -> dict[str, Learned]:
-    """The run-time predictors of every kind in the stack."""
-    graphs: dict[str, dict[int, bytes]] = {}
-    for number, edge in enumerate(edges):
-        arrays = [tensor.cpu().numpy() for tensor in stack.plain_weights(number)]
-        name = f"{edge.kind}_{edge.source}_to_{edge.target}"
-        graphs.setdefault(edge.kind, {})[edge.source] = network_graph(*arrays, name=name)
-    return {kind: LEARNED[kind](spec, own) for kind, own in graphs.items()}
+def network_graph(
+    weight_DF: NDArray, bias_F: NDArray, weight_FE: NDArray, bias_E: NDArray, *, name: str
+) -> bytes:
+    """`hidden [batch, D]` to `scores [batch, E]`: Gemm, Relu, Gemm, Sigmoid."""
+    return serialised(
+        name,
+        [
+            helper.make_node("Gemm", [INPUT, "weight_in", "bias_in"], ["summed"]),
+            helper.make_node("Relu", ["summed"], ["middle"]),
+            helper.make_node("Gemm", ["middle", "weight_out", "bias_out"], ["logits"]),
+            helper.make_node("Sigmoid", ["logits"], [OUTPUT]),
+        ],
+        inputs={INPUT: ["batch", weight_DF.shape[0]]},
+        outputs={OUTPUT: ["batch", weight_FE.shape[1]]},
+        tensors={
+            "weight_in": weight_DF,
+            "bias_in": bias_F,
+            "weight_out": weight_FE,
+            "bias_out": bias_E,
+        },
+    )
 
 
-def parity(
-    stack: NetworkStack,
-    edges: list[Edge],
-    exported: Mapping[str, Learned],
-    batches: Iterable[Floats],
-    *,
-    top_k: int,
-) -> dict[str, Parity]:
-    """Compares scores of torch and onnxruntime; `batches` yields gate inputs `[L, B, D]`.
+def residual_graph(
+    weights: Mapping[str, NDArray], *, num_targets: int, decays: Sequence[float], name: str
+) -> bytes:
+    """`predictors.residual`'s graph: one pass over the hidden state for all that is made of it.
 
-    Raises ParityError when a kind's top_k sets agree on less than `LEAST_PARITY` of the tokens.
+    `weights`, normalisation folded in: `state [D, G R]`, `in [D, F]`, `router [D, H E]`, their
+    biases `state_bias`, `in_bias`, `out_bias`; `past [G R, F]`, `out [F, H E]`; `scale`, `shift`
+    `[H, 1]`; `token [Q, F]`, or for the first source `token_out [D, Q]`, `token_out_bias`.
     """
-    same: dict[str, int] = dict.fromkeys(exported, 0)
-    seen: dict[str, int] = dict.fromkeys(exported, 0)
-    worst: dict[str, float] = dict.fromkeys(exported, 0.0)
-    for hidden_LBD in batches:
-        sources = [edge.source for edge in edges]
-        with torch.no_grad():
-            expected_NBE = stack(torch.from_numpy(hidden_LBD[sources])).sigmoid().numpy()
-        for expected_BE, edge in zip(expected_NBE, edges, strict=True):
-            (forecast,) = exported[edge.kind].gate_input(edge.source, hidden_LBD[edge.source])
-            same[edge.kind] += same_sets(expected_BE, forecast.scores_TE, top_k)
-            seen[edge.kind] += len(expected_BE)
-            gap = float(np.abs(expected_BE - forecast.scores_TE).max(initial=0.0))
-            worst[edge.kind] = max(worst[edge.kind], gap)
-    found = {kind: Parity(seen[kind], same[kind] / seen[kind], worst[kind]) for kind in exported}
-    for kind, one in found.items():
-        if one.same_top_k < LEAST_PARITY:
-            raise ParityError(
-                f"the exported {kind} networks choose torch's top {top_k} on "
-                f"{one.same_top_k:.4%} of {one.tokens:,} tokens; at least {LEAST_PARITY:.1%} must"
-            )
-    return found
-
-
-def same_sets(one_BE: Floats, other_BE: Floats, top_k: int) -> int:
-    """Rows on which both choose the same `top_k` experts, in whatever order."""
-    best = [np.argsort(-one, axis=1, kind="stable")[:, :top_k] for one in (one_BE, other_BE)]
-    return int((np.sort(best[0]) == np.sort(best[1])).all(axis=1).sum())
+    groups, (ranks, width) = len(decays), weights["past"].shape
+    outputs = weights["out"].shape[1]
+    num_experts, rank = outputs // num_targets, ranks // groups
+    firsts = "token_out" in weights
+    first = [weights["state"], weights["in"], weights["router"]]
+    biases = [weights["state_bias"], weights["in_bias"], weights["out_bias"]]
+    parts, sizes = ["states", "inward", "routed"], [ranks, width, outputs]
+    if firsts:
+        first.append(weights["token_out"])
+        biases.append(weights["token_out_bias"])
+        parts.append(TOKEN_OUT)
+        sizes.append(len(biases[-1]))
+    hidden = weights["past"]
+    remembered = "by_token"
+    nodes = [
+        helper.make_node("Gemm", [HIDDEN, "first", "first_bias"], ["summed"]),
+        helper.make_node("Split", ["summed", "parts"], parts, axis=1),
+        helper.make_node("Reshape", ["states", "by_decay"], ["states_by_decay"]),
+        helper.make_node("Transpose", ["states_by_decay"], ["state"], perm=[1, 0, 2]),
+        helper.make_node("Concat", [CARRY, "state"], ["past_states"], axis=1),
+        helper.make_node("MatMul", [MIX, "past_states"], ["context"]),
+        helper.make_node("Mul", ["context", "decays"], ["faded"]),
+        helper.make_node("Add", ["faded", "state"], [AFTER]),
+        helper.make_node("Transpose", ["context"], ["context_by_token"], perm=[1, 0, 2]),
+        helper.make_node("Reshape", ["context_by_token", "flat_context"], [remembered]),
+    ]
+    if not firsts:
+        nodes.append(helper.make_node("Concat", [remembered, TOKEN], ["remembered"], axis=1))
+        remembered, hidden = "remembered", np.concatenate([hidden, weights["token"]])
+    nodes += [
+        helper.make_node("Gemm", [remembered, "past", "inward"], ["whole"]),
+        helper.make_node("Relu", ["whole"], ["middle"]),
+        helper.make_node("Gemm", ["middle", "out", "routed"], ["flat"]),
+        helper.make_node("Reshape", ["flat", "by_target"], ["logits"]),
+        helper.make_node("LogSoftmax", ["logits"], ["shares"], axis=-1),
+        helper.make_node("Mul", ["shares", "scale"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "shift"], ["shifted"]),
+        helper.make_node("Sigmoid", ["shifted"], [SCORES]),
+    ]
+    token: dict[str, Shape] = {} if firsts else {TOKEN: ["tokens", len(weights["token"])]}
+    token_out: dict[str, Shape] = {TOKEN_OUT: ["tokens", sizes[-1]]} if firsts else {}
+    return serialised(
+        name,
+        nodes,
+        inputs={
+            HIDDEN: ["tokens", first[0].shape[0]],
+            CARRY: [groups, "carried", rank],
+            MIX: [groups, "tokens", "carried_and_tokens"],
+            **token,
+        },
+        outputs={
+            SCORES: ["tokens", num_targets, num_experts],
+            AFTER: [groups, "tokens", rank],
+            **token_out,
+        },
+        tensors={
+            "first": np.concatenate(first, axis=1),
+            "first_bias": np.concatenate(biases),
+            "parts": np.array(sizes, np.int64),
+            "by_decay": np.array([-1, groups, rank], np.int64),
+            "decays": np.array(decays, np.float32)[:, None, None],
+            "flat_context": np.array([-1, ranks], np.int64),
+            "past": hidden,
+            "out": weights["out"],
+            "by_target": np.array([-1, num_targets, num_experts], np.int64),
+            "scale": weights["scale"],
+            "shift": weights["shift"],
+        },
+    )

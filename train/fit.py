@@ -6,20 +6,22 @@ import signal
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
+from torch import nn
 
 from collect.traces import Trace
-from train.callbacks import PlainProgress, RunRecord, SaveEachEpoch
+from train.callbacks import BestPass, PlainProgress, RunRecord, SaveEachEpoch
 from train.checkpoint import SafeCheckpointIO
 from train.data import TraceData
+from train.family import Family
 from train.module import StackFit
-from train.networks import Edge, NetworkStack
 
 CHECKPOINT = Path("checkpoints", "last.ckpt")
 
@@ -36,22 +38,30 @@ class FitSettings:
     lr: float
     weight_decay: float
     seed: int
+    patience: int = 3
+    """Passes without a better validation accuracy after which training stops."""
+    precision: str = "32-true"
+    """Lightning's: `bf16-mixed` where the device is faster with it."""
+    devices: int = 1
 
 
 @dataclass(frozen=True)
 class Fitted:
     """The trained networks and what it took."""
 
-    stack: NetworkStack
-    edges: list[Edge]
+    families: list[Family]
     steps: int
     seconds: float
     resumed: bool
+    best_pass: int
+    """The pass whose weights these are, counted from 0."""
+    validation_accuracy: float | None
+    """Mean over all networks, on training requests that were set aside."""
 
 
 def fit(
     trace: Trace,
-    edges: list[Edge],
+    families: Sequence[Family],
     settings: FitSettings,
     *,
     run_dir: Path,
@@ -60,24 +70,27 @@ def fit(
 ) -> Fitted:
     """Trains all networks together; goes on from the run folder's checkpoint if there is one.
 
+    The weights are those of the best pass, by accuracy on requests set aside; these also set the
+    temperatures. Held-out requests are not looked at.
+
     Deterministic: the same trace, settings and number of threads give the same weights, with or
     without an interruption between two passes. Raises CheckpointError when the checkpoint is
     damaged or of another run.
     """
     quiet_lightning()
-    seed_everything(settings.seed, verbose=False)
-    data = TraceData(trace, batch_size=settings.batch_size, seed=settings.seed)
+    needs = [family.needs for family in families]
+    data = TraceData(trace, batch_size=settings.batch_size, seed=settings.seed, needs=needs)
     first_pass = data.batches(epoch=0)
     module = StackFit(
-        trace.spec,
-        edges,
-        width=settings.width,
+        families,
         lr=settings.lr,
         weight_decay=settings.weight_decay,
-        loss=settings.loss,
         total_steps=settings.max_epochs * len(first_pass),
     )
-    module.normalise_by(next(iter(first_pass)))
+    sample = next(iter(first_pass))
+    for family in families:
+        family.normalise_by(sample)
+    best = BestPass(patience=settings.patience)
     checkpoint = run_dir / CHECKPOINT
     if fresh:
         checkpoint.unlink(missing_ok=True)
@@ -86,11 +99,12 @@ def fit(
     progress = RichProgressBar() if sys.stderr.isatty() else PlainProgress()
     trainer = Trainer(
         accelerator="auto",
-        devices=1,
+        devices=settings.devices,
+        precision=settings.precision,
         max_epochs=settings.max_epochs,
         logger=logger,
         log_every_n_steps=10,
-        callbacks=[RunRecord(record), SaveEachEpoch(checkpoint), progress],
+        callbacks=[RunRecord(record), best, SaveEachEpoch(checkpoint), progress],
         plugins=[SafeCheckpointIO()],
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -107,19 +121,24 @@ def fit(
         # Lightning turns Ctrl-C into an exit of its own and switches the signal off.
         signal.signal(signal.SIGINT, on_interrupt)
         raise KeyboardInterrupt from error
+    best.restore(module)
+    module.cpu().eval()
+    for family in families:
+        family.calibrate(data.validation())
     return Fitted(
-        module.stack.cpu().eval(),
-        edges,
+        list(families),
         trainer.global_step,
         time.perf_counter() - started,
         resumed,
+        best.best_pass,
+        best.best,
     )
 
 
-def digest_of(stack: NetworkStack) -> str:
+def digest_of(families: Sequence[Family]) -> str:
     """sha256 over the weights: equal runs have equal digests."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(stack.state_dict().items()):
+    for name, tensor in sorted(nn.ModuleList(families).state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 

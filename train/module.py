@@ -5,75 +5,65 @@ from collections.abc import Sequence
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, nn
 
-from predictors.spec import ModelSpec
 from train.data import Batch
-from train.networks import Edge, NetworkStack, chosen_loss, listwise_loss, top_k_hits
+from train.family import Family
 
-LOSSES = {"bce": chosen_loss, "listwise": listwise_loss}
 WARMUP_SHARE = 0.05
 """Of all steps; AdamW's second moments are worth little before."""
 
 
 class StackFit(LightningModule):
-    """Trains a NetworkStack on gate inputs and what the routers chose."""
+    """Trains families of networks on the same tokens, in one step each."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        edges: Sequence[Edge],
-        *,
-        width: int,
-        lr: float,
-        weight_decay: float,
-        loss: str,
-        total_steps: int,
+        self, families: Sequence[Family], *, lr: float, weight_decay: float, total_steps: int
     ):
         super().__init__()
-        self.edges = list(edges)
-        self.stack = NetworkStack(len(self.edges), spec, width=width)
-        self._sources = [edge.source for edge in self.edges]
-        self._targets = [edge.target for edge in self.edges]
+        self.families = nn.ModuleList(families)
+        self.labels = [label for family in families for label in family.labels]
         self._lr, self._weight_decay = lr, weight_decay
-        self._loss = LOSSES[loss]
         self._total_steps = total_steps
-        self._hits_N = torch.zeros(len(self.edges), dtype=torch.int64)
-        self._wanted = 0
+        self._hits_F = torch.zeros(len(self.labels))
+        self._wanted_F = torch.zeros(len(self.labels))
 
-    def normalise_by(self, batch: Batch) -> None:
-        """Fixes the input normalisation of every network; before training only."""
-        self.stack.normalise_by(batch.hidden_LBD[self._sources])
-
-    def _logits_and_chosen(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        return self.stack(batch.hidden_LBD[self._sources]), batch.chosen_LBK[self._targets]
+    def transfer_batch_to_device(
+        self,
+        batch: Batch,
+        device: torch.device,
+        dataloader_idx: int,  # noqa: ARG002
+    ) -> Batch:
+        return batch.to(device)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:  # noqa: ARG002
         # The sum keeps each network's gradient what it would be if it were trained alone.
-        losses_N = self._loss(*self._logits_and_chosen(batch))
-        self.log("train/loss", losses_N.detach().mean(), batch_size=1)
-        return losses_N.sum()
+        losses_F = torch.cat([family.losses(batch) for family in self.families])
+        self.log("train/loss", losses_F.detach().mean(), batch_size=1)
+        return losses_F.sum()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:  # noqa: ARG002
-        logits_NBE, chosen_NBK = self._logits_and_chosen(batch)
-        self._hits_N += top_k_hits(logits_NBE, chosen_NBK).cpu()
-        self._wanted += chosen_NBK[0].numel()
+        pairs = [family.hits(batch) for family in self.families]
+        self._hits_F += torch.cat([hits for hits, _ in pairs]).cpu()
+        self._wanted_F += torch.cat([wanted for _, wanted in pairs]).cpu()
 
     def on_validation_epoch_end(self) -> None:
-        # One mean over all held-out tokens, not a mean of the batches' means.
-        accuracy_N = self._hits_N / max(1, self._wanted)
-        for edge, accuracy in zip(self.edges, accuracy_N, strict=True):
-            self.log(f"val/accuracy/{edge.label}", accuracy)
-        for kind in dict.fromkeys(edge.kind for edge in self.edges):
-            mine = [n for n, edge in enumerate(self.edges) if edge.kind == kind]
-            self.log(f"val/accuracy/{kind}", accuracy_N[mine].mean())
-        self._hits_N.zero_()
-        self._wanted = 0
+        # One mean over all tokens, not a mean of the batches' means.
+        accuracy_F = self._hits_F / self._wanted_F.clamp(min=1)
+        for label, accuracy in zip(self.labels, accuracy_F, strict=True):
+            self.log(f"val/accuracy/{label}", accuracy)
+        groups = [label.rpartition("/")[0] for label in self.labels]
+        for group in dict.fromkeys(groups):
+            mine = [f for f, one in enumerate(groups) if one == group]
+            self.log(f"val/mean_accuracy/{group}", accuracy_F[mine].mean())
+        self.log("val/mean_accuracy", accuracy_F.mean())
+        self._hits_F.zero_()
+        self._wanted_F.zero_()
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         # Fused: one pass over memory, a sixth of the time at batches as small as ours.
         optimizer = torch.optim.AdamW(
-            self.stack.parameters(), lr=self._lr, weight_decay=self._weight_decay, fused=True
+            self.parameters(), lr=self._lr, weight_decay=self._weight_decay, fused=True
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

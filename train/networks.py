@@ -4,15 +4,20 @@ Shape suffixes: L layers, N networks, B batch, D hidden size, F width, E experts
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from predictors.registry import LEARNED
+from collect.traces import TraceSignal
+from predictors.base import Predictor, Signal
+from predictors.registry import PLAIN
 from predictors.spec import ModelSpec
+from train.data import Batch, Needs
 from train.errors import TrainError
+from train.export import network_graph
+from train.family import Answer, Family
 
 SMALLEST_SCALE = 1e-3
 """Features that hardly vary in the trace are not blown up by more than a thousand."""
@@ -27,6 +32,12 @@ class Edge:
     target: int
 
     @property
+    def signal(self) -> TraceSignal:
+        """What it reads of its source."""
+        (signal,) = PLAIN[self.kind].signals
+        return TraceSignal(str(signal))
+
+    @property
     def label(self) -> str:
         return f"{self.kind}/layer_{self.target:02d}"
 
@@ -34,9 +45,9 @@ class Edge:
 def edges(spec: ModelSpec, kinds: Sequence[str]) -> list[Edge]:
     """Every network of these kinds of learned predictors, kind by kind, bottom layer first."""
     found = [
-        Edge(kind, source, source + LEARNED[kind].horizon)
+        Edge(kind, source, source + PLAIN[kind].horizon)
         for kind in kinds
-        for source in range(spec.num_layers - LEARNED[kind].horizon)
+        for source in range(spec.num_layers - PLAIN[kind].horizon)
     ]
     if not found:
         raise TrainError(
@@ -96,6 +107,50 @@ class NetworkStack(nn.Module):
         )
 
 
+class PlainFamily(Family):
+    """The papers' networks: mlp, stride, pre-attention."""
+
+    def __init__(self, spec: ModelSpec, edges: Sequence[Edge], *, width: int, loss: str):
+        super().__init__()
+        self.edges = list(edges)
+        self.stack = NetworkStack(len(self.edges), spec, width=width)
+        self.labels = [edge.label for edge in self.edges]
+        self.needs = Needs(frozenset(edge.signal for edge in self.edges))
+        self._loss = LOSSES[loss]
+
+    def _inputs(self, batch: Batch) -> Tensor:
+        return torch.stack([batch.states[edge.signal][edge.source] for edge in self.edges])
+
+    def _chosen(self, batch: Batch) -> Tensor:
+        return batch.chosen_LBK[[edge.target for edge in self.edges]]
+
+    def normalise_by(self, batch: Batch) -> None:
+        self.stack.normalise_by(self._inputs(batch))
+
+    def losses(self, batch: Batch) -> Tensor:
+        return self._loss(self.stack(self._inputs(batch)), self._chosen(batch))
+
+    def hits(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        chosen_NBK = self._chosen(batch)
+        found_N = top_k_hits(self.stack(self._inputs(batch)), chosen_NBK)
+        return found_N, torch.full_like(found_N, chosen_NBK[0].numel())
+
+    def export(self, spec: ModelSpec) -> Mapping[str, Predictor]:
+        graphs: dict[str, dict[int, bytes]] = {}
+        for number, edge in enumerate(self.edges):
+            arrays = [tensor.cpu().numpy() for tensor in self.stack.plain_weights(number)]
+            name = f"{edge.kind}_{edge.source}_to_{edge.target}"
+            graphs.setdefault(edge.kind, {})[edge.source] = network_graph(*arrays, name=name)
+        return {kind: PLAIN[kind](spec, own) for kind, own in graphs.items()}
+
+    @torch.no_grad()
+    def answers(self, batch: Batch) -> Iterator[Answer]:
+        scores_NBE = self.stack(self._inputs(batch)).sigmoid().cpu().numpy()
+        for edge, scores_BE in zip(self.edges, scores_NBE, strict=True):
+            signal = Signal(str(edge.signal))
+            yield Answer(edge.kind, signal, edge.source, edge.target, scores_BE)
+
+
 def uniform(*shape: int, inputs: int) -> Tensor:
     bound = 1 / math.sqrt(inputs)
     return torch.empty(shape).uniform_(-bound, bound)
@@ -116,6 +171,9 @@ def listwise_loss(logits_NBE: Tensor, chosen_NBK: Tensor) -> Tensor:
     Ranks a little better over long distances; its sigmoid is not a probability.
     """
     return (logits_NBE.logsumexp(-1) - logits_NBE.gather(-1, chosen_NBK).mean(-1)).mean(-1)
+
+
+LOSSES = {"bce": chosen_loss, "listwise": listwise_loss}
 
 
 def top_k_hits(logits_NBE: Tensor, chosen_NBK: Tensor) -> Tensor:

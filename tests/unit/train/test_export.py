@@ -5,69 +5,82 @@ import onnx
 import pytest
 import torch
 
+from collect.traces import TraceSignal
+from predictors.base import Predictor
 from tests.builders.traces import make_spec
+from train.data import Batch
 from train.errors import ParityError
-from train.export import LEAST_PARITY, export, parity
-from train.networks import NetworkStack, edges
+from train.networks import PlainFamily, edges
+from train.parity import LEAST_PARITY, parity
 
 SPEC = make_spec(num_layers=3)
-EDGES = edges(SPEC, ("mlp", "stride"))
+EDGES = edges(SPEC, ("mlp", "stride", "pre-attention"))
 
 
-def random_stack() -> NetworkStack:
+def random_family() -> PlainFamily:
     torch.manual_seed(0)
-    stack = NetworkStack(len(EDGES), SPEC, width=24)
+    family = PlainFamily(SPEC, EDGES, width=24, loss="bce")
     with torch.no_grad():
-        stack.weight_out_NFE.mul_(20)
-    stack.normalise_by(torch.randn(len(EDGES), 50, SPEC.hidden_size))
-    return stack
+        family.stack.weight_out_NFE.mul_(20)
+    family.normalise_by(batch(50))
+    return family
 
 
-def batches() -> list[np.ndarray]:
-    random = np.random.default_rng(0)
-    shape = (SPEC.num_layers, 100, SPEC.hidden_size)
-    return [random.standard_normal(shape, dtype=np.float32) for _ in range(2)]
+def batch(num_tokens: int, seed: int = 0) -> Batch:
+    random = torch.Generator().manual_seed(seed)
+    shape = SPEC.num_layers, num_tokens, SPEC.hidden_size
+    chosen = torch.zeros(SPEC.num_layers, num_tokens, SPEC.top_k, dtype=torch.int64)
+    states = {
+        signal: torch.randn(shape, generator=random)
+        for signal in (TraceSignal.GATE_INPUT, TraceSignal.LAYER_INPUT)
+    }
+    return Batch(chosen, states)
+
+
+def ask(predictor: Predictor, source: int, hidden: torch.Tensor):
+    layer_input = predictor.kind == "pre-attention"
+    event = predictor.layer_input if layer_input else predictor.gate_input
+    return event(source, hidden.numpy())
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 257])
 def test_export__answers_as_torch_for_any_number_of_tokens(num_tokens: int) -> None:
-    stack = random_stack()
-    exported = export(stack, EDGES, SPEC)
+    family = random_family()
+    exported = family.export(SPEC)
     hidden = torch.randn(num_tokens, SPEC.hidden_size)
     with torch.no_grad():
-        expected = stack(hidden.expand(len(EDGES), -1, -1)).sigmoid()
+        expected = family.stack(hidden.expand(len(EDGES), -1, -1)).sigmoid()
     for n, edge in enumerate(EDGES):
-        (forecast,) = exported[edge.kind].gate_input(edge.source, hidden.numpy())
+        (forecast,) = ask(exported[edge.kind], edge.source, hidden)
         assert forecast.layer == edge.target
         np.testing.assert_allclose(forecast.scores_TE, expected[n].numpy(), atol=1e-5)
 
 
 def test_export__is_one_plain_file_of_four_operators() -> None:
-    for data in export(random_stack(), EDGES, SPEC)["mlp"].files().values():
+    for data in random_family().export(SPEC)["mlp"].files().values():
         graph = onnx.load_model_from_string(data).graph
         assert [node.op_type for node in graph.node] == ["Gemm", "Relu", "Gemm", "Sigmoid"]
         assert not any(tensor.external_data for tensor in graph.initializer)
 
 
 def test_export__is_the_same_bytes_every_time() -> None:
-    assert (
-        export(random_stack(), EDGES, SPEC)["mlp"].files()
-        == export(random_stack(), EDGES, SPEC)["mlp"].files()
-    )
+    one, other = (random_family().export(SPEC)["mlp"].files() for _ in range(2))
+    assert one == other
 
 
 def test_parity__finds_the_same_sets_on_every_token() -> None:
-    stack = random_stack()
-    found = parity(stack, EDGES, export(stack, EDGES, SPEC), batches(), top_k=2)
-    assert (found["mlp"].tokens, found["stride"].tokens) == (400, 200)
+    family = random_family()
+    found = parity(family, family.export(SPEC), [batch(100), batch(100, seed=1)], top_k=2)
+    assert [found[kind].tokens for kind in ("mlp", "stride", "pre-attention")] == [400, 200, 600]
     assert found["mlp"].same_top_k >= LEAST_PARITY
     assert found["mlp"].max_abs_difference < 1e-5
 
 
 def test_parity__refuses_networks_that_answer_otherwise() -> None:
-    stack = random_stack()
-    exported = export(stack, EDGES, SPEC)
+    family = random_family()
+    exported = family.export(SPEC)
+    stride = next(n for n, edge in enumerate(EDGES) if edge.kind == "stride")
     with torch.no_grad():
-        stack.weight_out_NFE[-1].neg_()
+        family.stack.weight_out_NFE[stride].neg_()
     with pytest.raises(ParityError, match=r"stride networks.*at least 99.9%"):
-        parity(stack, EDGES, exported, batches(), top_k=2)
+        parity(family, exported, [batch(100)], top_k=2)

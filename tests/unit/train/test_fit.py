@@ -14,11 +14,11 @@ from predictors.base import Predictor
 from tests.builders.traces import make_trace
 from train import fit as fit_module
 from train.baselines import fit_popularity, fit_token
-from train.data import TraceBatches, shuffled
+from train.data import Part, TraceBatches, part_rows, shuffled
 from train.errors import CheckpointError, TrainError
 from train.evaluate import forecasts, phased, score
 from train.fit import CHECKPOINT, FitSettings, Fitted, digest_of, fit
-from train.networks import edges
+from train.networks import PlainFamily, edges
 from train.pipeline import exported
 
 
@@ -44,7 +44,10 @@ def settings(**changes) -> FitSettings:
 def run(trace: Trace, run_dir: Path, **changes) -> Fitted:
     chosen = settings(**changes)
     logger = CSVLogger(run_dir, name="logs", version="")
-    return fit(trace, edges(trace.spec, chosen.kinds), chosen, run_dir=run_dir, logger=logger)
+    torch.manual_seed(chosen.seed)
+    networks = edges(trace.spec, chosen.kinds)
+    family = PlainFamily(trace.spec, networks, width=chosen.width, loss=chosen.loss)
+    return fit(trace, [family], chosen, run_dir=run_dir, logger=logger)
 
 
 def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:
@@ -53,7 +56,7 @@ def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:
 
 
 def test_fit__learns_more_than_popularity(trace: Trace, tmp_path: Path) -> None:
-    made, _ = exported(run(trace, tmp_path), trace)
+    made, _ = exported(run(trace, tmp_path).families, trace)
     popular = fit_popularity(trace)
     for kind, first in (("mlp", 1), ("stride", 2)):
         layers = range(first, trace.spec.num_layers)
@@ -81,19 +84,19 @@ def test_fit__resumed_equals_uninterrupted(
     resumed = run(trace, tmp_path / "cut")
     assert resumed.resumed
     assert resumed.steps == whole.steps
-    assert digest_of(resumed.stack) == digest_of(whole.stack)
+    assert digest_of(resumed.families) == digest_of(whole.families)
 
 
 def test_fit__of_a_finished_run_changes_nothing(trace: Trace, tmp_path: Path) -> None:
     first, again = run(trace, tmp_path), run(trace, tmp_path)
     assert again.resumed
-    assert digest_of(first.stack) == digest_of(again.stack)
+    assert digest_of(first.families) == digest_of(again.families)
 
 
 def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
     one = run(trace, tmp_path / "0", max_epochs=1)
     other = run(trace, tmp_path / "1", max_epochs=1, seed=1)
-    assert digest_of(one.stack) != digest_of(other.stack)
+    assert digest_of(one.families) != digest_of(other.families)
 
 
 def test_fit__refuses_the_checkpoint_of_another_run(trace: Trace, tmp_path: Path) -> None:
@@ -112,7 +115,17 @@ def test_fit__refuses_a_torn_checkpoint(trace: Trace, tmp_path: Path) -> None:
 
 def test_data__refuses_a_batch_larger_than_the_trace(trace: Trace) -> None:
     with pytest.raises(TrainError, match=r"tokens to train on, a batch 5,000"):
-        TraceBatches(trace, "train", batch_size=5_000, epoch=0)
+        TraceBatches(trace, Part.FIT, batch_size=5_000, epoch=0)
+
+
+def test_data__parts_share_no_request_and_make_up_the_trace(trace: Trace) -> None:
+    rows = {part: part_rows(trace, part) for part in Part}
+    assert np.array_equal(np.sort(np.concatenate([*rows.values()])), np.arange(trace.num_tokens))
+    requests = [set(trace.requests[one].tolist()) for one in rows.values()]
+    assert sum(map(len, requests)) == len(set.union(*requests))
+    assert len(set(trace.requests[rows[Part.VALIDATION]].tolist())) == max(
+        1, sum(request.split == "train" for request in trace.request_table) // 20
+    )
 
 
 def test_data__shuffles_all_rows_and_the_same_way_for_an_epoch() -> None:
@@ -127,12 +140,12 @@ def test_data__shuffles_all_rows_and_the_same_way_for_an_epoch() -> None:
 
 def test_data__yields_each_rows_own_values(trace: Trace) -> None:
     """Small pools, so that the reading order and the random order differ."""
-    rows = list(shuffled(trace.rows("train"), pool_rows=64, seed=3, epoch=2))
-    batches = TraceBatches(trace, "train", batch_size=64, seed=3, epoch=2, pool_bytes=1)
+    rows = list(shuffled(part_rows(trace, Part.FIT), pool_rows=64, seed=3, epoch=2))
+    batches = TraceBatches(trace, Part.FIT, batch_size=64, seed=3, epoch=2, pool_bytes=1)
     for batch, expected in zip(batches, rows, strict=False):
         for layer in range(trace.spec.num_layers):
             hidden = trace.column("gate_input", layer)[expected].astype(np.float32)
-            assert torch.equal(batch.hidden_LBD[layer], torch.from_numpy(hidden))
+            assert torch.equal(batch.gate_LBD[layer], torch.from_numpy(hidden))
             chosen = trace.column("experts", layer)[expected].astype(np.int64)
             assert torch.equal(batch.chosen_LBK[layer], torch.from_numpy(chosen))
 
@@ -147,7 +160,7 @@ def replayed(predictor: Predictor, trace: Trace) -> Iterator[tuple[int, int]]:
 
 
 def test_score__in_blocks_equals_the_replay_step_by_step(trace: Trace, tmp_path: Path) -> None:
-    made, _ = exported(run(trace, tmp_path, max_epochs=1), trace)
+    made, _ = exported(run(trace, tmp_path, max_epochs=1).families, trace)
     for predictor in (*made.values(), fit_token(trace), fit_popularity(trace)):
         hits = [0] * trace.spec.num_layers
         for layer, found in replayed(predictor, trace):

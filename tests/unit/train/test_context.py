@@ -1,0 +1,42 @@
+"""Decaying means of earlier states against a sum written out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collect.traces import Trace
+from tests.builders.traces import make_trace
+from train.context import WARM_UP, contexts
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    folder: Path = tmp_path_factory.mktemp("trace") / "t"
+    return make_trace(folder, requests_per_unit=4, prompt_tokens=WARM_UP + 20, new_tokens=4)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 0.8])
+def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(
+    trace: Trace, decay: float
+) -> None:
+    rows = np.array([0, 1, 2, 3, 9, 30, 47, 48, 49, 50, 100, 101])
+    columns = [trace.column("gate_input", layer) for layer in range(2)]
+    found, weights = contexts(columns, rows, requests=trace.requests, decays=(decay,))
+    for place, row in enumerate(rows.tolist()):
+        first = int(np.searchsorted(trace.requests, trace.requests[row]))
+        past = np.arange(row - 1, first - 1, -1)
+        weight = (1 - decay) * decay ** np.arange(len(past), dtype=float)
+        for layer, column in enumerate(columns):
+            expected = weight @ column[past].astype(np.float64)
+            # What is older than the warm-up is left out: .8 ** 24 of a state of size 2.
+            np.testing.assert_allclose(found[0, layer, place], expected, atol=0.02)
+        assert weights[0, place] == pytest.approx(weight.sum(), abs=0.005)
+
+
+def test_contexts__begins_anew_with_each_request(trace: Trace) -> None:
+    starts = np.flatnonzero(np.diff(trace.requests, prepend=-1))
+    columns = [trace.column("gate_input", 0)]
+    found, weights = contexts(columns, starts, requests=trace.requests, decays=(0.0, 0.8))
+    assert not found.any()
+    assert not weights.any()

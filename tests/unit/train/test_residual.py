@@ -1,0 +1,193 @@
+"""The residual networks: untrained they are skip; exported they answer as torch, past included."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from collect.traces import Trace, TraceSignal
+from predictors.base import Forecast
+from predictors.residual import Residual
+from predictors.skip import Skip
+from tests.builders.traces import make_spec, make_trace
+from train.calibration import platt
+from train.data import Needs, Part, TraceBatches
+from train.residual import ResidualFamily
+
+SPEC = make_spec()
+ROUTERS = np.random.default_rng(1).standard_normal(
+    (SPEC.num_layers, SPEC.num_experts, SPEC.hidden_size), dtype=np.float32
+)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    folder: Path = tmp_path_factory.mktemp("trace") / "t"
+    return make_trace(folder, requests_per_unit=30, prompt_tokens=9, new_tokens=3)
+
+
+def new_family(**changes) -> ResidualFamily:
+    torch.manual_seed(0)
+    return ResidualFamily(SPEC, ROUTERS, None, horizons=3, width=24, rank=5, **changes)
+
+
+def stirred(family: ResidualFamily) -> ResidualFamily:
+    """As after training: nothing is zero."""
+    with torch.no_grad():
+        for value in family.parameters():
+            value.add_(0.3 * torch.randn_like(value))
+        for name, value in family.named_buffers():
+            if "mean" in name or "shift" in name:
+                value.add_(torch.randn_like(value))
+            elif "deviation" in name or "scale" in name:
+                value.mul_(1 + torch.rand_like(value))
+    return family
+
+
+def predictor_of(family: ResidualFamily) -> Residual:
+    predictor = family.export(SPEC)["residual"]
+    assert isinstance(predictor, Residual)
+    return predictor
+
+
+def asked(predictor: Residual, hidden: dict[str, np.ndarray], requests: list[int]):
+    """Every answer of one step, in order; `hidden`: signal to `[L, T, D]`."""
+    ids = np.array(requests)
+    predictor.begin_step(np.zeros_like(ids), ids)
+    found: list[tuple[str, int, Forecast]] = []
+    for layer in range(SPEC.num_layers):
+        for signal in ("layer_input", "gate_input"):
+            event = getattr(predictor, signal)
+            found += [(signal, layer, one) for one in event(layer, hidden[signal][layer])]
+    return found
+
+
+def random_step(num_tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    shape = SPEC.num_layers, num_tokens, SPEC.hidden_size
+    return {
+        signal: random.standard_normal(shape, dtype=np.float32)
+        for signal in ("layer_input", "gate_input")
+    }
+
+
+def test_residual__untrained_ranks_as_skip_does() -> None:
+    hidden = random_step(40)
+    answers = asked(predictor_of(new_family()), hidden, list(range(40)))
+    for signal, layer, forecast in answers:
+        logits = hidden[signal][layer] @ ROUTERS[forecast.layer].T
+        expected = np.argsort(-logits, axis=1)[:, : SPEC.top_k]
+        assert np.array_equal(forecast.chosen_TK(SPEC.top_k), expected)
+    skip = Skip(SPEC, ROUTERS, horizon=2)
+    (other,) = skip.gate_input(1, hidden["gate_input"][1])
+    (mine,) = (f for s, n, f in answers if (s, n, f.layer) == ("gate_input", 1, 3))
+    assert np.array_equal(mine.chosen_TK(SPEC.top_k), other.chosen_TK(SPEC.top_k))
+
+
+def test_residual__covers_every_layer_at_every_horizon() -> None:
+    answers = asked(predictor_of(new_family()), random_step(1), [0])
+    found = [(signal, layer, forecast.layer) for signal, layer, forecast in answers]
+    assert found == [
+        *[("layer_input", 0, target) for target in (0, 1, 2)],
+        *[("gate_input", 0, target) for target in (1, 2, 3)],
+        ("layer_input", 1, 1),
+        *[("gate_input", 1, target) for target in (2, 3)],
+        ("layer_input", 2, 2),
+        ("gate_input", 2, 3),
+        ("layer_input", 3, 3),
+    ]
+
+
+def scores_of(answers: list[tuple[str, int, Forecast]]) -> dict[tuple[str, int, int], np.ndarray]:
+    return {(signal, layer, one.layer): one.scores_TE for signal, layer, one in answers}
+
+
+def test_residual__exported_answers_as_torch_over_whole_requests(trace: Trace) -> None:
+    """Prompts in one step, then token by token, two requests at a time; torch sees rows alone."""
+    family = stirred(new_family())
+    predictor = predictor_of(family)
+    needs = Needs(family.needs.signals, family.needs.decays)
+    (batch,) = TraceBatches(trace, Part.HELD_OUT, batch_size=10_000, needs=needs)
+    expected = {
+        (str(one.signal), one.source, one.target): one.scores_BE for one in family.answers(batch)
+    }
+    length = 12
+    num_requests = len(batch.chosen_LBK[0]) // length
+    assert num_requests >= 2
+    states = {
+        str(signal): value.numpy().reshape(SPEC.num_layers, num_requests, length, -1)
+        for signal, value in batch.states.items()
+    }
+    for place, last in [(slice(0, 9), 9), *[(slice(t, t + 1), t + 1) for t in range(9, 12)]]:
+        rows = np.arange(num_requests * length).reshape(num_requests, length)[:2, place].ravel()
+        hidden = {
+            signal: np.ascontiguousarray(
+                value[:, :2, place].reshape(SPEC.num_layers, len(rows), -1)
+            )
+            for signal, value in states.items()
+        }
+        requests = np.repeat([7, 8], last - place.start).tolist()
+        for key, scores in scores_of(asked(predictor, hidden, requests)).items():
+            # Contexts are stored in half precision for training, and not at run time.
+            np.testing.assert_allclose(scores, expected[key][rows], atol=5e-3)
+
+
+def test_residual__a_new_request_has_no_past() -> None:
+    predictor = predictor_of(stirred(new_family()))
+    hidden = random_step(1)
+    fresh = scores_of(asked(predictor, hidden, [1]))
+    used = scores_of(asked(predictor, hidden, [1]))
+    again = scores_of(asked(predictor, hidden, [2]))
+    for key, scores in fresh.items():
+        assert np.array_equal(scores, again[key])
+        assert not np.allclose(scores, used[key])
+
+
+def test_residual__long_prompts_go_in_pieces_and_mean_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden = random_step(50)
+    whole = scores_of(asked(predictor_of(stirred(new_family())), hidden, [3] * 50))
+    monkeypatch.setattr("predictors.residual.LONGEST_RUN", 7)
+    pieces = scores_of(asked(predictor_of(stirred(new_family())), hidden, [3] * 50))
+    for key, scores in whole.items():
+        np.testing.assert_allclose(pieces[key], scores, atol=1e-5)
+
+
+def test_residual__goes_into_files_and_back() -> None:
+    predictor = predictor_of(stirred(new_family()))
+    again = Residual.from_files(SPEC, predictor.files(), predictor.options())
+    assert again.files() == predictor.files()
+    hidden = random_step(4)
+    one, other = (scores_of(asked(each, hidden, [0, 1, 2, 3])) for each in (predictor, again))
+    assert all(np.array_equal(scores, other[key]) for key, scores in one.items())
+
+
+def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace) -> None:
+    family = stirred(new_family())
+    batch = next(iter(TraceBatches(trace, Part.HELD_OUT, batch_size=8, needs=family.needs)))
+    losses = dict(zip(family.labels, family.losses(batch).tolist(), strict=True))
+    stack = family.stacks[0]
+    logits = stack(batch, family._token(batch))[1, :, 1]
+    gate = batch.states[TraceSignal.GATE_INPUT][2]
+    truth = (gate @ torch.from_numpy(ROUTERS[2]).T).softmax(-1)
+    expected = nn.functional.cross_entropy(logits, truth)
+    assert stack.sources[1].layer == 0
+    assert losses["residual/horizon_2/layer_02"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_platt__is_calibrated_on_what_it_was_fitted_to() -> None:
+    """Logits that are too sure of themselves: sets are drawn from a third of them."""
+    random = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(20_000, 6, generator=random)
+    chosen = (logits / 3).softmax(-1).multinomial(2, generator=random)
+    scale, shift = platt(logits[None], chosen[None])
+    said = (scale[0] * logits.log_softmax(-1) + shift[0]).sigmoid()
+    happened = torch.zeros_like(said).scatter(-1, chosen, 1.0)
+    assert 0.2 < scale.item() < 0.6
+    assert said.mean().item() == pytest.approx(2 / 6, abs=1e-3)
+    for low in (0.1, 0.2, 0.3, 0.5):
+        near = (said > low) & (said < low + 0.1)
+        assert happened[near].mean().item() == pytest.approx(low + 0.05, abs=0.05)
