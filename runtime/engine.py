@@ -231,7 +231,8 @@ class Engine:
         with self._condition:
             self.prefetcher.demand((layer, pending[0]))
             if len(candidates) == 1:
-                self._make_room(layer, candidates[0])
+                coming = pending if len(pending) > 1 else sorted(self._ordered[layer])
+                self._make_room(layer, candidates[0], coming)
             slot = self._first_ready(layer, candidates)
             if slot is None:
                 start = time.perf_counter()
@@ -242,18 +243,20 @@ class Engine:
                     self._timeline.stalled(layer, start, end)
             return slot
 
-    def _make_room(self, layer: int, expert: int) -> None:
+    def _make_room(self, layer: int, expert: int, coming: Sequence[int]) -> None:
         """Computing in order of readiness frees slots by itself. A loop in an order of its own must
-        not wait for a slot that only experts hold to which it comes later: the last of them gives
-        its claim up, and makes it again when it is its turn."""
+        not wait for a slot that only experts hold, or are about to get, to which it comes later:
+        as many as there are slots keep their claims, in the order in which they are computed."""
         top = self.prefetcher.top
-        if not top.is_claimed((layer, expert)):
-            top.claim((layer, expert))
-        if top.cache.get((layer, expert)) is not None:
+        num_others = max(0, top.cache.share(layer) - 1)
+        if len(coming) <= num_others + 1 and top.is_claimed((layer, expert)):
             return
-        later = [e for e in self._ordered[layer] if e != expert and top.cache.get((layer, e))]
-        if len(later) >= top.cache.share(layer):
-            self.prefetcher.abandon(layer, [max(later)])
+        others = [e for e in coming if e != expert]
+        self.prefetcher.abandon(layer, others[num_others:])
+        ahead = others[:num_others] if self.prefetcher.techniques.early_preemption else []
+        for e in (expert, *ahead):
+            if not top.is_claimed((layer, e)):
+                top.claim((layer, e))
         self._condition.notify_all()
 
     def _first_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:

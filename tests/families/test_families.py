@@ -102,7 +102,17 @@ def test_load__every_family_is_bitwise_eager(tmp_path, family):
     check(folder, family, torch.float32)
 
 
-@each(named("qwen2_moe", "gpt_oss", "deepseek_v3", "nemotron_h", "qwen3_vl_moe", "zaya"))
+@each(
+    named(
+        "qwen2_moe",
+        "gpt_oss",
+        "nemotron_h",
+        "inkling2",
+        "qwen3_vl_moe",
+        "longcat_flash",
+        "openai_privacy_filter",
+    )
+)
 def test_load__bfloat16_is_bitwise_eager_too(tmp_path, family):
     check(save_family(tmp_path / "model", family, dtype=torch.bfloat16), family, torch.bfloat16)
 
