@@ -15,8 +15,14 @@ from predictors.registry import KINDS, LEARNED, predictor_class
 from train.config import TrainConfig
 from train.fit import FitSettings, Fitted, digest_of, fit
 from train.loggers import finish, log_entries, log_summary, make_logger
-from train.networks import edges
-from train.pipeline import baselines, exported, machine, scored, write_entries
+from train.pipeline import (
+    baselines,
+    exported,
+    families_for,
+    machine,
+    scored,
+    write_entries,
+)
 from train.replay import budget_slots
 from train.table import show
 from train.tracing import trace_for
@@ -39,21 +45,36 @@ class Clock:
 def train(config: TrainConfig) -> dict[str, Any]:
     """From a model's name to scored predictors in zoo entries; returns what results.json holds.
 
-    Both learned predictors are trained whichever is asked for: one stack, hardly more work. The
-    one asked for comes first in the tables. Interrupted, the same command goes on from the last
-    complete pass and the parts of the trace that are there.
+    The one asked for comes first in the tables, baselines below it; all learned predictors are
+    trained when one of them is asked for: one pass over the trace. Interrupted, the same command
+    goes on from the last complete pass and the parts of the trace that are there.
     """
     assert config.run_dir is not None
-    wanted = predictor_class(config.predictor.kind).kind
+    kinds = wanted_kinds(config.predictor.kind)
+    options = options_of(config.predictor)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     clock = Clock()
+    signals = signals_of(kinds)
     with clock.part("trace", f"trace of {config.model.name} on {config.data.name}"):
-        trace = trace_for(config)
+        trace = trace_for(config, signals)
+    with clock.part("shifted trace", f"trace of {config.model.name} on {config.shifted.name}"):
+        shifted = shifted_for(config, signals)
+    ground = Ground(
+        trace=trace,
+        shifted=shifted,
+        system=config.system,
+        hardware=(
+            machine(config.hardware, config.model),
+            machine(config.other_hardware, config.model),
+        ),
+        budget=config.budget,
+        replay_tokens=config.replay_tokens,
+    )
     # Before the training, so that a budget that cannot work is told at once.
-    hardware = machine(config.hardware, config.model)
-    slots = budget_slots(config.budget, trace.spec, hardware)
-    settings = fit_settings(config)
+    for hardware in ground.hardware:
+        budget_slots(config.budget, trace.spec, hardware)
+    settings = fit_settings(config, kinds)
     logger = make_logger(
         config.logger,
         run_dir=config.run_dir,
@@ -61,36 +82,20 @@ def train(config: TrainConfig) -> dict[str, Any]:
     )
     status = "failed"
     try:
-        networks = edges(trace.spec, settings.kinds)
-        told = f"training {len(networks)} networks on {len(trace.rows('train')):,} tokens"
-        with clock.part("training", told):
-            fitted = fit(
-                trace,
-                networks,
-                settings,
-                run_dir=config.run_dir,
-                logger=logger,
-                fresh=config.fresh,
-            )
-        with clock.part("export", "exporting to ONNX and comparing with torch"):
-            learned, agreement = exported(fitted, trace)
+        learned, agreement, training = learn(config, trace, settings, logger, clock)
         with clock.part("baselines", "counting the baselines"):
-            everything = ordered({**learned, **baselines(trace, config.model)}, wanted)
+            made = counted(trace, config.model, kinds, options=options, seed=config.seed)
+            everything = ordered({**learned, **made}, config.predictor.kind)
         results: dict[str, dict[str, Any]] = {}
         for name, predictor in everything.items():
             with clock.part(f"score {name}", f"scoring {name} on held-out requests"):
-                results[name] = scored(
-                    predictor,
-                    trace,
-                    system=config.system,
-                    hardware=hardware,
-                    slots=slots,
-                    replay_tokens=config.replay_tokens,
-                )
-        setting = (
-            f"system {config.system.name}, hardware {hardware.name}, budget {config.budget}, "
-            f"replay of {config.replay_tokens:,} generated held-out tokens"
-        )
+                results[name] = scored(predictor, ground)
+        drifts: dict[str, Any] = {}
+        for name, predictor in everything.items():
+            if config.drift and isinstance(predictor, LEARNERS):
+                with clock.part(f"drift {name}", f"serving {name} from nothing, and elsewhere"):
+                    drifts[name] = drift(predictor, trace, shifted)
+        setting = ground.setting
         entries = write_entries(
             config.run_dir / "entries",
             everything,
@@ -109,7 +114,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         finish(logger, status)
     return {
         "model": trace.spec.as_dict(),
-        "predictor": wanted,
+        "predictor": config.predictor.kind,
         "trace": {
             "digest": trace.digest,
             "tokens": trace.num_tokens,
@@ -119,15 +124,41 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "setting": setting,
         "predictors": results,
         "parity": {kind: asdict(one) for kind, one in agreement.items()},
-        "training": training_record(fitted, settings),
+        "drift": drifts if config.drift else None,
+        "training": training,
         "entries": {name: str(folder) for name, folder in entries.items()},
         "seconds": clock.seconds,
     }
 
 
-def fit_settings(config: TrainConfig) -> FitSettings:
+def learn(
+    config: TrainConfig, trace: Trace, settings: FitSettings, logger: Logger, clock: Clock
+) -> tuple[dict[str, Predictor], dict[str, Parity], dict[str, Any] | None]:
+    """The learned predictors, how well they agree with torch, and what it took; nothing and null
+    where no learned kind is asked for."""
+    assert config.run_dir is not None
+    if not settings.kinds:
+        return {}, {}, None
+    families = families_for(trace, config.model, settings, settings.kinds)
+    networks = sum(len(family.labels) for family in families)
+    told = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
+    with clock.part("training", told):
+        fitted = fit(
+            trace,
+            families,
+            settings,
+            run_dir=config.run_dir,
+            logger=logger,
+            fresh=config.fresh,
+        )
+    with clock.part("export", "exporting to ONNX and comparing with torch"):
+        learned, agreement = exported(fitted.families, trace)
+    return learned, agreement, training_record(fitted, settings)
+
+
+def fit_settings(config: TrainConfig, kinds: Sequence[str]) -> FitSettings:
     return FitSettings(
-        kinds=tuple(LEARNED),
+        kinds=tuple(kind for kind in LEARNED if kind in kinds),
         width=config.predictor.width,
         loss=config.loss.value,
         max_epochs=config.max_epochs,
@@ -139,14 +170,17 @@ def fit_settings(config: TrainConfig) -> FitSettings:
 
 
 def training_record(fitted: Fitted, settings: FitSettings) -> dict[str, Any]:
+    parameters = [one for family in fitted.families for one in family.parameters()]
     return {
         **asdict(settings),
-        "networks": len(fitted.edges),
-        "parameters": sum(one.numel() for one in fitted.stack.parameters()),
+        "networks": sum(len(family.labels) for family in fitted.families),
+        "parameters": sum(one.numel() for one in parameters),
         "steps": fitted.steps,
         "seconds": round(fitted.seconds, 3),
         "resumed": fitted.resumed,
-        "weights_digest": digest_of(fitted.stack),
+        "best_pass": fitted.best_pass,
+        "validation_accuracy": fitted.validation_accuracy,
+        "weights_digest": digest_of(fitted.families),
     }
 
 

@@ -3,45 +3,79 @@
 Each function is one step and takes what it needs; `commands.py` strings them together.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from collect.traces import Trace
 from predictors.base import Predictor
-from predictors.learned import Learned
-from predictors.metrics import DEFINITIONS, good_pred
-from runtime.config import HardwareConfig, ModelConfig, SystemConfig
+from predictors.metrics import DEFINITIONS
+from predictors.registry import PLAIN
+from runtime.config import HardwareConfig, ModelConfig
 from runtime.sim.hardware import Hardware, described
-from train.baselines import fit_popularity, fit_token, make_skip
-from train.evaluate import accuracy_table, blocks, score
-from train.export import Parity, export, parity
-from train.fit import Fitted
-from train.replay import fetch_table, first_tokens
+from train.baselines import router_weights
+from train.data import Part, TraceBatches
+from train.errors import TrainError
+from train.family import Family
+from train.fit import FitSettings
+from train.networks import PlainFamily, edges
+from train.parity import Parity, parity
+from train.residual import ResidualFamily
 from zoo.entry import write_entry
 
+HORIZONS = 3
+"""Layers that one state of `residual` is good for."""
 
-def exported(fitted: Fitted, trace: Trace) -> tuple[dict[str, Learned], dict[str, Parity]]:
-    """The learned predictors as they will run, and how well they agree with torch (held out)."""
+PARITY_TOKENS = 1_024
+"""Tokens compared at once, each a request of its own."""
+
+
+def families_for(
+    trace: Trace, model: ModelConfig, settings: FitSettings, kinds: Collection[str]
+) -> list[Family]:
+    """Networks of these kinds as they are before training; the same ones for the same seed.
+
+    Raises TrainError when the trace lacks a signal, or the model routers that can be taken over.
+    """
+    from lightning.pytorch import seed_everything
+
     spec = trace.spec
-    made = export(fitted.stack, fitted.edges, spec)
-    batches = (
-        np.stack([block.gate_input(layer) for layer in range(spec.num_layers)])
-        for block in blocks(trace, "held_out")
-    )
-    return made, parity(fitted.stack, fitted.edges, made, batches, top_k=spec.top_k)
+    seed_everything(settings.seed, verbose=False)
+    found: list[Family] = []
+    plain = [kind for kind in PLAIN if kind in kinds]
+    if plain:
+        networks = edges(spec, plain)
+        found.append(PlainFamily(spec, networks, width=settings.width, loss=settings.loss))
+    if "residual" in kinds:
+        matrices, biases = router_weights(model, spec)
+        found.append(
+            ResidualFamily(spec, matrices, biases, horizons=HORIZONS, width=settings.width)
+        )
+    for signal in {one for family in found for one in family.needs.signals}:
+        if signal not in trace.signals:
+            raise TrainError(
+                f"trace={trace.path} has no {signal}, which {', '.join(kinds)} need: collect one "
+                f"with signals=[{','.join(sorted({*trace.signals, signal}))}]"
+            )
+    return found
 
 
-def baselines(trace: Trace, model: ModelConfig) -> dict[str, Predictor]:
-    """The papers' predictors for this trace, by the name they have in the results."""
-    skips = make_skip(model, trace.spec, horizons=(1, 2))
-    named: dict[str, Predictor] = {
-        "skip" if one.horizon == 1 else f"skip-{one.horizon}": one for one in skips
-    }
-    return {**named, "token": fit_token(trace), "popularity": fit_popularity(trace)}
+def exported(
+    families: Sequence[Family], trace: Trace
+) -> tuple[dict[str, Predictor], dict[str, Parity]]:
+    """The learned predictors as they will run, and how well they agree with torch (held out)."""
+    made: dict[str, Predictor] = {}
+    agreement: dict[str, Parity] = {}
+    for family in families:
+        own = dict(family.export(trace.spec))
+        batches = TraceBatches(
+            trace, Part.HELD_OUT, batch_size=PARITY_TOKENS, needs=replace(family.needs, decays=())
+        )
+        agreement |= parity(family, own, batches, top_k=trace.spec.top_k)
+        # Made anew: those that were asked just now remember it.
+        made |= dict(family.export(trace.spec))
+    return made, agreement
 
 
 def machine(config: HardwareConfig, model: ModelConfig) -> Hardware:
@@ -56,33 +90,6 @@ def machine(config: HardwareConfig, model: ModelConfig) -> Hardware:
         return measure(loaded)
     finally:
         loaded.moecast.close()
-
-
-def scored(
-    predictor: Predictor,
-    trace: Trace,
-    *,
-    system: SystemConfig,
-    hardware: Hardware,
-    slots: int,
-    replay_tokens: int,
-) -> dict[str, Any]:
-    """All figures of one predictor on the held-out requests; `slots` experts fit the budget."""
-    spec = trace.spec
-    table = accuracy_table(score(predictor, trace))
-    table |= fetch_table(
-        first_tokens(trace.steps("held_out"), replay_tokens),
-        predictor,
-        system=system,
-        hardware=hardware,
-        spec=spec,
-        slots=slots,
-    )
-    pairs = zip(table["accuracy"], table["fetch_rate"], strict=True)
-    table["good_pred"] = [good_pred(accuracy, rate) for accuracy, rate in pairs]
-    table["mean_good_pred"] = good_pred(table["mean_accuracy"], table["mean_fetch_rate"])
-    table["horizon"] = getattr(predictor, "horizon", None)
-    return table
 
 
 def write_entries(
@@ -100,7 +107,6 @@ def write_entries(
     for name, predictor in predictors.items():
         table = results[name]
         means = {key: table[f"mean_{key}"] for key in ("accuracy", "fetch_rate", "good_pred")}
-        known = [one for one in table["accuracy"] if one is not None]
         write_entry(
             folder / name,
             name=f"{model_name}/{name}",
@@ -112,7 +118,7 @@ def write_entries(
             metrics={
                 "held_out": {
                     **means,
-                    "worst_layer_accuracy": min(known),
+                    "worst_layer_accuracy": table["worst_layer_accuracy"],
                     "joint": table["mean_joint"],
                 },
                 "setting": setting,
