@@ -129,7 +129,7 @@ def collect_part(
     with model.moecast as handle:
         plan, work = planned(handle.spec)
         job = Job(model, plan, work, settings)
-        job.check_context()
+        job.check_model()
         return job.run(folder, console=console, worker=worker, num_workers=num_workers)
 
 
@@ -151,8 +151,15 @@ class Job:
     work: Sequence[Sequence[EncodedPrompt]]
     settings: Settings
 
-    def check_context(self) -> None:
-        """TraceError when prompt and generated tokens can exceed the model's context."""
+    def check_model(self) -> None:
+        """TraceError when the model has an encoder, or prompt and generated tokens can exceed its
+        context."""
+        if self.model.config.is_encoder_decoder:
+            raise TraceError(
+                f"{type(self.model).__name__} has an encoder: its tokens go through the encoder's "
+                "layers or the decoder's, and a trace's through all; such models are served "
+                "(python -m runtime), not recorded"
+            )
         text = self.model.config.get_text_config()
         context = getattr(text, "max_position_embeddings", None)
         longest = max(len(prompt.tokens) for unit in self.work for prompt in unit)

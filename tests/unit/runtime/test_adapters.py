@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,6 +11,9 @@ from torch import nn
 from transformers import AutoConfig
 
 from predictors.base import Signal
+from predictors.dependency import Dependency
+from predictors.expert_map.predictor import ExpertMap
+from predictors.popularity import Popularity
 from runtime.config import SystemConfig
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.dense import dense_experts
@@ -293,3 +297,28 @@ def test_members__experts_of_different_shape_are_refused():
 def test_model_class__switch_is_loaded_to_generate(folders):
     cls, _ = model_class(AutoConfig.from_pretrained(folders["switch_transformers"]))
     assert cls.__name__ == "SwitchTransformersForConditionalGeneration"
+
+
+@pytest.mark.parametrize("kind", ["dependency", "popularity", "expert-map"])
+@pytest.mark.parametrize("name", ["jetmoe", "longcat_flash", "nllb_moe", "switch_transformers"])
+def test_predictors__run_with_every_kind_and_change_no_bit(folders, name, kind):
+    """Steps of some layers only, ids that mean "skip", two layers in a block."""
+    model = serve(folders[name], budget="30%")
+    spec = model.moecast.spec
+    model.moecast.close()
+    shares = np.random.default_rng(3).random((spec.num_layers, spec.num_experts), np.float32)
+    predictor = {
+        "dependency": lambda: Dependency(spec),
+        "popularity": lambda: Popularity(spec, shares),
+        "expert-map": lambda: ExpertMap(spec, distance=1),
+    }[kind]()
+    plain = load_plain(folders[name], dtype=torch.bfloat16)
+    model = serve(folders[name], budget="30%", predictor=predictor)
+    with model.moecast:
+        tokens = prompts()
+        options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        for _ in range(2):
+            assert torch.equal(logits(model, tokens), logits(plain, tokens))
+            assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
+        # A step through one layer is no map of an iteration.
+        assert model.moecast.stats()["predicted"] > 0 or kind == "expert-map"

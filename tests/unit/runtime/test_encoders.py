@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from collect.errors import TraceError
+from collect.record import Job
 from predictors.base import Signal
 from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family
@@ -52,3 +54,9 @@ def test_probes__encoder_and_decoder_have_steps_of_their_own(tmp_path, name):
         assert requests[0] == [0] * 5 + [1] * 5
         assert requests[1] == [0, 0, 0, 1, 1, 1], "beams of a request are that request"
         assert requests[-2:] == [[2] * 5 + [3] * 5, [2, 2, 3, 3]]
+
+
+def test_record__a_model_with_an_encoder_is_refused_in_words(tmp_path):
+    model = serve(save_family(tmp_path, FAMILIES["switch_transformers"]), budget="50%")
+    with model.moecast, pytest.raises(TraceError, match="has an encoder"):
+        Job(model, None, [], None).check_model()
