@@ -14,6 +14,7 @@ class SourceKind(StrEnum):
     """Where prompts come from."""
 
     PYDOCS = "pydocs"
+    PYSOURCE = "pysource"
     JSONL = "jsonl"
     TEXT = "text"
     HUB = "hub"
@@ -24,8 +25,9 @@ class DataConfig:
     name: str = "pydocs"
     """Short name, as in `data=NAME`; stands in the trace beside each request."""
     kind: SourceKind = SourceKind.PYDOCS
-    """pydocs: Python's own language reference; jsonl, text: a local file; hub: a data set of the
-    Hugging Face Hub."""
+    """pydocs: Python's own language reference; pysource: the source code of its standard library;
+    jsonl: a local file; text: a local file or folder of texts; hub: a data set of the Hugging Face
+    Hub."""
     path: str | None = None
     """The local file (jsonl, text), or the data set's OWNER/NAME on the Hub."""
     subset: str | None = None

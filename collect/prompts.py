@@ -7,7 +7,7 @@ from functools import cached_property
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
-from collect.sources import hub_texts, jsonl_texts, pydoc_texts, text_file
+from collect.sources import hub_texts, jsonl_texts, pydoc_texts, source_texts, text_file
 from collect.traces.split import prompt_digest
 
 CHARS_PER_TOKEN = 4
@@ -31,12 +31,13 @@ class Prompt:
 
 SOURCES: Mapping[SourceKind, Callable[[DataConfig], Iterable[str]]] = {
     SourceKind.PYDOCS: pydoc_texts,
+    SourceKind.PYSOURCE: source_texts,
     SourceKind.JSONL: jsonl_texts,
     SourceKind.TEXT: text_file,
     SourceKind.HUB: hub_texts,
 }
 
-LONG_TEXTS = (SourceKind.PYDOCS, SourceKind.TEXT)
+LONG_TEXTS = (SourceKind.PYDOCS, SourceKind.PYSOURCE, SourceKind.TEXT)
 """Sources of documents, to be cut; the others hold one prompt a record."""
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from collect.errors import PromptError
 USUAL_FIELDS = ("prompt", "text", "question", "instruction", "content")
 USER_ROLES = ("user", "human")
 OFFLINE = (
-    "Offline: data=pydocs needs neither file nor network; data=jsonl data.path=FILE and "
-    "data=text data.path=FILE read local files"
+    "Offline: data=pydocs and data=pysource need neither file nor network; data=jsonl "
+    "data.path=FILE and data=text data.path=FILE-OR-FOLDER read local files"
 )
 
 
@@ -24,9 +25,38 @@ def pydoc_texts(_data: DataConfig) -> Iterator[str]:
         yield topics[name]
 
 
+SOURCE_MODULES = (
+    "argparse", "ast", "asyncio", "bdb", "calendar", "cmd", "code", "collections", "configparser",
+    "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "dis", "doctest", "email",
+    "enum", "fractions", "ftplib", "functools", "gettext", "heapq", "html", "http", "inspect",
+    "ipaddress", "json", "locale", "logging", "mailbox", "mimetypes", "numbers", "optparse", "os",
+    "pathlib", "pdb", "pickle", "platform", "plistlib", "pprint", "random", "re", "sched", "shelve",
+    "shlex", "shutil", "smtplib", "socket", "sqlite3", "statistics", "string", "subprocess",
+    "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "typing",
+    "unittest", "urllib", "uuid", "wave", "weakref", "xml", "zipfile",
+)  # fmt: skip
+"""Modules that every Python 3 has, written in Python."""
+
+
+def source_texts(_data: DataConfig) -> Iterator[str]:
+    """The standard library's source code, module by module: another language than prose."""
+    for name in SOURCE_MODULES:
+        found = find_spec(name)
+        if found is not None and found.origin is not None and found.origin.endswith(".py"):
+            yield Path(found.origin).read_text(encoding="utf-8", errors="replace")
+
+
 def text_file(data: DataConfig) -> Iterator[str]:
-    """The whole file as one text."""
-    yield _local(data).read_text(encoding="utf-8", errors="replace")
+    """Each file as one text: the one that is named, or all `*.txt` of a folder, by name."""
+    folder = Path(data.path or "").expanduser()
+    if data.path is None or not folder.is_dir():
+        yield _local(data).read_text(encoding="utf-8", errors="replace")
+        return
+    files = sorted(folder.rglob("*.txt"))
+    if not files:
+        raise PromptError(f"data.path={data.path}: the folder has no *.txt in it")
+    for path in files:
+        yield path.read_text(encoding="utf-8", errors="replace")
 
 
 def jsonl_texts(data: DataConfig) -> Iterator[str]:

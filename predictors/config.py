@@ -1,9 +1,13 @@
 """What every command takes, and the schemas of the `predictor` group."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from predictors.errors import PredictorError
+
+ALL = "all"
+"""Stands for every kind there is."""
 
 
 @dataclass(kw_only=True)
@@ -21,7 +25,9 @@ class RunConfig:
 @dataclass(kw_only=True)
 class PredictorConfig:
     kind: str = "stride"
-    """Row of the table in predictors/registry.py: mlp, stride, skip, token, popularity."""
+    """Row of the table in predictors/registry.py, or all of them."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of that kind, such as `{capacity: 256}`: what its class takes by keyword."""
     width: int = 512
     """Hidden units of each learned network; 512 is 160,000 parameters on the reference model."""
 

@@ -66,6 +66,13 @@ class Correlation(Predictor):
         self._pairs_LFE, self._uses_LE = (table * weight for table in self._fitted)
         self._before_TK: Ints | None = None
 
+    @classmethod
+    def empty(cls, spec: ModelSpec, **options: Any) -> Self:
+        """One that has seen nothing: a cold start."""
+        layers, experts = spec.num_layers, spec.num_experts
+        pairs_LFE = np.zeros((layers, experts, experts), np.float32)
+        return cls(spec, pairs_LFE, np.zeros((layers, experts), np.float32), **options)
+
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         self._before_TK = None
         made = self._uses_LE[0].sum() / self.spec.top_k

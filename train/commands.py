@@ -2,30 +2,30 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from lightning.pytorch.loggers import Logger
 
+from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
-from predictors.registry import KINDS, LEARNED, predictor_class
+from predictors.registry import KINDS, LEARNED
 from train.config import TrainConfig
+from train.counted import counted
+from train.drift import LEARNERS, drift
 from train.fit import FitSettings, Fitted, digest_of, fit
+from train.kinds import options_of, signals_of, wanted_kinds
 from train.loggers import finish, log_entries, log_summary, make_logger
-from train.pipeline import (
-    baselines,
-    exported,
-    families_for,
-    machine,
-    scored,
-    write_entries,
-)
+from train.parity import Parity
+from train.pipeline import exported, families_for, machine, write_entries
 from train.replay import budget_slots
+from train.scoring import Ground, scored
 from train.table import show
-from train.tracing import trace_for
+from train.tracing import shifted_for, trace_for
 
 
 class Clock:

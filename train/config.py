@@ -41,9 +41,16 @@ class TrainConfig(RunConfig):
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
     system: SystemConfig = field(default_factory=SystemConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    other_hardware: HardwareConfig = field(default_factory=HardwareConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     trace: Path | None = None
     """A trace's folder; made when it is not there. Default: runs/traces/MODEL/DATA."""
+    shifted: DataConfig = field(default_factory=DataConfig)
+    shifted_trace: Path | None = None
+    """The same for prompts of another distribution, on which predictors are scored too."""
+    drift: bool = False
+    """Measure how the predictors that learn while they serve do from nothing, and on the shifted
+    prompts with and without learning from them: results.json, `drift`."""
     loss: Loss = Loss.BCE
     """bce: calibrated scores; listwise: softmax cross-entropy against the chosen set."""
     max_epochs: int = 5

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Forecast, Ints, Predictor, Signal
 from predictors.metrics import LayerScore, Phase, total
+from predictors.registry import from_files
 from runtime.sim.replay import Step
 
 BLOCK_TOKENS = 4_096
@@ -59,14 +60,19 @@ class Block:
         return self.trace.column(signal, layer)[self.rows]
 
 
-def blocks(trace: Trace, split: str) -> Iterator[Block]:
+def split_rows(trace: Trace, split: str | None) -> NDArray[np.int64]:
+    """Row numbers of one side of the split, ascending; None: of all requests."""
+    return np.arange(trace.num_tokens) if split is None else trace.rows(split)
+
+
+def blocks(trace: Trace, split: str | None) -> Iterator[Block]:
     """The split's tokens in the trace's order, `BLOCK_TOKENS` at a time."""
-    rows = trace.rows(split)
+    rows = split_rows(trace, split)
     for first in range(0, len(rows), BLOCK_TOKENS):
         yield Block(trace, rows[first : first + BLOCK_TOKENS])
 
 
-def phased(trace: Trace, split: str, *, grouped: bool) -> Iterator[tuple[Tokens, Ints]]:
+def phased(trace: Trace, split: str | None, *, grouped: bool) -> Iterator[tuple[Tokens, Ints]]:
     """The split's tokens with the phase of each: in large blocks, or step by step as they ran."""
     if grouped:
         for block in blocks(trace, split):
@@ -91,24 +97,63 @@ def forecasts(predictor: Predictor, step: Tokens) -> Iterator[Forecast]:
     predictor.end_step()
 
 
-def score(predictor: Predictor, trace: Trace, split: str = "held_out") -> list[LayerScore]:
+class Pending:
+    """Forecasts of one layer that wait to be scored together: one token at a time is slow."""
+
+    def __init__(self, score: LayerScore):
+        self.score = score
+        self._rows: list[tuple[Floats, Ints, Ints, Floats | None]] = []
+        self._num_tokens = 0
+
+    def add(
+        self, scores_TE: Floats, chosen_TK: Ints, phases_T: Ints, weights_TK: Floats | None
+    ) -> None:
+        # A copy: what a predictor answers with may be its own memory, and change.
+        self._rows.append((np.array(scores_TE), chosen_TK, phases_T, weights_TK))
+        self._num_tokens += len(chosen_TK)
+        if self._num_tokens >= BLOCK_TOKENS:
+            self.settle()
+
+    def settle(self) -> None:
+        if not self._rows:
+            return
+        scores, chosen, phases, weights = zip(*self._rows, strict=True)
+        self.score.add(
+            np.concatenate(scores),
+            np.concatenate(chosen),
+            phases_T=np.concatenate(phases),
+            weights_TK=None if weights[0] is None else np.concatenate(weights),
+        )
+        self._rows.clear()
+        self._num_tokens = 0
+
+
+def score(predictor: Predictor, trace: Trace, split: str | None = "held_out") -> list[LayerScore]:
     """One LayerScore for each target layer; a layer that was never forecast stays empty.
 
-    A layer forecast several times in a step is scored on the last forecast before its router.
+    A layer forecast several times in a step is scored on the last forecast before its router. A
+    predictor that learns while it serves is scored on each step before it learns from it.
     """
     spec = predictor.spec
     weighted = TraceSignal.WEIGHTS in trace.signals
-    scores = [LayerScore(spec.top_k) for _ in range(spec.num_layers)]
+    pending = [Pending(LayerScore(spec.top_k)) for _ in range(spec.num_layers)]
     for step, phases_T in phased(trace, split, grouped=predictor.stateless):
         last = {forecast.layer: forecast for forecast in forecasts(predictor, step)}
         for layer, forecast in last.items():
-            scores[layer].add(
-                forecast.scores_TE,
-                step.experts(layer),
-                phases_T=phases_T,
-                weights_TK=step.weights(layer) if weighted else None,
-            )
-    return scores
+            weights_TK = step.weights(layer) if weighted else None
+            pending[layer].add(forecast.scores_TE, step.experts(layer), phases_T, weights_TK)
+    for one in pending:
+        one.settle()
+    return [one.score for one in pending]
+
+
+def fresh(predictor: Predictor) -> Predictor:
+    """As it was when it was made: one that learns while it serves would know what it has seen."""
+    if predictor.stateless:
+        return predictor
+    return from_files(
+        predictor.kind, predictor.spec, files=predictor.files(), options=predictor.options()
+    )
 
 
 def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:

@@ -92,8 +92,7 @@ def insufficient_accuracy(matrices_NLE: Floats, kept: np.ndarray, top_k: int) ->
 
 def fit_eam_request(trace: Trace, **options: Any) -> EamRequest:
     """Stores the training requests' EAMs one after another, as if they had just been served."""
-    empty = np.zeros((0, trace.spec.num_layers, trace.spec.num_experts), np.float32)
-    fitted = EamRequest(trace.spec, empty, **options)
+    fitted = EamRequest.empty(trace.spec, **options)
     parts = [request_matrices(trace, phase) for phase in Phase]
     for counts_LE in np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]):
         if counts_LE.any():
@@ -103,7 +102,7 @@ def fit_eam_request(trace: Trace, **options: Any) -> EamRequest:
 
 def fit_expert_map(trace: Trace, **options: Any) -> ExpertMap:
     """Shows it the training tokens in their order, and keeps the store that this leaves."""
-    shown = ExpertMap(trace.spec, **{**options, "learning": True})
+    shown = ExpertMap.empty(trace.spec, **{**options, "learning": True})
     rows = trace.rows("train")
     for first in range(0, len(rows), STEP_TOKENS):
         for _ in forecasts(shown, Block(trace, rows[first : first + STEP_TOKENS])):

@@ -1,4 +1,4 @@
-"""The table of figures per layer, for people, from the same numbers that go into results.json."""
+"""The tables for people, from the same numbers that go into results.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,47 @@ from rich.table import Table
 from predictors.metrics import DEFINITIONS
 
 SHOWN = ("accuracy", "fetch_rate", "good_pred")
+LAYERS_SHOWN = 7
+"""Predictors up to which their layers are shown too: more columns do not fit a terminal."""
 
 
 def cell(value: float | None) -> str:
     """A dash where nothing was forecast or measured, never a zero."""
     return "-" if value is None else f"{value:.3f}"
+
+
+def size(num_bytes: int) -> str:
+    """As people write sizes."""
+    for unit, width in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= width:
+            return f"{num_bytes / width:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A row for each predictor: accuracy, then FetchRate and GoodPred for each machine, the median
+    latency of one layer's events at batch 1, bytes, and accuracy on another distribution."""
+    machines = list(next(iter(results.values()))["hardware"])
+    table = Table()
+    table.add_column("predictor")
+    columns = ["accuracy", "worst layer"]
+    columns += [f"{figure}\n{name}" for name in machines for figure in ("fetch_rate", "good_pred")]
+    for name in [*columns, "latency us\np50, batch 1", "bytes", "accuracy\nshifted"]:
+        table.add_column(name, justify="right")
+    for name, one in results.items():
+        cells = [cell(one["mean_accuracy"]), cell(one["worst_layer_accuracy"])]
+        for machine in machines:
+            figures = one["hardware"][machine]
+            cells += [cell(figures["mean_fetch_rate"]), cell(figures["mean_good_pred"])]
+        alone = one["latency_us"]["1"]
+        shifted = one["shifted"]
+        cells += [
+            "-" if alone is None else f"{alone['layer_p50']:.0f}",
+            size(one["bytes"]),
+            cell(None if shifted is None else shifted["mean_accuracy"]),
+        ]
+        table.add_row(name, *cells)
+    return table
 
 
 def layer_table(metric: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -32,13 +68,16 @@ def layer_table(metric: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
 def show(
     results: Mapping[str, Mapping[str, Any]], *, setting: str, console: Console | None = None
 ) -> None:
-    """Prints every figure's table, the definitions above the numbers."""
+    """Prints the summary, and the layers' tables where they fit; definitions above the numbers."""
     console = console or Console()
     for metric in SHOWN:
         console.print(f"{metric}: {DEFINITIONS[metric]}", highlight=False)
-        console.print(layer_table(metric, results))
+        if len(results) <= LAYERS_SHOWN:
+            console.print(layer_table(metric, results))
+    console.print(summary_table(results))
     console.print(
         f"fetch_rate and good_pred: {setting}. Means are over the layers that a predictor "
-        "forecasts; a dash: no forecast (no earlier layer to forecast it from).",
+        "forecasts; a dash: no forecast (no earlier layer to forecast it from), or not measured. "
+        "Figures of every layer: results.json.",
         highlight=False,
     )

@@ -1,54 +1,76 @@
 """The trace to train on: the one that is named, or one made for the occasion."""
 
 import json
+from pathlib import Path
 
 from rich.console import Console
 
+from collect.config import DataConfig
 from collect.record import collect, default_folder, settings_of
 from collect.traces import Trace, TraceSignal
+from collect.traces.layout import ALL_SIGNALS
 from collect.traces.manifest import MANIFEST, read_manifest
 from runtime.config import ModelConfig
 from runtime.models import identity, resolve
 from train.config import TrainConfig
 from train.errors import TrainError
 
-SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
-"""What training and scoring read. The rest of what can be recorded is more than half the bytes."""
 
-
-def trace_for(config: TrainConfig) -> Trace:
-    """Opens the trace of this model and data; records it first, or what is missing of it.
-
-    A finished trace that was named is taken whatever its prompts were, if it is of this model.
+def trace_for(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
+    """The trace to train on, with these signals: what nobody reads may be most of the bytes.
 
     Raises:
-        TrainError: it is of another model, or lacks a signal.
+        TrainError: the trace that was named is of another model, or lacks a signal.
         TraceError, PromptError, DiskSpaceError, CheckpointError: as `collect.record.collect`.
     """
-    named = config.trace
+    return _trace(config, config.data, signals, named=config.trace, key="trace")
+
+
+def shifted_for(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
+    """The trace of prompts of another distribution, to score on only; raises as `trace_for`."""
+    return _trace(config, config.shifted, signals, named=config.shifted_trace, key="shifted_trace")
+
+
+def _trace(
+    config: TrainConfig,
+    data: DataConfig,
+    signals: tuple[TraceSignal, ...],
+    *,
+    named: Path | None,
+    key: str,
+) -> Trace:
+    """Opens the trace of this model and data; records it first, or what is missing of it.
+
+    A finished trace that was named is taken whatever its prompts were, if it is of this model. One
+    of the same prompts with all signals will do where fewer are asked for.
+    """
     if named is not None and (named / MANIFEST).exists() and read_manifest(named).complete:
         trace = Trace.open(named)
-        require_model(trace, config.model)
-        missing = [str(signal) for signal in SIGNALS if signal not in trace.signals]
+        require_model(trace, config.model, key=key)
+        missing = [str(signal) for signal in signals if signal not in trace.signals]
         if missing:
             raise TrainError(
-                f"trace={named} has no {', '.join(missing)}; collect one with signals="
-                f"[{','.join(SIGNALS)}], or name a folder that is not there yet"
+                f"{key}={named} has no {', '.join(missing)}; collect one with signals="
+                f"[{','.join(signals)}], or name a folder that is not there yet"
             )
         return trace
-    settings = settings_of(config.data, seed=config.seed)
-    folder = named or default_folder(config.model, config.data, signals=SIGNALS, settings=settings)
+    settings = settings_of(data, seed=config.seed)
+    if named is None:
+        whole = default_folder(config.model, data, signals=ALL_SIGNALS, settings=settings)
+        if (whole / MANIFEST).exists():
+            signals = ALL_SIGNALS
+    folder = named or default_folder(config.model, data, signals=signals, settings=settings)
     return collect(
         config.model,
-        config.data,
+        data,
         folder=folder,
-        signals=SIGNALS,
+        signals=signals,
         settings=settings,
         console=Console(stderr=True),
     )
 
 
-def require_model(trace: Trace, model: ModelConfig) -> None:
+def require_model(trace: Trace, model: ModelConfig, *, key: str) -> None:
     """TrainError, naming both sides, when the trace is of another model, revision or dtype."""
     wanted = identity(resolve(model), model)
     if model.dtype != "auto":
@@ -62,6 +84,6 @@ def require_model(trace: Trace, model: ModelConfig) -> None:
             for key, value in wrong.items()
         )
         raise TrainError(
-            f"trace={trace.path} was recorded from another model ({listed}). "
+            f"{key}={trace.path} was recorded from another model ({listed}). "
             "Name another folder to record one of this model"
         )

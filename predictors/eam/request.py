@@ -78,6 +78,11 @@ class EamRequest(Predictor):
         self._square_R = np.zeros(0, np.float32)
         self._counts_SPLE = np.zeros((1, len(Part), *shape), np.float32)
 
+    @classmethod
+    def empty(cls, spec: ModelSpec, **options: Any) -> Self:
+        """One that has seen nothing: a cold start."""
+        return cls(spec, np.zeros((0, spec.num_layers, spec.num_experts), np.float32), **options)
+
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._present = self._requests.begin_step(requests_T)
         self._counts_SPLE = grown(self._counts_SPLE, self._requests.num_slots)

@@ -34,7 +34,8 @@ class EamSequence(Predictor):
     is covered. Of several sequences in a step, priorities are the mean.
 
     Drift (4.3): sequences that were forecast badly are recorded, and when there are enough of them
-    the collection is made again from its own matrices and theirs.
+    the collection is made again from its own matrices and theirs. While there is room, every
+    sequence that ends is stored.
     """
 
     kind = "eam-sequence"
@@ -84,6 +85,11 @@ class EamSequence(Predictor):
         """Choices that were forecast, choices that were made."""
         self._rank()
 
+    @classmethod
+    def empty(cls, spec: ModelSpec, **options: Any) -> Self:
+        """One that has seen nothing: a cold start."""
+        return cls(spec, np.zeros((0, spec.num_layers, spec.num_experts), np.float32), **options)
+
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._present = self._requests.begin_step(requests_T)
         if self._requests.num_slots > len(self._best_S):
@@ -118,11 +124,18 @@ class EamSequence(Predictor):
     def end_step(self) -> None:
         self._present = None
         for slot in self._requests.ended():
-            forecast, made = self._tally_S2[slot]
-            if self.learning and forecast < self.insufficient * made:
-                self._poor.append(self._counts_SLE[slot].copy())
+            if self.learning:
+                self._learn(self._counts_SLE[slot].copy(), *self._tally_S2[slot])
         if len(self._poor) >= self.rebuild_after:
             self.rebuild()
+
+    def _learn(self, counts_LE: Floats, forecast: float, made: float) -> None:
+        """A sequence has ended, so many of whose choices were forecast."""
+        if self.collection.size < self.collection.capacity:
+            self.collection.put(self.collection.size, counts_LE)
+            self._collection_changed()
+        elif forecast < self.insufficient * made:
+            self._poor.append(counts_LE)
 
     def rebuild(self) -> None:
         """Clusters what is stored and the recorded sequences anew (4.3)."""
@@ -130,6 +143,10 @@ class EamSequence(Predictor):
         self._poor.clear()
         kept = representatives(candidates, self.collection.capacity, self._random)
         self.collection.fill(candidates[kept])
+        self._collection_changed()
+
+    def _collection_changed(self) -> None:
+        """Compares the live sequences with what is stored now."""
         units_SLE = unit_rows(self._counts_SLE)
         self._cosines_SLC = np.einsum("sle,lec->slc", units_SLE, self.collection.units_LEC)
         self._similarity_SC = self._cosines_SLC.sum(axis=1)

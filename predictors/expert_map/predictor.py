@@ -70,6 +70,11 @@ class ExpertMap(Predictor):
             self.store.add(maps_LEN, embeddings_ND.T.astype(np.float32), nothing_to_replace)
         self._begin(0)
 
+    @classmethod
+    def empty(cls, spec: ModelSpec, **options: Any) -> Self:
+        """One that has seen nothing: a cold start."""
+        return cls(spec, **options)
+
     def _begin(self, num_tokens: int) -> None:
         spec = self.spec
         self._semantic_TC: Floats | None = None

@@ -1,0 +1,80 @@
+"""Cold start and drift of the predictors that learn while they serve."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from collect.traces import Trace
+from collect.traces.step import Step
+from predictors.base import Predictor
+from predictors.correlation import Correlation
+from predictors.eam.request import EamRequest
+from predictors.eam.sequence import EamSequence
+from predictors.expert_map.predictor import ExpertMap
+from predictors.metrics import LayerScore, total
+from predictors.registry import from_files
+from train.evaluate import Pending, forecasts
+
+MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
+"""Requests served up to which accuracy is reported, each time of those since the mark before."""
+
+LEARNERS = EamSequence | EamRequest | ExpertMap | Correlation
+"""Serving changes what these answer to other requests."""
+
+
+def drift(predictor: LEARNERS, trace: Trace, shifted: Trace | None) -> dict[str, Any]:
+    """Accuracy against requests served: from nothing on the training requests, and as fitted on
+    those of another distribution, learning from them and not; null without such a trace."""
+    options = predictor.options()
+    cold = type(predictor).empty(predictor.spec, **{**options, "learning": True})
+    found: dict[str, Any] = {"cold_start": curve(cold, trace.steps("train")), "shifted": None}
+    if shifted is not None:
+        found["shifted"] = {
+            name: curve(remade(predictor, learning=learning), shifted.steps())
+            for name, learning in (("learning", True), ("frozen", False))
+        }
+    return found
+
+
+def remade(predictor: Predictor, **changed: Any) -> Predictor:
+    """The same predictor as it was made, with other options."""
+    options = {**predictor.options(), **changed}
+    return from_files(predictor.kind, predictor.spec, files=predictor.files(), options=options)
+
+
+def curve(predictor: Predictor, steps: Iterable[Step]) -> list[dict[str, Any]]:
+    """For each mark that is reached, accuracy over the requests since the mark before; null where
+    nothing was forecast."""
+    points: list[dict[str, Any]] = []
+    pending = _pending(predictor)
+    seen: set[int] = set()
+    marks = iter(MARKS)
+    mark = next(marks)
+    for step in steps:
+        if step.request not in seen and len(seen) == mark:
+            points.append(_point(pending, len(seen)))
+            pending = _pending(predictor)
+            following = next(marks, None)
+            if following is None:
+                return points
+            mark = following
+        seen.add(step.request)
+        phases_T = np.full(step.num_tokens, step.phase, np.int64)
+        for layer, forecast in {one.layer: one for one in forecasts(predictor, step)}.items():
+            pending[layer].add(forecast.scores_TE, step.experts(layer), phases_T, None)
+    if seen:
+        points.append(_point(pending, len(seen)))
+    return points
+
+
+def _pending(predictor: Predictor) -> list[Pending]:
+    spec = predictor.spec
+    return [Pending(LayerScore(spec.top_k, extras=())) for _ in range(spec.num_layers)]
+
+
+def _point(pending: list[Pending], num_requests: int) -> dict[str, Any]:
+    for one in pending:
+        one.settle()
+    accuracy = total([one.score.overall for one in pending]).value
+    return {"requests": num_requests, "accuracy": accuracy}

@@ -1,0 +1,70 @@
+"""What `predictor=` asks for: which kinds are fitted, with which options, on which signals."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from collect.traces import TraceSignal
+from predictors.base import Signal
+from predictors.config import ALL, PredictorConfig
+from predictors.errors import PredictorError
+from predictors.options import known_options
+from predictors.registry import KINDS, LEARNED, predictor_class
+
+BASELINES = ("skip", "token", "popularity")
+"""Cheap and always beside what was asked for: an accuracy says little without them."""
+
+RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
+    {
+        Signal.TOKENS: None,
+        Signal.LAYER_INPUT: TraceSignal.LAYER_INPUT,
+        Signal.GATE_INPUT: TraceSignal.GATE_INPUT,
+        Signal.ROUTED: TraceSignal.EXPERTS,
+        Signal.LOGITS: TraceSignal.GATE_LOGITS,
+    }
+)
+"""Where a trace keeps what a predictor is shown; token ids it always has."""
+
+
+def wanted_kinds(kind: str) -> tuple[str, ...]:
+    """The kind asked for first, then what is fitted beside it.
+
+    The learned kinds learn together, hardly more work than one of them. PredictorError with the
+    choices when there is no such kind.
+    """
+    if kind == ALL:
+        return tuple(KINDS)
+    beside = tuple(LEARNED) if predictor_class(kind).kind in LEARNED else ()
+    return tuple(dict.fromkeys((kind, *beside, *BASELINES)))
+
+
+def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
+    """What a trace must hold for these kinds to be fitted and scored."""
+    needed = {RECORDED[signal] for kind in kinds for signal in KINDS[kind].signals}
+    needed |= {TraceSignal.EXPERTS, TraceSignal.WEIGHTS}
+    return tuple(signal for signal in TraceSignal if signal in needed)
+
+
+def fitting(kinds: Iterable[str], signals: Iterable[TraceSignal]) -> tuple[str, ...]:
+    """Those of the kinds that a trace with these signals can show everything they need."""
+    have = {TraceSignal.WEIGHTS, *signals}
+    return tuple(kind for kind in kinds if set(signals_of([kind])) <= have)
+
+
+def options_of(config: PredictorConfig) -> dict[str, dict[str, Any]]:
+    """Options by kind. PredictorError, with the choices, for one that its kind has not got."""
+    if not config.options:
+        return {}
+    if config.kind == ALL:
+        raise PredictorError(
+            "predictor.options belong to one kind: predictor=KIND predictor.options={...}"
+        )
+    cls = predictor_class(config.kind)
+    known = known_options(cls)
+    for name in config.options:
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise PredictorError(
+                f"predictor.options.{name}: {config.kind} has the options {listed}"
+            )
+    return {config.kind: dict(config.options)}
