@@ -104,11 +104,22 @@ class CheckpointStore:
         return max(measured.values(), default=0)
 
     def _conversion_bytes(self, recipe: Recipe) -> int:
-        def convert() -> None:
-            zeros = [torch.zeros(e.shape, dtype=e.dtype) for e in recipe.extents(0)]
-            self._converted(recipe, zeros)
+        def zeros(extent: Extent) -> Tensor:
+            raw = torch.zeros(extent.num_bytes, dtype=torch.uint8)  # no dtype's own zeros needed
+            return raw.view(extent.dtype).view(extent.shape)
 
-        return peak_bytes(convert)
+        def convert() -> None:
+            self._converted(recipe, [zeros(extent) for extent in recipe.extents(0)])
+
+        try:
+            return peak_bytes(convert)
+        except (ValueError, RuntimeError, IndexError, AssertionError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"{recipe.parameter.target}: the library's {', '.join(recipe.operations)} cannot "
+                f"read this checkpoint's {', '.join(recipe.sources)}: {error}"
+            ) from error
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
         """Fills the chunks' parts of `slot`, uint8, at least `layouts[layer].num_bytes` long.

@@ -28,6 +28,11 @@ DTYPES = {
     "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "C64": torch.complex64,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
 }
 
 MAX_HEADER_BYTES = 100_000_000
@@ -96,6 +101,10 @@ def _read_header(file: Path) -> dict[str, Extent]:
             raise CheckpointError(
                 f"{file}: truncated: {key} ends at byte {start + end}, the file has {size}; "
                 "fetch it again"
+            )
+        if value["dtype"] not in DTYPES:
+            raise CheckpointError(
+                f"{file}: {key} has the dtype {value['dtype']}; those known are {', '.join(DTYPES)}"
             )
         extents[key] = Extent(
             file, start + begin, end - begin, DTYPES[value["dtype"]], tuple(value["shape"]), key

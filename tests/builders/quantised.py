@@ -34,20 +34,24 @@ def rewrite(
     return folder
 
 
-def quantise_fp8(folder: Path, *, block: int = 16) -> Path:
+def quantise_fp8(
+    folder: Path, *, block: int = 16, scale_dtype: torch.dtype = torch.float32
+) -> Path:
     """As deepseek_v3 and qwen3_moe are published: `X.weight` float8_e4m3fn `(out, in)` and
-    `X.weight_scale_inv` float32 `(out / block, in / block)` for every projection."""
+    `X.weight_scale_inv` `(out / block, in / block)` for every projection; later ones have scales
+    that are powers of two, float8_e8m0fnu."""
 
     def change(name: str, tensor: Tensor) -> dict[str, Tensor]:
-        if not name.endswith("proj.weight"):
+        if not name.endswith(("proj.weight", "w1.weight", "w2.weight", "w3.weight")):
             return {name: tensor}
         rows, columns = tensor.shape
         height, width = min(block, rows), min(block, columns)
         blocks = tensor.float().view(rows // height, height, columns // width, width)
         scale = blocks.abs().amax((1, 3), keepdim=True) / FP8_LARGEST
+        scale = scale.to(scale_dtype).float()
         return {
             name: (blocks / scale).to(torch.float8_e4m3fn).view(rows, columns),
-            f"{name}_scale_inv": scale.view(rows // height, columns // width),
+            f"{name}_scale_inv": scale.view(rows // height, columns // width).to(scale_dtype),
         }
 
     return rewrite(

@@ -1,16 +1,19 @@
 """Checkpoints that are not the parameters' own bytes: quantised, transposed, dealt out, stacked."""
 
 import dataclasses
+import struct
 import threading
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig
 from transformers.core_model_loading import Transpose, WeightConverter
 
 from runtime.errors import CheckpointError
+from runtime.hf.classes import model_class
 from runtime.plain import load_plain
-from runtime.store.extents import Extent
+from runtime.store.extents import Extent, read_extents
 from runtime.store.recipe import FusedParameter, Recipe
 from runtime.store.scratch import peak_bytes
 from tests.builders.families.build import save_family
@@ -30,10 +33,13 @@ def wide_gpt_oss():
 def quantised(folder, name):
     family = wide_gpt_oss() if name == "gpt_oss" else FAMILIES[name]
     save_family(folder, family, dtype=torch.bfloat16)
-    return quantise_mxfp4(folder) if name == "gpt_oss" else quantise_fp8(folder)
+    if name == "gpt_oss":
+        return quantise_mxfp4(folder)
+    scale_dtype = torch.float8_e8m0fnu if name == "minimax_m2" else torch.float32
+    return quantise_fp8(folder, scale_dtype=scale_dtype)
 
 
-QUANTISED = ["qwen3_moe", "deepseek_v3", "gpt_oss"]
+QUANTISED = ["qwen3_moe", "deepseek_v3", "minimax_m2", "gpt_oss"]
 
 
 @torch.no_grad()
@@ -135,6 +141,28 @@ def test_load__an_experts_tensor_of_another_size_is_named(tmp_path):
     rewrite(folder, lambda name, t: {name: t[:-1] if ".experts.3.down" in name else t})
     with pytest.raises(CheckpointError, match=r"experts\.3\.down_proj.* all experts of a layer"):
         serve(folder)
+
+
+def test_load__scales_that_do_not_fit_are_named(tmp_path):
+    folder = quantised(tmp_path, "qwen3_moe")
+    rewrite(folder, lambda n, t: {n: t.repeat(3, 1) if "down_proj.weight_scale" in n else t})
+    with pytest.raises(CheckpointError, match=r"Fp8Dequantize.* cannot read this checkpoint's"):
+        serve(folder)
+
+
+def test_model_class__quantised_checkpoints_load_dequantised_wherever(tmp_path):
+    """With a GPU Transformers would keep fp8 and mxfp4 for kernels that take whole banks."""
+    for name in ("qwen3_moe", "gpt_oss"):
+        _, config = model_class(AutoConfig.from_pretrained(quantised(tmp_path / name, name)))
+        assert config.quantization_config["dequantize"] is True
+
+
+def test_read_extents__an_unknown_dtype_is_named(tmp_path):
+    header = b'{"w": {"dtype": "F3", "shape": [8], "data_offsets": [0, 3]}}'
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + b"abc")
+    with pytest.raises(CheckpointError, match="w has the dtype F3"):
+        read_extents([file])
 
 
 # ---- memory
