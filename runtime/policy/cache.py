@@ -79,6 +79,10 @@ class ExpertCache:
         """A forecast: chance of each of the layer's experts that some token needs it."""
         self.policy.forecast(layer, probability_E)
 
+    def valued(self, layer: int, value_E: Probabilities) -> None:
+        """A forecast of what the layer's experts will be worth after this step."""
+        self.policy.valued(layer, value_E)
+
     def end_step(self) -> None:
         """The forward pass is over."""
         self.policy.end_step()

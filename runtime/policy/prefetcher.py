@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime.policy.counters import Counters
-from runtime.policy.eviction import Expert
+from runtime.policy.eviction import Expert, Probabilities
 from runtime.policy.tier import Task, Tier
 
 __all__ = ["Prefetcher", "Task", "Techniques"]
@@ -65,6 +65,11 @@ class Prefetcher:
         """A predictor's scores of a layer, for policies that drop by them."""
         for tier in self.tiers:
             tier.cache.forecast(layer, probability_E)
+
+    def valued(self, layer: int, value_E: Probabilities) -> None:
+        """How much a layer's experts will be used after this step, for policies that keep by it."""
+        for tier in self.tiers:
+            tier.cache.valued(layer, value_E)
 
     def predicted(self, layer: int, experts: Sequence[int], urgency: Sequence[float]) -> None:
         """Algorithm 2, PushPredictedExperts; the most wanted first.

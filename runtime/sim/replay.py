@@ -80,9 +80,13 @@ def replay(
     system: SystemConfig,
     hardware: Hardware,
     budget_slots: int | Sequence[int],
+    keeper: Predictor | None = None,
 ) -> ReplayStats:
     """Runs the steps one after another from empty arenas of `budget_slots` experts; several numbers
     are those of several tiers, the computing one first.
+
+    `keeper`, a `predictors.reuse` forecaster, tells `reuse` eviction what to keep; its time is not
+    charged, for what it says is needed at the next miss only.
 
     A step of several tokens counts as a prefill (TTFT), one of a single token as a decode (TPOT).
     Belady eviction is told the whole routing before the first step, so all steps are held at once.
@@ -112,7 +116,7 @@ def replay(
         prefetcher.begin_step(new_request=not requests <= running)
         running = requests
         started = simulator.now
-        replay_step(simulator, active, step, spec=spec, hardware=hardware)
+        replay_step(simulator, active, step, spec=spec, hardware=hardware, keeper=keeper)
         prefetcher.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
         times.append(simulator.now - started)
@@ -137,12 +141,15 @@ def replay_step(
     *,
     spec: ModelSpec,
     hardware: Hardware,
+    keeper: Predictor | None = None,
 ) -> None:
     """One forward pass: the events in the order in which a model produces them."""
     num_tokens = len(step.tokens_T)
     signals = predictor.signals if predictor is not None else frozenset()
     if predictor is not None:
         simulator.forecast(predictor.begin_step(step.tokens_T, step.requests_T), layer_now=-1)
+    if keeper is not None:
+        keeper.begin_step(step.tokens_T, step.requests_T)
     for layer in range(spec.num_layers):
         if predictor is not None and Signal.LAYER_INPUT in signals:
             forecasts = predictor.layer_input(layer, step.layer_input(layer))
@@ -156,6 +163,10 @@ def replay_step(
             logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
             forecasts = predictor.routed(layer, experts_TK, logits_TE)
             simulator.forecast(forecasts, layer_now=layer + 1)
+        if keeper is not None:
+            keeper.gate_input(layer, step.gate_input(layer))
+            for forecast in keeper.routed(layer, experts_TK, None):
+                simulator.valued(layer, forecast.scores_TE[0])
         experts, counts = np.unique(experts_TK, return_counts=True)
         tokens_per_expert = dict(zip(experts.tolist(), counts.tolist(), strict=True))
         simulator.run_experts(layer, tokens_per_expert)

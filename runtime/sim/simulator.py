@@ -5,7 +5,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from predictors.base import Forecasts, Predictor
+from predictors.base import Floats, Forecasts, Predictor
 from runtime.policy.planner import Planner
 from runtime.policy.prefetcher import Prefetcher, Task
 from runtime.sim.hardware import Hardware
@@ -59,6 +59,10 @@ class Simulator:
     def compute(self, seconds: float) -> None:
         """The compute stream is busy for a while."""
         self._advance(self.now + seconds)
+
+    def valued(self, layer: int, value_E: Floats) -> None:
+        """What the layer's experts will be worth after this step."""
+        self._prefetcher.valued(layer, value_E)
 
     def run_experts(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
         """The router has spoken: brings and computes the layer's experts."""

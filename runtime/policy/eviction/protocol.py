@@ -55,5 +55,9 @@ class EvictionPolicy:
     def forecast(self, layer: int, probability_E: Probabilities) -> None:
         """A forecast has been made: chance of each expert that some token of the step needs it."""
 
+    def valued(self, layer: int, value_E: Probabilities) -> None:
+        """A learned forecaster says how much each of the layer's experts will be used over the
+        coming tokens (`predictors.reuse`), just before `routed`."""
+
     def end_step(self) -> None:
         """The forward pass is over."""

@@ -17,6 +17,7 @@ from runtime.policy.eviction.moe_infinity_request import MoeInfinityRequest
 from runtime.policy.eviction.moe_infinity_sequence import MoeInfinitySequence
 from runtime.policy.eviction.neighbour import Neighbour
 from runtime.policy.eviction.protocol import EvictionPolicy
+from runtime.policy.eviction.reuse import Reuse
 from runtime.policy.eviction.static import Static
 
 EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
@@ -31,6 +32,7 @@ EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
         "moe-infinity-request": MoeInfinityRequest,
         "moe-infinity-sequence": MoeInfinitySequence,
         "neighbour": Neighbour,
+        "reuse": Reuse,
         "static": Static,
     }
 )

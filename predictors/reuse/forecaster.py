@@ -1,0 +1,127 @@
+"""Reuse: how much each expert of a layer will be used over the coming tokens. For eviction.
+
+Ours. Where the link is the bottleneck, fetching earlier cannot help; keeping the right experts
+can. The value of an expert is `(1 - gamma) / gamma * sum over t > 0 of gamma^t used(t)`, in
+[0, 1]: the share of the near future in which it is used. Belady drops by the next use; this is
+its expectation, nearer tokens counting more.
+
+Shape suffixes: T tokens, D hidden size, L layers, E experts, K top_k, F fading sums of an expert.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.errors import PredictorError
+from predictors.learned import INPUT, OUTPUT, open_session
+from predictors.reuse.history import NUM_FADING, fade, scaled, softmax, used
+from predictors.spec import ModelSpec
+from predictors.tensors import WEIGHTS, read_tensors, write_tensors
+
+LONGEST_MEMORY = 64
+"""Tokens of a prompt that are counted one by one; what came before them has faded by half at the
+slowest decay, and is cut off."""
+
+
+def network_path(layer: int) -> str:
+    """Where a layer's network lies inside a zoo entry."""
+    return f"predictors/reuse_{layer:02d}.onnx"
+
+
+class Reuse(Predictor):
+    """Answers `routed` with the value of the layer's experts after this step, one row.
+
+    No forecast of the step itself: an eviction policy is to have it, not the prefetcher.
+    """
+
+    kind = "reuse"
+    signals = frozenset({Signal.GATE_INPUT, Signal.ROUTED})
+    stateless = False
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        graphs: Mapping[int, bytes],
+        routers_LED: Floats,
+        biases_LE: Floats,
+    ):
+        """
+        Args:
+            graphs: a whole ONNX file for each layer: `hidden [T, D + F E]`, the gate input and the
+                fading sums, to `scores [T, E]`.
+            routers_LED, biases_LE: the model's own, for the probabilities of what was not chosen.
+        """
+        super().__init__(spec)
+        if set(graphs) != set(range(spec.num_layers)):
+            raise PredictorError(
+                f"a reuse forecaster of {spec.num_layers} layers has networks for all of them; "
+                f"got {sorted(graphs)}"
+            )
+        self._graphs = dict(graphs)
+        self._sessions = {layer: open_session(graph) for layer, graph in graphs.items()}
+        size = spec.hidden_size + NUM_FADING * spec.num_experts
+        for layer, session in self._sessions.items():
+            shapes = [session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]]
+            if shapes != [[size], [spec.num_experts]]:
+                raise PredictorError(
+                    f"the reuse network of layer {layer} has the shapes {shapes}; {spec.model_id} "
+                    f"needs {[[size], [spec.num_experts]]}: it was made for another model"
+                )
+        self._routers_LED = np.ascontiguousarray(routers_LED, np.float32)
+        self._biases_LE = np.ascontiguousarray(biases_LE, np.float32)
+        self._fading_LFE = np.zeros((spec.num_layers, NUM_FADING, spec.num_experts), np.float32)
+        self._hidden_TD = np.zeros((0, spec.hidden_size), np.float32)
+        self._requests_T = np.zeros(0, np.int64)
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
+        self._requests_T = np.array(requests_T)
+        return ()
+
+    def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:  # noqa: ARG002
+        self._hidden_TD = np.array(hidden_TD, np.float32)
+        return ()
+
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
+        """Tokens of one request follow each other; of several requests, each one's last counts,
+        and the value is the mean over the requests: the arena is all of theirs."""
+        last = np.append(self._requests_T[1:] != self._requests_T[:-1], True)
+        alone = int(last.sum()) == 1
+        rows = np.arange(len(last))[-LONGEST_MEMORY:] if alone else np.flatnonzero(last)
+        hidden_TD = self._hidden_TD[rows]
+        used_TE = used(experts_TK[rows], self.spec.num_experts)
+        logits = hidden_TD @ self._routers_LED[layer].T + self._biases_LE[layer]
+        chance_TE = softmax(logits)
+        fading_FE = self._fading_LFE[layer]
+        if alone:
+            for used_E, chance_E in zip(used_TE, chance_TE, strict=True):
+                fade(fading_FE, used_E, chance_E)
+            hidden_TD = hidden_TD[-1:]
+        else:
+            fade(fading_FE, used_TE.mean(axis=0), chance_TE.mean(axis=0))
+        past = np.broadcast_to(scaled(fading_FE).ravel(), (len(hidden_TD), fading_FE.size))
+        features = np.concatenate([hidden_TD, past], axis=1)
+        (value_TE,) = self._sessions[layer].run([OUTPUT], {INPUT: features})
+        return [Forecast(layer, value_TE.mean(axis=0, keepdims=True))]
+
+    def files(self) -> dict[str, bytes]:
+        graphs = {network_path(layer): graph for layer, graph in self._graphs.items()}
+        return graphs | write_tensors({"routers": self._routers_LED, "biases": self._biases_LE})
+
+    @classmethod
+    def from_files(
+        cls,
+        spec: ModelSpec,
+        files: Mapping[str, bytes],
+        options: Mapping[str, Any],  # noqa: ARG003
+    ) -> Self:
+        paths = {layer: network_path(layer) for layer in range(spec.num_layers)}
+        missing = sorted(path for path in [*paths.values(), WEIGHTS] if path not in files)
+        if missing:
+            raise PredictorError(f"a reuse forecaster has no {', '.join(missing[:3])}")
+        table = (spec.num_layers, spec.num_experts)
+        shapes = {"routers": (*table, spec.hidden_size), "biases": table}
+        arrays = read_tensors(files, shapes, kind=cls.kind)
+        graphs = {layer: files[path] for layer, path in paths.items()}
+        return cls(spec, graphs, arrays["routers"], arrays["biases"])
