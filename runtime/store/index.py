@@ -40,6 +40,9 @@ def index_experts(
         target, pattern = rename_source_key(
             key, renamings, converters, model.base_model_prefix, known
         )
+        if target not in known and key in known:
+            # As the library does: a name that is right already is not renamed.
+            target, pattern = rename_source_key(key, [], [], model.base_model_prefix, known)
         recipe = recipes.get(target) or of_member.get(target)
         if recipe is None:
             continue

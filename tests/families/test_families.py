@@ -117,7 +117,7 @@ def test_load__bfloat16_is_bitwise_eager_too(tmp_path, family):
     check(save_family(tmp_path / "model", family, dtype=torch.bfloat16), family, torch.bfloat16)
 
 
-@each(named("mixtral", "qwen3_moe", "kimi_linear", "inkling"))
+@each(named("mixtral", "qwen3_moe", "kimi_linear", "inkling", "deepseek_ocr2"))
 def test_load__checkpoints_as_the_model_holds_them_in_memory(tmp_path, family):
     folder = save_family(tmp_path / "model", family, fused=True)
     assert not any(re.search(r"experts?[._]\d+\.", key) for key in expert_keys(folder))
