@@ -24,6 +24,12 @@ COMMANDS = (
         summary="repack a model's experts for direct reads, with checksums, on request quantised",
     ),
     Command(
+        name="doctor",
+        config="doctor",
+        run="runtime.commands.doctor:run",
+        summary="what this machine and this model can do together, and which budget to give",
+    ),
+    Command(
         name="inflate",
         config="inflate",
         run="runtime.commands.inflate:run",

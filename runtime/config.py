@@ -208,6 +208,23 @@ class VerifyConfig(ServedConfig):
 
 
 @dataclass(kw_only=True)
+class DoctorConfig(RunConfig):
+    model: ModelConfig = field(default_factory=ModelConfig)
+    predictor: str | None = None
+    """Zoo entry or folder of one for the outlook on `promoe`; none: the next layer's router."""
+    budgets: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%", "100%"])
+    """Budgets of the outlook."""
+    seconds: float = 8.0
+    """Time in which routing is recorded for the outlook, at most."""
+    digests: bool = False
+    """Hash every weights file, and compare with what its origin says."""
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0:
+            raise MoecastError(f"seconds={self.seconds}: must be above 0")
+
+
+@dataclass(kw_only=True)
 class InflateConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     """Its dtype is what the experts are stored in: then a slot's bytes are the file's bytes."""
@@ -233,6 +250,7 @@ SCHEMAS: dict[str, type] = {
     "generate": GenerateConfig,
     "verify": VerifyConfig,
     "inflate": InflateConfig,
+    "doctor": DoctorConfig,
     "pack": PackConfig,
 }
 

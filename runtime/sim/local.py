@@ -2,17 +2,18 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from predictors.base import Signal
 from runtime.hf.experts import expert_output
-from runtime.hf.layers import moe_layers
+from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.hf.probes import Probes, SilentListener
 from runtime.sim.hardware import Measured
-from runtime.store.base import slot_bytes
+from runtime.store.base import Store, slot_bytes
 
 PROMPT_TOKENS = 64
 REPEATS = 7
@@ -53,15 +54,32 @@ def _layer_seconds(model: PreTrainedModel, num_tokens: int) -> float:
     return statistics.median(clock.before_router)
 
 
+def _expert(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:
+    """One expert on hidden states `(tokens, hidden)`.
+
+    Where the module has a loop of its own, one product with as many weights stands for it.
+    """
+    if layer.kind.name == "interface":
+        return lambda hidden: expert_output(layer.experts, dict(weights), hidden)
+    largest = max(weights.values(), key=Tensor.numel)
+    width = largest.shape[-1]
+    rows = sum(weight.numel() for weight in weights.values()) // width
+    matrix = torch.zeros(rows, width, dtype=largest.dtype)
+    return lambda hidden: hidden.new_zeros(len(hidden), width) @ matrix.T
+
+
 def measure(model: PreTrainedModel) -> Measured:
     """Times of this machine for a model that `runtime.load` made; takes about a second.
 
-    Transfers are reads of the checkpoint as the runtime does them, so from the page cache where
-    the file is in it; compute times come from running the model itself.
+    Transfers are reads of the store as the runtime does them; compute times come from running the
+    model itself.
     """
-    engine = model.moecast.engine
-    store, layout = engine.store, engine.store.layouts[0]
-    layer = moe_layers(model)[0]
+    return measure_parts(model, moe_layers(model), model.moecast.engine.store)
+
+
+def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Store) -> Measured:
+    """The same for a model with experts from anywhere, and the store that they would come from."""
+    layout = store.layouts[0]
     slot = torch.empty(slot_bytes(store), dtype=torch.uint8)
     sizes = layout.chunk_bytes
     smallest, largest = sizes.index(min(sizes)), range(len(sizes))
@@ -79,9 +97,10 @@ def measure(model: PreTrainedModel) -> Measured:
     hidden = torch.zeros(
         EXPERT_TOKENS, model.config.get_text_config().hidden_size, dtype=model.dtype
     )
+    run = _expert(layers[0], weights)
     with torch.no_grad():
-        expert_one = _median_seconds(lambda: expert_output(layer.experts, weights, hidden[:1]))
-        expert_many = _median_seconds(lambda: expert_output(layer.experts, weights, hidden))
+        expert_one = _median_seconds(lambda: run(hidden[:1]))
+        expert_many = _median_seconds(lambda: run(hidden))
     layer_one = _layer_seconds(model, 1)
     layer_many = _layer_seconds(model, PROMPT_TOKENS)
     return Measured(

@@ -1,0 +1,126 @@
+"""`python -m runtime doctor`: this machine, this model, which budget."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from predictors.base import Predictor
+from predictors.spec import ModelSpec
+from runtime.commands.diagnosis import show
+from runtime.commands.progress import progress
+from runtime.config import DoctorConfig
+from runtime.diagnosis.bandwidth import disk_bandwidth, link_bandwidth, memory_bandwidth
+from runtime.diagnosis.facts import hardware, versions
+from runtime.diagnosis.files import check_files, weights_files
+from runtime.diagnosis.outlook import next_routers, outlook, suggestion
+from runtime.diagnosis.recording import record
+from runtime.hf.layers import MoeLayer
+from runtime.loading import model_spec, resolve_predictor
+from runtime.machine import available_memory_bytes
+from runtime.models import resolve
+from runtime.one_by_one import OneByOne, load_parts, serve_from
+from runtime.sim.local import measure_parts
+from runtime.store.base import Store, slot_bytes
+from runtime.verification.prompts import token_prompts
+
+PROMPTS = ["The heart pumps blood", "It was a dark and stormy night", "Return a new list"]
+STAGES = 4
+
+
+def run(config: DoctorConfig) -> dict[str, Any]:
+    """Looks at everything, shows it, and returns it."""
+    console = Console()
+    folder = resolve(config.model)
+    available = available_memory_bytes()
+    with progress(console, "examining", total=STAGES) as advance:
+        report: dict[str, Any] = {
+            "versions": versions(),
+            "hardware": hardware(folder),
+            "folder": str(folder),
+            "files": check_files(folder, digests=config.digests),
+        }
+        advance(1)
+        report["bandwidth"] = {
+            "disk": disk_bandwidth(weights_files(folder), seed=config.seed),
+            "memory_bytes_per_second": memory_bandwidth(),
+            "links_bytes_per_second": link_bandwidth(),
+        }
+        advance(1)
+        model, layers, store = load_parts(folder, config.model.dtype)
+        spec = model_spec(model, layers, store, folder, config.model)
+        report["model"] = described(model, spec, store)
+        serve_from(OneByOne(store), layers)
+        measured = measure_parts(model, layers, store)
+        report["measured"] = vars(measured)
+        advance(1)
+        report |= expectations(config, folder, model, layers, store, spec, measured)
+        store.close()
+        advance(1)
+    sizes = report["model"]
+    report["suggested_budget_bytes"] = suggestion(
+        total_bytes=sizes["experts_bytes"] + store.scratch_bytes,
+        least_bytes=spec.top_k * sizes["expert_bytes"] + store.scratch_bytes,
+        resident_bytes=sizes["non_expert_bytes"],
+        available_bytes=available,
+    )
+    show(console, config.model.name, report)
+    return report
+
+
+def described(model: PreTrainedModel, spec: ModelSpec, store: Store) -> dict[str, Any]:
+    """The model's sizes; bytes as they are in memory."""
+    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
+    size = slot_bytes(store)
+    return {
+        **spec.as_dict(),
+        "class": type(model).__name__,
+        "expert_bytes": size,
+        "experts_bytes": size * spec.num_layers * spec.num_experts,
+        "non_expert_bytes": sum(tensors.values()),
+        "scratch_bytes": store.scratch_bytes,
+    }
+
+
+def expectations(
+    config: DoctorConfig,
+    folder: Path,
+    model: PreTrainedModel,
+    layers: list[MoeLayer],
+    store: Store,
+    spec: ModelSpec,
+    measured: Any,
+) -> dict[str, Any]:
+    """The outlook and what it rests on, or why there is none."""
+    if model.config.is_encoder_decoder or not model.can_generate():
+        reason = "only decoders' routing is replayed; measure with benchmarks"
+        return {"outlook": None, "outlook_rests_on": reason}
+    prompts, what = token_prompts(folder, PROMPTS, seed=config.seed)
+    steps = record(model, prompts, seconds=config.seconds)
+    decodes = sum(len(step.tokens_T) == 1 for step in steps)
+    predictor: Predictor | None = (
+        resolve_predictor(config.predictor, spec)
+        if config.predictor is not None
+        else next_routers(layers, spec)
+    )
+    named = config.predictor or ("the next layer's own router" if predictor else "none")
+    resident = described(model, spec, store)["non_expert_bytes"]
+    rows = outlook(
+        steps,
+        spec=spec,
+        hardware=measured,
+        predictor=predictor,
+        budgets=config.budgets,
+        slot_bytes=slot_bytes(store),
+        scratch_bytes=store.scratch_bytes,
+        resident_bytes=resident,
+    )
+    return {
+        "outlook": rows,
+        "outlook_rests_on": (
+            f"this model's routing of {len(steps) - decodes} prompts ({what}) and {decodes} tokens "
+            "that it generated now, replayed from an empty arena with the reads and the "
+            f"computation just measured on the CPU; predictor for promoe: {named}"
+        ),
+    }

@@ -1,0 +1,92 @@
+"""The model's own routing, recorded here and now: what the outlook replays.
+
+Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from predictors.base import Floats, Ints, Signal
+from runtime.hf.probes import Probes
+
+SIGNALS = {Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.ROUTED, Signal.LOGITS}
+NEW_TOKENS = 48
+"""After each prompt; promoe's figures are of sequences of about this many."""
+
+
+@dataclass
+class RecordedStep:
+    """One forward pass, as `runtime.sim.replay` takes it."""
+
+    tokens_T: Ints
+    requests_T: Ints
+    layer_inputs: dict[int, Floats] = field(default_factory=dict)
+    gate_inputs: dict[int, Floats] = field(default_factory=dict)
+    choices: dict[int, Ints] = field(default_factory=dict)
+    scores: dict[int, Floats | None] = field(default_factory=dict)
+
+    def layer_input(self, layer: int) -> Floats:
+        return self.layer_inputs[layer]
+
+    def gate_input(self, layer: int) -> Floats:
+        return self.gate_inputs[layer]
+
+    def logits(self, layer: int) -> Floats:
+        logits = self.scores[layer]
+        assert logits is not None, layer
+        return logits
+
+    def experts(self, layer: int) -> Ints:
+        return self.choices[layer]
+
+
+class Recorder:
+    """Keeps every step whole."""
+
+    def __init__(self) -> None:
+        self.steps: list[RecordedStep] = []
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
+        self.steps.append(RecordedStep(tokens_T.copy(), requests_T.copy()))
+
+    def layer_input(self, layer: int, hidden_TD: Floats) -> None:
+        self.steps[-1].layer_inputs[layer] = hidden_TD.copy()
+
+    def gate_input(self, layer: int, hidden_TD: Floats) -> None:
+        self.steps[-1].gate_inputs[layer] = hidden_TD.copy()
+
+    def routed(
+        self, layer: int, experts_TK: Ints, logits_TE: Floats | None, weights_TK: Floats | None
+    ) -> None:
+        del weights_TK  # Replays ask which experts, not how much of each.
+        self.steps[-1].choices[layer] = experts_TK.copy()
+        self.steps[-1].scores[layer] = None if logits_TE is None else logits_TE.copy()
+
+    def end_step(self) -> None:
+        """Nothing is left to keep."""
+
+
+def record(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, seconds: float
+) -> list[RecordedStep]:
+    """Greedy continuations until the time is up, at least of the first prompt's first step."""
+    recorder = Recorder()
+    started = time.monotonic()
+    with torch.no_grad(), Probes(model, SIGNALS, recorder):
+        for number, prompt in enumerate(prompts):
+            left = seconds * (number + 1) / len(prompts) - (time.monotonic() - started)
+            if number and left <= 0:
+                break
+            inputs = torch.tensor([list(prompt)])
+            model.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                max_time=max(left, 0.0),
+            )
+    return recorder.steps

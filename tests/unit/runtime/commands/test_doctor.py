@@ -1,0 +1,185 @@
+"""`doctor`: files, bandwidths, recorded routing, and what it makes of them."""
+
+import json
+import os
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.commands.doctor import run
+from runtime.config import DoctorConfig, ModelConfig, PageCache
+from runtime.diagnosis import bandwidth, facts
+from runtime.diagnosis.bandwidth import disk_bandwidth, timed_reads
+from runtime.diagnosis.files import check_files
+from runtime.diagnosis.outlook import PROCESS_BYTES, next_routers, outlook, suggestion
+from runtime.diagnosis.recording import RecordedStep, record
+from runtime.errors import CheckpointError
+from runtime.one_by_one import OneByOne, load_parts, serve_from
+from runtime.sim.hardware import Measured
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+
+
+def test_doctor__report_of_a_model(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    config = DoctorConfig(
+        model=ModelConfig(name="tiny", id=str(folder)), budgets=["1%", "50%", "100%"], seconds=2
+    )
+    report = json.loads(json.dumps(run(config), allow_nan=False))
+    assert report["versions"]["torch"] == version("torch")
+    # 16 neurons of 3 x 32 values of 4 bytes; 2 layers of 8.
+    assert report["model"]["expert_bytes"] == 6144
+    assert report["model"]["experts_bytes"] == 16 * 6144
+    weights = {p.data_ptr(): p.nbytes for p in plain_eager(folder).parameters()}
+    assert report["model"]["non_expert_bytes"] >= sum(weights.values()) - 16 * 6144
+    small, half, whole = report["outlook"]
+    assert "the least budget is 12288 bytes" in small["error"]
+    assert (half["slots"], whole["slots"]) == (8, 16)
+    assert half["process_bytes"] == 8 * 6144 + report["model"]["non_expert_bytes"] + PROCESS_BYTES
+    for name in ("on-demand", "promoe"):
+        assert half["systems"][name]["hit_rate"] <= whole["systems"][name]["hit_rate"] <= 1
+        assert 0 <= whole["systems"][name]["stall_share"] < 1
+        assert half["systems"][name]["tpot_seconds"] >= whole["systems"][name]["tpot_seconds"] > 0
+    # Everything fits on any machine that runs this.
+    assert report["suggested_budget_bytes"] == 16 * 6144
+    assert "3 prompts of random tokens" in report["outlook_rests_on"]
+
+
+def test_record__is_the_routing_of_generation(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    model, layers, store = load_parts(folder, "auto")
+    serve_from(OneByOne(store), layers)
+    steps = record(model, [[5, 6, 7]], seconds=60)
+    assert [len(step.tokens_T) for step in steps] == [3, *[1] * (len(steps) - 1)]
+    assert len(steps) == 48
+    plain = plain_eager(folder)
+    tokens = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        logits = plain(tokens, output_router_logits=True).router_logits
+    for layer in (0, 1):
+        expected = logits[layer].topk(2).indices.sort().values.numpy()
+        assert np.array_equal(np.sort(steps[0].experts(layer)), expected)
+        assert steps[0].gate_input(layer).shape == (3, 32)
+        assert np.allclose(
+            steps[0].logits(layer),
+            steps[0].gate_input(layer) @ layers[layer].router.weight.detach().numpy().T,
+            atol=1e-5,
+        )
+    store.close()
+
+
+def test_record__stops_when_its_time_is_up(tmp_path):
+    model, layers, store = load_parts(tiny_qwen2_moe(tmp_path / "model"), "auto")
+    serve_from(OneByOne(store), layers)
+    steps = record(model, [[5, 6, 7], [8, 9]], seconds=1e-9)
+    assert 1 <= len(steps) <= 2
+    store.close()
+
+
+def one_layer_spec():
+    return SimpleNamespace(num_layers=1, num_experts=4, top_k=1, hidden_size=2)
+
+
+def test_outlook__figures_of_a_hand_made_case():
+    # One layer computes 1 s, an expert 1 s, a transfer 10 s; experts 0, 1, 0, 1... of one token.
+    hardware = Measured(
+        name="slow", chunk_bytes=(8,), transfer_fixed=10.0, transfer_per_byte=0.0,
+        layer_fixed=1.0, layer_per_token=0.0, expert_fixed=1.0, expert_per_token=0.0,
+        predictor_seconds=0.0,
+    )  # fmt: skip
+    steps = [
+        RecordedStep(np.array([1]), np.array([0]), choices={0: np.array([[i % 2]])})
+        for i in range(6)
+    ]
+    options = {
+        "spec": one_layer_spec(), "hardware": hardware, "predictor": None,
+        "slot_bytes": 8, "scratch_bytes": 0, "resident_bytes": 100,
+    }  # fmt: skip
+    one, two = outlook(steps, budgets=["8", "16"], **options)
+    assert one["slots"] == 1
+    # Every step waits for its expert; with two slots, only the first two do.
+    assert one["systems"]["on-demand"] == {
+        "tpot_seconds": 12.0, "ttft_seconds": None, "hit_rate": 0.0, "stall_share": 60 / 72,
+    }  # fmt: skip
+    assert two["systems"]["on-demand"]["tpot_seconds"] == 2.0
+    assert two["systems"]["on-demand"]["hit_rate"] == 4 / 6
+    assert two["systems"]["on-demand"]["stall_share"] == 20 / 32
+    assert two["process_bytes"] == 16 + 100 + PROCESS_BYTES
+
+
+def test_next_routers__needs_one_matrix_for_each_layer(tmp_path):
+    spec = SimpleNamespace(num_layers=2, num_experts=4, hidden_size=3)
+    routers = [SimpleNamespace(weight=torch.full((4, 3), float(i))) for i in range(2)]
+    layers = [SimpleNamespace(router=router) for router in routers]
+    predictor = next_routers(layers, spec)
+    assert predictor is not None
+    assert predictor.files()
+    assert next_routers([layers[0], SimpleNamespace(router=SimpleNamespace())], spec) is None
+
+
+@pytest.mark.parametrize(
+    ("available", "expected"),
+    [(10 * PROCESS_BYTES, 1000), (2 * PROCESS_BYTES, 1000), (PROCESS_BYTES, None)],
+)
+def test_suggestion__all_experts_or_what_is_free_or_nothing(available, expected):
+    found = suggestion(
+        total_bytes=1000, least_bytes=100, resident_bytes=50, available_bytes=available
+    )
+    assert found == expected
+
+
+def test_suggestion__leaves_a_tenth_of_what_is_free():
+    found = suggestion(
+        total_bytes=2**40, least_bytes=1, resident_bytes=10, available_bytes=10 * PROCESS_BYTES
+    )
+    assert found == 9 * PROCESS_BYTES - 10 - PROCESS_BYTES
+
+
+def test_files__truncated_missing_and_altered_are_told(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    files = sorted(folder.glob("*.safetensors"))
+    found = check_files(folder, digests=True)
+    assert found["files"] == len(files) > 1
+    assert found["digests"] == f"0 of {len(files)} files equal their known sha256"
+    whole = files[-1].read_bytes()
+    files[-1].write_bytes(whole[:-1])
+    with pytest.raises(CheckpointError, match="truncated"):
+        check_files(folder, digests=False)
+    files[-1].unlink()
+    with pytest.raises(CheckpointError, match=r"lists \d+ tensors that no file has"):
+        check_files(folder, digests=False)
+    # As in the Hub's cache: a link to a blob that is named by its sha256.
+    blob = tmp_path / ("0" * 64)
+    blob.write_bytes(whole)
+    files[-1].symlink_to(blob)
+    check_files(folder, digests=False)
+    with pytest.raises(CheckpointError, match=r"was altered: sha256 is .*, expected 0{64}"):
+        check_files(folder, digests=True)
+
+
+def test_bandwidth__sizes_beyond_the_file_are_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(bandwidth, "CELL_SECONDS", 0.01)
+    file = tmp_path / "weights"
+    file.write_bytes(os.urandom(1 << 20))
+    rows = disk_bandwidth([file], seed=0)
+    assert [row["read_bytes"] for row in rows] == [4 << 10, 64 << 10, 1 << 20, 8 << 20]
+    for row in rows[:3]:
+        assert min(row["direct"], row["cold"], row["cached"]) > 0
+    assert {rows[3][way] for way in ("direct", "cold", "cached")} == {None}
+
+
+def test_timed_reads__stop_when_the_time_is_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(bandwidth, "CELL_SECONDS", 0.0)
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(1 << 16))
+    _, done = timed_reads(file, [0] * 100, 4096, PageCache.KEEP)
+    assert done == 1
+
+
+def test_processor__is_what_the_system_calls_it(tmp_path):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: A Fine Processor\n")
+    assert facts.processor(cpuinfo) == "A Fine Processor"
+    assert facts.processor(tmp_path / "none")
