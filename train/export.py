@@ -77,6 +77,37 @@ def network_graph(
     )
 
 
+def skipping_graph(
+    weight_XF: NDArray,
+    bias_F: NDArray,
+    weight_FE: NDArray,
+    straight_XE: NDArray,
+    bias_E: NDArray,
+    *,
+    name: str,
+) -> bytes:
+    """As `network_graph`, and a linear path beside it, both read in one product."""
+    width, num_experts = weight_FE.shape
+    return serialised(
+        name,
+        [
+            helper.make_node("Gemm", [INPUT, "first", "first_bias"], ["summed"]),
+            helper.make_node("Split", ["summed", "parts"], ["inward", "straight"], axis=1),
+            helper.make_node("Relu", ["inward"], ["middle"]),
+            helper.make_node("Gemm", ["middle", "weight_out", "straight"], ["logits"]),
+            helper.make_node("Sigmoid", ["logits"], [OUTPUT]),
+        ],
+        inputs={INPUT: ["batch", weight_XF.shape[0]]},
+        outputs={OUTPUT: ["batch", num_experts]},
+        tensors={
+            "first": np.concatenate([weight_XF, straight_XE], axis=1),
+            "first_bias": np.concatenate([bias_F, bias_E]),
+            "parts": np.array([width, num_experts], np.int64),
+            "weight_out": weight_FE,
+        },
+    )
+
+
 def residual_graph(
     weights: Mapping[str, NDArray], *, num_targets: int, decays: Sequence[float], name: str
 ) -> bytes:

@@ -22,6 +22,7 @@ from train.checkpoint import SafeCheckpointIO
 from train.data import TraceData
 from train.family import Family
 from train.module import StackFit
+from train.reuse_data import ReuseData
 
 CHECKPOINT = Path("checkpoints", "last.ckpt")
 
@@ -67,6 +68,8 @@ def fit(
     run_dir: Path,
     logger: Logger,
     fresh: bool = False,
+    data: TraceData | ReuseData | None = None,
+    checkpoint_name: str = CHECKPOINT.name,
 ) -> Fitted:
     """Trains all networks together; goes on from the run folder's checkpoint if there is one.
 
@@ -78,8 +81,9 @@ def fit(
     damaged or of another run.
     """
     quiet_lightning()
-    needs = [family.needs for family in families]
-    data = TraceData(trace, batch_size=settings.batch_size, seed=settings.seed, needs=needs)
+    if data is None:
+        needs = [family.needs for family in families]
+        data = TraceData(trace, batch_size=settings.batch_size, seed=settings.seed, needs=needs)
     first_pass = data.batches(epoch=0)
     module = StackFit(
         families,
@@ -91,7 +95,7 @@ def fit(
     for family in families:
         family.normalise_by(sample)
     best = BestPass(patience=settings.patience)
-    checkpoint = run_dir / CHECKPOINT
+    checkpoint = run_dir / CHECKPOINT.with_name(checkpoint_name)
     if fresh:
         checkpoint.unlink(missing_ok=True)
     resumed = checkpoint.exists()

@@ -1,0 +1,124 @@
+"""The reuse forecaster: its target, its features while it serves, its graphs, and that it keeps
+what is used again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from collect.traces import Trace
+from predictors.reuse.forecaster import Reuse
+from predictors.reuse.history import CHANCE_DECAYS, COUNT_DECAYS, softmax
+from tests.builders.traces import make_spec, make_trace
+from train.data import Part, part_rows
+from train.reuse import ReuseFamily
+from train.reuse_data import ReuseBatches, future, read_stretch
+
+SPEC = make_spec()
+RANDOM = np.random.default_rng(2)
+ROUTERS = RANDOM.standard_normal(
+    (SPEC.num_layers, SPEC.num_experts, SPEC.hidden_size), dtype=np.float32
+)
+BIASES = RANDOM.standard_normal((SPEC.num_layers, SPEC.num_experts), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    folder: Path = tmp_path_factory.mktemp("trace") / "t"
+    return make_trace(folder, requests_per_unit=30)
+
+
+def stirred() -> ReuseFamily:
+    torch.manual_seed(0)
+    family = ReuseFamily(SPEC, ROUTERS, BIASES, width=12)
+    with torch.no_grad():
+        for value in family.parameters():
+            value.add_(0.2 * torch.randn_like(value))
+        family.mean_LX.add_(torch.randn_like(family.mean_LX))
+        family.deviation_LX.mul_(1 + torch.rand_like(family.deviation_LX))
+    return family
+
+
+def test_future__is_the_discounted_share_of_what_comes() -> None:
+    used = RANDOM.integers(0, 2, (6, 2, 3)).astype(np.float32)
+    value = future(used, 0.7)
+    for row in range(6):
+        expected = sum((0.3 / 0.7) * 0.7**ahead * used[row + ahead] for ahead in range(1, 6 - row))
+        np.testing.assert_allclose(value[row], expected + np.zeros((2, 3)), atol=1e-6)
+
+
+def test_features__are_the_fading_means_of_choices_and_probabilities(trace: Trace) -> None:
+    rows = part_rows(trace, Part.FIT)
+    batch = read_stretch(trace, rows, 50, 60, ROUTERS, BIASES)
+    layer, place = 2, 7
+    past = rows[: 50 + place + 1]
+    age = np.arange(len(past))[::-1][:, None]
+    chosen = trace.column("experts", layer)[past].astype(np.int64)
+    used = (chosen[:, :, None] == np.arange(SPEC.num_experts)).any(axis=1)
+    hidden = trace.column("gate_input", layer)[past].astype(np.float32)
+    chance = softmax(hidden @ ROUTERS[layer].T + BIASES[layer])
+    expected = [((1 - d) * d**age * used).sum(axis=0) for d in COUNT_DECAYS]
+    expected += [((1 - d) * d**age * chance).sum(axis=0) for d in CHANCE_DECAYS]
+    found = batch.fading_LBX[layer, place].numpy()
+    np.testing.assert_allclose(found, np.concatenate(expected), atol=2e-3)
+
+
+def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> None:
+    family = stirred()
+    predictor = family.export(SPEC)["reuse"]
+    rows = part_rows(trace, Part.FIT)
+    batch = read_stretch(trace, rows, 0, 12, ROUTERS, BIASES)
+    with torch.no_grad():
+        expected = family(batch).sigmoid().numpy()
+    for place, row in enumerate(rows[:12].tolist()):
+        one = np.array([trace.requests[row]], np.int64)
+        predictor.begin_step(np.zeros(1, np.int64), one)
+        for layer in range(SPEC.num_layers):
+            predictor.gate_input(layer, trace.column("gate_input", layer)[[row]])
+            experts = trace.column("experts", layer)[[row]].astype(np.int64)
+            (forecast,) = predictor.routed(layer, experts, None)
+            assert forecast.layer == layer
+            np.testing.assert_allclose(forecast.scores_TE[0], expected[layer, place], atol=2e-3)
+
+
+def test_forecaster__a_prompt_at_once_is_its_tokens_one_by_one(trace: Trace) -> None:
+    whole, single = (stirred().export(SPEC)["reuse"] for _ in range(2))
+    zeros = np.zeros(9, np.int64)
+    hidden = trace.column("gate_input", 1)[0:9]
+    experts = trace.column("experts", 1)[0:9].astype(np.int64)
+    whole.begin_step(zeros, zeros)
+    whole.gate_input(1, hidden)
+    (at_once,) = whole.routed(1, experts, None)
+    for t in range(9):
+        single.begin_step(zeros[:1], zeros[:1])
+        single.gate_input(1, hidden[t : t + 1])
+        (last,) = single.routed(1, experts[t : t + 1], None)
+    np.testing.assert_allclose(at_once.scores_TE, last.scores_TE, atol=1e-6)
+
+
+def test_forecaster__goes_into_files_and_back() -> None:
+    predictor = stirred().export(SPEC)["reuse"]
+    again = Reuse.from_files(SPEC, predictor.files(), predictor.options())
+    assert again.files() == predictor.files()
+
+
+def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:
+    torch.manual_seed(0)
+    family = ReuseFamily(SPEC, ROUTERS, BIASES, width=16)
+
+    def batches(epoch):
+        return ReuseBatches(trace, Part.FIT, ROUTERS, BIASES, batch_size=64, epoch=epoch)
+
+    family.normalise_by(next(iter(batches(0))))
+    optimiser = torch.optim.AdamW(family.parameters(), lr=1e-2)
+    losses = []
+    for epoch in range(4):
+        for batch in batches(epoch):
+            loss = family.losses(batch).sum()
+            losses.append(loss.item())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    assert len(losses) == 4 * len(batches(0))
+    assert np.mean(losses[-3:]) < 0.9 * losses[0]
