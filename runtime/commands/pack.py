@@ -1,6 +1,7 @@
 """`python -m runtime pack`: a model's experts in a store of their own, read faster and checked."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,13 +9,14 @@ from rich.console import Console
 
 from runtime.commands.progress import progress
 from runtime.config import PackConfig, Quantise
+from runtime.errors import StoreError
 from runtime.hf.layers import moe_layers
 from runtime.loading import load_stripped, model_spec
 from runtime.models import resolve
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.fingerprint import fingerprint
-from runtime.store.packed.layout import packed_layout
+from runtime.store.packed.layout import PackedLayout, packed_layout
 from runtime.store.packed.manifest import contents_of
 from runtime.store.packed.quantise import quantiser
 from runtime.store.packed.writer import pack, total_bytes
@@ -32,6 +34,21 @@ def coding_of(config: PackConfig) -> Coding:
     )
 
 
+def left_as_they_are(layouts: Sequence[PackedLayout], coding: Coding) -> list[str]:
+    """Matrices that should become integers and do not.
+
+    Raises:
+        StoreError: none does.
+    """
+    parts = [(one.parameter, one.coding) for layout in layouts for one in layout.matrices]
+    left = sorted({name for name, how in parts if how != coding})
+    if left and all(how != coding for _, how in parts):
+        raise StoreError(
+            f"group_size={coding.group_size} divides none of {', '.join(left)}; choose another"
+        )
+    return left
+
+
 def run(config: PackConfig) -> dict[str, Any]:
     """Packs, carries on, or verifies what is there; says what it came to."""
     console = Console()
@@ -41,8 +58,16 @@ def run(config: PackConfig) -> dict[str, Any]:
     model, banks = load_stripped(folder, config.model.dtype, torch.device("cpu"))
     layers = moe_layers(model)
     source = CheckpointStore(model, [banks[layer.name] for layer in layers])
+    layouts = [packed_layout(layout, coding=coding) for layout in source.layouts]
+    if left := left_as_they_are(layouts, coding):
+        console.print(
+            f"not quantised, as groups of {coding.group_size} do not divide them: "
+            + ", ".join(left),
+            highlight=False,
+            soft_wrap=True,
+        )
     contents = contents_of(
-        [packed_layout(layout, coding=coding) for layout in source.layouts],
+        layouts,
         source.experts_per_layer,
         spec=model_spec(model, layers, source, folder, config.model),
         fingerprint=fingerprint(folder),
@@ -77,6 +102,7 @@ def run(config: PackConfig) -> dict[str, Any]:
         "source": str(folder),
         "quantise": config.quantise.value,
         "group_size": config.group_size if coding.bits else None,
+        "not_quantised": left,
         "num_experts": num_experts,
         "experts_written": done.written,
         "experts_verified": done.kept,

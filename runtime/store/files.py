@@ -2,8 +2,8 @@
 
 What is read must not stay in the page cache: experts would be in memory a second time, outside the
 budget. So reads are direct where the file system allows it, and otherwise dropped behind. Measured
-on ext4, 8 MiB experts at random: direct reads are as fast as those through the cache or faster
-(0.8 and 0.6 GB/s on a shared disk), at a quarter of the CPU time.
+on ext4 (benchmarks/results/reads.json), 8 MiB experts at random: direct reads are faster than those
+through the cache, cold, and take a third of their CPU time.
 """
 
 import errno

@@ -63,6 +63,11 @@ class PackedLayout:
         return [part for chunk in self.chunks for part in chunk]
 
     @property
+    def matrices(self) -> list[Part]:
+        """Parts of parameters with more than one dimension."""
+        return [part for part in self.parts if len(self.shapes[part.parameter]) > 1]
+
+    @property
     def views_are_weights(self) -> bool:
         return all(part.coding == RAW for part in self.parts)
 

@@ -172,6 +172,18 @@ def test_command__packs_and_reports(tmp_path, model):
     assert command.run(config)["experts_verified"] == EXPERTS
 
 
+def test_command__groups_that_divide_nothing_are_refused(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(command, "quantiser", lambda: None)
+    config = PackConfig(
+        model=ModelConfig(name="tiny", id=str(model)),
+        output=tmp_path / "store",
+        quantise=Quantise.INT4,
+        group_size=1000,
+    )
+    with pytest.raises(StoreError, match="group_size=1000 divides none of down_proj, gate_up_proj"):
+        command.run(config)
+
+
 def test_command__quantising_without_the_library_names_the_extra(tmp_path, model, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(StoreError, match=r"moecast\[quantise\]"):
