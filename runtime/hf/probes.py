@@ -90,7 +90,7 @@ class _Steps:
         if model.config.is_encoder_decoder:
             parts = [(model.get_encoder(), self._encoder), (model.get_decoder(), self._decoder)]
         else:
-            parts = [(model, self._decoder)]
+            parts = [(part, self._decoder) for part in _computing(model)]
         self.handles = [_Around(part, begin, listener.end_step) for part, begin in parts]
 
     def _encoder(self, args: tuple, kwargs: dict) -> None:
@@ -120,6 +120,15 @@ class _Steps:
         self._listener.begin_step(
             tokens.detach().reshape(-1).to("cpu", torch.int64).numpy(), self._first_request + rows
         )
+
+
+def _computing(model: PreTrainedModel) -> list[nn.Module]:
+    """What `generate` calls: the model, or the parts of one that has no forward pass of its own
+    (qwen3_omni_moe: one part thinks, another talks)."""
+    if type(model).forward is not nn.Module.forward:
+        return [model]
+    children = [child for child in model.children() if isinstance(child, PreTrainedModel)]
+    return [child for child in children if child.can_generate()]
 
 
 class _Around:

@@ -94,6 +94,7 @@ def expert_keys(folder: Path) -> list[str]:
     return [key for key in index if re.search(r"expert|moe|ffn|mlp", key)]
 
 
+@pytest.mark.slow
 @each(SERVED)
 def test_load__every_family_is_bitwise_eager(tmp_path, family):
     folder = save_family(tmp_path / "model", family)
@@ -102,6 +103,7 @@ def test_load__every_family_is_bitwise_eager(tmp_path, family):
     check(folder, family, torch.float32)
 
 
+@pytest.mark.slow
 @each(
     named(
         "qwen2_moe",
@@ -117,11 +119,40 @@ def test_load__bfloat16_is_bitwise_eager_too(tmp_path, family):
     check(save_family(tmp_path / "model", family, dtype=torch.bfloat16), family, torch.bfloat16)
 
 
+@pytest.mark.slow
 @each(named("mixtral", "qwen3_moe", "kimi_linear", "inkling", "deepseek_ocr2"))
 def test_load__checkpoints_as_the_model_holds_them_in_memory(tmp_path, family):
     folder = save_family(tmp_path / "model", family, fused=True)
     assert not any(re.search(r"experts?[._]\d+\.", key) for key in expert_keys(folder))
     check(folder, family, torch.float32)
+
+
+def test_load__a_model_of_models_is_served_through_its_parts(tmp_path):
+    """qwen3_omni_moe as the Hub has it: it thinks and talks, and has no forward pass of its own."""
+    code = {"num_code_groups": 4, "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1}
+    talker = {
+        "text_config": {"shared_expert_intermediate_size": 16},
+        "code_predictor_config": code,
+        "thinker_hidden_size": 32,
+        "spatial_merge_size": 2,
+        "num_code_groups": 4,
+        "accept_hidden_layer": 1,
+    }
+    voice = {"codebook_size": 96, "num_quantizers": 4, "decoder_dim": 64}
+    changes = {
+        "thinker_config": FAMILIES["qwen3_omni_moe"].changes,
+        "talker_config": talker,
+        "code2wav_config": voice,
+    }
+    whole = Family("qwen3_omni_moe", changes=changes)
+    folder = save_family(tmp_path / "model", whole)
+    tokens = torch.arange(2, 11).reshape(1, 9)
+    options = {"thinker_max_new_tokens": 12, "thinker_do_sample": False, "return_audio": False}
+    expected = load_plain(folder, dtype=torch.float32).generate(input_ids=tokens, **options)
+    model = serve(folder, torch.float32)
+    with model.moecast as handle:
+        assert torch.equal(model.generate(input_ids=tokens, **options), expected)
+        assert handle.stats()["num_decode_steps"] == 11, "one token of the first step"
 
 
 @each(REFUSED)
