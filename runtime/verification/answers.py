@@ -46,7 +46,8 @@ def answer(
     mask = torch.ones_like(inputs)
     decoder = {}
     if model.config.is_encoder_decoder:
-        start = torch.tensor([[model.config.decoder_start_token_id or 0]], device=device)
+        first = model.generation_config.decoder_start_token_id or 0
+        start = torch.tensor([[first]], device=device)
         decoder = {"decoder_input_ids": torch.cat([start, inputs[:, :-1]], dim=1)}
     # Diffusion models draw random numbers in every forward pass, greedy or not.
     torch.manual_seed(seed)
