@@ -1,7 +1,8 @@
 """Token: how often each token id used each expert in the trace (promoe 4.2, "token-based").
 
 All layers of the iteration are forecast before it begins, so there is all the time in the world
-to fetch, and no context to tell one use of a word from another.
+to fetch, and no context to tell one use of a word from another. Nothing is said of a token whose id
+is not known (-1).
 """
 
 from collections.abc import Mapping
@@ -38,8 +39,10 @@ class Token(Predictor):
         assert shares_SLE.shape == (len(ids_S), spec.num_layers, spec.num_experts)
         assert (np.diff(ids_S) > 0).all()
         self._ids_S = ids_S.astype(np.int64)
-        # The row behind the last one serves every id that the trace did not have.
-        self._shares_RLE = np.concatenate([shares_SLE, unseen_LE[None].astype(np.float16)])
+        # Behind the last one, a row for every id that the trace did not have, and one of zeros for
+        # tokens whose id is not known.
+        extra_2LE = np.stack([unseen_LE, np.zeros_like(unseen_LE)]).astype(np.float16)
+        self._shares_RLE = np.concatenate([shares_SLE, extra_2LE])
 
     @classmethod
     def from_counts(cls, spec: ModelSpec, ids_S: Ints, counts_SLE: Ints, uses_S: Ints) -> Self:
@@ -50,12 +53,13 @@ class Token(Predictor):
         return cls(spec, ids_S, shares.astype(np.float16), unseen_LE.astype(np.float32))
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
-        if (tokens_T < 0).any():
+        if (tokens_T < 0).all():
             return ()  # Prompts given as embeddings have no ids.
         place_T = np.searchsorted(self._ids_S, tokens_T)
         near_T = np.minimum(place_T, len(self._ids_S) - 1)
         unseen = len(self._ids_S)
         row_T = np.where(self._ids_S[near_T] == tokens_T, near_T, unseen) if unseen else place_T
+        row_T = np.where(tokens_T < 0, unseen + 1, row_T)
         shares_TLE = self._shares_RLE[row_T].astype(np.float32)
         return [Forecast(layer, shares_TLE[:, layer]) for layer in range(self.spec.num_layers)]
 
@@ -63,8 +67,8 @@ class Token(Predictor):
         return write_tensors(
             {
                 "ids": self._ids_S,
-                "shares": self._shares_RLE[:-1],
-                "unseen": self._shares_RLE[-1].astype(np.float32),
+                "shares": self._shares_RLE[:-2],
+                "unseen": self._shares_RLE[-2].astype(np.float32),
             }
         )
 

@@ -12,7 +12,7 @@ from collect.traces.step import Phase
 from predictors.base import Floats
 from predictors.correlation import Correlation
 from predictors.eam.kmeans import representatives
-from predictors.eam.matrix import chance, shares, unit_rows
+from predictors.eam.matrix import attainable, chance, shares, unit_rows
 from predictors.eam.request import EamRequest
 from predictors.eam.sequence import EamSequence
 from predictors.expert_map.predictor import ExpertMap
@@ -20,8 +20,8 @@ from train.baselines import chosen_columns
 from train.evaluate import Block, forecasts
 
 INSUFFICIENT_QUANTILE = 0.1
-"""A sequence is forecast insufficiently when it is forecast worse than nine tenths of the training
-requests were by matrices other than their own."""
+"""A sequence is forecast insufficiently when it is forecast worse, measured by what it would have
+allowed, than nine tenths of the training requests were by matrices other than their own."""
 
 STEP_TOKENS = 256
 """Tokens whose maps go into the store at once: about a prompt."""
@@ -70,24 +70,24 @@ def fit_eam_sequence(
     """The members nearest to the centroids of a k-means over the training requests' EAMs."""
     matrices = request_matrices(trace, *Phase)
     kept = representatives(matrices, capacity, np.random.default_rng(seed))
-    options.setdefault("insufficient", insufficient_accuracy(matrices, kept, trace.spec.top_k))
+    options.setdefault("insufficient", insufficient_share(matrices, kept, trace.spec.top_k))
     return EamSequence(trace.spec, matrices[kept], capacity=capacity, seed=seed, **options)
 
 
-def insufficient_accuracy(matrices_NLE: Floats, kept: np.ndarray, top_k: int) -> float:
-    """Accuracy below which a sequence counts as badly forecast: a low quantile of what the nearest
-    stored EAM, its own left out, gives each training request."""
+def insufficient_share(matrices_NLE: Floats, kept: np.ndarray, top_k: int) -> float:
+    """Share of the attainable accuracy below which a sequence counts as badly forecast: a low
+    quantile of what the nearest stored EAM, its own left out, gives each training request."""
     if len(kept) < 2:
         return 0.0
-    stored_CLE = matrices_NLE[kept]
     flat_NV = unit_rows(matrices_NLE).reshape(len(matrices_NLE), -1)
     similarity_NC = flat_NV @ flat_NV[kept].T
     similarity_NC[kept, np.arange(len(kept))] = -1.0
-    nearest_NLE = stored_CLE[similarity_NC.argmax(axis=1)]
+    nearest_NLE = matrices_NLE[kept][similarity_NC.argmax(axis=1)]
     top_NLK = np.argsort(-chance(shares(nearest_NLE), top_k), axis=2, kind="stable")[..., :top_k]
     hits_N = np.take_along_axis(matrices_NLE, top_NLK, axis=2).sum(axis=(1, 2))
     accuracy_N = hits_N / np.maximum(matrices_NLE.sum(axis=(1, 2)), 1.0)
-    return float(np.quantile(accuracy_N, INSUFFICIENT_QUANTILE))
+    share_N = accuracy_N / np.maximum(attainable(matrices_NLE, top_k), 1e-12)
+    return float(np.quantile(share_N, INSUFFICIENT_QUANTILE))
 
 
 def fit_eam_request(trace: Trace, **options: Any) -> EamRequest:

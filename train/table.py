@@ -27,15 +27,16 @@ def size(num_bytes: int) -> str:
 
 
 def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A row for each predictor: accuracy, then FetchRate and GoodPred for each machine, the median
-    latency of one layer's events at batch 1, bytes, and accuracy on another distribution."""
-    machines = list(next(iter(results.values()))["hardware"])
-    table = Table()
-    table.add_column("predictor")
-    columns = ["accuracy", "worst layer"]
-    columns += [f"{figure}\n{name}" for name in machines for figure in ("fetch_rate", "good_pred")]
-    for name in [*columns, "latency us\np50, batch 1", "bytes", "accuracy\nshifted"]:
-        table.add_column(name, justify="right")
+    """A row for each predictor: accuracy, then FetchRate and GoodPred for each machine (numbered),
+    the median latency of one layer's events at batch 1, bytes, accuracy on another distribution.
+    """
+    machines = machines_of(results)
+    table = Table(padding=(0, 0), collapse_padding=True)
+    table.add_column("predictor", no_wrap=True)
+    columns = ["acc", "worst"]
+    columns += [f"{name} {i}" for i in range(1, len(machines) + 1) for name in ("fetch", "good")]
+    for name in [*columns, "us", "bytes", "shifted"]:
+        table.add_column(name, justify="right", no_wrap=True)
     for name, one in results.items():
         cells = [cell(one["mean_accuracy"]), cell(one["worst_layer_accuracy"])]
         for machine in machines:
@@ -50,6 +51,11 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
         ]
         table.add_row(name, *cells)
     return table
+
+
+def machines_of(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Names of the machines, in the order of their columns."""
+    return list(next(iter(results.values()))["hardware"])
 
 
 def layer_table(metric: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -75,6 +81,13 @@ def show(
         if len(results) <= LAYERS_SHOWN:
             console.print(layer_table(metric, results))
     console.print(summary_table(results))
+    numbered = (f"{i} is {name}" for i, name in enumerate(machines_of(results), start=1))
+    console.print(
+        "acc, worst: accuracy, mean and worst layer; fetch, good: fetch_rate and good_pred, "
+        f"{', '.join(numbered)}; us: median time of one layer's events, batch 1, on this machine; "
+        "shifted: accuracy on prompts of another distribution.",
+        highlight=False,
+    )
     console.print(
         f"fetch_rate and good_pred: {setting}. Means are over the layers that a predictor "
         "forecasts; a dash: no forecast (no earlier layer to forecast it from), or not measured. "

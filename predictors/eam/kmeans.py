@@ -17,7 +17,9 @@ MAX_ROUNDS = 20
 """Lloyd's rounds; assignments of a few thousand matrices settle in about ten."""
 
 
-def representatives(matrices_NLE: Floats, num_clusters: int, random: Generator) -> Ints:
+def representatives(
+    matrices_NLE: Floats, num_clusters: int, random: Generator, *, max_rounds: int = MAX_ROUNDS
+) -> Ints:
     """Indices of the members closest to their cluster's centroid, ascending, at most one a cluster.
 
     All of them where there are no more than clusters.
@@ -28,7 +30,7 @@ def representatives(matrices_NLE: Floats, num_clusters: int, random: Generator) 
     units_NV = unit_rows(matrices_NLE).reshape(num_matrices, -1)
     centroids_CV = units_NV[_spread(units_NV, num_clusters, random)]
     cluster_N = np.full(num_matrices, -1)
-    for _ in range(MAX_ROUNDS):
+    for _ in range(max_rounds):
         nearest_N = (units_NV @ centroids_CV.T).argmax(axis=1)
         if np.array_equal(nearest_N, cluster_N):
             break

@@ -51,6 +51,13 @@ def chance(shares_E: Floats, top_k: int) -> Floats:
     return np.minimum(top_k * shares_E, 1.0)
 
 
+def attainable(counts_LE: Floats, top_k: int) -> NDArray[np.float64]:
+    """Share of all choices that fell on the `top_k` busiest experts of their layer: the accuracy
+    that a sequence's own EAM would have had. `[..., L, E]` to `[...]`."""
+    busiest = np.sort(counts_LE, axis=-1)[..., -top_k:].sum(axis=(-2, -1), dtype=np.float64)
+    return busiest / np.maximum(counts_LE.sum(axis=(-2, -1)), 1.0)
+
+
 def layer_decay(distance: int, num_layers: int) -> float:
     """`1 - (i - l) / L` for a layer i that is `distance` ahead of the current one l: linear, at a
     rate inversely proportional to the number of layers (sequence level, 5.2 and algorithm 1, step

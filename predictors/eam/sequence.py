@@ -12,7 +12,7 @@ import numpy as np
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.eam.collection import Collection
 from predictors.eam.kmeans import representatives
-from predictors.eam.matrix import count_rows, layer_decay, unit_rows
+from predictors.eam.matrix import attainable, count_rows, layer_decay, unit_rows
 from predictors.errors import PredictorError
 from predictors.options import checked_options
 from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown
@@ -22,6 +22,10 @@ from predictors.tensors import read_tensors, write_tensors
 EPSILON = 1e-4
 """Added to the ratios, so that experts never seen are ordered by layer too (algorithm 1, step 26);
 below the ratio of one token among ten thousand."""
+
+REBUILD_ROUNDS = 3
+"""Of the k-means while serving: with a tenth more matrices than clusters most are settled at once,
+and the next step waits for it."""
 
 
 class EamSequence(Predictor):
@@ -56,7 +60,9 @@ class EamSequence(Predictor):
         """
         Args:
             counts_NLE: stored matrices, at most `capacity`; none is a cold start.
-            insufficient: accuracy of a sequence's forecasts below which it is recorded.
+            insufficient: a sequence is recorded when its forecasts were right less often than
+                this share of how often its own EAM would have been (`attainable`): a new
+                distribution may be easier and still be forecast badly.
             rebuild_after: recorded sequences that make the collection be made again; the paper
                 re-adapts after 10-13 (4.3).
         """
@@ -134,14 +140,16 @@ class EamSequence(Predictor):
         if self.collection.size < self.collection.capacity:
             self.collection.put(self.collection.size, counts_LE)
             self._collection_changed()
-        elif forecast < self.insufficient * made:
+        elif forecast < self.insufficient * made * float(attainable(counts_LE, self.spec.top_k)):
             self._poor.append(counts_LE)
 
     def rebuild(self) -> None:
         """Clusters what is stored and the recorded sequences anew (4.3)."""
         candidates = np.concatenate([self.collection.counts, np.stack(self._poor)])
         self._poor.clear()
-        kept = representatives(candidates, self.collection.capacity, self._random)
+        kept = representatives(
+            candidates, self.collection.capacity, self._random, max_rounds=REBUILD_ROUNDS
+        )
         self.collection.fill(candidates[kept])
         self._collection_changed()
 

@@ -81,6 +81,15 @@ def test_token__gives_an_unseen_id_everyones_shares(unseen: int) -> None:
     np.testing.assert_allclose(first.scores_TE, [np.array([2, 1, 2, 1]) / 3], rtol=1e-3)
 
 
+def test_token__says_nothing_of_tokens_whose_id_is_not_known() -> None:
+    assert not token_table().begin_step(np.array([-1, -1]), NO_REQUESTS)
+    first = token_table().begin_step(np.array([5, -1]), NO_REQUESTS)[0]
+    assert not first.scores_TE[1].any()
+    np.testing.assert_array_equal(
+        first.scores_TE[0], token_table().begin_step(np.array([5]), NO_REQUESTS[:1])[0].scores_TE[0]
+    )
+
+
 def test_token__forecasts_every_layer_before_the_step() -> None:
     forecasts = token_table().begin_step(np.array([5, 9]), NO_REQUESTS)
     assert [forecast.layer for forecast in forecasts] == [0, 1, 2]

@@ -1,0 +1,47 @@
+"""Model shapes and steps for tests of predictors, small enough to work out by hand."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from predictors.base import Forecast, Predictor
+from predictors.spec import ModelSpec
+
+
+def small_spec(
+    *, num_layers: int = 3, num_experts: int = 4, top_k: int = 1, hidden_size: int = 2
+) -> ModelSpec:
+    return ModelSpec(
+        model_id="test/small",
+        revision="r",
+        config_hash="c",
+        num_layers=num_layers,
+        num_experts=num_experts,
+        top_k=top_k,
+        hidden_size=hidden_size,
+        dtype="float32",
+    )
+
+
+def serve(
+    predictor: Predictor,
+    chosen_LTK: np.ndarray,
+    requests: Sequence[int] | None = None,
+    *,
+    logits_LTE: np.ndarray | None = None,
+    entering_TD: np.ndarray | None = None,
+) -> dict[int, dict[int, Forecast]]:
+    """One whole step; what was answered, by the layer just routed (-1: before any) and target."""
+    num_tokens = chosen_LTK.shape[1]
+    owners = np.array(requests if requests is not None else [0] * num_tokens)
+    answers = [list(predictor.begin_step(np.arange(num_tokens), owners))]
+    if entering_TD is not None:
+        answers[0] += predictor.layer_input(0, entering_TD)
+    for layer, chosen_TK in enumerate(chosen_LTK):
+        logits_TE = None if logits_LTE is None else logits_LTE[layer]
+        answers.append(list(predictor.routed(layer, chosen_TK, logits_TE)))
+    predictor.end_step()
+    return {
+        place - 1: {forecast.layer: forecast for forecast in found}
+        for place, found in enumerate(answers)
+    }

@@ -1,0 +1,127 @@
+"""EAM at request level against sections 4 and 5.1 of its paper, worked out by hand."""
+
+import numpy as np
+import pytest
+
+from predictors.eam.request import EamRequest
+from predictors.errors import PredictorError
+from tests.builders.predictors import serve, small_spec
+
+STORED = np.array(
+    [
+        [[6, 2, 0], [0, 8, 0], [1, 0, 7]],
+        [[7, 0, 1], [0, 4, 4], [0, 8, 0]],
+        [[0, 0, 8], [8, 0, 0], [8, 0, 0]],
+    ],
+    np.float32,
+)
+SPEC = small_spec(num_experts=3)
+
+
+def step(*experts: int) -> np.ndarray:
+    """One token: its expert at each layer."""
+    return np.array(experts)[:, None, None]
+
+
+def test_forecasts__sum_the_matched_matrices_normalise_rows_and_weigh_by_proximity() -> None:
+    after_first = serve(EamRequest(SPEC, STORED, matches=2), step(0, 1, 1))[0]
+    # Expert 0 at layer 0: the first two match. Cells summed: (0, 12, 4) and (1, 8, 7).
+    np.testing.assert_allclose(after_first[1].scores_TE, [[0, 12 / 16, 4 / 16]])
+    np.testing.assert_allclose(after_first[2].scores_TE, [[1 / 16, 8 / 16, 7 / 16]])
+    # Proximity 1 - (i - l) / L: 2/3 for the next layer, 1/3 for the one after it.
+    np.testing.assert_allclose(after_first[1].priority_E, np.array([0, 12, 4]) / 16 * 2 / 3)
+    np.testing.assert_allclose(after_first[2].priority_E, np.array([1, 8, 7]) / 16 / 3, rtol=1e-6)
+
+
+def test_match__is_the_cosine_of_the_flattened_rows_known_so_far() -> None:
+    predictor = EamRequest(SPEC, STORED, matches=1)
+    predictor.begin_step(np.zeros(2), np.zeros(2))
+    predictor.routed(0, np.array([[0], [1]]), None)
+    # Row (1, 1, 0) against (6, 2, 0), (7, 0, 1) and (0, 0, 8).
+    expected = [8 / np.sqrt(2 * 40), 7 / np.sqrt(2 * 50), 0.0]
+    np.testing.assert_allclose(predictor.similarity(0), [expected], rtol=1e-6)
+    predictor.routed(1, np.array([[1], [1]]), None)
+    # And row (0, 2, 0) against (0, 8, 0), (0, 4, 4) and (8, 0, 0).
+    length = np.sqrt(2 + 4)
+    expected = [
+        (8 + 16) / (length * np.sqrt(40 + 64)),
+        (7 + 8) / (length * np.sqrt(50 + 32)),
+        0.0,
+    ]
+    np.testing.assert_allclose(predictor.similarity(1), [expected], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_layers", [2, 5, 9])
+def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) -> None:
+    """At every length of the prefix: see the test of the same name at sequence level."""
+    random = np.random.default_rng(num_layers)
+    stored = random.poisson(1.0, (32, num_layers, 60)).astype(np.float32)
+    stored[:, :, 0] += 1
+    spec = small_spec(num_layers=num_layers, num_experts=60)
+    predictor = EamRequest(spec, stored, matches=1, learning=False)
+    for place, matrix in enumerate(stored):
+        num_tokens = int(matrix.sum(axis=1).max())
+        predictor.begin_step(np.zeros(num_tokens), np.full(num_tokens, place))
+        for layer, row in enumerate(matrix.astype(np.int64)):
+            chosen = np.repeat(np.arange(60), row)
+            chosen = np.pad(chosen, (0, num_tokens - len(chosen)), constant_values=60)
+            forecasts = predictor.routed(layer, chosen[:, None], None)
+            assert predictor.similarity(layer).argmax() == place
+            for forecast in forecasts:
+                expected = matrix[forecast.layer] / matrix[forecast.layer].sum()
+                np.testing.assert_allclose(forecast.scores_TE[0], expected, rtol=1e-6)
+        predictor.end_step()
+
+
+def test_iteration__begins_anew_with_each_step() -> None:
+    predictor = EamRequest(SPEC, STORED, matches=1)
+    first = serve(predictor, step(0, 1, 1))[0]
+    serve(predictor, step(2, 0, 0))
+    again = serve(predictor, step(0, 1, 1))[0]
+    np.testing.assert_array_equal(first[1].scores_TE, again[1].scores_TE)
+
+
+def test_step__of_several_requests_matches_each_by_its_own_rows() -> None:
+    predictor = EamRequest(SPEC, STORED, matches=1)
+    chosen = np.array([[[0], [2]], [[1], [0]], [[2], [0]]])
+    found = serve(predictor, chosen, [10, 11])[0][1]
+    # (1, 0, 0): .949 with the first, .99 with the second; (0, 0, 1): 1 with the third.
+    np.testing.assert_allclose(found.scores_TE, [[0, 0.5, 0.5], [1, 0, 0]])
+    np.testing.assert_allclose(found.priority_E, np.array([0.5, 0.25, 0.25]) * 2 / 3)
+
+
+def test_store__replaces_the_most_similar_when_it_is_full() -> None:
+    predictor = EamRequest(SPEC, STORED, capacity=3)
+    new = np.array([[0, 0, 5], [4, 1, 0], [5, 0, 0]], np.float32)
+    predictor.store(new)
+    assert np.array_equal(predictor.collection.counts, [STORED[0], STORED[1], new])
+
+
+def test_request__is_stored_when_it_has_ended_prompt_and_answer_apart() -> None:
+    predictor = EamRequest.empty(SPEC, capacity=4, idle_steps=2)
+    prompt = np.array([[[0], [1]], [[2], [2]], [[1], [0]]])
+    serve(predictor, prompt, [1, 1])
+    serve(predictor, step(0, 1, 2), [1])
+    serve(predictor, step(0, 1, 1), [1])
+    assert predictor.collection.size == 0
+    for _ in range(2):
+        serve(predictor, step(2, 2, 2), [2])
+    assert predictor.collection.counts.tolist() == [
+        [[1, 1, 0], [0, 0, 2], [1, 1, 0]],
+        [[2, 0, 0], [0, 2, 0], [0, 1, 1]],
+    ]
+
+
+def test_frozen__stores_nothing() -> None:
+    predictor = EamRequest.empty(SPEC, idle_steps=1, learning=False)
+    for request in range(5):
+        serve(predictor, step(0, 1, 2), [request])
+    assert predictor.collection.size == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"capacity": 2}, "capacity=2 and 3"), ({"matches": 0}, "matches=0")]
+)
+def test_options__are_checked(options: dict, named: str) -> None:
+    with pytest.raises(PredictorError, match=named):
+        EamRequest(SPEC, STORED, **options)

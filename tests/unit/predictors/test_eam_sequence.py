@@ -1,0 +1,146 @@
+"""EAM at sequence level against algorithm 1 and equation 1, worked out by hand."""
+
+import numpy as np
+import pytest
+
+from predictors.eam.matrix import distance
+from predictors.eam.sequence import EPSILON, EamSequence
+from predictors.errors import PredictorError
+from tests.builders.predictors import serve, small_spec
+
+STORED = np.array(
+    [
+        [[8, 0, 0, 0], [6, 2, 0, 0], [0, 0, 4, 4]],
+        [[0, 8, 0, 0], [0, 0, 1, 7], [5, 3, 0, 0]],
+    ],
+    np.float32,
+)
+"""Two sequences of 8 tokens, top-1, three layers of four experts."""
+
+
+def step(*experts: int) -> np.ndarray:
+    """One token: its expert at each layer."""
+    return np.array(experts)[:, None, None]
+
+
+def test_forecasts__are_the_nearest_matrixs_ratios_with_layer_decay() -> None:
+    answers = serve(EamSequence(small_spec(), STORED), step(1, 3, 0))
+    after_first = answers[0]
+    # Expert 1 at layer 0: only the second matrix has used it.
+    assert sorted(after_first) == [1, 2]
+    assert after_first[1].scores_TE.tolist() == [[0, 0, 1 / 8, 7 / 8]]
+    assert after_first[2].scores_TE.tolist() == [[5 / 8, 3 / 8, 0, 0]]
+    # (ratio + epsilon) (1 - (i - l) / 3).
+    expected = (np.array([0, 0, 1 / 8, 7 / 8]) + EPSILON) * (1 - 1 / 3)
+    np.testing.assert_allclose(after_first[1].priority_E, expected, rtol=1e-6)
+    expected = (np.array([5 / 8, 3 / 8, 0, 0]) + EPSILON) * (1 - 2 / 3)
+    np.testing.assert_allclose(after_first[2].priority_E, expected, rtol=1e-6)
+    assert sorted(answers[1]) == [2]
+    assert answers[2] == {}
+
+
+def test_chances__are_top_k_times_the_ratio() -> None:
+    stored = np.array([[[4, 3, 1, 0], [4, 4, 0, 0]]], np.float32)
+    predictor = EamSequence(small_spec(num_layers=2, top_k=2), stored)
+    answers = serve(predictor, np.array([[[0, 1]], [[0, 1]]]))
+    assert answers[0][1].scores_TE.tolist() == [[1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("num_layers", [2, 5, 9])
+def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) -> None:
+    """At every length of the prefix: masking the layers that are known, and not those that are not
+    known yet, as a public implementation does, finds it by chance only."""
+    random = np.random.default_rng(num_layers)
+    stored = random.poisson(1.0, (32, num_layers, 60)).astype(np.float32)
+    stored[:, :, 0] += 1
+    spec = small_spec(num_layers=num_layers, num_experts=60)
+    for place, matrix in enumerate(stored):
+        predictor = EamSequence(spec, stored)
+        num_tokens = int(matrix.sum(axis=1).max())
+        predictor.begin_step(np.zeros(num_tokens), np.zeros(num_tokens))
+        for layer, row in enumerate(matrix.astype(np.int64)):
+            # A layer's row in tokens; those that are missing chose no expert.
+            chosen = np.repeat(np.arange(60), row)
+            chosen = np.pad(chosen, (0, num_tokens - len(chosen)), constant_values=60)
+            forecasts = predictor.routed(layer, chosen[:, None], None)
+            assert predictor.similarity(0).argmax() == place
+            for forecast in forecasts:
+                expected = matrix[forecast.layer] / matrix[forecast.layer].sum()
+                np.testing.assert_allclose(forecast.scores_TE[0], expected, rtol=1e-6)
+
+
+def test_similarity__is_one_minus_equation_one_of_all_tokens_so_far() -> None:
+    random = np.random.default_rng(0)
+    stored = random.poisson(2.0, (6, 3, 8)).astype(np.float32)
+    predictor = EamSequence(small_spec(num_experts=8, top_k=2), stored, learning=False)
+    counts = np.zeros((3, 8), np.float32)
+    for _ in range(5):
+        chosen = np.stack([random.permuted(np.tile(range(8), (3, 1)), axis=1)[:, :2]] * 3)
+        serve(predictor, chosen)
+        for layer in range(3):
+            np.add.at(counts[layer], chosen[layer], 1)
+    expected = [1 - distance(counts, one) for one in stored]
+    np.testing.assert_allclose(predictor.similarity(0), expected, atol=1e-5)
+
+
+def test_begin_step__forecasts_a_sequence_with_a_past_from_its_first_layer_on() -> None:
+    predictor = EamSequence(small_spec(), STORED)
+    assert serve(predictor, step(1, 3, 0))[-1] == {}
+    again = serve(predictor, step(1, 3, 0))[-1]
+    assert sorted(again) == [0, 1, 2]
+    assert again[0].scores_TE.tolist() == [[0, 1, 0, 0]]
+
+
+def test_step__of_several_requests_gives_each_its_own_forecast() -> None:
+    predictor = EamSequence(small_spec(), STORED)
+    chosen = np.array([[[0], [1], [0]], [[0], [3], [1]], [[2], [0], [3]]])
+    together = serve(predictor, chosen, [10, 11, 10])[0]
+    assert together[1].scores_TE.tolist() == [
+        [6 / 8, 2 / 8, 0, 0],
+        [0, 0, 1 / 8, 7 / 8],
+        [6 / 8, 2 / 8, 0, 0],
+    ]
+    # Priorities: the mean over the two requests.
+    expected = (np.array([6, 2, 1, 7]) / 16 + EPSILON) * (1 - 1 / 3)
+    np.testing.assert_allclose(together[1].priority_E, expected, rtol=1e-6)
+
+
+def test_drift__makes_the_collection_again_from_badly_forecast_sequences() -> None:
+    predictor = EamSequence(
+        small_spec(), STORED, capacity=2, insufficient=0.5, rebuild_after=2, idle_steps=1
+    )
+    # Always experts 2, 1, 1: forecast 0 right of what its own matrix gets right every time.
+    for request in range(4):
+        for _ in range(3):
+            serve(predictor, step(2, 1, 1), [request])
+    found = serve(predictor, step(2, 1, 1), [99])[0]
+    assert found[1].chosen_TK(1).tolist() == [[1]]
+    assert found[2].chosen_TK(1).tolist() == [[1]]
+
+
+def test_drift__leaves_the_collection_alone_while_forecasts_are_good() -> None:
+    predictor = EamSequence(
+        small_spec(), STORED, capacity=2, insufficient=0.5, rebuild_after=1, idle_steps=1
+    )
+    for request in range(4):
+        serve(predictor, step(1, 3, 0), [request])
+    assert np.array_equal(predictor.collection.counts, STORED)
+
+
+def test_cold_start__fills_from_the_sequences_that_end() -> None:
+    predictor = EamSequence.empty(small_spec(), capacity=2, idle_steps=1)
+    assert serve(predictor, step(1, 3, 0), [0])[0] == {}
+    serve(predictor, step(0, 0, 2), [1])
+    found = serve(predictor, step(1, 0, 0), [2])[0]
+    assert found[1].chosen_TK(1).tolist() == [[3]]
+
+
+def test_frozen__learns_nothing() -> None:
+    predictor = EamSequence.empty(small_spec(), idle_steps=1, learning=False)
+    for request in range(5):
+        assert not any(serve(predictor, step(1, 3, 0), [request]).values())
+
+
+def test_capacity__must_hold_what_is_given() -> None:
+    with pytest.raises(PredictorError, match="capacity=1 and 2 matrices"):
+        EamSequence(small_spec(), STORED, capacity=1)

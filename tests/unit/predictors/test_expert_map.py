@@ -1,0 +1,178 @@
+"""Expert maps against fmoe 4.2 to 4.4, worked out by hand."""
+
+import numpy as np
+import pytest
+
+from predictors.errors import PredictorError
+from predictors.expert_map.predictor import ExpertMap
+from predictors.expert_map.selection import selected, threshold
+from predictors.expert_map.store import MapStore, redundancy
+from tests.builders.predictors import serve, small_spec
+
+SPEC = small_spec(num_layers=3, num_experts=4, top_k=1)
+MAPS = np.array(
+    [
+        [[0.7, 0.1, 0.1, 0.1], [0.1, 0.7, 0.1, 0.1], [0.4, 0.3, 0.2, 0.1]],
+        [[0.1, 0.1, 0.1, 0.7], [0.1, 0.1, 0.7, 0.1], [0.1, 0.2, 0.3, 0.4]],
+    ]
+)
+MEANINGS = np.array([[3.0, 0.0], [0.0, 0.5]])
+
+
+def logits(*rows: list[float]) -> np.ndarray:
+    """A token's logits at each layer, from its probabilities."""
+    return np.log(np.array(rows, np.float32))[:, None, :]
+
+
+def chosen(num_layers: int = 3, num_tokens: int = 1) -> np.ndarray:
+    """It is the logits that count."""
+    return np.zeros((num_layers, num_tokens, 1), np.int64)
+
+
+def test_semantic_search__takes_the_first_layers_from_the_most_alike_meaning() -> None:
+    predictor = ExpertMap(SPEC, MAPS, MEANINGS, distance=2)
+    answers = serve(
+        predictor,
+        chosen(),
+        logits_LTE=logits([0.25] * 4, [0.25] * 4, [0.25] * 4),
+        entering_TD=np.array([[1.0, 2.0]], np.float32),
+    )
+    # Cosines (equation 4): 1 / sqrt 5 and 2 / sqrt 5: the second.
+    assert sorted(answers[-1]) == [0, 1]
+    np.testing.assert_allclose(answers[-1][0].scores_TE, [MAPS[1, 0]], rtol=1e-6)
+    np.testing.assert_allclose(answers[-1][1].scores_TE, [MAPS[1, 1]], rtol=1e-6)
+
+
+def test_trajectory_search__compares_the_layers_so_far_and_answers_for_d_ahead() -> None:
+    predictor = ExpertMap(SPEC, MAPS, MEANINGS, distance=1)
+    rows = [[0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], [0.25] * 4]
+    predictor.begin_step(np.zeros(1), np.zeros(1))
+    predictor.layer_input(0, np.array([[0.0, 1.0]], np.float32))
+    expected = [0.0, 0.0]
+    for layer in range(2):
+        (forecast,) = predictor.routed(layer, chosen()[layer], logits(*rows)[layer])
+        flat = np.array(rows[: layer + 1]).ravel()
+        # Equation 5, over layers 0..layer.
+        expected = [
+            flat @ past.ravel() / np.linalg.norm(flat) / np.linalg.norm(past)
+            for past in MAPS[:, : layer + 1]
+        ]
+        np.testing.assert_allclose(predictor.similarity(layer), [expected], rtol=1e-5)
+        best = int(np.argmax(expected))
+        assert forecast.layer == layer + 1
+        np.testing.assert_allclose(forecast.scores_TE, [MAPS[best, layer + 1]], rtol=1e-6)
+    # The first layer is like the first map, both layers together are like the second.
+    assert expected[1] > expected[0]
+
+
+@pytest.mark.parametrize("num_layers", [2, 5, 9])
+def test_lookup__of_a_stored_map_by_its_own_prefix_finds_it(num_layers: int) -> None:
+    random = np.random.default_rng(num_layers)
+    maps = random.dirichlet(np.full(60, 0.3), (32, num_layers)) + 1e-6
+    maps /= maps.sum(axis=2, keepdims=True)
+    meanings = random.standard_normal((32, 2))
+    spec = small_spec(num_layers=num_layers, num_experts=60)
+    predictor = ExpertMap(spec, maps, meanings, distance=1, learning=False)
+    for place, one in enumerate(maps):
+        predictor.begin_step(np.zeros(1), np.zeros(1))
+        for layer in range(num_layers):
+            found = predictor.routed(layer, np.zeros((1, 1)), np.log(one[layer])[None])
+            assert predictor.similarity(layer).argmax() == place
+            for forecast in found:
+                np.testing.assert_allclose(
+                    forecast.scores_TE[0], np.minimum(maps[place, layer + 1], 1), rtol=1e-5
+                )
+        predictor.end_step()
+
+
+def test_threshold__is_one_minus_the_score_within_zero_and_one() -> None:
+    delta = threshold(np.array([0.25, 1.0, -0.5], np.float32))
+    np.testing.assert_allclose(delta, [0.75, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("delta", "top_k", "kept"),
+    [
+        (0.0, 1, [1]),
+        (0.0, 2, [1, 3]),
+        (0.45, 1, [1]),
+        (0.55, 1, [1, 3]),
+        (0.85, 1, [0, 1, 3]),
+        (1.1, 1, [0, 1, 2, 3]),
+    ],
+)
+def test_selected__is_the_fewest_that_reach_delta_and_no_fewer_than_top_k(
+    delta: float, top_k: int, kept: list[int]
+) -> None:
+    probability = np.array([[0.15, 0.5, 0.05, 0.3]], np.float32)
+    mask = selected(probability, np.array([delta], np.float32), top_k)
+    assert np.flatnonzero(mask[0]).tolist() == kept
+
+
+def test_forecast__wants_more_experts_the_less_alike() -> None:
+    predictor = ExpertMap(SPEC, MAPS, MEANINGS, distance=1, learning=False)
+    predictor.begin_step(np.zeros(1), np.zeros(1))
+    (alike,) = predictor.layer_input(0, np.array([[1.0, 0.0]], np.float32))
+    assert alike.wanted == [0]
+    # Cosine .6 with the first, .8 with the second; of whose (.1 .1 .1 .7) delta = .2 takes one.
+    (near,) = predictor.layer_input(0, np.array([[0.6, 0.8]], np.float32))
+    assert near.wanted == [3]
+    # Cosine .196 at best: delta = .804 takes .7, .1 and, .8 being too few, another.
+    (far,) = predictor.layer_input(0, np.array([[-0.98, 0.2]], np.float32))
+    assert far.wanted is not None
+    assert (far.wanted[0], len(far.wanted)) == (3, 3)
+
+
+def test_redundancy__weighs_the_scores_by_the_layers_that_they_forecast() -> None:
+    semantic, trajectory = np.array([[0.2, 0.8]]), np.array([[1.0, 0.4]])
+    found = redundancy(semantic, trajectory, distance=3, num_layers=12)
+    np.testing.assert_allclose(found, [[0.25 * 0.2 + 0.75 * 1.0, 0.25 * 0.8 + 0.75 * 0.4]])
+
+
+def test_step__replaces_the_most_redundant_map_when_the_store_is_full() -> None:
+    predictor = ExpertMap(SPEC, MAPS, MEANINGS, distance=1, capacity=2)
+    new = [[0.1, 0.1, 0.2, 0.6], [0.1, 0.1, 0.6, 0.2], [0.2, 0.2, 0.2, 0.4]]
+    serve(
+        predictor,
+        chosen(),
+        logits_LTE=logits(*new),
+        entering_TD=np.array([[0.5, 0.5]], np.float32),
+    )
+    # Equally alike in meaning; in trajectory, the second.
+    stored = np.moveaxis(predictor.store.maps_LEC, 2, 0)
+    np.testing.assert_allclose(stored, [MAPS[0], new], rtol=1e-5)
+    np.testing.assert_allclose(predictor.store.embeddings_DC[:, 1], [0.70711, 0.70711], rtol=1e-4)
+
+
+def test_store__keeps_each_iteration_until_it_is_full_and_never_more() -> None:
+    store = MapStore(3, 1, 2, 1)
+    maps = np.array([[[0.1, 0.2, 0.3, 0.4, 0.5], [0.9, 0.8, 0.7, 0.6, 0.5]]])
+    store.add(maps[:, :, :2], np.ones((1, 2)), np.zeros((2, 0)))
+    assert store.size == 2
+    # One takes the place that is free, the two others that of the second, of which one stays.
+    store.add(maps[:, :, 2:], np.ones((1, 3)), np.array([[0.0, 1.0]] * 3))
+    assert store.size == 3
+    np.testing.assert_allclose(store.maps_LEC[0, 0], [0.1, 0.5, 0.3], rtol=1e-6)
+
+
+def test_step__that_is_cut_short_is_not_stored() -> None:
+    predictor = ExpertMap.empty(SPEC, distance=1)
+    predictor.begin_step(np.zeros(1), np.zeros(1))
+    predictor.layer_input(0, np.ones((1, 2), np.float32))
+    predictor.routed(0, np.zeros((1, 1)), np.zeros((1, 4), np.float32))
+    predictor.end_step()
+    assert predictor.store.size == 0
+
+
+def test_cold_start__finds_an_iteration_that_came_before() -> None:
+    predictor = ExpertMap.empty(SPEC, distance=1, capacity=8)
+    rows, meaning = logits(*MAPS[0].tolist()), np.array([[1.0, 0.0]], np.float32)
+    first = serve(predictor, chosen(), logits_LTE=rows, entering_TD=meaning)
+    assert not any(first.values())
+    again = serve(predictor, chosen(), logits_LTE=rows, entering_TD=meaning)
+    np.testing.assert_allclose(again[0][1].scores_TE, [MAPS[0, 1]], rtol=1e-5)
+
+
+def test_distance__must_lie_within_the_model() -> None:
+    with pytest.raises(PredictorError, match="distance=3: the model has 3 layers"):
+        ExpertMap(SPEC, distance=3)

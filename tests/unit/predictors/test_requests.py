@@ -1,0 +1,49 @@
+"""Live requests: slots, new ones, ended ones, and that they stay few."""
+
+import numpy as np
+
+from predictors.requests import LiveRequests, grown
+
+
+def test_live_requests__gives_each_request_of_a_step_one_slot() -> None:
+    present = LiveRequests().begin_step(np.array([7, 9, 7, 3]))
+    # In the order of ids: 3, 7, 9.
+    assert present.place_T.tolist() == [1, 2, 1, 0]
+    assert sorted(present.slots_R.tolist()) == [0, 1, 2]
+    assert sorted(present.new) == [0, 1, 2]
+
+
+def test_live_requests__knows_a_request_again() -> None:
+    live = LiveRequests()
+    first = live.begin_step(np.array([5, 6]))
+    again = live.begin_step(np.array([6]))
+    assert again.slots_R[0] == first.slots_R[1]
+    assert again.new == []
+
+
+def test_live_requests__ends_a_request_that_was_not_seen_for_so_many_steps() -> None:
+    live = LiveRequests(idle_steps=2)
+    slot = int(live.begin_step(np.array([1])).slots_R[0])
+    live.begin_step(np.array([2]))
+    assert live.ended() == []
+    live.begin_step(np.array([2]))
+    assert live.ended() == [slot]
+    # The id comes back: a new request, in a slot that is free.
+    assert live.begin_step(np.array([1])).new == [slot]
+
+
+def test_live_requests__stay_as_few_as_came_lately() -> None:
+    live = LiveRequests(idle_steps=4)
+    for step in range(1_000):
+        live.begin_step(np.array([step]))
+        live.ended()
+    assert live.num_slots <= 5
+
+
+def test_grown__keeps_what_is_there_and_doubles() -> None:
+    array = np.ones((4, 3), np.float32)
+    assert grown(array, 4) is array
+    larger = grown(array, 5)
+    assert larger.shape == (8, 3)
+    assert larger[:4].all()
+    assert not larger[4:].any()

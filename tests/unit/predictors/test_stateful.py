@@ -1,0 +1,132 @@
+"""What holds for every predictor that remembers: entries, batches, bounds, forecasts."""
+
+import json
+
+import numpy as np
+import pytest
+
+from predictors.base import Forecast, Predictor
+from predictors.correlation import Correlation
+from predictors.dependency import Dependency
+from predictors.eam.request import EamRequest
+from predictors.eam.sequence import EamSequence
+from predictors.errors import PredictorError
+from predictors.expert_map.predictor import ExpertMap
+from predictors.registry import from_files
+from predictors.spec import ModelSpec
+from tests.builders.predictors import serve, small_spec
+
+SPEC = small_spec(num_layers=4, num_experts=12, top_k=2, hidden_size=5)
+
+
+def made() -> list[Predictor]:
+    random = np.random.default_rng(0)
+    matrices = random.poisson(3.0, (6, 4, 12)).astype(np.float32)
+    maps = random.dirichlet(np.full(12, 0.5), (6, 4)).astype(np.float16)
+    meanings = random.standard_normal((6, 5)).astype(np.float16)
+    pairs = random.integers(0, 9, (4, 12, 12))
+    return [
+        EamSequence(SPEC, matrices, capacity=8, insufficient=0.9, idle_steps=1, rebuild_after=2),
+        EamRequest(SPEC, matrices, capacity=8, matches=2, idle_steps=1),
+        ExpertMap(SPEC, maps, meanings, distance=2, capacity=8),
+        Correlation(SPEC, pairs, pairs.sum(axis=2) + 1, hot=3),
+        Dependency(SPEC),
+    ]
+
+
+def a_step(num_tokens: int, seed: int) -> dict:
+    random = np.random.default_rng(seed)
+    logits = random.standard_normal((4, num_tokens, 12)).astype(np.float32)
+    return {
+        "chosen_LTK": np.argsort(-logits, axis=2)[:, :, :2],
+        "logits_LTE": logits,
+        "entering_TD": random.standard_normal((num_tokens, 5)).astype(np.float32),
+    }
+
+
+def one_token(step: dict, token: int) -> dict:
+    only = slice(token, token + 1)
+    return {
+        "chosen_LTK": step["chosen_LTK"][:, only],
+        "logits_LTE": step["logits_LTE"][:, only],
+        "entering_TD": step["entering_TD"][only],
+    }
+
+
+def same(one: Forecast, other: Forecast) -> None:
+    assert one.layer == other.layer
+    np.testing.assert_allclose(one.scores_TE, other.scores_TE, atol=2e-3)
+    assert (one.priority_E is None) == (other.priority_E is None)
+
+
+@pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
+def test_predictor__answers_the_same_after_files_and_back(predictor: Predictor) -> None:
+    options = json.loads(json.dumps(predictor.options()))
+    again = from_files(predictor.kind, SPEC, files=predictor.files(), options=options)
+    assert again.options() == predictor.options()
+    for seed in range(3):
+        one, other = serve(predictor, **a_step(3, seed)), serve(again, **a_step(3, seed))
+        for place, found in one.items():
+            assert sorted(found) == sorted(other[place])
+            for layer, forecast in found.items():
+                same(forecast, other[place][layer])
+
+
+@pytest.mark.parametrize("place", range(len(made())), ids=lambda i: made()[i].kind)
+def test_batch__answers_each_request_as_if_it_were_alone(place: int) -> None:
+    together, step = made()[place], a_step(3, 7)
+    batch = serve(together, requests=[0, 1, 2], **step)
+    for token in range(3):
+        alone = serve(made()[place], requests=[token], **one_token(step, token))
+        for at, found in alone.items():
+            for layer, forecast in found.items():
+                np.testing.assert_allclose(
+                    batch[at][layer].scores_TE[token], forecast.scores_TE[0], atol=1e-5
+                )
+
+
+@pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
+def test_scores__are_chances_of_experts_that_there_are(predictor: Predictor) -> None:
+    for seed in range(20):
+        for found in serve(predictor, requests=[seed // 2] * 2, **a_step(2, seed)).values():
+            for forecast in found.values():
+                assert forecast.scores_TE.shape == (2, 12)
+                assert (forecast.scores_TE >= 0).all()
+                assert (forecast.scores_TE <= 1).all()
+                assert set(forecast.experts(2)) <= set(range(12))
+
+
+@pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
+def test_state__is_bounded_whatever_comes(predictor: Predictor) -> None:
+    def held() -> int:
+        arrays = [one for one in vars(predictor).values() if isinstance(one, np.ndarray)]
+        for name in ("collection", "store"):
+            inner = getattr(predictor, name, None)
+            arrays += list(vars(inner).values()) if inner is not None else []
+        return sum(one.nbytes for one in arrays if isinstance(one, np.ndarray))
+
+    sizes = []
+    for request in range(60):
+        serve(predictor, requests=[request] * 3, **a_step(3, request))
+        sizes.append(held())
+    assert max(sizes[10:]) == max(sizes[30:])
+    assert len(predictor.files()) <= 1
+
+
+@pytest.mark.parametrize("predictor", made()[:4], ids=lambda one: one.kind)
+def test_from_files__refuses_what_was_made_for_another_model(predictor: Predictor) -> None:
+    other = ModelSpec(**{**SPEC.as_dict(), "num_experts": 13})
+    with pytest.raises(PredictorError, match=r"shape \(.*12.*the model needs \(.*13"):
+        from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
+
+
+@pytest.mark.parametrize("predictor", made()[:4], ids=lambda one: one.kind)
+def test_from_files__refuses_an_option_that_its_kind_has_not_got(predictor: Predictor) -> None:
+    with pytest.raises(PredictorError, match=r"unknown option 'lerning'.*'learning'"):
+        from_files(predictor.kind, SPEC, files=predictor.files(), options={"lerning": True})
+
+
+def test_forecast__fetches_what_its_predictor_wants_and_nothing_that_has_no_chance() -> None:
+    scores = np.array([[0.0, 0.9, 0.0, 0.2]], np.float32)
+    assert Forecast(0, scores).experts(3) == [1, 3]
+    assert Forecast(0, scores, wanted=[2, 1]).experts(3) == [2, 1]
