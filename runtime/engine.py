@@ -1,5 +1,6 @@
 """Ties the policy core to real memory, real transfers and a running model."""
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -65,6 +66,8 @@ class Engine:
         """When the computation last turned to something else than routed experts."""
         self._routed_at: float | None = None
         self._closed = False
+        self._is_intact = True
+        """No step is under way, and the last one ended as steps do."""
         for worker in self.workers:
             worker.start()
 
@@ -76,6 +79,9 @@ class Engine:
         if new_request:
             self._request = int(requests_T[0])
         with self._condition:
+            if not self._is_intact:
+                self._repair()
+            self._is_intact = False
             self._let_go()
             self._abandon_leftovers()
             self.prefetcher.begin_step(new_request=new_request)
@@ -122,17 +128,27 @@ class Engine:
 
     def _end_step(self) -> None:
         self.driver.end_step()
+        step = self.stats.end_step()
+        error = sys.exc_info()[1]
+        if error is not None and not isinstance(error, Exception):
+            return  # Ctrl-C may have cut the bookkeeping short: the next step repairs it
         with self._condition:
             self._let_go()
             self._abandon_leftovers()
             self.prefetcher.end_step()
-        step = self.stats.end_step()
+        self._is_intact = True
         if step is None:
             return
         if self._shared.governor is not None and not step.is_prefill:
             self._shared.governor.switch.step_ended(step.end - step.start)
         if self._timeline is not None:
             self._timeline.step(step.num_tokens, step.start, step.end)
+
+    def _repair(self) -> None:
+        self._held = None
+        self._ordered.clear()
+        self._hand.task = None
+        self.prefetcher.repair([worker.under_way for worker in self.workers])
 
     # ---- experts for the model
 

@@ -1,6 +1,6 @@
 """promoe algorithm 2 over the tiers, the order of computation, and what both are counted by."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime.policy.counters import Counters
@@ -60,6 +60,15 @@ class Prefetcher:
         """The forward pass is over."""
         for tier in self.tiers:
             tier.cache.end_step()
+
+    def repair(self, under_way: Sequence[Collection[Task]]) -> None:
+        """Ctrl-C may have cut any of these calls short: nothing is believed but the transfers that
+        are under way in each tier. What was claimed or predicted is forgotten."""
+        copies: Collection[Task] = ()
+        for tier, tasks in zip(self.tiers, under_way, strict=True):
+            tier.repair(tasks, copies=copies)
+            copies = tasks
+        self._predicted.clear()
 
     def forecast(self, layer: int, probability_E: Sequence[float]) -> None:
         """A predictor's scores of a layer, for policies that drop by them."""

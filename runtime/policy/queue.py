@@ -39,6 +39,12 @@ class TransferQueue:
         self._high.pop(expert, None)
         self._low.pop(expert, None)
 
+    def clear(self) -> None:
+        """Nothing is wanted any more."""
+        self._high.clear()
+        self._low.clear()
+        self._heap.clear()
+
     def remove_low_of_layer(
         self, layer: int, *, keep: frozenset[int] = frozenset()
     ) -> list[Expert]:

@@ -7,7 +7,7 @@ asks for what is not there yet.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from runtime.policy.cache import Entry, ExpertCache
@@ -342,6 +342,26 @@ class Tier:
         """A transfer that had been given up has ended after all."""
         self._unlock_source(task.expert)
         self.cache.restore(task.slot)
+
+    def repair(self, under_way: Collection[Task], *, copies: Collection[Task]) -> None:
+        """Makes the books agree with what is under way, after one of these calls was cut short.
+
+        Nothing is claimed or wanted afterwards.
+
+        Args:
+            under_way: this tier's transfers.
+            copies: those of the tier above, which read this tier's slots.
+        """
+        self.queue.clear()
+        self.late.clear()
+        self._claims.clear()
+        self._asked.clear()
+        self._copies = Counter(task.expert for task in copies)
+        slots = {task.slot for task in under_way}
+        for expert, entry in list(self.cache.entries.items()):
+            entry.pins = self._copies[expert]
+            entry.in_flight = entry.slot in slots
+            self._drop_if_idle(expert)
 
     def _count_dropped(self, expert: Expert, entry: Entry) -> None:
         counters = self.counters[expert[0]]

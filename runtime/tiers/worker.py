@@ -195,6 +195,11 @@ class Worker:
         )
 
     @property
+    def under_way(self) -> list[Task]:
+        """Transfers of its threads, those that hang included."""
+        return [hand.task for hand in self._hands if hand.task is not None]
+
+    @property
     def is_idle(self) -> bool:
         """Nothing is under way."""
         return all(hand.task is None for hand in self._hands)

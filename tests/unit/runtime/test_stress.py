@@ -15,8 +15,8 @@ from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 
 LAYERS, EXPERTS = 4, 8
-STEPS = 60
-"""Of each of the two threads that compute: 480 layers in all."""
+STEPS = 50
+"""Of each of the two threads that compute: 400 layers in all."""
 TRANSITIONS = ("claim", "release", "speculate", "drop_speculation", "next_task", "done", "failed")
 
 

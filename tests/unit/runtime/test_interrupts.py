@@ -1,0 +1,55 @@
+"""Ctrl-C in the middle of the bookkeeping: the next request finds it in order."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve
+
+TOKENS = torch.arange(7).reshape(1, 7)
+
+
+def interrupt_after(tier, name, *, call):
+    """KeyboardInterrupt on the computing thread when its n-th such call has done its work."""
+    real, left = getattr(tier, name), call
+
+    def interrupted(*args, **kwargs):
+        nonlocal left
+        result = real(*args, **kwargs)
+        if threading.current_thread() is threading.main_thread():
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return result
+
+    setattr(tier, name, interrupted)
+    return lambda: setattr(tier, name, real)
+
+
+@pytest.mark.parametrize("host_budget", [None, "40%"])
+@pytest.mark.parametrize(
+    "name", ["claim", "next_task", "_start", "release", "done", "queue.remove"]
+)
+def test_interrupt__between_two_entries_of_the_books_is_repaired(tmp_path, name, host_budget):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=8)
+    expected = plain_eager(folder)(TOKENS).logits
+    model = serve(folder, budget="25%", host_budget=host_budget)
+    interrupts = 0
+    with model.moecast, torch.no_grad():
+        # The tier above a second one has its copies from it made by the computation too.
+        for tier in model.moecast.engine.prefetcher.tiers:
+            owner, method = (tier.queue, "remove") if name == "queue.remove" else (tier, name)
+            for call in range(1, 7):
+                undo = interrupt_after(owner, method, call=call)
+                try:
+                    model(TOKENS)
+                except KeyboardInterrupt:
+                    interrupts += 1
+                undo()
+                start = time.monotonic()
+                assert torch.equal(model(TOKENS).logits, expected)
+                assert time.monotonic() - start < 5
+    assert interrupts > 0
