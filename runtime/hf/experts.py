@@ -4,6 +4,7 @@ Shape suffixes: T tokens, D hidden size, K top_k, E experts, N tokens of one exp
 """
 
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,10 @@ IMPLEMENTATION = "moecast"
 
 Ready = Callable[[list[int]], Iterator[tuple[int, dict[str, Tensor]]]]
 """`(experts of the step) -> (expert, its parameters)`, in order of readiness."""
+
+
+_SUMS: WeakKeyDictionary[type[nn.Module], Sum | None] = WeakKeyDictionary()
+"""What was found: asking takes milliseconds, and a model has the same class in every layer."""
 
 
 def expert_output(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Tensor) -> Tensor:
@@ -63,9 +68,16 @@ def computed(
     return final_TD.to(hidden_TD.dtype)
 
 
-@torch.no_grad()
 def sum_of(module: nn.Module) -> Sum | None:
     """How the module's own loop adds up; None: it computes something of its own, and has to run."""
+    cls = type(module)
+    if cls not in _SUMS:
+        _SUMS[cls] = _asked_sum(module)
+    return _SUMS[cls]
+
+
+@torch.no_grad()
+def _asked_sum(module: nn.Module) -> Sum | None:
     twin, experts = tiny_twin(module, torch.bfloat16)
 
     def ready(wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:

@@ -100,7 +100,7 @@ def test_token__answers_nothing_for_embeddings():
     predictor = Token.from_counts(spec(), np.arange(3), counts, np.full(3, 4))
     requests = np.zeros(2, dtype=np.int64)
     assert len(predictor.begin_step(np.array([0, 9]), requests)) == 2
-    assert predictor.begin_step(np.array([0, NO_TOKEN]), requests) == ()
+    assert predictor.begin_step(np.array([NO_TOKEN, NO_TOKEN]), requests) == ()
 
 
 def test_recorder__refuses_embeddings_and_tokens_that_it_was_not_given():
