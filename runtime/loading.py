@@ -85,17 +85,18 @@ def load(
     plain, banks = load_stripped(folder, config.dtype, where)
     release_unused()
     layers = moe_layers(plain)
-    reading = store if isinstance(store, StoreConfig) else StoreConfig(path=store and Path(store))
+    if not isinstance(store, StoreConfig):
+        store = StoreConfig(path=None if store is None else Path(store))
     experts: Store = CheckpointStore(
-        plain, [banks[layer.name] for layer in layers], page_cache=reading.page_cache
+        plain, [banks[layer.name] for layer in layers], page_cache=store.page_cache
     )
     spec = model_spec(plain, layers, experts, folder, config)
-    if reading.path is not None:
+    if store.path is not None:
         # Here, because pydantic takes 5 MiB that nothing else needs.
         from runtime.store.packed import open_store
 
         experts.close()
-        experts = open_store(reading.path, spec, checkpoint=folder, page_cache=reading.page_cache)
+        experts = open_store(store.path, spec, checkpoint=folder, page_cache=store.page_cache)
     chosen = resolve_predictor(predictor, spec)
     engine = build_engine(
         experts,
