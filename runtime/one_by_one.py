@@ -1,4 +1,4 @@
-"""A model whose experts are read when they are asked for and not kept: no budget, no thread."""
+"""A model whose experts are read when they are asked for, by whoever asks: no budget, no thread."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,22 +16,34 @@ from runtime.store.layout import ALIGNMENT
 
 
 class OneByOne:
-    """Reads an expert when it is asked for, and keeps none: no arena, no thread, no policy."""
+    """Reads an expert when it is asked for: no arena, no thread, no policy.
 
-    def __init__(self, store: Store):
+    With `keep_bytes`, the first experts that fit stay in memory; the others are never kept.
+    """
+
+    def __init__(self, store: Store, *, keep_bytes: int = 0):
         self._store = store
+        self._size = slot_bytes(store)
         # Two, so that an expert is still there while the next is being read.
-        size = slot_bytes(store)
-        self._slots = [aligned(size), aligned(size)]
+        self._slots = [aligned(self._size), aligned(self._size)]
         self._turn = 0
+        self._room = keep_bytes // self._size
+        self._kept: dict[tuple[int, int], Tensor] = {}
 
     def hold(self, layer: int, expert: int) -> dict[str, Tensor]:
         """The expert's parameters, valid until the next but one is asked for."""
-        self._turn = 1 - self._turn
-        slot = self._slots[self._turn]
         layout = self._store.layouts[layer]
-        self._store.read(layer, expert, range(len(layout.chunk_bytes)), slot)
+        slot = self._kept.get((layer, expert))
+        if slot is None:
+            slot = self._free_slot(layer, expert)
+            self._store.read(layer, expert, range(len(layout.chunk_bytes)), slot)
         return layout.weights(slot)
+
+    def _free_slot(self, layer: int, expert: int) -> Tensor:
+        if len(self._kept) < self._room:
+            return self._kept.setdefault((layer, expert), aligned(self._size))
+        self._turn = 1 - self._turn
+        return self._slots[self._turn]
 
     def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The wanted experts, one after another."""

@@ -75,13 +75,13 @@ def bandwidth_table(bandwidth: dict[str, Any]) -> Table:
 def outlook_table(rows: list[dict[str, Any]]) -> Table:
     """Each budget's cost and, for each system, its figures."""
     table = Table(title="what to expect of each budget (simulated)")
-    for column in ("budget", "experts", "slots", "process", "system", "TPOT", "hits", "stalled"):
-        table.add_column(column, justify="right")
+    for column in ("budget", "experts", "process", "system", "TPOT", "hits", "stalled"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         if "error" in row:
             table.add_row(row["budget"], "too small")
             continue
-        cells = [row["budget"], size(row["bytes"]), str(row["slots"]), size(row["process_bytes"])]
+        cells = [row["budget"], size(row["bytes"]), size(row["process_bytes"])]
         for name, figures in row["systems"].items():
             tpot = figures["tpot_seconds"]
             table.add_row(

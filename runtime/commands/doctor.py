@@ -51,7 +51,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         model, layers, store = load_parts(folder, config.model.dtype)
         spec = model_spec(model, layers, store, folder, config.model)
         report["model"] = described(model, spec, store)
-        serve_from(OneByOne(store), layers)
+        serve_from(OneByOne(store, keep_bytes=available // 2), layers)
         measured = measure_parts(model, layers, store)
         report["measured"] = vars(measured)
         advance(1)

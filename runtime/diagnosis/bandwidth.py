@@ -42,6 +42,7 @@ def disk_bandwidth(files: Sequence[Path], *, seed: int) -> list[dict[str, Any]]:
             blocks = range(room // size + 1)
             chosen = random.sample(blocks, min(MOST_READS, len(blocks)))
             offsets = [block * size for block in chosen]
+            drop(file)
             row["direct"], _ = timed_reads(file, offsets, size, PageCache.BYPASS)
             drop(file)
             row["cold"], done = timed_reads(file, offsets, size, PageCache.KEEP)

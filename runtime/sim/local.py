@@ -17,6 +17,8 @@ from runtime.store.base import Store, slot_bytes
 
 PROMPT_TOKENS = 64
 REPEATS = 7
+READS = 25
+"""Of a chunk and of an expert each: a disk's times scatter more than a processor's."""
 EXPERT_TOKENS = 16
 PREDICTOR_SECONDS = 60e-6
 """onnxruntime, 2048-512-64, one thread, batch 1: the latency that is charged to a prediction."""
@@ -36,13 +38,14 @@ class _LayerClock(SilentListener):
         self.before_router.append(time.perf_counter() - self._entered)
 
 
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
 def _median_seconds(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(_seconds(run) for _ in range(REPEATS))
 
 
 def _layer_seconds(model: PreTrainedModel, num_tokens: int) -> float:
@@ -89,8 +92,12 @@ def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Sto
         i = next(reads)
         store.read(i % store.num_layers, i % store.num_experts, chunks, slot)
 
-    one = _median_seconds(lambda: read(range(smallest, smallest + 1)))
-    whole = _median_seconds(lambda: read(largest))
+    # In turns, so that what else the disk is doing falls on both alike.
+    pairs = [
+        (_seconds(lambda: read(range(smallest, smallest + 1))), _seconds(lambda: read(largest)))
+        for _ in range(READS)
+    ]
+    one, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
     # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.
     per_byte = max(0.0, whole - one) / max(1, sum(sizes) - sizes[smallest])
     weights = layout.weights(slot)

@@ -70,6 +70,20 @@ def test_record__is_the_routing_of_generation(tmp_path):
     store.close()
 
 
+def test_one_by_one__keeps_what_fits_and_reads_the_rest_again(tmp_path, monkeypatch):
+    _, _, store = load_parts(tiny_qwen2_moe(tmp_path / "model"), "auto")
+    reads = []
+    read = store.read
+    monkeypatch.setattr(store, "read", lambda *args: (reads.append(args[:2]), read(*args)))
+    source = OneByOne(store, keep_bytes=2 * 6144)
+    first = {e: {n: w.clone() for n, w in source.hold(0, e).items()} for e in (3, 4, 5, 6)}
+    for expert in (5, 3, 6, 4):
+        for name, weight in source.hold(0, expert).items():
+            assert torch.equal(weight, first[expert][name])
+    assert reads == [(0, 3), (0, 4), (0, 5), (0, 6), (0, 5), (0, 6)]
+    store.close()
+
+
 def test_record__stops_when_its_time_is_up(tmp_path):
     model, layers, store = load_parts(tiny_qwen2_moe(tmp_path / "model"), "auto")
     serve_from(OneByOne(store), layers)
