@@ -125,3 +125,27 @@ def test_units__are_runs_of_prompts_within_the_size() -> None:
 def test_batches__put_like_lengths_together() -> None:
     unit = make_prompts([9, 1, 8, 2])
     assert [[p.index for p in batch] for batch in batches(unit, 2)] == [[1, 3], [2, 0]]
+
+
+def test_pysource__is_code_that_every_python_brings_along() -> None:
+    data = DataConfig(name="pysource", kind=SourceKind.PYSOURCE, num_prompts=40)
+    texts = [prompt.text for prompt in load_prompts(data)]
+    assert len(texts) == 40
+    assert sum("def " in text or "self" in text for text in texts) > 20
+
+
+def test_text__takes_every_text_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "deeper").mkdir()
+    for name in ("b.txt", "deeper/a.txt", "c.md"):
+        (tmp_path / name).write_text(f"{name} " * 40)
+    data = DataConfig(name="text", kind=SourceKind.TEXT, path=str(tmp_path))
+    together = " ".join(prompt.text for prompt in load_prompts(data))
+    assert "b.txt" in together
+    assert "deeper/a.txt" in together
+    assert "c.md" not in together
+
+
+def test_text__refuses_a_folder_without_texts(tmp_path: Path) -> None:
+    data = DataConfig(name="text", kind=SourceKind.TEXT, path=str(tmp_path))
+    with pytest.raises(PromptError, match=r"has no \*\.txt in it"):
+        load_prompts(data)

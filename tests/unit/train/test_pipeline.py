@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from predictors.base import Forecast, Predictor
+from predictors.registry import KINDS
 from runtime.config import HardwareConfig, ModelConfig
 from runtime.errors import BudgetError
 from runtime.sim.hardware import Roofline
@@ -17,6 +18,7 @@ from train.baselines import make_skip
 from train.config import LoggerConfig, TrainConfig
 from train.errors import TrainError
 from train.evaluate import accuracy_table, score
+from train.kinds import signals_of
 from train.loggers import finish, make_logger
 from train.pipeline import machine
 from train.replay import budget_slots, first_tokens
@@ -93,7 +95,7 @@ def test_trace_for__refuses_a_trace_of_another_model_naming_both(tmp_path: Path)
         model=ModelConfig(name="tiny", id=str(folder)), trace=tmp_path / "t", run_dir=tmp_path
     )
     with pytest.raises(TrainError, match='model_id: the trace has "synthetic", model=tiny has'):
-        trace_for(config)
+        trace_for(config, signals_of(["skip"]))
 
 
 def test_first_tokens__counts_what_was_generated(tmp_path: Path) -> None:
@@ -117,16 +119,44 @@ def test_machine__is_the_one_described() -> None:
     assert (found.name, found.chunk_bytes) == ("x", (10, 10, 10))
 
 
-def test_table__has_dashes_for_what_was_not_measured_and_names_its_definitions() -> None:
+def table(num_layers: int = 2) -> dict:
     metrics = ("accuracy", "fetch_rate", "good_pred")
-    one = {name: [None, 0.5] for name in metrics} | {f"mean_{name}": 0.25 for name in metrics}
+    one = {name: [None] + [0.5] * (num_layers - 1) for name in metrics}
+    means = {f"mean_{name}": 0.25 for name in metrics}
+    return {
+        **one,
+        **means,
+        "worst_layer_accuracy": 0.125,
+        "hardware": {"fast": means, "slow": dict.fromkeys(means)},
+        "latency_us": {"1": {"layer_p50": 12.3}},
+        "bytes": 3 << 19,
+        "shifted": None,
+    }
+
+
+def shown(results: dict) -> str:
     out = io.StringIO()
-    show({"mlp": one}, setting="the setting", console=Console(file=out, width=200))
-    text = out.getvalue()
+    show(results, setting="the setting", console=Console(file=out, width=80))
+    return out.getvalue()
+
+
+def test_table__has_dashes_for_what_was_not_measured_and_names_its_definitions() -> None:
+    text = " ".join(shown({"mlp": table()}).split())
     assert "mean over held-out tokens of |predicted top_k and chosen| / top_k" in text
     assert "the setting" in text
-    assert text.count("-") >= 3
-    assert text.count("0.250") == 3
+    # In the layers' tables, once each; in the summary: accuracy, fetch 1 and good 1.
+    assert text.count("0.250") == 3 + 3
+    assert "1 is fast, 2 is slow" in text
+    row = next(line for line in shown({"mlp": table()}).splitlines() if "MiB" in line)
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    expected = ["mlp", "0.250", "0.125", "0.250", "0.250", "-", "-", "12", "1.5 MiB", "-"]
+    assert cells == expected
+
+
+def test_table__fits_a_terminal_with_every_kind() -> None:
+    text = shown(dict.fromkeys(KINDS, table()))
+    assert all(kind in text for kind in KINDS)
+    assert "…" not in text
 
 
 def test_logger__writes_the_curves_as_csv(tmp_path: Path) -> None:

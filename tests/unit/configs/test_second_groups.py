@@ -1,0 +1,26 @@
+"""A group that is drawn from for a second key, named by that key."""
+
+import pytest
+
+from configs.compose import ConfigError, compose_typed, defaults
+
+
+def test_second_group__has_a_choice_and_options_of_its_own() -> None:
+    config, _ = compose_typed(
+        "train", ["shifted=text", "shifted.path=some folder", "data=pysource"]
+    )
+    assert (config.data.name, config.shifted.name) == ("pysource", "text")
+    assert (config.data.path, config.shifted.path) == (None, "some folder")
+    config, _ = compose_typed("train", ["other_hardware=rtx4090-pcie4"])
+    assert config.other_hardware == config.hardware
+
+
+def test_second_group__lists_the_same_choices() -> None:
+    _, groups = defaults("train")
+    assert groups.choices["shifted"] == groups.choices["data"]
+    assert groups.chosen["shifted"] == "pysource"
+
+
+def test_second_group__refuses_an_unknown_choice_naming_the_closest() -> None:
+    with pytest.raises(ConfigError, match="unknown shifted 'pysauce'.*'pysource'"):
+        compose_typed("train", ["shifted=pysauce"])

@@ -1,0 +1,169 @@
+"""Kinds that are counted or collected from a trace, against plain counts of the same trace."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from collect.traces import Trace, TraceSignal
+from collect.traces.layout import ROUTING_SIGNALS
+from predictors.config import PredictorConfig
+from predictors.errors import PredictorError
+from predictors.registry import KINDS, LEARNED
+from runtime.config import ModelConfig
+from tests.builders.traces import make_spec, make_trace
+from train.counted import FITS, counted
+from train.evaluate import accuracy_table, score
+from train.kinds import fitting, options_of, signals_of, wanted_kinds
+from train.stateful import (
+    fit_correlation,
+    fit_eam_request,
+    fit_eam_sequence,
+    fit_expert_map,
+    request_matrices,
+)
+
+
+def plain_matrices(trace: Trace, phases: set[int]) -> dict[int, np.ndarray]:
+    """The EAM of each training request, row by row."""
+    spec, found = trace.spec, {}
+    for row in trace.rows("train"):
+        one = found.setdefault(
+            int(trace.requests[row]), np.zeros((spec.num_layers, spec.num_experts))
+        )
+        if int(trace.phases[row]) not in phases:
+            continue
+        for layer in range(spec.num_layers):
+            for expert in trace.column(TraceSignal.EXPERTS, layer)[row : row + 1][0]:
+                one[layer, expert] += 1
+    return found
+
+
+@pytest.mark.parametrize("phases", [{0}, {1}, {0, 1}])
+def test_request_matrices__count_each_requests_tokens(tmp_path: Path, phases: set[int]) -> None:
+    trace = make_trace(tmp_path / "t", num_units=1)
+    expected = list(plain_matrices(trace, phases).values())
+    assert np.array_equal(request_matrices(trace, *phases), expected)
+
+
+def test_eam_sequence__stores_every_request_where_there_is_room(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t")
+    fitted = fit_eam_sequence(trace, capacity=64)
+    assert np.array_equal(fitted.collection.counts, request_matrices(trace, 0, 1))
+    assert 0 < fitted.insufficient < 1
+    assert fit_eam_sequence(trace, capacity=5).collection.size == 5
+
+
+def test_eam_request__stores_prompt_and_answer_of_the_last_requests(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t")
+    prompts, answers = request_matrices(trace, 0), request_matrices(trace, 1)
+    fitted = fit_eam_request(trace, capacity=2 * len(prompts))
+    pairs = np.stack([prompts, answers], axis=1).reshape(-1, *prompts.shape[1:])
+    assert np.array_equal(fitted.collection.counts, pairs)
+    full = fit_eam_request(trace, capacity=3)
+    # The one that came last replaced some other, and nothing came after it.
+    assert any(np.array_equal(one, answers[-1]) for one in full.collection.counts)
+
+
+def test_correlation__counts_pairs_of_the_training_tokens(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", num_units=1)
+    rows = trace.rows("train")
+    expected = np.zeros((8, 8))
+    one, two = (trace.column(TraceSignal.EXPERTS, layer)[rows] for layer in (1, 2))
+    for before, after in zip(one, two, strict=True):
+        for f in before:
+            for e in after:
+                expected[f, e] += 1
+    fitted = fit_correlation(trace, prior_tokens=10**9)
+    assert np.array_equal(fitted._pairs_LFE[2], expected)
+    assert np.array_equal(fitted._uses_LE[1], np.bincount(one.ravel(), minlength=8))
+
+
+def test_expert_map__stores_training_tokens_as_they_came(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", num_units=1)
+    rows = trace.rows("train")
+    fitted = fit_expert_map(trace, distance=2, capacity=1_000)
+    logits = trace.column(TraceSignal.GATE_LOGITS, 3)[rows].astype(np.float32)
+    odds = np.exp(logits)
+    assert fitted.store.size == len(rows)
+    np.testing.assert_allclose(
+        fitted.store.maps_LEC[3, :, : len(rows)].T,
+        odds / odds.sum(axis=1, keepdims=True),
+        rtol=1e-4,
+    )
+    assert fit_expert_map(trace, distance=2, capacity=17).store.size == 17
+
+
+@pytest.mark.parametrize("kind", sorted(FITS))
+def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path, kind: str) -> None:
+    trace = make_trace(tmp_path / "t", num_units=4)
+    (made,) = counted(trace, ModelConfig(), [kind], options={}, seed=0).values()
+    accuracy = accuracy_table(score(made, trace))["mean_accuracy"]
+    # Two of eight experts; ids, or which experts a token of this trace has in common with its
+    # request (nothing at all), tell nothing.
+    chance = 2 / 8
+    floor = {"token": 0.5, "correlation": 0.33, "expert-map": 0.35}.get(kind, chance - 0.1)
+    assert accuracy is not None
+    assert accuracy > floor
+
+
+def test_score__of_one_that_learns_does_not_change_what_is_scored_next(tmp_path: Path) -> None:
+    from train.evaluate import fresh
+
+    trace = make_trace(tmp_path / "t")
+    made = fit_expert_map(trace, distance=2, capacity=50)
+    first = accuracy_table(score(fresh(made), trace))
+    assert accuracy_table(score(fresh(made), trace))["accuracy"] == first["accuracy"]
+
+
+def test_routing_log__is_enough_for_what_needs_no_hidden_state(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", signals=ROUTING_SIGNALS)
+    kinds = fitting(KINDS, trace.signals)
+    assert set(kinds) == {
+        "token",
+        "popularity",
+        "dependency",
+        "eam-sequence",
+        "eam-request",
+        "correlation",
+    }
+    for name, made in counted(trace, ModelConfig(), kinds, options={}, seed=0).items():
+        assert accuracy_table(score(made, trace))["mean_accuracy"] is not None, name
+
+
+def test_wanted_kinds__are_the_one_asked_for_then_what_belongs_beside_it() -> None:
+    assert wanted_kinds("correlation") == ("correlation", "skip", "token", "popularity")
+    assert wanted_kinds("token") == ("token", "skip", "popularity")
+    assert set(wanted_kinds("stride")) == {*LEARNED, "skip", "token", "popularity"}
+    assert wanted_kinds("stride")[0] == "stride"
+    assert wanted_kinds("all") == tuple(KINDS)
+    with pytest.raises(PredictorError, match="'corelation'.*'correlation'"):
+        wanted_kinds("corelation")
+
+
+def test_signals_of__are_what_the_kinds_are_shown() -> None:
+    routing = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
+    assert signals_of(["eam-sequence", "token"]) == routing
+    assert signals_of(["skip"]) == (TraceSignal.GATE_INPUT, *routing)
+    assert set(signals_of(["expert-map"])) == {
+        TraceSignal.LAYER_INPUT,
+        TraceSignal.GATE_LOGITS,
+        *routing,
+    }
+
+
+def test_options_of__are_those_of_the_kind_or_an_error() -> None:
+    config = PredictorConfig(kind="eam-request", options={"capacity": 9})
+    assert options_of(config) == {"eam-request": {"capacity": 9}}
+    with pytest.raises(PredictorError, match=r"options\.size: eam-request has the options capac"):
+        options_of(PredictorConfig(kind="eam-request", options={"size": 9}))
+    with pytest.raises(PredictorError, match="belong to one kind"):
+        options_of(PredictorConfig(kind="all", options={"capacity": 9}))
+
+
+def test_options__reach_the_kind(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", spec=make_spec(num_layers=3))
+    made = counted(
+        trace, ModelConfig(), ["eam-request"], options={"eam-request": {"matches": 3}}, seed=0
+    )
+    assert made["eam-request"].options()["matches"] == 3
