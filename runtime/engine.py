@@ -295,7 +295,13 @@ class Engine:
             for e in candidates:
                 if (error := self._shared.errors.get((layer, e))) is not None:
                     raise error
-            if bottom.help(self._hand):
+            if bottom.is_frozen:
+                raise TransferError(
+                    f"layer {layer}: {bottom.num_lost} reads of experts have hung for more than "
+                    f"{self._watchdog_seconds} s; the disk does not answer: check it and ask again"
+                )
+            # Where a read hangs, another one by this thread could hang as well, and nobody watches.
+            if not bottom.num_lost and bottom.help(self._hand):
                 active = time.monotonic()
                 continue
             condition.wait(patience)

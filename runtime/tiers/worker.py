@@ -17,8 +17,8 @@ from runtime.timeline import Timeline
 log = logging.getLogger(__name__)
 
 MAX_LOST_THREADS = 4
-"""Threads that hang in a transfer and have been replaced; beyond that the computation reads alone:
-a disk that swallows every read is not helped by more of them."""
+"""Threads that may hang in a transfer and be replaced. A disk that swallows every read is not
+helped by more of them: whoever needs an expert is told."""
 
 
 class Shared:
@@ -163,11 +163,12 @@ class Worker:
                 log.error("%s: the transfer thread has died; starting another", self.name)
                 if hand.task is not None:
                     self.tier.retry(hand.task)
-                self._hire()
             elif hand.task is not None and not hand.is_lost and now - hand.since > hang_seconds:
-                self._replace(hand, now - hand.since)
+                self._set_aside(hand, now - hand.since)
+        while self.num_alive < self.num_threads and not (self.is_frozen or self._closing):
+            self._hire()
 
-    def _replace(self, hand: Hand, seconds: float) -> None:
+    def _set_aside(self, hand: Hand, seconds: float) -> None:
         assert hand.task is not None
         if not self.tier.lose(hand.task):
             return
@@ -178,13 +179,19 @@ class Worker:
             *hand.task.expert,
             seconds,
         )
-        if sum(other.is_lost for other in self._hands) < MAX_LOST_THREADS:
-            self._hire()
 
     @property
     def num_lost(self) -> int:
         """Threads that hang in a transfer."""
-        return sum(hand.is_lost for hand in self._hands)
+        return sum(
+            hand.is_lost and hand.thread is not None and hand.thread.is_alive()
+            for hand in self._hands
+        )
+
+    @property
+    def is_frozen(self) -> bool:
+        """So many transfers hang that one more would only hang too."""
+        return self.num_lost >= MAX_LOST_THREADS
 
     @property
     def num_alive(self) -> int:
@@ -201,8 +208,8 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way."""
-        return all(hand.task is None for hand in self._hands)
+        """Nothing is under way that may still end well."""
+        return all(hand.task is None or hand.is_lost for hand in self._hands)
 
     def close(self, *, timeout_seconds: float) -> None:
         """Ends the threads after the transfers under way; may be called twice.

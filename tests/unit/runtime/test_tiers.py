@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime.config import SystemConfig
-from runtime.errors import BudgetError, CheckpointError
+from runtime.errors import BudgetError, CheckpointError, TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve, serve_with_links
 
@@ -219,6 +219,43 @@ def test_watchdog__a_transfer_that_hangs_costs_its_slot_until_it_ends(tmp_path, 
     finally:
         links[0].let_go.set()
         model.moecast.close()
+
+
+class FrozenLink(HungLink):
+    """Every transfer of a worker hangs until it is let go."""
+
+    def transfer(self, task):
+        if not self.let_go.is_set() and threading.current_thread().name.startswith("moecast"):
+            self._left = 1
+        super().transfer(task)
+
+
+def test_watchdog__a_disk_that_answers_nothing_is_an_error_and_then_serves_again(
+    tmp_path, monkeypatch
+):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)
+    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
+    links = []
+
+    def wrap(_, link):
+        links.append(FrozenLink(link, 1, link._arena.slot))
+        return links[0]
+
+    model = serve_with_links(folder, monkeypatch, wrap, budget="60%", system=PROMPTLY["system"])
+    try:
+        for _ in range(2):
+            with pytest.raises(TransferError, match="reads of experts have hung.*does not answer"):
+                model.generate(TOKENS, **GREEDY)
+        links[0].let_go.set()
+        assert links[0].has_ended.wait(10)
+        deadline = time.monotonic() + 10
+        while model.moecast.stats()["lost_threads"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        assert model.moecast.engine.workers[0].num_alive == 1
+    finally:
+        links[0].let_go.set()
+        model.close()
 
 
 @pytest.mark.gpu
