@@ -1,4 +1,8 @@
-"""Popularity: the experts that the trace used most, the same for every token."""
+"""Popularity: the experts that the trace used most, the same for every token.
+
+BrainStorm's "Traced-TopK" (moe-infinity sequence level 8.3 (ii)) fetches those of the next layer:
+`ahead=1`.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -6,40 +10,64 @@ from typing import Any, Self
 import numpy as np
 
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.errors import PredictorError
+from predictors.options import checked_options
 from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
 
 class Popularity(Predictor):
-    """Forecasts every layer at the start of the step. L layers, E experts, T tokens."""
+    """Forecasts every layer at the start of the step, or only those `ahead` of the one that is
+    routed. L layers, E experts, T tokens."""
 
     kind = "popularity"
     signals = frozenset({Signal.TOKENS})
     stateless = True
 
-    def __init__(self, spec: ModelSpec, shares_LE: Floats):
-        """`shares_LE[l, e]`: share of the trace's tokens that layer `l` routed to expert `e`."""
+    def __init__(self, spec: ModelSpec, shares_LE: Floats, *, ahead: int | None = None):
+        """
+        Args:
+            shares_LE: share of the trace's tokens that layer l routed to expert e.
+            ahead: layers that are forecast as each one is routed, and the first ones at the start
+                of the step; None is all layers at the start of the step.
+        """
         super().__init__(spec)
         assert shares_LE.shape == (spec.num_layers, spec.num_experts)
+        if ahead is not None and ahead < 1:
+            raise PredictorError(f"{self.kind} with ahead={ahead}: at least 1, or null for all")
+        self.ahead = ahead
+        if ahead is not None:
+            self.signals = frozenset({Signal.TOKENS, Signal.ROUTED})  # type: ignore[misc]
         self._shares_LE = shares_LE.astype(np.float32)
+        self._num_tokens = 0
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
-        # One row serves all tokens: a view, not T copies of it.
-        shape = (len(tokens_T), self.spec.num_experts)
+        self._num_tokens = len(tokens_T)
+        return self._of(range(self.spec.num_layers if self.ahead is None else self.ahead))
+
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
+        assert self.ahead is not None, "asked for with ahead only"
+        return self._of(range(layer + self.ahead, layer + self.ahead + 1))
+
+    def _of(self, layers: range) -> list[Forecast]:
+        # One row serves all tokens: a view, not copies of it.
+        shape = (self._num_tokens, self.spec.num_experts)
         return [
-            Forecast(layer, np.broadcast_to(row, shape))
-            for layer, row in enumerate(self._shares_LE)
+            Forecast(layer, np.broadcast_to(self._shares_LE[layer], shape))
+            for layer in layers
+            if layer < self.spec.num_layers
         ]
 
     def files(self) -> dict[str, bytes]:
         return write_tensors({"shares": self._shares_LE})
 
+    def options(self) -> dict[str, Any]:
+        return {"ahead": self.ahead}
+
     @classmethod
     def from_files(
-        cls,
-        spec: ModelSpec,
-        files: Mapping[str, bytes],
-        options: Mapping[str, Any],  # noqa: ARG003
+        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
     ) -> Self:
         shape = (spec.num_layers, spec.num_experts)
-        return cls(spec, read_tensors(files, {"shares": shape}, kind=cls.kind)["shares"])
+        shares_LE = read_tensors(files, {"shares": shape}, kind=cls.kind)["shares"]
+        return cls(spec, shares_LE, **checked_options(cls, options))

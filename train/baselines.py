@@ -4,6 +4,7 @@ Shape suffixes: L layers, E experts, D hidden size, S token ids seen.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +27,14 @@ def chosen_columns(trace: Trace) -> Iterator[Ints]:
         yield trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
 
 
-def fit_popularity(trace: Trace) -> Popularity:
+def fit_popularity(trace: Trace, **options: Any) -> Popularity:
     """Share of the training tokens that each layer routed to each expert."""
     spec = trace.spec
     shares = [
         np.bincount(chosen.ravel(), minlength=spec.num_experts) / max(1, len(chosen))
         for chosen in chosen_columns(trace)
     ]
-    return Popularity(spec, np.stack(shares).astype(np.float32))
+    return Popularity(spec, np.stack(shares).astype(np.float32), **options)
 
 
 def fit_token(trace: Trace) -> Token:

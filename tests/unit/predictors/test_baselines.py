@@ -101,6 +101,18 @@ def test_popularity__gives_every_token_the_layers_shares() -> None:
     np.testing.assert_array_equal(forecasts[2].scores_TE, [shares[2], shares[2]])
 
 
+def test_popularity__ahead_forecasts_the_next_layer_as_each_is_routed() -> None:
+    shares = np.arange(12, dtype=np.float32).reshape(3, 4) / 12
+    popularity = Popularity(SPEC, shares, ahead=1)
+    assert [one.layer for one in popularity.begin_step(np.array([1, 2]), NO_REQUESTS)] == [0]
+    (forecast,) = popularity.routed(1, np.zeros((2, 2), np.int64), None)
+    assert forecast.layer == 2
+    np.testing.assert_array_equal(forecast.scores_TE, [shares[2], shares[2]])
+    assert not popularity.routed(2, np.zeros((2, 2), np.int64), None)
+    with pytest.raises(PredictorError, match="ahead=0"):
+        Popularity(SPEC, shares, ahead=0)
+
+
 def made() -> list:
     shares = np.full((3, 4), 0.5, np.float32)
     return [
