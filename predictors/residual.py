@@ -5,8 +5,8 @@ Ours. It starts as skip (promoe 4.2) and repairs it: what lies between a state a
 is summed up in a few numbers for each request and source: means of earlier states that decay, fast
 and slow.
 
-Shape suffixes: T tokens, D hidden size, H targets of a source, E experts, C contexts carried in,
-G decays, R numbers of a context for each decay, Q numbers of the token, S slots.
+Shape suffixes: T tokens, D hidden size, H targets of a source, E experts, G decays, R numbers of a
+context for each decay, X = G R, Q numbers of the token, S slots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,18 @@ from predictors.spec import ModelSpec
 if TYPE_CHECKING:
     import onnxruntime
 
-HIDDEN, CARRY, MIX, TOKEN = "hidden", "carry", "mix", "token"
-SCORES, AFTER, TOKEN_OUT = "scores", "after", "token_out"
-"""Names in a graph: `hidden [T, D]`, `carry [G, C, R]`, `mix [G, T, C + T]` to
-`scores [T, H, E]` and `after [G, T, R]`, all float32. The context of the tokens is
-`mix @ concat(carry, states)`; `after` is the context of whatever token follows each of them.
-The first layer's input is the token itself: its graph makes `token_out [T, Q]` of it, which all
-other graphs take as `token`."""
+HIDDEN, MEMORY = "hidden", "memory"
+SCORES, STATE, TOKEN = "scores", "state", "token"
+"""Names in a graph: `hidden [T, D]` and `memory [T, G R + Q]`, the context and the token, to
+`scores [T, H, E]` and `state [T, G R]`, all float32. The first layer's input is the token itself:
+its graph makes `token [T, Q]` of it, and has no more than the context as `memory`.
+
+A token's context is, for each decay, the decayed sum of the states before it; the states carry
+the factor `1 - decay` themselves. It is summed up here and not in the graph: when one token is
+generated, it is known before, and costs a product with the decays."""
 
 LONGEST_RUN = 256
-"""Tokens of a prompt that are forecast in one call: `mix` grows with their square."""
+"""Tokens of a prompt that are forecast in one call: `mixing` grows with their square."""
 
 
 class Source(NamedTuple):
@@ -122,10 +124,9 @@ class Residual(Predictor):
         }
         if len(sizes) > 1:
             raise PredictorError(f"the residual networks' contexts differ in size: {sorted(sizes)}")
-        ((rank, _),) = sizes
-        self._contexts = {
-            source: np.zeros((1, len(self._decays), rank), np.float32) for source in graphs
-        }
+        ((size, self._token_size),) = sizes
+        self._fading_X = np.repeat(np.array(self._decays, np.float32), size // len(self._decays))
+        self._contexts = {source: np.zeros((1, size), np.float32) for source in graphs}
         self._live = LiveRequests()
         self._runs: list[Run] = []
         self._tokens: list[Floats] = []
@@ -150,27 +151,48 @@ class Residual(Predictor):
         session = self._sessions.get(source)
         if session is None:
             return ()
+        hidden_TD = np.ascontiguousarray(hidden_TD, np.float32)
         if source == FIRST:
             self._tokens = []
-        context_SGR = self._contexts[source]
+        context_SX = self._contexts[source]
         found = []
         for number, run in enumerate(self._runs):
-            given = {
-                HIDDEN: np.ascontiguousarray(hidden_TD[run.rows], np.float32),
-                CARRY: np.ascontiguousarray(context_SGR[run.slots].swapaxes(0, 1)),
-                MIX: mix(len(run.slots), run.length, self._decays),
-            }
+            given = hidden_TD if len(self._runs) == 1 else hidden_TD[run.rows]
+            before_TX = context_SX[run.slots]
+            if run.length > 1:
+                before_TX = self._mixed(session, source, given, before_TX)
             if source == FIRST:
-                scores_THE, after_GTR, token_TQ = session.run([SCORES, AFTER, TOKEN_OUT], given)
-                self._tokens.append(token_TQ)
+                wanted, memory = [SCORES, STATE, TOKEN], before_TX
             else:
-                given[TOKEN] = self._tokens[number]
-                scores_THE, after_GTR = session.run([SCORES, AFTER], given)
-            context_SGR[run.slots] = after_GTR[:, run.length - 1 :: run.length].swapaxes(0, 1)
+                wanted = [SCORES, STATE]
+                memory = np.concatenate([before_TX, self._tokens[number]], axis=1)
+            scores_THE, state_TX, *token = session.run(wanted, {HIDDEN: given, MEMORY: memory})
+            self._tokens += token
+            last = slice(run.length - 1, None, run.length)
+            context_SX[run.slots] = before_TX[last] * self._fading_X + state_TX[last]
             found.append(scores_THE)
         whole_THE = found[0] if len(found) == 1 else np.concatenate(found)
         targets = source.targets(self.spec.num_layers, self.horizons)
         return [Forecast(target, whole_THE[:, h]) for h, target in enumerate(targets)]
+
+    def _mixed(
+        self,
+        session: "onnxruntime.InferenceSession",
+        source: Source,
+        hidden_TD: Floats,
+        context_1X: Floats,
+    ) -> Floats:
+        """`[T, G R]`: each token's context in a prompt, whose states are made for it first."""
+        size = context_1X.shape[1] + (0 if source == FIRST else self._token_size)
+        nothing = np.zeros((len(hidden_TD), size), np.float32)
+        (state_TX,) = session.run([STATE], {HIDDEN: hidden_TD, MEMORY: nothing}, only_this())
+        past_PX = np.concatenate([context_1X, state_TX])
+        by_decay = np.split(past_PX, len(self._decays), axis=1)
+        mixed = [
+            mixing(len(hidden_TD), decay) @ one
+            for decay, one in zip(self._decays, by_decay, strict=True)
+        ]
+        return np.concatenate(mixed, axis=1)
 
     def files(self) -> dict[str, bytes]:
         return {source.path: graph for source, graph in self._graphs.items()}
@@ -209,21 +231,26 @@ def runs(slot_T: Ints) -> list[Run]:
 
 
 @lru_cache(maxsize=4 * LONGEST_RUN)
-def mix(num_contexts: int, length: int, decays: tuple[float, ...]) -> Floats:
-    """`[G, T, C + T]`: each token's context as a sum of the one that was carried in, decayed, and
-    the states of the run's tokens before it, decayed. States carry the factor `1 - decay`
-    themselves."""
-    num_tokens = num_contexts * length
-    matrix = np.zeros((len(decays), num_tokens, num_contexts + num_tokens), np.float32)
-    rows, age = np.arange(num_tokens), np.arange(length)
-    for g, decay in enumerate(decays):
-        # 0 ** 0 is 1: without a mean, the first token's context is the one that was carried in.
-        fading = np.power(decay, age)
-        matrix[g, rows, rows // length] = np.tile(fading, num_contexts)
-        for t in range(1, length):
-            # One context only: runs of several tokens are of one request.
-            matrix[g, t, num_contexts : num_contexts + t] = fading[:t][::-1]
+def mixing(length: int, decay: float) -> Floats:
+    """`[T, 1 + T]`: each token's context as a sum of the one that the run begins with, faded, and
+    the states of the tokens before it, faded."""
+    # 0 ** 0 is 1: without a mean, the first token's context is the one that the run begins with.
+    fading = np.power(decay, np.arange(length)).astype(np.float32)
+    matrix = np.zeros((length, 1 + length), np.float32)
+    matrix[:, 0] = fading
+    for t in range(1, length):
+        matrix[t, 1 : 1 + t] = fading[:t][::-1]
     return matrix
+
+
+@lru_cache(maxsize=1)
+def only_this() -> "onnxruntime.RunOptions":
+    """Leaves out what the answer asked for does not need."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    options.only_execute_path_to_fetches = True
+    return options
 
 
 def check_graph(
@@ -233,23 +260,26 @@ def check_graph(
     horizons: int,
     num_decays: int,
 ) -> tuple[int, int]:
-    """Sizes R and Q; PredictorError unless the network is one for this model and source."""
+    """Sizes of context and token; PredictorError unless the network fits this model and source."""
     inputs = {one.name: list(one.shape) for one in session.get_inputs()}
     shapes = inputs | {one.name: list(one.shape) for one in session.get_outputs()}
-    token = TOKEN_OUT if source == FIRST else TOKEN
-    rank, size = shapes.get(CARRY, [None])[-1], shapes.get(token, [None])[-1]
+    state, memory = (shapes.get(name, [None])[-1] for name in (STATE, MEMORY))
+    size = shapes.get(TOKEN, [None])[-1]
+    if source != FIRST and isinstance(state, int) and isinstance(memory, int):
+        size = memory - state
     num_targets = len(source.targets(spec.num_layers, horizons))
     wanted = {
         HIDDEN: ["tokens", spec.hidden_size],
-        CARRY: [num_decays, "carried", rank],
-        MIX: [num_decays, "tokens", "carried_and_tokens"],
-        token: ["tokens", size],
+        MEMORY: ["tokens", memory],
         SCORES: ["tokens", num_targets, spec.num_experts],
-        AFTER: [num_decays, "tokens", rank],
+        STATE: ["tokens", state],
     }
-    if shapes != wanted or not (isinstance(rank, int) and isinstance(size, int)):
+    if source == FIRST:
+        wanted |= {TOKEN: ["tokens", size], MEMORY: ["tokens", state]}
+    fits = isinstance(state, int) and isinstance(size, int) and size > 0
+    if shapes != wanted or not fits or state % num_decays:
         raise PredictorError(
             f"the residual network {source.path} has the shapes {shapes}; {spec.model_id} needs "
             f"{wanted}: it was made for another model"
         )
-    return rank, size
+    return state, size

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from predictors.learned import INPUT, OUTPUT
-from predictors.residual import AFTER, CARRY, HIDDEN, MIX, SCORES, TOKEN, TOKEN_OUT
+from predictors.residual import HIDDEN, MEMORY, SCORES, STATE, TOKEN
 
 OPSET, IR_VERSION = 17, 9
 """Old enough for every onnxruntime since 1.16; the operators have not changed since."""
@@ -108,46 +108,27 @@ def skipping_graph(
     )
 
 
-def residual_graph(
-    weights: Mapping[str, NDArray], *, num_targets: int, decays: Sequence[float], name: str
-) -> bytes:
+def residual_graph(weights: Mapping[str, NDArray], *, num_targets: int, name: str) -> bytes:
     """`predictors.residual`'s graph: one pass over the hidden state for all that is made of it.
 
-    `weights`, normalisation folded in: `state [D, G R]`, `in [D, F]`, `router [D, H E]`, their
-    biases `state_bias`, `in_bias`, `out_bias`; `past [G R, F]`, `out [F, H E]`; `scale`, `shift`
-    `[H, 1]`; `token [Q, F]`, or for the first source `token_out [D, Q]`, `token_out_bias`.
+    `weights`, normalisation folded in: `state [D, X]`, `in [D, F]`, `router [D, H E]`, their
+    biases `state_bias`, `in_bias`, `out_bias`; `memory [X + Q, F]`, `out [F, H E]`; `scale`,
+    `shift` `[H, 1]`; for the first source `token_out [D, Q]`, `token_out_bias`, and no Q in
+    `memory`.
     """
-    groups, (ranks, width) = len(decays), weights["past"].shape
     outputs = weights["out"].shape[1]
-    num_experts, rank = outputs // num_targets, ranks // groups
-    firsts = "token_out" in weights
     first = [weights["state"], weights["in"], weights["router"]]
     biases = [weights["state_bias"], weights["in_bias"], weights["out_bias"]]
-    parts, sizes = ["states", "inward", "routed"], [ranks, width, outputs]
-    if firsts:
+    parts = [STATE, "inward", "routed"]
+    if "token_out" in weights:
         first.append(weights["token_out"])
         biases.append(weights["token_out_bias"])
-        parts.append(TOKEN_OUT)
-        sizes.append(len(biases[-1]))
-    hidden = weights["past"]
-    remembered = "by_token"
+        parts.append(TOKEN)
+    sizes = dict(zip(parts, map(len, biases), strict=True))
     nodes = [
         helper.make_node("Gemm", [HIDDEN, "first", "first_bias"], ["summed"]),
         helper.make_node("Split", ["summed", "parts"], parts, axis=1),
-        helper.make_node("Reshape", ["states", "by_decay"], ["states_by_decay"]),
-        helper.make_node("Transpose", ["states_by_decay"], ["state"], perm=[1, 0, 2]),
-        helper.make_node("Concat", [CARRY, "state"], ["past_states"], axis=1),
-        helper.make_node("MatMul", [MIX, "past_states"], ["context"]),
-        helper.make_node("Mul", ["context", "decays"], ["faded"]),
-        helper.make_node("Add", ["faded", "state"], [AFTER]),
-        helper.make_node("Transpose", ["context"], ["context_by_token"], perm=[1, 0, 2]),
-        helper.make_node("Reshape", ["context_by_token", "flat_context"], [remembered]),
-    ]
-    if not firsts:
-        nodes.append(helper.make_node("Concat", [remembered, TOKEN], ["remembered"], axis=1))
-        remembered, hidden = "remembered", np.concatenate([hidden, weights["token"]])
-    nodes += [
-        helper.make_node("Gemm", [remembered, "past", "inward"], ["whole"]),
+        helper.make_node("Gemm", [MEMORY, "memory_in", "inward"], ["whole"]),
         helper.make_node("Relu", ["whole"], ["middle"]),
         helper.make_node("Gemm", ["middle", "out", "routed"], ["flat"]),
         helper.make_node("Reshape", ["flat", "by_target"], ["logits"]),
@@ -156,30 +137,23 @@ def residual_graph(
         helper.make_node("Add", ["scaled", "shift"], ["shifted"]),
         helper.make_node("Sigmoid", ["shifted"], [SCORES]),
     ]
-    token: dict[str, Shape] = {} if firsts else {TOKEN: ["tokens", len(weights["token"])]}
-    token_out: dict[str, Shape] = {TOKEN_OUT: ["tokens", sizes[-1]]} if firsts else {}
+    num_experts = outputs // num_targets
+    answers: dict[str, Shape] = {
+        one: ["tokens", sizes[one]] for one in (STATE, TOKEN) if one in sizes
+    }
     return serialised(
         name,
         nodes,
         inputs={
             HIDDEN: ["tokens", first[0].shape[0]],
-            CARRY: [groups, "carried", rank],
-            MIX: [groups, "tokens", "carried_and_tokens"],
-            **token,
+            MEMORY: ["tokens", len(weights["memory"])],
         },
-        outputs={
-            SCORES: ["tokens", num_targets, num_experts],
-            AFTER: [groups, "tokens", rank],
-            **token_out,
-        },
+        outputs={SCORES: ["tokens", num_targets, num_experts], **answers},
         tensors={
             "first": np.concatenate(first, axis=1),
             "first_bias": np.concatenate(biases),
-            "parts": np.array(sizes, np.int64),
-            "by_decay": np.array([-1, groups, rank], np.int64),
-            "decays": np.array(decays, np.float32)[:, None, None],
-            "flat_context": np.array([-1, ranks], np.int64),
-            "past": hidden,
+            "parts": np.array(list(sizes.values()), np.int64),
+            "memory_in": weights["memory"],
             "out": weights["out"],
             "by_target": np.array([-1, num_targets, num_experts], np.int64),
             "scale": weights["scale"],

@@ -38,7 +38,7 @@ from train.networks import SMALLEST_SCALE, uniform
 KIND = "residual"
 DECAYS = (0.0, 0.8)
 """The token before, and the dozen before it."""
-RANK = 64
+RANK = 32
 """Numbers that sum up a request's past for one source and decay."""
 TOKEN_SIZE = 64
 """Numbers that say which token it is."""
@@ -205,7 +205,7 @@ class ResidualStack(nn.Module):
             "in_bias": in_bias_F,
             "router": self.router_NDO[number, :, :outputs],
             "out_bias": self.bias_out_NO[number, :outputs],
-            "past": self.weight_past_NRF[number],
+            "memory": torch.cat([self.weight_past_NRF[number].double(), token_QF]),
             "out": self.weight_out_NFO[number, :, :outputs],
             "scale": self.scale_NH[number, :num_targets, None],
             "shift": self.shift_NH[number, :num_targets, None],
@@ -214,12 +214,10 @@ class ResidualStack(nn.Module):
             # The token is its own hidden state: what is made of it is part of the first product.
             weights["in"] = in_DF + token["token_out"] @ token_QF
             weights["in_bias"] = in_bias_F + token["token_out_bias"] @ token_QF
-            weights |= token
-        else:
-            weights["token"] = token_QF
+            weights |= {"memory": self.weight_past_NRF[number], **token}
         arrays = {key: value.float().cpu().numpy() for key, value in weights.items()}
         name = f"{KIND}_{source.signal}_{source.layer}"
-        return residual_graph(arrays, num_targets=num_targets, decays=self.decays, name=name)
+        return residual_graph(arrays, num_targets=num_targets, name=name)
 
     @torch.no_grad()
     def graphs(self, token: Mapping[str, Tensor]) -> dict[Source, bytes]:
@@ -265,7 +263,8 @@ class ResidualFamily(Family):
                 routers_LED,
                 biases_LE,
                 horizons=horizons,
-                width=width,
+                # One target instead of three, and an easy one.
+                width=width if sources is groups[0] else max(1, width // 2),
                 rank=rank,
                 decays=decays,
             )
