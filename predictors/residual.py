@@ -35,6 +35,8 @@ A token's context is, for each decay, the decayed sum of the states before it; t
 the factor `1 - decay` themselves. It is summed up here and not in the graph: when one token is
 generated, it is known before, and costs a product with the decays."""
 
+ANSWERS, FIRST_ANSWERS = [SCORES, STATE], [SCORES, STATE, TOKEN]
+
 LONGEST_RUN = 256
 """Tokens of a prompt that are forecast in one call: `mixing` grows with their square."""
 
@@ -126,7 +128,12 @@ class Residual(Predictor):
             raise PredictorError(f"the residual networks' contexts differ in size: {sorted(sizes)}")
         ((size, self._token_size),) = sizes
         self._fading_X = np.repeat(np.array(self._decays, np.float32), size // len(self._decays))
-        self._contexts = {source: np.zeros((1, size), np.float32) for source in graphs}
+        self._places: dict[Signal, dict[int, _Place]] = {signal: {} for signal in self.signals}
+        for source, session in self._sessions.items():
+            targets = source.targets(spec.num_layers, horizons)
+            context_SX = np.zeros((1, size), np.float32)
+            place = _Place(source == FIRST, session, tuple(targets), context_SX)
+            self._places[source.signal][source.layer] = place
         self._live = LiveRequests()
         self._runs: list[Run] = []
         self._tokens: list[Floats] = []
@@ -134,58 +141,55 @@ class Residual(Predictor):
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._live.begin_step(requests_T)
-        for source, context in self._contexts.items():
-            self._contexts[source] = context = grown(context, self._live.num_slots)
-            context[present.new] = 0.0
+        if present.new:
+            for places in self._places.values():
+                for place in places.values():
+                    place.context_SX = grown(place.context_SX, self._live.num_slots)
+                    place.context_SX[present.new] = 0.0
         self._live.ended()
         self._runs = runs(present.slots_R[present.place_T])
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self._forecast(Source(Signal.LAYER_INPUT, layer), hidden_TD)
+        return self._forecast(self._places[Signal.LAYER_INPUT].get(layer), hidden_TD)
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self._forecast(Source(Signal.GATE_INPUT, layer), hidden_TD)
+        return self._forecast(self._places[Signal.GATE_INPUT].get(layer), hidden_TD)
 
-    def _forecast(self, source: Source, hidden_TD: Floats) -> Forecasts:
-        session = self._sessions.get(source)
-        if session is None:
+    def _forecast(self, place: "_Place | None", hidden_TD: Floats) -> Forecasts:
+        if place is None:
             return ()
         hidden_TD = np.ascontiguousarray(hidden_TD, np.float32)
-        if source == FIRST:
+        if place.is_first:
             self._tokens = []
-        context_SX = self._contexts[source]
         found = []
         for number, run in enumerate(self._runs):
             given = hidden_TD if len(self._runs) == 1 else hidden_TD[run.rows]
-            before_TX = context_SX[run.slots]
+            before_TX = place.context_SX[run.slots]
             if run.length > 1:
-                before_TX = self._mixed(session, source, given, before_TX)
-            if source == FIRST:
-                wanted, memory = [SCORES, STATE, TOKEN], before_TX
+                before_TX = self._mixed(place, given, before_TX)
+            if place.is_first:
+                wanted, memory = FIRST_ANSWERS, before_TX
             else:
-                wanted = [SCORES, STATE]
+                wanted = ANSWERS
                 memory = np.concatenate([before_TX, self._tokens[number]], axis=1)
-            scores_THE, state_TX, *token = session.run(wanted, {HIDDEN: given, MEMORY: memory})
+            scores_THE, state_TX, *token = place.session.run(
+                wanted, {HIDDEN: given, MEMORY: memory}
+            )
             self._tokens += token
-            last = slice(run.length - 1, None, run.length)
-            context_SX[run.slots] = before_TX[last] * self._fading_X + state_TX[last]
+            if run.length > 1:
+                before_TX, state_TX = before_TX[-1:], state_TX[-1:]
+            place.context_SX[run.slots] = before_TX * self._fading_X + state_TX
             found.append(scores_THE)
         whole_THE = found[0] if len(found) == 1 else np.concatenate(found)
-        targets = source.targets(self.spec.num_layers, self.horizons)
-        return [Forecast(target, whole_THE[:, h]) for h, target in enumerate(targets)]
+        return [Forecast(target, whole_THE[:, h]) for h, target in enumerate(place.targets)]
 
-    def _mixed(
-        self,
-        session: "onnxruntime.InferenceSession",
-        source: Source,
-        hidden_TD: Floats,
-        context_1X: Floats,
-    ) -> Floats:
+    def _mixed(self, place: "_Place", hidden_TD: Floats, context_1X: Floats) -> Floats:
         """`[T, G R]`: each token's context in a prompt, whose states are made for it first."""
-        size = context_1X.shape[1] + (0 if source == FIRST else self._token_size)
+        size = context_1X.shape[1] + (0 if place.is_first else self._token_size)
         nothing = np.zeros((len(hidden_TD), size), np.float32)
-        (state_TX,) = session.run([STATE], {HIDDEN: hidden_TD, MEMORY: nothing}, only_this())
+        given = {HIDDEN: hidden_TD, MEMORY: nothing}
+        (state_TX,) = place.session.run([STATE], given, only_this())
         past_PX = np.concatenate([context_1X, state_TX])
         by_decay = np.split(past_PX, len(self._decays), axis=1)
         mixed = [
@@ -208,6 +212,17 @@ class Residual(Predictor):
         graphs = {source: files[source.path] for source in known if source.path in files}
         decays = [float(one) for one in options["decays"]]
         return cls(spec, graphs, horizons=int(options["horizons"]), decays=decays)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A source at run time, with what is remembered there."""
+
+    is_first: bool
+    session: "onnxruntime.InferenceSession"
+    targets: tuple[int, ...]
+    context_SX: Floats
+    """By slot of a request."""
 
 
 def runs(slot_T: Ints) -> list[Run]:
