@@ -1,6 +1,6 @@
 """Which requests are alive, for predictors that remember them: ids to rows of their own arrays.
 
-Shape suffixes: T tokens of the step, R requests of the step.
+Shape suffixes: T tokens of the step, R requests of the step, E experts.
 """
 
 from collections import OrderedDict
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictors.base import Ints
+from predictors.base import Floats, Ints
 
 IDLE_STEPS = 16
 """Steps without a token of a request after which it counts as ended: nobody says when one ends,
@@ -25,6 +25,14 @@ class Present:
     """Each token's request, as an index into `slots_R`."""
     new: list[int]
     """Slots of the requests that were not alive before."""
+
+    @property
+    def rows(self) -> slice | Ints:
+        """What to index arrays of all slots with: of a single request a slice, which is faster."""
+        if len(self.slots_R) > 1:
+            return self.slots_R
+        slot = int(self.slots_R[0])
+        return slice(slot, slot + 1)
 
     @property
     def num_requests(self) -> int:
@@ -83,6 +91,16 @@ class LiveRequests:
             return self._free.pop()
         self.num_slots += 1
         return self.num_slots - 1
+
+
+def of_tokens(scores_RE: Floats, present: Present) -> Floats:
+    """`[T, E]`: each token's request's row; of a single request a view, not copies."""
+    num_tokens = len(present.place_T)
+    if len(scores_RE) > 1:
+        return scores_RE[present.place_T]
+    if num_tokens == 1:
+        return scores_RE
+    return np.broadcast_to(scores_RE, (num_tokens, scores_RE.shape[1]))
 
 
 def grown(array: np.ndarray, num_rows: int) -> np.ndarray:

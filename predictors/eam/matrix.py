@@ -29,8 +29,8 @@ def count_rows(experts_TK: Ints, place_T: Ints, num_requests: int, num_experts: 
 
 def unit_rows(rows_E: Floats) -> Floats:
     """Each row of the last axis at length 1; a row of zeros, a layer not seen yet, stays zeros."""
-    length = np.sqrt(np.einsum("...e,...e->...", rows_E, rows_E))
-    return rows_E / np.maximum(length, 1e-12)[..., None]
+    length = np.sqrt(np.einsum("...e,...e->...", rows_E, rows_E))[..., None]
+    return rows_E / np.maximum(length, 1e-12)
 
 
 def distance(one_LE: Floats, other_LE: Floats) -> float:
@@ -58,8 +58,8 @@ def attainable(counts_LE: Floats, top_k: int) -> NDArray[np.float64]:
     return busiest / np.maximum(counts_LE.sum(axis=(-2, -1)), 1.0)
 
 
-def layer_decay(distance: int, num_layers: int) -> float:
-    """`1 - (i - l) / L` for a layer i that is `distance` ahead of the current one l: linear, at a
-    rate inversely proportional to the number of layers (sequence level, 5.2 and algorithm 1, step
-    26; request level, 5.1)."""
-    return 1.0 - distance / num_layers
+def layer_decays(num_layers: int) -> Floats:
+    """`[L]`: `1 - (i - l) / L` for the layer i that is 1, 2, ... ahead of the current one: linear,
+    at a rate inversely proportional to the number of layers (sequence level, 5.2 and algorithm 1,
+    step 26; request level, 5.1)."""
+    return (1.0 - np.arange(1, num_layers + 1) / num_layers).astype(np.float32)

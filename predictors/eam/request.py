@@ -12,10 +12,10 @@ import numpy as np
 
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.eam.collection import Collection, nearest
-from predictors.eam.matrix import chance, count_rows, layer_decay, shares
+from predictors.eam.matrix import chance, count_rows, layer_decays, shares
 from predictors.errors import PredictorError
 from predictors.options import checked_options
-from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown
+from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown, of_tokens
 from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
@@ -71,6 +71,7 @@ class EamRequest(Predictor):
         self.collection.fill(counts_NLE.astype(np.float32))
         self.matches = matches
         self.learning = learning
+        self._decays_L1 = layer_decays(spec.num_layers)[:, None]
         self._requests = LiveRequests(idle_steps=idle_steps)
         self._present: Present | None = None
         self._part_R = np.zeros(0, np.int64)
@@ -99,7 +100,10 @@ class EamRequest(Predictor):
         rows_RE = count_rows(
             experts_TK, present.place_T, present.num_requests, self.spec.num_experts
         )
-        self._counts_SPLE[present.slots_R, self._part_R, layer] += rows_RE
+        if present.num_requests == 1:
+            self._counts_SPLE[present.slots_R[0], self._part_R[0], layer] += rows_RE[0]
+        else:
+            self._counts_SPLE[present.slots_R, self._part_R, layer] += rows_RE
         if not collection.size:
             return ()
         self._product_RC += rows_RE @ collection.flat_LEC[layer]
@@ -135,22 +139,17 @@ class EamRequest(Predictor):
         assert present is not None
         later = self.collection.counts_CLE[:, layer_now + 1 :]
         if present.num_requests == 1:
-            shares_RLE = shares(later[matches_RM[0]].sum(axis=0))[None]
+            shares_RLE = shares(np.add.reduce(later[matches_RM[0]], axis=0))[None]
+            priority_LE = shares_RLE[0]
         else:
             shares_RLE = shares(later[matches_RM].sum(axis=1))
+            priority_LE = shares_RLE.mean(axis=0)
         chance_RLE = chance(shares_RLE, self.spec.top_k)
-        priority_LE = shares_RLE.mean(axis=0)
-        found = []
-        for ahead in range(1, self.spec.num_layers - layer_now):
-            chance_RE = chance_RLE[:, ahead - 1]
-            if len(chance_RE) == 1:
-                scores_TE = np.broadcast_to(chance_RE, (len(present.place_T), len(chance_RE[0])))
-            else:
-                scores_TE = chance_RE[present.place_T]
-            decay = layer_decay(ahead, self.spec.num_layers)
-            priority_E = priority_LE[ahead - 1] * decay
-            found.append(Forecast(layer_now + ahead, scores_TE, priority_E=priority_E))
-        return found
+        priority_LE = priority_LE * self._decays_L1[: len(priority_LE)]
+        return [
+            Forecast(layer, of_tokens(chance_RLE[:, place], present), priority_E=priority_LE[place])
+            for place, layer in enumerate(range(layer_now + 1, self.spec.num_layers))
+        ]
 
     # ---- storing
 

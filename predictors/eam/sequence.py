@@ -12,10 +12,10 @@ import numpy as np
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.eam.collection import Collection
 from predictors.eam.kmeans import representatives
-from predictors.eam.matrix import attainable, count_rows, layer_decay, unit_rows
+from predictors.eam.matrix import attainable, count_rows, layer_decays, unit_rows
 from predictors.errors import PredictorError
 from predictors.options import checked_options
-from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown
+from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown, of_tokens
 from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
@@ -80,6 +80,7 @@ class EamSequence(Predictor):
         self.learning = learning
         self._seed = seed
         self._random = np.random.default_rng(seed)
+        self._decays_L1 = layer_decays(spec.num_layers)[:, None]
         self._requests = LiveRequests(idle_steps=idle_steps)
         self._present: Present | None = None
         self._poor: list[Floats] = []
@@ -115,7 +116,7 @@ class EamSequence(Predictor):
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
         present = self._present
         assert present is not None, "routed comes within a step"
-        slots_R = present.slots_R
+        slots_R = present.rows
         self._tally(layer, experts_TK)
         rows_RE = count_rows(
             experts_TK, present.place_T, present.num_requests, self.spec.num_experts
@@ -172,23 +173,23 @@ class EamSequence(Predictor):
         present, collection = self._present, self.collection
         if present is None or not collection.size:
             return ()
-        used_RC = self._similarity_SC[present.slots_R, : collection.size]
+        used_RC = self._similarity_SC[present.rows, : collection.size]
         best_R = used_RC.argmax(axis=1)
         self._best_S[present.slots_R] = best_R
-        alone = len(best_R) == 1
-        best = best_R[0]
-        num_tokens = len(present.place_T)
-        found = []
-        for layer in range(layer_now + 1, self.spec.num_layers):
-            if alone:
-                row_E, ratio_E = collection.chance_CLE[best, layer], self._ratio_CLE[best, layer]
-                scores_TE = row_E[None] if num_tokens == 1 else _repeated(row_E, num_tokens)
-            else:
-                scores_TE = collection.chance_CLE[best_R, layer][present.place_T]
-                ratio_E = self._ratio_CLE[best_R, layer].mean(axis=0)
-            decay = layer_decay(layer - layer_now, self.spec.num_layers)
-            found.append(Forecast(layer, scores_TE, priority_E=ratio_E * decay))
-        return found
+        later = slice(layer_now + 1, self.spec.num_layers)
+        if len(best_R) == 1:
+            scores_LRE = collection.chance_CLE[best_R[0], later, None]
+            ratio_LE = self._ratio_CLE[best_R[0], later]
+        else:
+            scores_LRE = collection.chance_CLE[best_R, later].swapaxes(0, 1)
+            ratio_LE = self._ratio_CLE[best_R, later].mean(axis=0)
+        priority_LE = ratio_LE * self._decays_L1[: len(ratio_LE)]
+        return [
+            Forecast(layer, of_tokens(scores_RE, present), priority_E=priority_E)
+            for layer, (scores_RE, priority_E) in enumerate(
+                zip(scores_LRE, priority_LE, strict=True), start=later.start
+            )
+        ]
 
     # ---- how well it does
 
@@ -197,6 +198,12 @@ class EamSequence(Predictor):
         present = self._present
         assert present is not None
         best_R = self._best_S[present.slots_R]
+        if present.num_requests == 1:
+            slot, best = int(present.slots_R[0]), int(best_R[0])
+            if best >= 0:
+                hits = np.count_nonzero(self._is_top_CLE[best, layer][experts_TK])
+                self._tally_S2[slot] += (hits, experts_TK.size)
+            return
         hits_TK = self._is_top_CLE[best_R[present.place_T][:, None], layer, experts_TK]
         hits_R = np.bincount(present.place_T, hits_TK.sum(axis=1), present.num_requests)
         made_R = np.bincount(present.place_T, minlength=present.num_requests)
@@ -241,8 +248,3 @@ class EamSequence(Predictor):
         shape = (None, spec.num_layers, spec.num_experts)
         arrays = read_tensors(files, {"matrices": shape}, kind=cls.kind)
         return cls(spec, arrays["matrices"], **checked_options(cls, options))
-
-
-def _repeated(row_E: Floats, num_tokens: int) -> Floats:
-    """The same row for every token: a view, not copies."""
-    return np.broadcast_to(row_E, (num_tokens, len(row_E)))

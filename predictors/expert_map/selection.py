@@ -18,9 +18,9 @@ def selected(probability_TE: Floats, delta_T: Floats, top_k: int) -> NDArray[np.
     """`[T, E]`: the fewest likeliest experts whose probabilities sum to at least delta, and no
     fewer than `top_k` (equations 6 to 8)."""
     order_TE = np.argsort(-probability_TE, axis=1, kind="stable")
-    summed_TE = np.cumsum(np.take_along_axis(probability_TE, order_TE, axis=1), axis=1)
+    tokens_T1 = np.arange(len(order_TE))[:, None]
+    summed_TE = np.cumsum(probability_TE[tokens_T1, order_TE], axis=1)
     needed_T = np.maximum((summed_TE < delta_T[:, None]).sum(axis=1) + 1, top_k)
     kept_TE = np.zeros(probability_TE.shape, np.bool_)
-    ranks_TE = np.arange(probability_TE.shape[1]) < needed_T[:, None]
-    np.put_along_axis(kept_TE, order_TE, ranks_TE, axis=1)
+    kept_TE[tokens_T1, order_TE] = np.arange(probability_TE.shape[1]) < needed_T[:, None]
     return kept_TE

@@ -5,7 +5,7 @@ import pytest
 
 from predictors.eam.collection import Collection
 from predictors.eam.kmeans import representatives
-from predictors.eam.matrix import attainable, count_rows, distance, layer_decay
+from predictors.eam.matrix import attainable, count_rows, distance, layer_decays
 
 
 def test_count_rows__counts_each_requests_tokens() -> None:
@@ -33,8 +33,8 @@ def test_distance__does_not_depend_on_the_number_of_tokens() -> None:
     assert distance(one, 17 * one) == pytest.approx(0.0, abs=1e-6)
 
 
-def test_layer_decay__is_linear_in_the_layers_ahead() -> None:
-    assert [layer_decay(ahead, 4) for ahead in (1, 2, 3)] == [0.75, 0.5, 0.25]
+def test_layer_decays__are_linear_in_the_layers_ahead() -> None:
+    assert layer_decays(4).tolist() == [0.75, 0.5, 0.25, 0.0]
 
 
 def test_attainable__is_the_share_of_the_busiest_experts() -> None:
