@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -110,7 +110,9 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
                 absent = value == "null" and NoneType in alternatives(kind)
                 texts[key.lstrip("+")] = None if absent else value.replace("${", "\\${")
             else:
-                rest.append(f"{key}={member_name(outside(key), kind, value)}")
+                # A plain dictionary's keys are its owner's to check: any may be added.
+                plus = "++" if kind is Any or get_origin(kind) is dict else ""
+                rest.append(f"{plus}{key.lstrip('+')}={member_name(outside(key), kind, value)}")
         config = compose(root, overrides=selections + rest) if rest else base
         for key, text in texts.items():
             OmegaConf.update(config, key, text)

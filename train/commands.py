@@ -58,8 +58,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
     signals = signals_of(kinds)
     with clock.part("trace", f"trace of {config.model.name} on {config.data.name}"):
         trace = trace_for(config, signals)
-    with clock.part("shifted trace", f"trace of {config.model.name} on {config.shifted.name}"):
-        shifted = shifted_for(config, signals)
+    shifted = None
+    if config.score_shifted:
+        with clock.part("shifted trace", f"trace of {config.model.name} on {config.shifted.name}"):
+            shifted = shifted_for(config, signals)
     ground = Ground(
         trace=trace,
         shifted=shifted,

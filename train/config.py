@@ -48,6 +48,8 @@ class TrainConfig(RunConfig):
     shifted: DataConfig = field(default_factory=DataConfig)
     shifted_trace: Path | None = None
     """The same for prompts of another distribution, on which predictors are scored too."""
+    score_shifted: bool = True
+    """Score on the shifted prompts; false saves recording them."""
     drift: bool = False
     """Measure how the predictors that learn while they serve do from nothing, and on the shifted
     prompts with and without learning from them: results.json, `drift`."""

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from configs.cli import main
+from predictors.base import Signal
+from predictors.registry import KINDS
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS
@@ -25,10 +27,12 @@ def setup(tmp_path: Path) -> list[str]:
     spec = make_spec(hidden_size=32)
     spec = type(spec)(**{**spec.as_dict(), **identity(folder, model)})
     make_trace(tmp_path / "trace", spec=spec, requests_per_unit=60)
+    make_trace(tmp_path / "shifted", spec=spec, num_units=1, seed=1)
     return [
         f"model.id={folder}",
         "model.name=tiny",
         f"trace={tmp_path / 'trace'}",
+        f"shifted_trace={tmp_path / 'shifted'}",
         f"run_dir={tmp_path / 'run'}",
         "predictor.width=32",
         "max_epochs=2",
@@ -61,7 +65,10 @@ def test_train__writes_every_figure_and_entries_that_load(
         predictor = load_predictor(tmp_path / "run" / "entries" / name, spec=entry.manifest.spec)
         tokens = np.zeros(2, np.int64)
         hidden = np.zeros((2, 32), np.float32)
-        asked = [*predictor.begin_step(tokens, tokens), *predictor.gate_input(0, hidden)]
+        asked = [*predictor.begin_step(tokens, tokens)]
+        if Signal.LAYER_INPUT in predictor.signals:
+            asked += predictor.layer_input(0, hidden)
+        asked += predictor.gate_input(0, hidden)
         assert asked[0].scores_TE.shape == (2, 8)
     assert results["parity"]["stride"]["same_top_k"] >= 0.999
     shown = capsys.readouterr().out
@@ -115,3 +122,35 @@ def test_train__refuses_an_altered_trace(
     assert main("train", COMMANDS, setup) == 2
     assert "damaged" in capsys.readouterr().err
     assert not (tmp_path / "run" / "entries").exists()
+
+
+def test_train__all_makes_one_table_of_every_kind_and_entries_that_load(
+    setup: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("train", COMMANDS, [*setup, "predictor=all", "max_epochs=1", "drift=true"]) == 0
+    shown = capsys.readouterr().out
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    figures = results["predictors"]
+    assert set(KINDS) <= set(figures)
+    assert {"skip-2", "skip-3"} <= set(figures)
+    for name, one in figures.items():
+        assert name in shown
+        assert set(one["hardware"]) == {"rtx4090-pcie4", "desktop-nvme4"}
+        assert one["shifted"]["tokens"] == 200
+        assert all(one["latency_us"][batch]["layer_p50"] >= 0 for batch in ("1", "8", "64"))
+        loaded = load_predictor(tmp_path / "run" / "entries" / name, spec=None)
+        assert loaded.kind == KINDS[name.split("-2")[0].split("-3")[0]].kind
+    assert set(results["drift"]) == {"eam-sequence", "eam-request", "expert-map", "correlation"}
+
+
+def test_train__of_a_kind_that_is_not_learned_trains_nothing(
+    setup: list[str], tmp_path: Path
+) -> None:
+    options = ["predictor=eam-request", "predictor.options={capacity: 7}", "score_shifted=false"]
+    assert main("train", COMMANDS, [*setup, *options]) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert list(results["predictors"])[0] == "eam-request"
+    assert results["training"] is None
+    assert results["predictors"]["eam-request"]["shifted"] is None
+    entry = open_entry(tmp_path / "run" / "entries" / "eam-request")
+    assert entry.manifest.options["capacity"] == 7

@@ -1,4 +1,4 @@
-"""A group that is drawn from for a second key, named by that key."""
+"""A group that is drawn from for a second key; dictionaries whose keys are their owner's."""
 
 import pytest
 
@@ -24,3 +24,11 @@ def test_second_group__lists_the_same_choices() -> None:
 def test_second_group__refuses_an_unknown_choice_naming_the_closest() -> None:
     with pytest.raises(ConfigError, match="unknown shifted 'pysauce'.*'pysource'"):
         compose_typed("train", ["shifted=pysauce"])
+
+
+@pytest.mark.parametrize(
+    "argument", ["predictor.options={capacity: 7}", "predictor.options.capacity=7"]
+)
+def test_dictionary__takes_any_key_without_a_plus(argument: str) -> None:
+    config, _ = compose_typed("train", ["predictor=eam-request", argument])
+    assert config.predictor.options == {"capacity": 7}
