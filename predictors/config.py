@@ -28,6 +28,8 @@ class PredictorConfig:
     """Row of the table in predictors/registry.py, or all of them."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of that kind, such as `{capacity: 256}`: what its class takes by keyword."""
+    int8: bool = False
+    """Networks with eight-bit weights: a quarter of the bytes; what is scored is what ships."""
     width: int = 512
     """Hidden units of each learned network; 512 is 160,000 parameters on the reference model."""
 

@@ -31,6 +31,8 @@ class Family(nn.Module):
     labels: list[str]
     """Of each figure: `mlp/layer_03`, `residual/horizon_2/layer_05`."""
     needs: Needs
+    lr_share: float = 1.0
+    """Its learning rate, as a share of the run's."""
 
     def normalise_by(self, batch: Batch) -> None:
         """Fixes the input normalisation to this sample; before training only."""

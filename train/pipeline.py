@@ -21,6 +21,7 @@ from train.family import Family
 from train.fit import FitSettings
 from train.networks import PlainFamily, edges
 from train.parity import Parity, parity
+from train.quantise import quantised
 from train.residual import ResidualFamily
 from zoo.entry import write_entry
 
@@ -62,9 +63,10 @@ def families_for(
 
 
 def exported(
-    families: Sequence[Family], trace: Trace
+    families: Sequence[Family], trace: Trace, *, int8: bool = False
 ) -> tuple[dict[str, Predictor], dict[str, Parity]]:
-    """The learned predictors as they will run, and how well they agree with torch (held out)."""
+    """The learned predictors as they will run, and how well they agree with torch (held out),
+    before their weights are rounded to eight bits if that is asked for."""
     made: dict[str, Predictor] = {}
     agreement: dict[str, Parity] = {}
     for family in families:
@@ -74,7 +76,8 @@ def exported(
         )
         agreement |= parity(family, own, batches, top_k=trace.spec.top_k)
         # Made anew: those that were asked just now remember it.
-        made |= dict(family.export(trace.spec))
+        again = dict(family.export(trace.spec))
+        made |= {kind: quantised(one) for kind, one in again.items()} if int8 else again
     return made, agreement
 
 

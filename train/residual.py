@@ -235,6 +235,7 @@ def group(source: Source, place: int) -> str:
 class ResidualFamily(Family):
     """The sources that look ahead, and those of horizon 0, which have one target each."""
 
+    lr_share = 0.5
     token_mean_D: Tensor
     token_deviation_D: Tensor
 

@@ -10,6 +10,7 @@ from predictors.metrics import good_pred
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from train.evaluate import accuracy_table, fresh, score
+from train.horizons import by_horizon
 from train.latency import latency
 from train.replay import budget_slots, fetch_table, first_tokens
 
@@ -56,6 +57,9 @@ def scored(predictor: Predictor, ground: Ground) -> dict[str, Any]:
         "latency_us": latency(predictor, ground.trace),
         "bytes": sum(map(len, predictor.files().values())),
         "horizon": getattr(predictor, "horizon", None),
+        "by_horizon": by_horizon(fresh(predictor), ground.trace)
+        if getattr(predictor, "horizons", 1) > 1
+        else None,
     }
 
 

@@ -1,13 +1,15 @@
 """Decaying means of earlier states against a sum written out."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from collect.traces import Trace
-from tests.builders.traces import make_trace
+from collect.traces import Trace, TraceSignal
+from tests.builders.traces import make_spec, make_trace
 from train.context import WARM_UP, contexts
+from train.data import Needs, Part, TraceBatches
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +42,28 @@ def test_contexts__begins_anew_with_each_request(trace: Trace) -> None:
     found, weights = contexts(columns, starts, requests=trace.requests, decays=(0.0, 0.8))
     assert not found.any()
     assert not weights.any()
+
+
+def test_batches__hold_a_pool_in_memory_and_never_the_trace(tmp_path: Path) -> None:
+    """Memory-mapped columns are not counted: what is counted is what was read into memory."""
+    spec = make_spec(hidden_size=256)
+    folder = tmp_path / "t"
+    make_trace(folder, spec=spec, requests_per_unit=100, prompt_tokens=30, new_tokens=2)
+    trace = Trace.open(folder)
+    signals = frozenset({TraceSignal.GATE_INPUT, TraceSignal.LAYER_INPUT})
+    size = sum(one.stat().st_size for one in folder.glob("*.arrow"))
+    batches = TraceBatches(
+        trace,
+        Part.FIT,
+        batch_size=64,
+        needs=Needs(signals, (0.0, 0.8)),
+        epoch=0,
+        pool_bytes=size // 50,
+    )
+    tracemalloc.start()
+    seen = sum(batch.chosen_LBK.size(1) for batch in batches)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seen == len(batches) * 64
+    assert size > 20_000_000
+    assert peak < size / 3

@@ -1,0 +1,83 @@
+"""Accuracy by distance, and networks of eight bits."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from collect.traces import Trace
+from predictors.base import Forecast, Predictor, Signal
+from tests.builders.traces import make_spec, make_trace
+from train.horizons import by_horizon
+from train.networks import PlainFamily, edges
+from train.quantise import quantised
+from train.residual import ResidualFamily
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    folder: Path = tmp_path_factory.mktemp("trace") / "t"
+    return make_trace(folder)
+
+
+class TwoAhead(Predictor):
+    """Right about the next layer, and says the same of the one after it."""
+
+    kind = "two-ahead"
+    signals = frozenset({Signal.GATE_INPUT})
+    stateless = True
+
+    def __init__(self, trace: Trace):
+        super().__init__(trace.spec)
+        rows = trace.rows("held_out")
+        self.chosen = [trace.column("experts", layer)[rows] for layer in range(4)]
+
+    def gate_input(self, layer, hidden_TD):
+        if layer + 1 == self.spec.num_layers:
+            return ()
+        scores = np.zeros((len(hidden_TD), self.spec.num_experts), np.float32)
+        np.put_along_axis(scores, self.chosen[layer + 1].astype(np.int64), 1.0, axis=1)
+        targets = range(layer + 1, min(layer + 3, self.spec.num_layers))
+        return [Forecast(target, scores) for target in targets]
+
+
+def test_by_horizon__tells_distances_apart(trace: Trace) -> None:
+    predictor = TwoAhead(trace)
+    table = by_horizon(predictor, trace)
+    assert table["1"]["accuracy"] == [None, 1.0, 1.0, 1.0]
+    assert table["1"]["worst_layer_accuracy"] == 1.0
+    expected = [
+        np.mean([len({*a} & {*b}) / 2 for a, b in zip(*predictor.chosen[n : n + 2], strict=True)])
+        for n in (1, 2)
+    ]
+    assert table["2"]["accuracy"][:2] == [None, None]
+    assert table["2"]["accuracy"][2:] == pytest.approx(expected)
+    assert table["2"]["mean_accuracy"] == pytest.approx(np.mean(expected))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "residual"])
+def test_quantised__is_far_smaller_and_ranks_nearly_the_same(kind: str) -> None:
+    spec = make_spec(hidden_size=64)
+    torch.manual_seed(0)
+    if kind == "mlp":
+        family = PlainFamily(spec, edges(spec, ("mlp",)), width=256, loss="bce")
+        with torch.no_grad():
+            family.stack.weight_out_NFE.mul_(10)
+    else:
+        routers = np.random.default_rng(0).standard_normal((4, 8, 64), dtype=np.float32)
+        family = ResidualFamily(spec, routers, None, horizons=3, width=256)
+    whole = family.export(spec)[kind]
+    small = quantised(family.export(spec)[kind])
+    assert sum(map(len, small.files().values())) < 0.4 * sum(map(len, whole.files().values()))
+    ids = np.arange(200)
+    hidden = np.random.default_rng(1).standard_normal((200, 64), dtype=np.float32)
+    found = []
+    for one in (whole, small):
+        one.begin_step(ids, ids)
+        one.layer_input(0, hidden)
+        found.append(one.gate_input(1, hidden)[0].scores_TE)
+    assert not np.array_equal(*found)
+    chosen = [np.argsort(-scores, axis=1)[:, :2] for scores in found]
+    same = (chosen[0][:, :, None] == chosen[1][:, None, :]).any(axis=2).mean()
+    assert same > 0.9
