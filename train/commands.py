@@ -18,7 +18,7 @@ from train.config import TrainConfig
 from train.counted import counted
 from train.drift import LEARNERS, drift
 from train.fit import FitSettings, Fitted, digest_of, fit
-from train.kinds import options_of, signals_of, wanted_kinds
+from train.kinds import fitting, needed_kinds, options_of, signals_of, wanted_kinds
 from train.loggers import finish, log_entries, log_summary, make_logger
 from train.parity import Parity
 from train.pipeline import exported, families_for, machine, write_entries
@@ -57,7 +57,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
     clock = Clock()
     signals = signals_of(kinds)
     with clock.part("trace", f"trace of {config.model.name} on {config.data.name}"):
-        trace = trace_for(config, signals)
+        needed = signals_of(needed_kinds(config.predictor.kind))
+        trace = trace_for(config, signals, needed=needed)
+    left_out = set(kinds) - set(fitting(kinds, trace.signals))
+    if left_out:
+        sys.stderr.write(f"left out, for want of signals in the trace: {sorted(left_out)}\n")
+        kinds = fitting(kinds, trace.signals)
+        signals = signals_of(kinds)
     shifted = None
     if config.score_shifted:
         with clock.part("shifted trace", f"trace of {config.model.name} on {config.shifted.name}"):
@@ -154,7 +160,7 @@ def learn(
             fresh=config.fresh,
         )
     with clock.part("export", "exporting to ONNX and comparing with torch"):
-        learned, agreement = exported(fitted.families, trace)
+        learned, agreement = exported(fitted.families, trace, int8=config.predictor.int8)
     return learned, agreement, training_record(fitted, settings)
 
 

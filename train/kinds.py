@@ -38,6 +38,11 @@ def wanted_kinds(kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((kind, *beside, *BASELINES)))
 
 
+def needed_kinds(kind: str) -> tuple[str, ...]:
+    """Those of `wanted_kinds` that no trace may leave out: all but the baselines beside it."""
+    return tuple(one for one in wanted_kinds(kind) if kind in (ALL, one) or one not in BASELINES)
+
+
 def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
     """What a trace must hold for these kinds to be fitted and scored."""
     needed = {RECORDED[signal] for kind in kinds for signal in KINDS[kind].signals}

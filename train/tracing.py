@@ -16,19 +16,36 @@ from train.config import TrainConfig
 from train.errors import TrainError
 
 
-def trace_for(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
+def trace_for(
+    config: TrainConfig,
+    signals: tuple[TraceSignal, ...],
+    *,
+    needed: tuple[TraceSignal, ...] | None = None,
+) -> Trace:
     """The trace to train on, with these signals: what nobody reads may be most of the bytes.
+
+    Of one that was named only those that are `needed` are asked, all of them unless given. One
+    that was imported from a published routing log is of whatever model it says.
 
     Raises:
         TrainError: the trace that was named is of another model, or lacks a signal.
         TraceError, PromptError, DiskSpaceError, CheckpointError: as `collect.record.collect`.
     """
-    return _trace(config, config.data, signals, named=config.trace, key="trace")
+    return _trace(
+        config, config.data, signals, needed=needed or signals, named=config.trace, key="trace"
+    )
 
 
 def shifted_for(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
     """The trace of prompts of another distribution, to score on only; raises as `trace_for`."""
-    return _trace(config, config.shifted, signals, named=config.shifted_trace, key="shifted_trace")
+    return _trace(
+        config,
+        config.shifted,
+        signals,
+        needed=signals,
+        named=config.shifted_trace,
+        key="shifted_trace",
+    )
 
 
 def _trace(
@@ -36,6 +53,7 @@ def _trace(
     data: DataConfig,
     signals: tuple[TraceSignal, ...],
     *,
+    needed: tuple[TraceSignal, ...],
     named: Path | None,
     key: str,
 ) -> Trace:
@@ -46,12 +64,20 @@ def _trace(
     """
     if named is not None and (named / MANIFEST).exists() and read_manifest(named).complete:
         trace = Trace.open(named)
-        require_model(trace, config.model, key=key)
-        missing = [str(signal) for signal in signals if signal not in trace.signals]
+        if trace.manifest.plan.source != "imported":
+            require_model(trace, config.model, key=key)
+        if trace.spec.hidden_size < 1:
+            raise TrainError(
+                f"{key}={named} does not say its model's hidden size, to which predictors are "
+                "bound: import it again with hidden_size=N"
+            )
+        # The gate's weights are for one figure only, and not in every routing log.
+        have = {*trace.signals, TraceSignal.WEIGHTS}
+        missing = [str(signal) for signal in needed if signal not in have]
         if missing:
             raise TrainError(
                 f"{key}={named} has no {', '.join(missing)}; collect one with signals="
-                f"[{','.join(signals)}], or name a folder that is not there yet"
+                f"[{','.join(needed)}], or name a folder that is not there yet"
             )
         return trace
     settings = settings_of(data, seed=config.seed)

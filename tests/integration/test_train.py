@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from collect.__main__ import COMMANDS as COLLECT
 from configs.cli import main
 from predictors.base import Signal
 from predictors.registry import KINDS
@@ -154,3 +155,36 @@ def test_train__of_a_kind_that_is_not_learned_trains_nothing(
     assert results["predictors"]["eam-request"]["shifted"] is None
     entry = open_entry(tmp_path / "run" / "entries" / "eam-request")
     assert entry.manifest.options["capacity"] == 7
+
+
+def test_train__on_a_published_routing_log_leaves_out_what_it_can_not_show(
+    setup: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.jsonl"
+    random = np.random.default_rng(0)
+    lines = [
+        {
+            "request": request,
+            "position": position,
+            "layer": layer,
+            "experts": random.permutation(8)[:2].tolist(),
+        }
+        for request in range(30)
+        for position in range(4)
+        for layer in range(3)
+    ]
+    log.write_text("\n".join(map(json.dumps, lines)))
+    folder = tmp_path / "imported"
+    importing = ["import", f"source={log}", f"output={folder}"]
+    assert main("collect", COLLECT, importing) == 0
+    options = ["predictor=eam-request", f"trace={folder}", "score_shifted=false"]
+    assert main("train", COMMANDS, [*setup, *options]) == 2
+    assert "import it again with hidden_size=N" in capsys.readouterr().err
+    options[1] += "-2"
+    importing[2] += "-2"
+    assert main("collect", COLLECT, [*importing, "hidden_size=32"]) == 0
+    assert main("train", COMMANDS, [*setup, *options]) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert list(results["predictors"]) == ["eam-request", "token", "popularity"]
+    assert results["predictors"]["token"]["mean_accuracy"] is None
+    assert "left out, for want of signals in the trace: ['skip']" in capsys.readouterr().err
