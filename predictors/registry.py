@@ -15,6 +15,7 @@ from predictors.learned import Learned, Mlp, Stride
 from predictors.popularity import Popularity
 from predictors.pre_attention import PreAttention
 from predictors.residual import Residual
+from predictors.reuse.forecaster import Reuse
 from predictors.skip import Skip
 from predictors.spec import ModelSpec
 from predictors.token import Token
@@ -33,6 +34,8 @@ CLASSES: tuple[type[Predictor], ...] = (
     ExpertMap,
     Correlation,
 )
+KEEPERS: Mapping[str, type[Predictor]] = MappingProxyType({Reuse.kind: Reuse})
+"""Those that forecast what to keep, not what the step needs: for eviction, not for prefetching."""
 KINDS: Mapping[str, type[Predictor]] = MappingProxyType({one.kind: one for one in CLASSES})
 PLAIN: Mapping[str, type[Learned]] = MappingProxyType(
     {one.kind: one for one in (Mlp, Stride, PreAttention)}
@@ -53,4 +56,5 @@ def from_files(
     kind: str, spec: ModelSpec, *, files: Mapping[str, bytes], options: Mapping[str, Any]
 ) -> Predictor:
     """A predictor from the payload of a zoo entry, whose bytes were checked by digest before."""
-    return predictor_class(kind).from_files(spec, files, options)
+    cls = KEEPERS.get(kind) or predictor_class(kind)
+    return cls.from_files(spec, files, options)

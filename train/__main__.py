@@ -14,6 +14,15 @@ COMMANDS = [
             "together, scores them beside the baselines, exports ONNX and writes zoo entries."
         ),
     ),
+    Command(
+        name="reuse",
+        config="train",
+        run="train.keeping:train_reuse",
+        summary=(
+            "Trains the forecaster behind reuse eviction and sets its hit rates beside those of "
+            "every other policy."
+        ),
+    ),
 ]
 
 if __name__ == "__main__":
