@@ -11,6 +11,7 @@ from runtime.budget import parse_budget, slots_of
 from runtime.config import SystemConfig
 from runtime.driver import PredictorDriver
 from runtime.engine import Engine
+from runtime.keeper import Keeper
 from runtime.policy.build import build_planner, build_prefetcher
 from runtime.store.base import Store, decoded_bytes, slot_bytes
 from runtime.tiers.arena import Arena
@@ -62,6 +63,7 @@ def build_engine(
     host_budget: str | int | None = None,
     device: torch.device | str = "cpu",
     timeline: Timeline | None = None,
+    keeper: Predictor | None = None,
 ) -> Engine:
     """An engine that serves the store's experts from `budget` bytes on the device.
 
@@ -94,6 +96,7 @@ def build_engine(
         arenas=arenas,
         links=links,
         timeline=timeline,
+        keeper=keeper,
     )
 
 
@@ -106,6 +109,7 @@ def connect(
     arenas: Sequence[Arena],
     links: Sequence[Link],
     timeline: Timeline | None = None,
+    keeper: Predictor | None = None,
 ) -> Engine:
     """An engine over arenas and the links that fill them, the computing tier first."""
     prefetcher = build_prefetcher(
@@ -132,6 +136,11 @@ def connect(
         prefetcher=prefetcher,
         workers=workers,
         shared=shared,
-        driver=PredictorDriver(predictor if system.prefetch else None, planner, shared),
+        driver=PredictorDriver(
+            predictor if system.prefetch else None,
+            planner,
+            shared,
+            None if keeper is None else Keeper(keeper, prefetcher, shared),
+        ),
         watchdog_seconds=system.watchdog_seconds,
     )

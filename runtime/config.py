@@ -39,10 +39,12 @@ class SystemConfig:
     prefetch: bool = True
     """Fetch what the predictor forecasts; off: only what routers ask for."""
     eviction: str = "lru"
-    """Which expert to drop: lru, lfu, fifo, static, neighbour, least-stale, decayed-lfu, fmoe,
-    moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
+    """Which expert to drop: lru, lfu, fifo, static, neighbour, least-stale, decayed-lfu, reuse,
+    fmoe, moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
     eviction_options: dict[str, Any] = field(default_factory=dict)
     """Options of that policy, such as `{decays: [0.9, 0.99]}`."""
+    keeper: str | None = None
+    """Zoo entry of the forecaster behind `reuse` eviction, such as qwen2-moe-tiny/reuse."""
     per_layer: bool = True
     """Divide the arena among the layers, where it holds top_k experts of each; else all share."""
     urgency: str = "nearest-layer"

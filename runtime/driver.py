@@ -3,6 +3,7 @@
 import time
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
+from runtime.keeper import Keeper
 from runtime.policy.planner import Planner
 from runtime.tiers.worker import Shared
 
@@ -13,11 +14,21 @@ class PredictorDriver:
     `seconds` adds up what the predictor cost.
     """
 
-    def __init__(self, predictor: Predictor | None, planner: Planner, shared: Shared):
+    def __init__(
+        self,
+        predictor: Predictor | None,
+        planner: Planner,
+        shared: Shared,
+        keeper: Keeper | None = None,
+    ):
         self._predictor = predictor
         self._planner = planner
         self._shared = shared
+        self._keeper = keeper
         self.signals = frozenset() if predictor is None else predictor.signals
+        """What the predictor is shown."""
+        self.all_signals = self.signals | (frozenset() if keeper is None else keeper.signals)
+        """What must be captured: the keeper's too."""
         self.seconds = 0.0
 
     def _listens(self, signal: Signal | None = None) -> bool:
@@ -31,6 +42,8 @@ class PredictorDriver:
         return self._planner.governor is None or self._planner.governor.prefetching
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
+        if self._keeper is not None:
+            self._keeper.begin_step(tokens_T, requests_T)
         if self._listens():
             assert self._predictor is not None
             start = time.perf_counter()
@@ -45,11 +58,18 @@ class PredictorDriver:
             self._plan(forecasts, layer_now=layer, start=start, event="layer_input")
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> None:
+        if self._keeper is not None:
+            self._keeper.gate_input(layer, hidden_TD)
         if self._listens(Signal.GATE_INPUT):
             assert self._predictor is not None
             start = time.perf_counter()
             forecasts = self._predictor.gate_input(layer, hidden_TD)
             self._plan(forecasts, layer_now=layer, start=start, event="gate_input")
+
+    def before_demand(self, layer: int, experts_TK: Ints) -> None:
+        """The layer's router has spoken, and none of its experts has been asked for yet."""
+        if self._keeper is not None:
+            self._keeper.routed(layer, experts_TK)
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> None:
         if self._listens(Signal.ROUTED):

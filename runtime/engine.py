@@ -102,6 +102,7 @@ class Engine:
     def routed(
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None
     ) -> None:
+        self.driver.before_demand(layer, experts_TK)
         wanted, counts = np.unique(experts_TK, return_counts=True)
         tokens_per_expert = dict(zip(wanted.tolist(), counts.tolist(), strict=True))
         last = self._num_experts

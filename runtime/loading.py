@@ -107,8 +107,9 @@ def load(
         host_budget=host_budget,
         device=where,
         timeline=None if trace_events is None else Timeline(trace_events),
+        keeper=resolve_predictor((system or SystemConfig()).keeper, spec),
     )
-    signals = frozenset({Signal.ROUTED}) | engine.driver.signals
+    signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
     probes = Probes(plain, signals, engine)
     for layer in layers:
         layer.kind.attach(layer.experts, Served(engine, layer.index))
