@@ -174,6 +174,9 @@ def fit_settings(config: TrainConfig, kinds: Sequence[str]) -> FitSettings:
         lr=config.lr,
         weight_decay=config.weight_decay,
         seed=config.seed,
+        patience=config.patience,
+        precision=config.precision,
+        devices=config.devices,
     )
 
 

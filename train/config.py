@@ -57,6 +57,13 @@ class TrainConfig(RunConfig):
     """bce: calibrated scores; listwise: softmax cross-entropy against the chosen set."""
     max_epochs: int = 5
     """Passes over the training requests."""
+    patience: int = 3
+    """Passes without a better accuracy on requests set aside, after which training stops; the best
+    pass's weights are kept."""
+    precision: str = "32-true"
+    """Lightning's name of the arithmetic: bf16-mixed on a GPU; a CPU is far slower with it."""
+    devices: int = 1
+    """GPUs to train on, each with its share of every batch."""
     batch_size: int = 256
     """Tokens in a step; every network sees each of them."""
     lr: float = 4e-3
@@ -73,7 +80,7 @@ class TrainConfig(RunConfig):
     """CPU threads of torch; its own choice unless given."""
 
     def __post_init__(self) -> None:
-        for name in ("max_epochs", "batch_size", "replay_tokens"):
+        for name in ("max_epochs", "batch_size", "replay_tokens", "patience", "devices"):
             if getattr(self, name) < 1:
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
         if not 0 < self.lr <= 1:

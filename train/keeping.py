@@ -71,6 +71,9 @@ def learn_reuse(config: TrainConfig, trace: Trace, *, run_dir: Path) -> tuple[Re
         lr=config.lr,
         weight_decay=config.weight_decay,
         seed=config.seed,
+        patience=config.patience,
+        precision=config.precision,
+        devices=config.devices,
     )
     logger = make_logger(config.logger, run_dir=run_dir, settings={"trace": trace.digest})
     seed_everything(config.seed, verbose=False)
