@@ -13,11 +13,17 @@ MISSING: Any = "???"
 that serves a model."""
 
 
+BUILTIN = "builtin"
+"""Stands for the id of a model that ships with the project."""
+
+REFERENCE_MODEL = "qwen2-moe-tiny"
+
+
 @dataclass(kw_only=True)
 class ModelConfig:
-    name: str = "qwen2-moe-tiny"
+    name: str = REFERENCE_MODEL
     """Short name, as in `model=NAME`."""
-    id: str = "builtin"
+    id: str = BUILTIN
     """Repository on the Hub, a local folder, or `builtin`: the reference model that ships here."""
     revision: str | None = None
     """Commit on the Hub; a branch name would let the model change under its predictors."""
@@ -30,6 +36,9 @@ class ModelConfig:
         allowed = ("auto", "float32", "bfloat16", "float16")
         if self.dtype not in allowed:
             raise MoecastError(f"model.dtype={self.dtype!r}: allowed are {', '.join(allowed)}")
+        if self.id != BUILTIN and self.name == REFERENCE_MODEL:
+            # `model.id=FOLDER` alone: whatever is there, it is not the model that ships here.
+            self.name = Path(self.id).name
 
 
 @dataclass(kw_only=True)

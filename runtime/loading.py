@@ -8,7 +8,7 @@ from transformers import AutoConfig, PreTrainedModel
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.assemble import build_engine
-from runtime.config import ModelConfig, ServedConfig, StoreConfig, SystemConfig
+from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.errors import CheckpointError
 from runtime.handle import Handle
 from runtime.hf import experts as experts_function
@@ -32,7 +32,7 @@ def model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelCon
     """The configuration of a model given by name, folder or Hub id."""
     if isinstance(model, ModelConfig):
         config = model
-    elif str(model) == "qwen2-moe-tiny":
+    elif str(model) == REFERENCE_MODEL:
         config = ModelConfig(dtype="float32")
     else:
         name = str(model)
@@ -43,7 +43,7 @@ def model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelCon
 
 
 def load(
-    model: str | Path | ModelConfig = "qwen2-moe-tiny",
+    model: str | Path | ModelConfig = REFERENCE_MODEL,
     *,
     predictor: str | Path | Predictor | None = None,
     budget: str | int = "50%",

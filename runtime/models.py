@@ -6,10 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from predictors.spec import config_hash
-from runtime.config import BUILTIN_MODELS, ModelConfig
+from runtime.config import BUILTIN, BUILTIN_MODELS, ModelConfig
 from runtime.errors import CheckpointError
 
-BUILTIN = "builtin"
 DIGESTS = "digests.json"
 """`{file: sha256}` beside a model that ships with the project."""
 INFLATED = "inflated.json"
