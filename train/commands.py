@@ -45,8 +45,8 @@ class Clock:
 def train(config: TrainConfig) -> dict[str, Any]:
     """From a model's name to scored predictors in zoo entries; returns what results.json holds.
 
-    The one asked for comes first in the tables, baselines below it; all learned predictors are
-    trained when one of them is asked for: one pass over the trace. Interrupted, the same command
+    The one asked for comes first in the tables, baselines below it; the published learned ones are
+    trained beside a learned one, in the same pass over the trace. Interrupted, the same command
     goes on from the last complete pass and the parts of the trace that are there.
     """
     assert config.run_dir is not None

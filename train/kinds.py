@@ -14,6 +14,10 @@ from predictors.registry import KINDS, LEARNED, predictor_class
 BASELINES = ("skip", "token", "popularity")
 """Cheap and always beside what was asked for: an accuracy says little without them."""
 
+COMPARED = ("mlp", "stride")
+"""The published learned predictors, trained beside any learned one: one pass over the same columns.
+The others are several times the work, and their signals twice the trace: only when asked for."""
+
 RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
     {
         Signal.TOKENS: None,
@@ -29,12 +33,11 @@ RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
 def wanted_kinds(kind: str) -> tuple[str, ...]:
     """The kind asked for first, then what is fitted beside it.
 
-    The learned kinds learn together, hardly more work than one of them. PredictorError with the
-    choices when there is no such kind.
+    PredictorError with the choices when there is no such kind.
     """
     if kind == ALL:
         return tuple(KINDS)
-    beside = tuple(LEARNED) if predictor_class(kind).kind in LEARNED else ()
+    beside = COMPARED if predictor_class(kind).kind in LEARNED else ()
     return tuple(dict.fromkeys((kind, *beside, *BASELINES)))
 
 
