@@ -9,7 +9,7 @@ from collect.traces import Trace, TraceSignal
 from collect.traces.layout import ROUTING_SIGNALS
 from predictors.config import PredictorConfig
 from predictors.errors import PredictorError
-from predictors.registry import KINDS, LEARNED
+from predictors.registry import KINDS
 from runtime.config import ModelConfig
 from tests.builders.traces import make_spec, make_trace
 from train.counted import FITS, counted
@@ -134,8 +134,8 @@ def test_routing_log__is_enough_for_what_needs_no_hidden_state(tmp_path: Path) -
 def test_wanted_kinds__are_the_one_asked_for_then_what_belongs_beside_it() -> None:
     assert wanted_kinds("correlation") == ("correlation", "skip", "token", "popularity")
     assert wanted_kinds("token") == ("token", "skip", "popularity")
-    assert set(wanted_kinds("stride")) == {*LEARNED, "skip", "token", "popularity"}
-    assert wanted_kinds("stride")[0] == "stride"
+    assert wanted_kinds("stride") == ("stride", "mlp", "skip", "token", "popularity")
+    assert wanted_kinds("residual") == ("residual", "mlp", "stride", "skip", "token", "popularity")
     assert wanted_kinds("all") == tuple(KINDS)
     with pytest.raises(PredictorError, match="'corelation'.*'correlation'"):
         wanted_kinds("corelation")
