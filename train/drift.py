@@ -14,7 +14,7 @@ from predictors.eam.sequence import EamSequence
 from predictors.expert_map.predictor import ExpertMap
 from predictors.metrics import LayerScore, total
 from predictors.registry import from_files
-from train.evaluate import Pending, forecasts
+from train.accuracy import Pending, forecasts
 
 MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 """Requests served up to which accuracy is reported, each time of those since the mark before."""

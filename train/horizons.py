@@ -5,7 +5,7 @@ from typing import Any
 from collect.traces import Trace
 from predictors.base import Predictor, Signal
 from predictors.metrics import LayerScore, total
-from train.evaluate import Pending, phased
+from train.accuracy import Pending, phased
 
 ENTRY = "entry"
 """What is forecast when the step begins or from the first layer's input."""

@@ -12,7 +12,7 @@ import numpy as np
 from collect.traces import Trace
 from collect.traces.step import Phase
 from predictors.base import Predictor, Signal
-from train.evaluate import Block, fresh
+from train.accuracy import Block, fresh
 
 BATCHES = (1, 8, 64)
 WARM_STEPS = 3

@@ -9,7 +9,7 @@ from predictors.base import Predictor
 from predictors.metrics import good_pred
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
-from train.evaluate import accuracy_table, fresh, score
+from train.accuracy import accuracy_table, fresh, score
 from train.horizons import by_horizon
 from train.latency import latency
 from train.replay import budget_slots, fetch_table, first_tokens

@@ -16,8 +16,8 @@ from predictors.eam.matrix import attainable, chance, shares, unit_rows
 from predictors.eam.request import EamRequest
 from predictors.eam.sequence import EamSequence
 from predictors.expert_map.predictor import ExpertMap
+from train.accuracy import Block, forecasts
 from train.baselines import chosen_columns
-from train.evaluate import Block, forecasts
 
 INSUFFICIENT_QUANTILE = 0.1
 """A sequence is forecast insufficiently when it is forecast worse, measured by what it would have

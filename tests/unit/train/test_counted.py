@@ -12,8 +12,8 @@ from predictors.errors import PredictorError
 from predictors.registry import KINDS
 from runtime.config import ModelConfig
 from tests.builders.traces import make_spec, make_trace
+from train.accuracy import accuracy_table, score
 from train.counted import FITS, counted
-from train.evaluate import accuracy_table, score
 from train.kinds import fitting, options_of, signals_of, wanted_kinds
 from train.stateful import (
     fit_correlation,
@@ -108,7 +108,7 @@ def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path,
 
 
 def test_score__of_one_that_learns_does_not_change_what_is_scored_next(tmp_path: Path) -> None:
-    from train.evaluate import fresh
+    from train.accuracy import fresh
 
     trace = make_trace(tmp_path / "t")
     made = fit_expert_map(trace, distance=2, capacity=50)

@@ -10,8 +10,8 @@ from predictors.popularity import Popularity
 from runtime.config import SystemConfig
 from tests.builders.traces import make_trace
 from tests.unit.train.test_pipeline import HARDWARE
+from train.accuracy import accuracy_table, score
 from train.drift import MARKS, curve, drift
-from train.evaluate import accuracy_table, score
 from train.latency import BATCHES, decode_steps, latency
 from train.scoring import Ground, scored
 from train.stateful import fit_correlation, fit_eam_request, fit_eam_sequence, fit_expert_map

@@ -13,10 +13,10 @@ from collect.traces import Trace
 from predictors.base import Predictor
 from tests.builders.traces import make_trace
 from train import fit as fit_module
+from train.accuracy import forecasts, phased, score
 from train.baselines import fit_popularity, fit_token
 from train.data import Part, TraceBatches, part_rows, shuffled
 from train.errors import CheckpointError, TrainError
-from train.evaluate import forecasts, phased, score
 from train.fit import CHECKPOINT, FitSettings, Fitted, digest_of, fit
 from train.networks import PlainFamily, edges
 from train.pipeline import exported

@@ -14,10 +14,10 @@ from runtime.errors import BudgetError
 from runtime.sim.hardware import Roofline
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
+from train.accuracy import accuracy_table, score
 from train.baselines import make_skip
 from train.config import LoggerConfig, TrainConfig
 from train.errors import TrainError
-from train.evaluate import accuracy_table, score
 from train.kinds import signals_of
 from train.loggers import finish, make_logger
 from train.pipeline import machine
