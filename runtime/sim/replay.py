@@ -13,7 +13,7 @@ from runtime.config import SystemConfig
 from runtime.policy.build import build_planner, build_prefetcher
 from runtime.policy.counters import Counters, added
 from runtime.sim.hardware import Hardware
-from runtime.sim.simulator import Simulator
+from runtime.sim.simulator import Observer, Simulator
 
 
 class Step(Protocol):
@@ -47,6 +47,10 @@ class ReplayStats:
     ttft_seconds: list[float] = field(default_factory=list)
     tpot_seconds: list[float] = field(default_factory=list)
     stall_seconds: float = 0.0
+    decode_stall_seconds: float = 0.0
+    """Of these, in decode steps."""
+    decode_predictor_seconds: float = 0.0
+    """Charged to predictions in decode steps; they run beside the computation."""
 
     @property
     def total(self) -> Counters:
@@ -69,6 +73,8 @@ class ReplayStats:
             "tpot_seconds": statistics.median(self.tpot_seconds) if self.tpot_seconds else None,
             "num_decode_steps": len(self.tpot_seconds),
             "stall_seconds": self.stall_seconds,
+            "decode_stall_seconds": self.decode_stall_seconds,
+            "decode_predictor_seconds": self.decode_predictor_seconds,
         }
 
 
@@ -81,6 +87,7 @@ def replay(
     hardware: Hardware,
     budget_slots: int | Sequence[int],
     keeper: Predictor | None = None,
+    observer: Observer | None = None,
 ) -> ReplayStats:
     """Runs the steps one after another from empty arenas of `budget_slots` experts; several numbers
     are those of several tiers, the computing one first.
@@ -103,7 +110,9 @@ def replay(
     )
     planner = build_planner(system, spec, prefetcher)
     active = predictor if system.prefetch else None
-    simulator = Simulator(prefetcher, hardware, predictor=active, planner=planner)
+    simulator = Simulator(
+        prefetcher, hardware, predictor=active, planner=planner, observer=observer
+    )
     stats = ReplayStats(
         prefill=[Counters() for _ in range(spec.num_layers)],
         decode=[Counters() for _ in range(spec.num_layers)],
@@ -115,11 +124,15 @@ def replay(
         requests = set(step.requests_T.tolist())
         prefetcher.begin_step(new_request=not requests <= running)
         running = requests
-        started = simulator.now
+        started, stalled = simulator.now, simulator.stall_seconds
+        predicting = simulator.predictor_seconds
         replay_step(simulator, active, step, spec=spec, hardware=hardware, keeper=keeper)
         prefetcher.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
         times.append(simulator.now - started)
+        if not is_prefill:
+            stats.decode_stall_seconds += simulator.stall_seconds - stalled
+            stats.decode_predictor_seconds += simulator.predictor_seconds - predicting
         if planner.governor is not None and not is_prefill:
             planner.governor.switch.step_ended(times[-1])
     stats.stall_seconds = simulator.stall_seconds

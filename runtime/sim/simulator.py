@@ -3,12 +3,17 @@
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from predictors.base import Floats, Forecasts, Predictor
+from runtime.policy.eviction import Expert
 from runtime.policy.planner import Planner
 from runtime.policy.prefetcher import Prefetcher, Task
 from runtime.sim.hardware import Hardware
+
+Observer = Callable[[str, float, float, Expert | None], None]
+"""Told what happened (compute, stall, fetch, prefetch), from when to when, and to which expert;
+None: all of a layer but its experts."""
 
 
 class Simulator:
@@ -24,9 +29,13 @@ class Simulator:
         *,
         predictor: Predictor | None,
         planner: Planner,
+        observer: Observer | None = None,
     ):
         self.now = 0.0
         self.stall_seconds = 0.0
+        self.predictor_seconds = 0.0
+        """Charged to predictions, beside the computation."""
+        self._observer = observer
         self._prefetcher = prefetcher
         self._hardware = hardware
         self._predictor = predictor
@@ -47,6 +56,7 @@ class Simulator:
             return
         start = max(self.now, self._predictor_free)
         self._predictor_free = start + self._hardware.predictor_seconds
+        self.predictor_seconds += self._hardware.predictor_seconds
         item = (self._predictor_free, next(self._sequence), forecasts, layer_now)
         heapq.heappush(self._forecasts, item)
 
@@ -56,8 +66,10 @@ class Simulator:
 
     # ---- the compute stream
 
-    def compute(self, seconds: float) -> None:
-        """The compute stream is busy for a while."""
+    def compute(self, seconds: float, expert: Expert | None = None) -> None:
+        """The compute stream is busy for a while, with one expert or a layer's other weights."""
+        if self._observer is not None:
+            self._observer("compute", self.now, self.now + seconds, expert)
         self._advance(self.now + seconds)
 
     def valued(self, layer: int, value_E: Floats) -> None:
@@ -75,7 +87,8 @@ class Simulator:
         while pending:
             expert = self._next_ready(layer, pending)
             pending.remove(expert)
-            self.compute(self._hardware.expert_seconds(tokens_per_expert[expert]))
+            seconds = self._hardware.expert_seconds(tokens_per_expert[expert])
+            self.compute(seconds, (layer, expert))
             prefetcher.used((layer, expert))
 
     def _next_ready(self, layer: int, pending: Sequence[int]) -> int:
@@ -88,6 +101,8 @@ class Simulator:
             for e in candidates:
                 if self._prefetcher.is_ready((layer, e)):
                     self.stall_seconds += self.now - started
+                    if self._observer is not None and self.now > started:
+                        self._observer("stall", started, self.now, (layer, e))
                     return e
             self._advance(self.now)
             under_way = [transfer[0] for transfer in self._transfers if transfer is not None]
@@ -130,6 +145,9 @@ class Simulator:
             if self._transfers[i] is None and (task := tier.next_task()) is not None:
                 end = self._clock + self._hardware.transfer_seconds(task.num_bytes, tier=i)
                 self._transfers[i] = (end, task)
+                if self._observer is not None and i == 0:
+                    kind = "fetch" if task.high else "prefetch"
+                    self._observer(kind, self._clock, end, task.expert)
 
     def _finish_transfer(self, link: int) -> None:
         transfer = self._transfers[link]
