@@ -148,7 +148,7 @@ def microseconds_per_layer(name: str, *, per_layer: bool) -> float:
 def main(arguments: dict[str, str]) -> None:
     trace = Trace.open(Path(arguments["trace"]))
     config, _ = compose_typed("train", [f"hardware={arguments['hardware']}"])
-    hardware = described(config.hardware)
+    hardware = described(config.hardware, config.shape)
     generated = list(trace.steps("held_out"))
     each_token = list(token_by_token(generated, NUM_TOKENS))
     first = list(first_tokens(generated, NEW_TOKENS))

@@ -24,7 +24,7 @@ NO_PREFETCH = SystemConfig(name="promoe without prefetch", prefetch=False)
 def main(arguments: dict[str, str]) -> None:
     trace = Trace.open(Path(arguments["trace"]))
     config, _ = compose_typed("train", [f"hardware={arguments['hardware']}"])
-    hardware = described(config.hardware)
+    hardware = described(config.hardware, config.shape)
     arms: list[tuple[str, SystemConfig, Predictor | None]] = [
         ("on-demand", ON_DEMAND, None),
         ("promoe, no prefetch", NO_PREFETCH, None),

@@ -13,6 +13,9 @@ MISSING: Any = "???"
 that serves a model."""
 
 
+ORACLE = "oracle"
+"""What a system forecasts with that knows the whole routing of a step when it begins."""
+
 BUILTIN = "builtin"
 """Stands for the id of a model that ships with the project."""
 
@@ -47,13 +50,19 @@ class SystemConfig:
     """Short name, as in `system=NAME`."""
     prefetch: bool = True
     """Fetch what the predictor forecasts; off: only what routers ask for."""
+    predictor: str | None = None
+    """What it forecasts with unless the command's `predictor` says otherwise: a kind (`stride`, the
+    zoo's MODEL_NAME/stride), a zoo entry, a folder, or `oracle` (replays only)."""
+    predictor_options: dict[str, Any] = field(default_factory=dict)
+    """Options of that predictor, in place of its entry's, such as `{ahead: 1}`."""
     eviction: str = "lru"
     """Which expert to drop: lru, lfu, fifo, static, neighbour, least-stale, decayed-lfu, reuse,
     fmoe, moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
     eviction_options: dict[str, Any] = field(default_factory=dict)
     """Options of that policy, such as `{decays: [0.9, 0.99]}`."""
     keeper: str | None = None
-    """Zoo entry of the forecaster behind `reuse` eviction, such as qwen2-moe-tiny/reuse."""
+    """Forecaster behind `reuse` eviction: a kind (`reuse`, the zoo's MODEL_NAME/reuse), a zoo entry
+    or a folder."""
     per_layer: bool = True
     """Divide the arena among the layers, where it holds top_k experts of each; else all share."""
     urgency: str = "nearest-layer"
@@ -97,12 +106,35 @@ class HardwareConfig:
     """Dense multiply-adds a second, times two, in the weights' dtype."""
     kernel_us: float = 0.0
     """Overhead of starting one kernel."""
-    expert_bytes: int = 0
-    """Size of one expert of the model that the profile stands for; 0: the replayed model's own."""
-    layer_bytes: int = 0
-    """Other weights that one layer reads (attention, shared experts)."""
     predictor_us: float = 0.0
     """Latency of one prediction, beside the computation."""
+
+
+@dataclass(kw_only=True)
+class ShapeConfig:
+    """The model whose bytes and computation a replay stands for; its routing is the trace's."""
+
+    name: str = "trace"
+    """Short name, as in `shape=NAME`."""
+    source: str = "the traced model's own checkpoint"
+    """Where the figures come from."""
+    num_layers: int = 0
+    """Layers with routed experts."""
+    num_experts: int = 0
+    """Routed experts of each."""
+    top_k: int = 0
+    """Of these, how many a token is routed to."""
+    hidden_size: int = 0
+    """Width of the state that routers see."""
+    expert_bytes: int = 0
+    """Size of one expert; 0: the traced model's own shape."""
+    layer_bytes: int = 0
+    """Other weights that one layer reads (attention, shared experts)."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether sizes are to be read from the traced model."""
+        return self.expert_bytes == 0
 
 
 class PageCache(StrEnum):
@@ -156,7 +188,7 @@ class ServedConfig(RunConfig):
     system: SystemConfig = field(default_factory=SystemConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: str | None = None
-    """Zoo entry (NAME, NAME@digest) or the folder of one; none: no prefetching."""
+    """Kind (stride), zoo entry (NAME, NAME@digest) or folder of one; none: the system's own."""
     device: str = "auto"
     """Where the model computes: auto (a GPU if there is one), cpu, cuda, cuda:1."""
     host_budget: str | None = None
@@ -258,6 +290,7 @@ SCHEMAS: dict[str, type] = {
     "model/base": ModelConfig,
     "system/base": SystemConfig,
     "hardware/base": HardwareConfig,
+    "shape/base": ShapeConfig,
     "generate": GenerateConfig,
     "verify": VerifyConfig,
     "inflate": InflateConfig,

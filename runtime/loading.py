@@ -1,5 +1,6 @@
 """`runtime.load`: an ordinary Transformers model whose experts live in an arena of fixed size."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,12 +11,14 @@ from predictors.spec import ModelSpec
 from runtime.assemble import build_engine
 from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.errors import CheckpointError
+from runtime.forecasters import systems_forecaster, systems_keeper
 from runtime.handle import Handle
 from runtime.hf import experts as experts_function
 from runtime.hf.adapters.served import Served
 from runtime.hf.classes import model_class
 from runtime.hf.guards import guard
 from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.hf.own_routers import own_routers
 from runtime.hf.probes import Probes
 from runtime.hf.quiet import progress_for_terminals
 from runtime.hf.strip import Banks, stripped_class
@@ -61,7 +64,8 @@ def load(
 
     Args:
         model: bundled name, local folder, Hub id, or a configuration.
-        predictor: zoo entry, folder of one, or a predictor; None serves on demand.
+        predictor: kind, zoo entry, folder of one, or a predictor; None: what the system names, and
+            on demand if it names none.
         budget: for experts where they are computed: bytes, a size ("4GiB") or a share of all
             experts' bytes ("50%").
         host_budget: for experts in host memory below a device; all of them, if memory is free,
@@ -97,17 +101,25 @@ def load(
 
         experts.close()
         experts = open_store(store.path, spec, checkpoint=folder, page_cache=store.page_cache)
-    chosen = resolve_predictor(predictor, spec)
+    system = system or SystemConfig()
     engine = build_engine(
         experts,
         spec,
-        system=system or SystemConfig(),
-        predictor=chosen,
+        system=system,
+        predictor=predictor
+        if isinstance(predictor, Predictor)
+        else systems_forecaster(
+            system,
+            spec,
+            name=config.name,
+            chosen=predictor,
+            makers={"skip": partial(own_routers, layers)},
+        ),
         budget=budget,
         host_budget=host_budget,
         device=where,
         timeline=None if trace_events is None else Timeline(trace_events),
-        keeper=resolve_predictor((system or SystemConfig()).keeper, spec),
+        keeper=systems_keeper(system, spec, name=config.name),
     )
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
     probes = Probes(plain, signals, engine)
@@ -192,16 +204,3 @@ def model_spec(
         hidden_size=text.hidden_size,
         dtype=str(model.dtype).removeprefix("torch."),
     )
-
-
-def resolve_predictor(
-    predictor: str | Path | Predictor | None, spec: ModelSpec
-) -> Predictor | None:
-    """A ready predictor for this model; zoo entries are checked against it."""
-    if predictor is None:
-        return None
-    if isinstance(predictor, Predictor):
-        return predictor
-    from zoo import load_predictor
-
-    return load_predictor(predictor, spec=spec)

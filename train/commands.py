@@ -73,8 +73,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
         shifted=shifted,
         system=config.system,
         hardware=(
-            machine(config.hardware, config.model),
-            machine(config.other_hardware, config.model),
+            machine(config.hardware, config.shape, config.model),
+            machine(config.other_hardware, config.shape, config.model),
         ),
         budget=config.budget,
         replay_tokens=config.replay_tokens,

@@ -7,7 +7,7 @@ from pathlib import Path
 from collect.config import DataConfig
 from predictors.config import PredictorConfig, RunConfig
 from predictors.errors import MoecastError
-from runtime.config import HardwareConfig, ModelConfig, SystemConfig
+from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 
 
 class LoggerKind(StrEnum):
@@ -42,6 +42,7 @@ class TrainConfig(RunConfig):
     system: SystemConfig = field(default_factory=SystemConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     other_hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     trace: Path | None = None
     """A trace's folder; made when it is not there. Default: runs/traces/MODEL/DATA."""

@@ -12,7 +12,7 @@ from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
 from predictors.registry import PLAIN
-from runtime.config import HardwareConfig, ModelConfig
+from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.sim.hardware import Hardware, described
 from train.baselines import router_weights
 from train.data import Part, TraceBatches
@@ -81,10 +81,15 @@ def exported(
     return made, agreement
 
 
-def machine(config: HardwareConfig, model: ModelConfig) -> Hardware:
-    """The described hardware, or this machine measured with the model."""
+def machine(config: HardwareConfig, shape: ShapeConfig, model: ModelConfig) -> Hardware:
+    """The described hardware with experts of the shape's size, or this machine measured with the
+    model as it is."""
     if not config.measured:
-        return described(config)
+        if shape.is_own:
+            from runtime.sim.shapes import own_shape
+
+            shape = own_shape(model)
+        return described(config, shape)
     from runtime.loading import load
     from runtime.sim.local import measure
 

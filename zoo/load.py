@@ -1,6 +1,8 @@
 """From what a user writes after `predictor=` to an entry, and to a predictor that fits a model."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from predictors.base import Predictor
 from predictors.errors import unknown
@@ -17,6 +19,11 @@ def zoos() -> list[Zoo]:
     return [Zoo(local()), Zoo(builtin())]
 
 
+def listed() -> set[str]:
+    """Names of all entries that are here."""
+    return {name for zoo in zoos() for name in zoo.index().entries}
+
+
 def find(reference: str | Path) -> Entry:
     """The entry that a name (`NAME`, `NAME@latest`, `NAME@DIGEST`) or a folder's path means.
 
@@ -30,16 +37,18 @@ def find(reference: str | Path) -> Entry:
             return next((zoo for zoo in holders if zoo.holds(named)), holders[0]).open(named)
     if Path(reference).is_dir():
         return open_entry(reference)
-    known = {name for zoo in zoos() for name in zoo.index().entries}
     raise ZooError(
-        f"{unknown('zoo entry', str(reference), known)}. "
+        f"{unknown('zoo entry', str(reference), listed())}. "
         "Or name an entry's folder; python -m zoo list shows what is here, "
         "python -m zoo pull NAME from=FOLDER gets others"
     )
 
 
-def load_predictor(reference: str | Path, *, spec: ModelSpec | None) -> Predictor:
-    """A predictor from the zoo or a folder, every byte of it checked.
+def load_predictor(
+    reference: str | Path, *, spec: ModelSpec | None, options: Mapping[str, Any] | None = None
+) -> Predictor:
+    """A predictor from the zoo or a folder, every byte of it checked; `options` take the place of
+    the entry's own of that name.
 
     `spec` is the model that it is to serve: MismatchError, naming both sides, when the entry was
     made for another; None takes the entry's own word for it.
@@ -58,5 +67,8 @@ def load_predictor(reference: str | Path, *, spec: ModelSpec | None) -> Predicto
             "or train one: python -m train",
         )
     return from_files(
-        manifest.kind, manifest.spec, files=entry.payload(), options=dict(manifest.options)
+        manifest.kind,
+        manifest.spec,
+        files=entry.payload(),
+        options={**manifest.options, **(options or {})},
     )

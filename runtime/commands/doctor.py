@@ -14,10 +14,12 @@ from runtime.config import DoctorConfig
 from runtime.diagnosis.bandwidth import disk_bandwidth, link_bandwidth, memory_bandwidth
 from runtime.diagnosis.facts import hardware, versions
 from runtime.diagnosis.files import check_files, weights_files
-from runtime.diagnosis.outlook import next_routers, outlook, suggestion
+from runtime.diagnosis.outlook import PROMOE, outlook, suggestion
 from runtime.diagnosis.recording import record
+from runtime.forecasters import systems_forecaster
 from runtime.hf.layers import MoeLayer
-from runtime.loading import model_spec, resolve_predictor
+from runtime.hf.own_routers import own_routers
+from runtime.loading import model_spec
 from runtime.machine import available_memory_bytes
 from runtime.models import resolve
 from runtime.one_by_one import OneByOne, load_parts, serve_from
@@ -100,9 +102,9 @@ def expectations(
     steps = record(model, prompts, seconds=config.seconds)
     decodes = sum(len(step.tokens_T) == 1 for step in steps)
     predictor: Predictor | None = (
-        resolve_predictor(config.predictor, spec)
+        systems_forecaster(PROMOE, spec, name=config.model.name, chosen=config.predictor)
         if config.predictor is not None
-        else next_routers(layers, spec)
+        else own_routers(layers, {"spec": spec})
     )
     named = config.predictor or ("the next layer's own router" if predictor else "none")
     resident = described(model, spec, store)["non_expert_bytes"]

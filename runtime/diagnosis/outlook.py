@@ -3,16 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from predictors.base import Predictor
-from predictors.skip import Skip
 from predictors.spec import ModelSpec
 from runtime.assemble import arena_slots
 from runtime.config import SystemConfig
 from runtime.errors import BudgetError
-from runtime.hf.layers import MoeLayer
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import Step, replay
 
@@ -24,16 +19,6 @@ PROCESS_BYTES = 300 * 2**20
 """What a process takes beside weights and budget, at most (`verify` measures it)."""
 SHARE_OF_FREE = 0.9
 """Of the memory that is free, what a suggested budget leaves the rest of."""
-
-
-def next_routers(layers: Sequence[MoeLayer], spec: ModelSpec) -> Skip | None:
-    """The predictor that needs no training, where every router is one matrix."""
-    weights = [getattr(layer.router, "weight", None) for layer in layers]
-    shape = (spec.num_experts, spec.hidden_size)
-    found = [w for w in weights if isinstance(w, Tensor) and tuple(w.shape) == shape]
-    if spec.num_layers < 2 or len(found) < len(layers):
-        return None
-    return Skip(spec, np.stack([weight.detach().float().numpy() for weight in found]))
 
 
 def outlook(

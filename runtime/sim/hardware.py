@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.config import HardwareConfig
+from runtime.config import HardwareConfig, ShapeConfig
 
 NUM_CHUNKS = 3
 """promoe 5.1: an expert's three linear layers."""
@@ -105,9 +105,13 @@ class Measured:
         return self.expert_fixed + self.expert_per_token * num_tokens
 
 
-def described(config: HardwareConfig) -> Roofline:
-    """The machine that a configuration describes, with experts of the size that it names."""
+def described(config: HardwareConfig, shape: ShapeConfig) -> Roofline:
+    """The machine that a configuration describes, with experts of the size that the shape gives.
+
+    A shape that is the traced model's own has been read from it before (`runtime.sim.shapes`).
+    """
     assert not config.measured, config.name
+    assert not shape.is_own, shape.name
     return Roofline(
         name=config.name,
         link_bytes_per_second=config.link_bytes_per_second,
@@ -116,8 +120,8 @@ def described(config: HardwareConfig) -> Roofline:
         flops=config.flops,
         kernel_seconds=config.kernel_us * 1e-6,
         predictor_seconds=config.predictor_us * 1e-6,
-        chunk_bytes=(config.expert_bytes // NUM_CHUNKS,) * NUM_CHUNKS,
-        layer_bytes=config.layer_bytes,
+        chunk_bytes=(shape.expert_bytes // NUM_CHUNKS,) * NUM_CHUNKS,
+        layer_bytes=shape.layer_bytes,
         store_latency_seconds=config.store_latency_us * 1e-6,
         store_bytes_per_second=config.store_bytes_per_second or math.inf,
     )

@@ -45,13 +45,11 @@ def test_keeper__is_shown_each_step_and_decides_what_stays(
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=2)
     keepers = []
 
-    def resolved(reference, spec):
-        if reference is None:
-            return None
+    def resolved(system, spec, *, name):
         keepers.append(Likes(spec, favourite=5))
         return keepers[0]
 
-    monkeypatch.setattr("runtime.loading.resolve_predictor", resolved)
+    monkeypatch.setattr("runtime.loading.systems_keeper", resolved)
     system = SystemConfig(name="kept", prefetch=False, eviction="reuse", keeper="x/reuse")
     tokens = torch.arange(24)[None] % 60
     model = load(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from predictors.base import Forecast, Predictor
 from predictors.registry import KINDS
-from runtime.config import HardwareConfig, ModelConfig
+from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import BudgetError
 from runtime.sim.hardware import Roofline
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -114,8 +114,8 @@ def test_budget_slots__is_a_share_of_all_experts_or_refused() -> None:
 
 
 def test_machine__is_the_one_described() -> None:
-    config = HardwareConfig(name="x", measured=False, link_bytes_per_second=5.0, expert_bytes=30)
-    found = machine(config, ModelConfig())
+    config = HardwareConfig(name="x", measured=False, link_bytes_per_second=5.0)
+    found = machine(config, ShapeConfig(expert_bytes=30), ModelConfig())
     assert (found.name, found.chunk_bytes) == ("x", (10, 10, 10))
 
 

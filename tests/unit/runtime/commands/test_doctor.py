@@ -14,9 +14,10 @@ from runtime.config import DoctorConfig, ModelConfig, PageCache
 from runtime.diagnosis import bandwidth, facts
 from runtime.diagnosis.bandwidth import disk_bandwidth, timed_reads
 from runtime.diagnosis.files import check_files
-from runtime.diagnosis.outlook import PROCESS_BYTES, next_routers, outlook, suggestion
+from runtime.diagnosis.outlook import PROCESS_BYTES, outlook, suggestion
 from runtime.diagnosis.recording import RecordedStep, record
 from runtime.errors import CheckpointError
+from runtime.hf.own_routers import own_routers
 from runtime.one_by_one import OneByOne, load_parts, serve_from
 from runtime.sim.hardware import Measured
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -123,14 +124,16 @@ def test_outlook__figures_of_a_hand_made_case():
     assert two["process_bytes"] == 16 + 100 + PROCESS_BYTES
 
 
-def test_next_routers__needs_one_matrix_for_each_layer(tmp_path):
+def test_own_routers__needs_one_matrix_for_each_layer(tmp_path):
     spec = SimpleNamespace(num_layers=2, num_experts=4, hidden_size=3)
     routers = [SimpleNamespace(weight=torch.full((4, 3), float(i))) for i in range(2)]
     layers = [SimpleNamespace(router=router) for router in routers]
-    predictor = next_routers(layers, spec)
+    predictor = own_routers(layers, {"spec": spec})
     assert predictor is not None
     assert predictor.files()
-    assert next_routers([layers[0], SimpleNamespace(router=SimpleNamespace())], spec) is None
+    assert (
+        own_routers([layers[0], SimpleNamespace(router=SimpleNamespace())], {"spec": spec}) is None
+    )
 
 
 @pytest.mark.parametrize(
