@@ -8,7 +8,7 @@ import itertools
 import keyword
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin
@@ -21,7 +21,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from configs.schema import alternatives, keys, members, register, type_of
+from configs.schema import alternatives, keys, members, register, schemas, type_of
+from predictors.config import ALL, SEVERAL
 from predictors.errors import MoecastError, unknown
 
 FOLDER = Path(__file__).resolve().parent
@@ -88,7 +89,12 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
     """The dataclass that the root's schema names, and the same as a resolved tree for the record.
 
     The text after the first `=` of an option that takes text or a path is taken as it stands, so
-    that a prompt may hold commas, brackets and braces; everything else is Hydra's grammar.
+    that a prompt may hold commas, brackets and braces. One that takes a list of words takes them
+    with commas between them, and one that takes several choices of a group (`list[SystemConfig]`)
+    their names; everything else is Hydra's grammar.
+
+    Raises:
+        ConfigError: an argument does not fit.
     """
     base, groups = defaults(root)
     selections = [one for one in arguments if split(one)[0] in groups.chosen]
@@ -102,11 +108,18 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
     with hydra_session(root):
         if selections:
             base = compose(root, overrides=selections)
-        texts: dict[str, str | None] = {}
+        texts: dict[str, Any] = {}
         rest = []
+        several = several_of(root)
         for key, value in map(split, values):
             kind = declared(base, key, groups)
-            if takes_text(kind, value):
+            if key in several:
+                several[key] = value
+            elif takes_texts(kind, value):
+                texts[key] = [one.strip() for one in value.split(",")]
+            elif kind == list[int] and not value.startswith("["):
+                rest.append(f"{key}=[{value}]")
+            elif takes_text(kind, value):
                 absent = value == "null" and NoneType in alternatives(kind)
                 texts[key.lstrip("+")] = None if absent else value.replace("${", "\\${")
             else:
@@ -114,6 +127,8 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
                 plus = "++" if kind is Any or get_origin(kind) is dict else ""
                 rest.append(f"{plus}{key.lstrip('+')}={member_name(outside(key), kind, value)}")
         config = compose(root, overrides=selections + rest) if rest else base
+        for key, value in several.items():
+            OmegaConf.update(config, key, members_of(key, value))
         for key, text in texts.items():
             OmegaConf.update(config, key, text)
         return typed(config), config
@@ -163,6 +178,37 @@ def takes_text(kind: Any, value: str) -> bool:
     """Whether an option's value is to be taken as it stands."""
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return bool({str, Path} & set(alternatives(kind))) and not quoted
+
+
+def takes_texts(kind: Any, value: str) -> bool:
+    """Whether an option's value is a list of words with commas between them."""
+    return kind == list[str] and not value.startswith("[")
+
+
+def several_of(root: str) -> dict[str, str]:
+    """The root's options that take several choices of the group of their name, and what they are
+    without an argument."""
+    return {
+        field.name: field.metadata[SEVERAL]
+        for field in fields(schemas(root)[root])
+        if SEVERAL in field.metadata
+    }
+
+
+def choices_of(group: str) -> list[str]:
+    """Everything that can be chosen of a group."""
+    return sorted(file.stem for file in (FOLDER / group).glob("*.yaml"))
+
+
+def members_of(group: str, names: str) -> list[DictConfig]:
+    """`a,b` or `all`: each choice of the group, composed. Within a Hydra session."""
+    known = choices_of(group)
+    asked = [one.strip() for one in names.split(",")]
+    chosen = known if asked == [ALL] else list(dict.fromkeys(asked))
+    for one in chosen:
+        if one not in known:
+            raise ConfigError(unknown(group, one, [*known, ALL]))
+    return [compose(None, overrides=[f"+{group}={one}"])[group] for one in chosen]
 
 
 def sweep(arguments: Sequence[str]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from configs.compose import Groups, defaults, outside
+from configs.compose import Groups, choices_of, defaults, outside, several_of
 from configs.schema import spelled, type_of
 from predictors.config import RunConfig
 
@@ -43,12 +43,19 @@ def command_help(program: str, command: "Command") -> str:
     lines = [f"usage: {called}{first} [key=value ...]", "", *textwrap.wrap(command.summary, WIDTH)]
     everywhere = [field.name for field in fields(RunConfig)]
     grouped = [key for key in map(str, config) if key in groups.chosen]
-    own = [key for key in map(str, config) if key not in (*everywhere, *grouped)]
+    several = several_of(command.config)
+    own = [key for key in map(str, config) if key not in (*everywhere, *grouped, *several)]
     lines += ["", "options (key=value):", *option_lines(config, own)] if own else []
     if grouped:
         lines += ["", "groups (GROUP=CHOICE; the default has a star) and their options:"]
         for group in grouped:
             lines += [*choice_lines(group, groups), *option_lines(config, [group])]
+    if several:
+        lines += ["", "groups of which several may be chosen (GROUP=CHOICE,CHOICE or GROUP=all):"]
+        for group, chosen in several.items():
+            lines += several_lines(
+                group, chosen, docstrings(OmegaConf.get_type(config)).get(group, "")
+            )
     lines += ["", "options of every command:", *option_lines(config, everywhere), ""]
     lines += [
         "Several values (key=a,b) with -m make one run of each combination.",
@@ -68,6 +75,21 @@ def choice_lines(group: str, groups: Groups) -> list[str]:
         subsequent_indent="      ",
         break_on_hyphens=False,
     )
+
+
+def several_lines(group: str, chosen: str, meaning: str) -> list[str]:
+    """A group of which an option takes several choices, what it takes by default, what it is."""
+    listed = f"{group}= {', '.join(choices_of(group))} (default {chosen})"
+    return [
+        *textwrap.wrap(
+            listed,
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="      ",
+            break_on_hyphens=False,
+        ),
+        *textwrap.wrap(meaning, WIDTH, initial_indent="      ", subsequent_indent="      "),
+    ]
 
 
 def option_lines(config: DictConfig, keys: Sequence[str], prefix: str = "") -> Iterator[str]:

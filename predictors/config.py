@@ -9,6 +9,10 @@ from predictors.errors import PredictorError
 ALL = "all"
 """Stands for every kind there is."""
 
+SEVERAL = "several"
+"""Key of a field's metadata: its option takes several choices of the group of its name, `a,b` or
+`all`; the value is what it is without an argument."""
+
 
 @dataclass(kw_only=True)
 class RunConfig:

@@ -1,0 +1,73 @@
+"""What `python -m runtime bench` can be told."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from predictors.config import SEVERAL, RunConfig
+from predictors.errors import MoecastError
+from runtime.config import ModelConfig, StoreConfig, SystemConfig
+
+LEAST_REPETITIONS = 3
+"""Of fewer, a median says nothing."""
+
+PROMPTS = [
+    "It was late in the evening when the old man came to the door",
+    "The heart pumps blood through the body, and the lungs",
+    "def and class statements bind names in the current namespace",
+    "The first thing that he saw was a large white house",
+    "Return a new list that contains the items of the other one",
+    "The river runs through the valley and into the sea",
+    "If the argument is a string, it is converted to an integer",
+    "She opened the letter, read it twice, and said nothing",
+]
+
+
+@dataclass(kw_only=True)
+class BenchConfig(RunConfig):
+    model: ModelConfig = field(default_factory=ModelConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
+    """What is compared; a bound (oracle) is replayed from the run's own routing, simulated. The
+    no-prefetch arm, on-demand, is always there."""
+    budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
+    """Memory for experts, as for `generate`; every system at each."""
+    batch: list[int] = field(default_factory=lambda: [1])
+    """Prompts that are continued together; every system and budget at each."""
+    ablation: bool = False
+    """Also promoe without chunks, without early preemption, without reordering (figure 12)."""
+    predictor: str | None = None
+    """Kind, zoo entry or folder of one, in place of what each system names itself."""
+    entries: Path | None = None
+    """Folder with an entry for each kind, as `python -m train predictor=all` leaves in
+    `entries`; looked at before the zoo."""
+    prompts: list[str] = field(default_factory=lambda: list(PROMPTS))
+    """Prompts, taken in turn: the first ones warm up, the next are measured."""
+    requests: int = 1
+    """Requests measured in each run, each of `batch` prompts, one after another."""
+    max_new_tokens: int = 32
+    """Greedy tokens of each request."""
+    warm_up_tokens: int = 8
+    """Greedy tokens of the request before the measured ones; 0: none, the arena is empty."""
+    repetitions: int = 3
+    """Runs of every arm, in turns with the others."""
+    verify: bool = False
+    """Also compare every token with plain Transformers, all experts in memory."""
+    device: str = "auto"
+    """Where the model computes: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    trace_events: bool = False
+    """Also keep a timeline of each arm's first run in `run_dir/timelines`."""
+
+    def __post_init__(self) -> None:
+        for name in ("budget", "batch", "prompts", "system"):
+            if not getattr(self, name):
+                raise MoecastError(f"{name}: must name at least one; there is nothing to run")
+        for batch in self.batch:
+            if batch < 1:
+                raise MoecastError(f"batch={batch}: must be at least 1")
+        least = {"repetitions": LEAST_REPETITIONS, "max_new_tokens": 2, "requests": 1}
+        for name, number in {**least, "warm_up_tokens": 0}.items():
+            if getattr(self, name) < number:
+                raise MoecastError(f"{name}={getattr(self, name)}: must be at least {number}")
+
+
+SCHEMAS: dict[str, type] = {"bench": BenchConfig}

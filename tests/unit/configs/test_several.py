@@ -1,0 +1,33 @@
+"""Options that take lists: of words, of numbers, of a group's choices."""
+
+import pytest
+
+from configs.compose import ConfigError, choices_of, compose_typed
+
+
+def test_list__takes_words_and_numbers_with_commas_between_them() -> None:
+    config, _ = compose_typed("bench", ["budget=10%, 512MiB", "batch=1,8"])
+    assert config.budget == ["10%", "512MiB"]
+    assert config.batch == [1, 8]
+    config, _ = compose_typed("bench", ["budget=[5%,6%]", "batch=[2]"])
+    assert (config.budget, config.batch) == (["5%", "6%"], [2])
+
+
+def test_several__are_the_group_s_own_configurations_in_the_order_asked_for() -> None:
+    config, tree = compose_typed("bench", ["system=promoe,on-demand,promoe"])
+    for system, name in zip(config.system, ("promoe", "on-demand"), strict=True):
+        assert system == compose_typed("generate", [f"system={name}"])[0].system
+    assert [one.name for one in tree.system] == ["promoe", "on-demand"]
+
+
+def test_several__all_are_all() -> None:
+    config, _ = compose_typed("bench", ["system=all"])
+    assert [one.name for one in config.system] == choices_of("system")
+    assert compose_typed("bench", [])[0] == config
+
+
+def test_several__refuse_what_is_not_a_choice() -> None:
+    with pytest.raises(ConfigError, match="unknown system 'promo'. Did you mean 'promoe'.*all"):
+        compose_typed("bench", ["system=lfu,promo"])
+    with pytest.raises(ConfigError, match="unknown option 'system.name'"):
+        compose_typed("bench", ["system.name=x"])
