@@ -1,37 +1,21 @@
 """Replays recorded steps through a predictor and a system, on a machine that need not be here."""
 
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from predictors.base import Floats, Ints, Predictor, Signal
+from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.build import build_planner, build_prefetcher
 from runtime.policy.counters import Counters, added
 from runtime.sim.hardware import Hardware
 from runtime.sim.simulator import Observer, Simulator
+from runtime.sim.step import Step, batched
 
-
-class Step(Protocol):
-    """What a trace keeps of one forward pass. T tokens, D hidden, E experts, K top_k."""
-
-    @property
-    def tokens_T(self) -> Ints: ...
-
-    @property
-    def requests_T(self) -> Ints: ...
-
-    def layer_input(self, layer: int) -> Floats: ...
-
-    def gate_input(self, layer: int) -> Floats: ...
-
-    def logits(self, layer: int) -> Floats: ...
-
-    def experts(self, layer: int) -> Ints: ...
+__all__ = ["ReplayStats", "Step", "added", "batched", "replay", "replay_step", "routing"]
 
 
 @dataclass
@@ -46,11 +30,21 @@ class ReplayStats:
     decode: list[Counters]
     ttft_seconds: list[float] = field(default_factory=list)
     tpot_seconds: list[float] = field(default_factory=list)
+    """Of each prefill and of each decode step, in the order of the run."""
     stall_seconds: float = 0.0
+    """The computation waited for experts."""
+    predictor_seconds: float = 0.0
+    """Charged to predictions."""
     decode_stall_seconds: float = 0.0
     """Of these, in decode steps."""
     decode_predictor_seconds: float = 0.0
     """Charged to predictions in decode steps; they run beside the computation."""
+
+    @property
+    def stall_share(self) -> float | None:
+        """Share of all steps' time that was spent waiting; None before the first step."""
+        total = sum(self.ttft_seconds) + sum(self.tpot_seconds)
+        return self.stall_seconds / total if total else None
 
     @property
     def total(self) -> Counters:
@@ -69,13 +63,23 @@ class ReplayStats:
                 }
                 for phase, layers in (("prefill", self.prefill), ("decode", self.decode))
             },
-            "ttft_seconds": statistics.median(self.ttft_seconds) if self.ttft_seconds else None,
-            "tpot_seconds": statistics.median(self.tpot_seconds) if self.tpot_seconds else None,
+            **_quantiles("ttft_seconds", self.ttft_seconds),
+            **_quantiles("tpot_seconds", self.tpot_seconds),
             "num_decode_steps": len(self.tpot_seconds),
             "stall_seconds": self.stall_seconds,
+            "stall_share": self.stall_share,
+            "predictor_seconds": self.predictor_seconds,
             "decode_stall_seconds": self.decode_stall_seconds,
             "decode_predictor_seconds": self.decode_predictor_seconds,
         }
+
+
+def _quantiles(name: str, times: Sequence[float]) -> dict[str, float | None]:
+    """The median under the name itself, 95th and 99th percentiles (linear) beside it."""
+    shares = {name: 50, f"{name}_p95": 95, f"{name}_p99": 99}
+    if not times:
+        return dict.fromkeys(shares)
+    return {key: float(np.percentile(times, share)) for key, share in shares.items()}
 
 
 def replay(
@@ -95,7 +99,8 @@ def replay(
     `keeper`, a `predictors.reuse` forecaster, tells `reuse` eviction what to keep; its time is not
     charged, for what it says is needed at the next miss only.
 
-    A step of several tokens counts as a prefill (TTFT), one of a single token as a decode (TPOT).
+    A step with several tokens of a request counts as a prefill (TTFT), one with a single token of
+    each of its requests as a decode (TPOT); `batched` makes steps of several requests.
     Belady eviction is told the whole routing before the first step, so all steps are held at once.
     """
     if system.eviction == "belady":
@@ -119,11 +124,12 @@ def replay(
     )
     running: set[int] = set()
     for step in steps:
-        is_prefill = len(step.tokens_T) > 1
-        prefetcher.counters = stats.prefill if is_prefill else stats.decode
         requests = set(step.requests_T.tolist())
+        is_prefill = len(step.tokens_T) > len(requests)
+        prefetcher.counters = stats.prefill if is_prefill else stats.decode
         prefetcher.begin_step(new_request=not requests <= running)
-        running = requests
+        # A prefill ends no other request: those of a batch go on after it.
+        running = requests | running if is_prefill else requests
         started, stalled = simulator.now, simulator.stall_seconds
         predicting = simulator.predictor_seconds
         replay_step(simulator, active, step, spec=spec, hardware=hardware, keeper=keeper)
@@ -136,6 +142,7 @@ def replay(
         if planner.governor is not None and not is_prefill:
             planner.governor.switch.step_ended(times[-1])
     stats.stall_seconds = simulator.stall_seconds
+    stats.predictor_seconds = simulator.predictor_seconds
     return stats
 
 

@@ -8,7 +8,7 @@ import pytest
 from predictors.base import Forecast, Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.sim.replay import replay
+from runtime.sim.replay import batched, replay
 
 SPEC = ModelSpec(
     model_id="toy",
@@ -155,3 +155,35 @@ def test_replay__a_chunk_moves_up_while_the_next_is_read():
     # Cold: router at 10, chunks read by 14, 18, 22 and copied by 16, 20, 24, computed at 25; the
     # second layer the same. Then both experts are in the lower tier: three copies each.
     assert stats.tpot_seconds == [50.0, 34.0]
+
+
+@dataclass(frozen=True)
+class Row(Step):
+    request: int = 0
+
+    @property
+    def requests_T(self):
+        return np.full(len(self.tokens_T), self.request, dtype=np.int64)
+
+
+def test_replay__a_token_of_each_of_two_requests_is_one_decode_step():
+    rows = [Row((0, 1), 0), Row((0, 1), 0), Row((0, 2), 1), Row((0, 2), 1)]
+    stats = run(None, steps=batched(rows, 2), prefetch=False)
+    assert stats.ttft_seconds == []
+    # Layer 0: a layer, one transfer, two tokens on the expert. Layer 1: two transfers (12), of
+    # which the second hides the first one's token. Then all is there: 10 + 2 + 10 + 1 + 1.
+    assert stats.tpot_seconds == [10.0 + 6 + 2 + 10 + 12 + 1, 24.0]
+    assert stats.total.requests == 6
+    assert stats.stall_share == pytest.approx((6 + 6 + 5) / 65.0)
+
+
+def test_replay__percentiles_are_those_of_the_steps():
+    figures = run(None, steps=[Step((0, 1))] * 3).as_dict()
+    assert figures["tpot_seconds"] == 22.0
+    assert figures["tpot_seconds_p95"] == pytest.approx(22.0 + 12 * 0.9)
+    assert figures["tpot_seconds_p99"] == pytest.approx(22.0 + 12 * 0.98)
+    assert figures["ttft_seconds_p99"] is None
+
+
+def test_replay__predictions_are_added_up():
+    assert run(Knows(1), steps=[Step((0, 1))] * 2).predictor_seconds == 6.0
