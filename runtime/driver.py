@@ -31,6 +31,16 @@ class PredictorDriver:
         """What must be captured: the keeper's too."""
         self.seconds = 0.0
 
+    @property
+    def forecasts_with(self) -> str | None:
+        """The predictor's kind, if there is one."""
+        return None if self._predictor is None else self._predictor.kind
+
+    @property
+    def keeps_by(self) -> str | None:
+        """The kind of the forecaster behind eviction, if there is one."""
+        return None if self._keeper is None else self._keeper.kind
+
     def _listens(self, signal: Signal | None = None) -> bool:
         """Whether the predictor is to see an event: one that keeps a state sees all of them."""
         if self._predictor is None or not (signal is None or signal in self.signals):

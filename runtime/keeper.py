@@ -15,6 +15,7 @@ class Keeper:
         self._forecaster = forecaster
         self._prefetcher = prefetcher
         self._shared = shared
+        self.kind = forecaster.kind
         self.signals = forecaster.signals
         self.seconds = 0.0
 

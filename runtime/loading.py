@@ -56,6 +56,7 @@ def load(
     device: str | torch.device = "auto",
     store: StoreConfig | str | Path | None = None,
     trace_events: str | Path | None = None,
+    entries: Path | None = None,
 ) -> PreTrainedModel:
     """Loads a Mixture-of-Experts model without its experts and serves these from `budget`.
 
@@ -75,6 +76,7 @@ def load(
         device: where the model computes; "auto" is a GPU if there is one.
         store: folder of a packed store, or how the checkpoint is read; in place unless given.
         trace_events: file for a Chrome trace of what happened when; none unless given.
+        entries: folder with an entry for each kind, looked at before the zoo.
 
     Raises:
         CheckpointError: no such model, no experts, or damaged files.
@@ -113,13 +115,14 @@ def load(
             spec,
             name=config.name,
             chosen=predictor,
+            entries=entries,
             makers={"skip": partial(own_routers, layers)},
         ),
         budget=budget,
         host_budget=host_budget,
         device=where,
         timeline=None if trace_events is None else Timeline(trace_events),
-        keeper=systems_keeper(system, spec, name=config.name),
+        keeper=systems_keeper(system, spec, name=config.name, entries=entries),
     )
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
     probes = Probes(plain, signals, engine)

@@ -56,6 +56,8 @@ class Worker:
     shared: Shared
     name: str
     num_threads: int = 1
+    busy_seconds: float = 0.0
+    """Of transfers that brought their bytes, added up."""
     _hands: list[Hand] = field(default_factory=list)
     _closing: bool = False
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -119,6 +121,7 @@ class Worker:
                 self.tier.retry(task)
             elif error is None:
                 self.tier.done(task)
+                self.busy_seconds += end - start
                 self._report(hand, task, start, end)
             else:
                 self.shared.errors[task.expert] = error
