@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Ints
@@ -57,6 +56,8 @@ def router_weights(model: ModelConfig, spec: ModelSpec) -> tuple[Floats, Floats 
     Raises TrainError when a router is not one matrix over the experts.
     """
     # Late: torch and Transformers, which the rest of this file does without.
+    import torch
+
     from runtime.hf.layers import moe_layers
     from runtime.loading import load_stripped
 
