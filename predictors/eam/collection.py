@@ -7,6 +7,8 @@ import numpy as np
 
 from predictors.base import Floats, Ints
 from predictors.eam.matrix import chance, shares, unit_rows
+from predictors.errors import PredictorError
+from predictors.spec import ModelSpec
 
 
 class Collection:
@@ -28,6 +30,18 @@ class Collection:
         self.prefix_LC = np.zeros((num_layers, capacity), np.float32)
         """Length of layers 0..l of `flat`."""
         self._top_k = top_k
+
+    @classmethod
+    def of(cls, counts_NLE: Floats, spec: ModelSpec, *, capacity: int, kind: str) -> "Collection":
+        """One that holds these matrices; PredictorError, naming the `kind`, if it has no room."""
+        if capacity < 1 or len(counts_NLE) > capacity:
+            raise PredictorError(
+                f"{kind} with capacity={capacity} and {len(counts_NLE)} matrices: the "
+                "capacity must be at least 1 and hold them"
+            )
+        made = cls(capacity, spec.num_layers, spec.num_experts, top_k=spec.top_k)
+        made.fill(counts_NLE.astype(np.float32))
+        return made
 
     def put(self, place: int, counts_LE: Floats) -> None:
         """Writes one matrix; `place` may be the first free one."""

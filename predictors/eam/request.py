@@ -59,16 +59,9 @@ class EamRequest(Predictor):
             capacity: the paper's models are served best from 120 on (7.5).
         """
         super().__init__(spec)
-        if capacity < 1 or len(counts_NLE) > capacity:
-            raise PredictorError(
-                f"{self.kind} with capacity={capacity} and {len(counts_NLE)} matrices: the "
-                "capacity must be at least 1 and hold them"
-            )
         if matches < 1:
             raise PredictorError(f"{self.kind} with matches={matches}: must be at least 1")
-        shape = (spec.num_layers, spec.num_experts)
-        self.collection = Collection(capacity, *shape, top_k=spec.top_k)
-        self.collection.fill(counts_NLE.astype(np.float32))
+        self.collection = Collection.of(counts_NLE, spec, capacity=capacity, kind=self.kind)
         self.matches = matches
         self.learning = learning
         self._decays_L1 = layer_decays(spec.num_layers)[:, None]
@@ -77,7 +70,7 @@ class EamRequest(Predictor):
         self._part_R = np.zeros(0, np.int64)
         self._product_RC = np.zeros((0, capacity), np.float32)
         self._square_R = np.zeros(0, np.float32)
-        self._counts_SPLE = np.zeros((1, len(Part), *shape), np.float32)
+        self._counts_SPLE = np.zeros((1, len(Part), spec.num_layers, spec.num_experts), np.float32)
 
     @classmethod
     def empty(cls, spec: ModelSpec, **options: Any) -> Self:

@@ -13,7 +13,6 @@ from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.eam.collection import Collection
 from predictors.eam.kmeans import representatives
 from predictors.eam.matrix import attainable, count_rows, layer_decays, unit_rows
-from predictors.errors import PredictorError
 from predictors.options import checked_options
 from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown, of_tokens
 from predictors.spec import ModelSpec
@@ -67,14 +66,7 @@ class EamSequence(Predictor):
                 re-adapts after 10-13 (4.3).
         """
         super().__init__(spec)
-        if capacity < 1 or len(counts_NLE) > capacity:
-            raise PredictorError(
-                f"{self.kind} with capacity={capacity} and {len(counts_NLE)} matrices: the "
-                "capacity must be at least 1 and hold them"
-            )
-        shape = (spec.num_layers, spec.num_experts)
-        self.collection = Collection(capacity, *shape, top_k=spec.top_k)
-        self.collection.fill(counts_NLE.astype(np.float32))
+        self.collection = Collection.of(counts_NLE, spec, capacity=capacity, kind=self.kind)
         self.insufficient = insufficient
         self.rebuild_after = rebuild_after
         self.learning = learning
@@ -84,7 +76,7 @@ class EamSequence(Predictor):
         self._requests = LiveRequests(idle_steps=idle_steps)
         self._present: Present | None = None
         self._poor: list[Floats] = []
-        self._counts_SLE = np.zeros((1, *shape), np.float32)
+        self._counts_SLE = np.zeros((1, spec.num_layers, spec.num_experts), np.float32)
         self._cosines_SLC = np.zeros((1, spec.num_layers, capacity), np.float32)
         self._similarity_SC = np.zeros((1, capacity), np.float32)
         self._best_S = np.zeros(1, np.int64)
