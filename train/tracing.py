@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 
@@ -16,8 +17,17 @@ from train.config import TrainConfig
 from train.errors import TrainError
 
 
+class Wanted(Protocol):
+    """What a trace is asked for with."""
+
+    model: ModelConfig
+    data: DataConfig
+    trace: Path | None
+    seed: int
+
+
 def trace_for(
-    config: TrainConfig,
+    config: Wanted,
     signals: tuple[TraceSignal, ...],
     *,
     needed: tuple[TraceSignal, ...] | None = None,
@@ -49,7 +59,7 @@ def shifted_for(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
 
 
 def _trace(
-    config: TrainConfig,
+    config: Wanted,
     data: DataConfig,
     signals: tuple[TraceSignal, ...],
     *,
