@@ -202,7 +202,7 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     sys.stderr.write(f"training reuse on {len(trace.rows('train')):,} tokens\n")
     forecaster, fitted = learn_reuse(config, trace, run_dir=config.run_dir)
     sys.stderr.write("replaying held-out requests under every eviction policy\n")
-    hardware = machine(config.hardware, config.model)
+    hardware = machine(config.hardware, config.shape, config.model)
     tables = hit_rates(trace, forecaster, hardware, num_tokens=config.replay_tokens)
     console = Console()
     console.print(DEFINITION, highlight=False)

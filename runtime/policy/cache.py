@@ -122,8 +122,11 @@ class ExpertCache:
 
     # ---- transitions
 
-    def admit(self, expert: Expert) -> tuple[Entry | None, tuple[Expert, Entry] | None]:
-        """Gives the expert a slot, dropping another expert if it must.
+    def admit(
+        self, expert: Expert, *, forecast: bool = False
+    ) -> tuple[Entry | None, tuple[Expert, Entry] | None]:
+        """Gives the expert a slot, dropping another expert if it must; where it is only forecast,
+        if the policy lets it.
 
         Returns the new entry, or None when no slot of its share can be freed; and the expert that
         was dropped with its last entry, or None.
@@ -134,6 +137,8 @@ class ExpertCache:
         if not part.free:
             victim = part.eviction.victim(self._evictable)
             if victim is None:
+                return None, None
+            if forecast and not self.policy.makes_way(victim, expert):
                 return None, None
             dropped = (victim, self.remove(victim))
         entry = Entry(slot=part.free.pop())

@@ -208,7 +208,7 @@ class Tier:
     def _start(self, expert: Expert, *, high: bool) -> Task | None:
         entry = self._entries.get(expert)
         if entry is None:
-            entry, dropped = self.cache.admit(expert)
+            entry, dropped = self.cache.admit(expert, forecast=not high)
             if dropped is not None:
                 self._count_dropped(*dropped)
             if entry is None:

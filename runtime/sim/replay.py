@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
-from runtime.config import SystemConfig
+from runtime.config import ORACLE, SystemConfig
 from runtime.policy.build import build_planner, build_prefetcher
 from runtime.policy.counters import Counters, added
 from runtime.sim.hardware import Hardware
+from runtime.sim.oracle import bound, routing
 from runtime.sim.simulator import Observer, Simulator
 from runtime.sim.step import Step, batched
 
@@ -102,7 +104,25 @@ def replay(
     A step with several tokens of a request counts as a prefill (TTFT), one with a single token of
     each of its requests as a decode (TPOT); `batched` makes steps of several requests.
     Belady eviction is told the whole routing before the first step, so all steps are held at once.
+    A system that forecasts with `oracle` is the bound (`runtime.sim.oracle`), whatever `predictor`.
     """
+    run = partial(_run, spec=spec, hardware=hardware, budget_slots=budget_slots, keeper=keeper)
+    if system.predictor == ORACLE:
+        return bound(list(steps), spec, system, run=run, observer=observer)
+    return run(steps, predictor, system=system, observer=observer)
+
+
+def _run(
+    steps: Iterable[Step],
+    predictor: Predictor | None,
+    *,
+    spec: ModelSpec,
+    system: SystemConfig,
+    hardware: Hardware,
+    budget_slots: int | Sequence[int],
+    keeper: Predictor | None,
+    observer: Observer | None,
+) -> ReplayStats:
     if system.eviction == "belady":
         steps = list(steps)
         options = {**system.eviction_options, "future": routing(steps, spec)}
@@ -144,14 +164,6 @@ def replay(
     stats.stall_seconds = simulator.stall_seconds
     stats.predictor_seconds = simulator.predictor_seconds
     return stats
-
-
-def routing(steps: Iterable[Step], spec: ModelSpec) -> list[list[list[int]]]:
-    """For each step and layer, the experts that some token of the step is routed to."""
-    return [
-        [np.unique(step.experts(layer)).tolist() for layer in range(spec.num_layers)]
-        for step in steps
-    ]
 
 
 def replay_step(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from predictors.base import Floats, Forecasts, Predictor
+from runtime.config import ORACLE
 from runtime.policy.eviction import Expert
 from runtime.policy.planner import Planner
 from runtime.policy.prefetcher import Prefetcher, Task
@@ -38,7 +39,9 @@ class Simulator:
         self._observer = observer
         self._prefetcher = prefetcher
         self._hardware = hardware
-        self._predictor = predictor
+        # The bound knows; it computes nothing to know it.
+        free = predictor is not None and predictor.kind == ORACLE
+        self._forecast_seconds = 0.0 if free else hardware.predictor_seconds
         self._planner = planner
         self._clock = 0.0
         self._transfers: list[tuple[float, Task] | None] = [None] * len(prefetcher.tiers)
@@ -55,8 +58,8 @@ class Simulator:
         if not forecasts or not self._wants_forecasts:
             return
         start = max(self.now, self._predictor_free)
-        self._predictor_free = start + self._hardware.predictor_seconds
-        self.predictor_seconds += self._hardware.predictor_seconds
+        self._predictor_free = start + self._forecast_seconds
+        self.predictor_seconds += self._forecast_seconds
         item = (self._predictor_free, next(self._sequence), forecasts, layer_now)
         heapq.heappush(self._forecasts, item)
 

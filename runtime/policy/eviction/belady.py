@@ -36,7 +36,7 @@ class Belady(EvictionPolicy):
     """Belady's MIN over the recorded routing (the oracle of moe-infinity-request-level 7.3).
 
     Time is counted in routed layers: step * L + layer. Of all policies that fetch only what is
-    asked for, none has fewer misses.
+    asked for, none has fewer misses. What is forecast takes only the place of what is needed later.
     """
 
     def __init__(self, *, num_layers: int, num_experts: int, future: Future):
@@ -67,6 +67,10 @@ class Belady(EvictionPolicy):
 
     def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
         self._step += 1
+
+    def makes_way(self, victim: Expert, newcomer: Expert) -> bool:
+        """Only for what is needed sooner: a prefetch never costs more than it brings."""
+        return bool(self.nearness_LE[victim] < self.nearness_LE[newcomer])
 
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._settle()

@@ -59,5 +59,10 @@ class EvictionPolicy:
         """A learned forecaster says how much each of the layer's experts will be used over the
         coming tokens (`predictors.reuse`), just before `routed`."""
 
+    def makes_way(self, victim: Expert, newcomer: Expert) -> bool:  # noqa: ARG002
+        """Whether the resident `victim` may be dropped for an expert that is only forecast; if not,
+        the forecast waits. What a router has asked for is never kept waiting."""
+        return True
+
     def end_step(self) -> None:
         """The forward pass is over."""
