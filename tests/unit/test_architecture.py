@@ -17,7 +17,16 @@ MAY_IMPORT = {
     "collect": {"predictors", "runtime"},
     "train": {"predictors", "zoo", "runtime", "collect"},
 }
-HEAVY = {"torch", "transformers", "datasets", "lightning", "wandb", "onnxruntime", "onnx"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "datasets",
+    "lightning",
+    "wandb",
+    "onnxruntime",
+    "onnx",
+    "matplotlib",
+}
 SOURCES = sorted(
     path for package in [*MAY_IMPORT, "configs"] for path in (ROOT / package).rglob("*.py")
 )

@@ -13,7 +13,17 @@ PROGRAMS = [
     for name in ("collect", "train", "zoo", "runtime")
     if (ROOT / name / "__main__.py").exists()
 ]
-SLOW = ["torch", "transformers", "datasets", "lightning", "wandb", "onnx", "onnxruntime", "pandas"]
+SLOW = [
+    "torch",
+    "transformers",
+    "datasets",
+    "lightning",
+    "wandb",
+    "onnx",
+    "onnxruntime",
+    "pandas",
+    "matplotlib",
+]
 PROBE = """
 import importlib, json, sys
 from configs.cli import main
