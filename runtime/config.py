@@ -75,6 +75,18 @@ class SystemConfig:
     """Compute in order of readiness (promoe 5.3)."""
     cancel: bool = False
     """A new forecast takes back what an earlier one of its layer asked for (moe-infinity)."""
+    reach: int | None = None
+    """Take forecasts of so many layers only, counted from the next to be routed; 1 is that layer
+    alone (the baselines of moe-infinity-request 7.2), none is all that are forecast."""
+    predictors_order: bool = True
+    """Fetch in the order that a predictor's paper defines, where it defines one; off: by `urgency`
+    (moe-infinity-request table 4, without layer proximity)."""
+    hot_first: bool = False
+    """Of the experts that are equally far, compute and fetch first what most tokens wait for
+    (klotski 5)."""
+    drop_used: bool = False
+    """An expert leaves as soon as all tokens have used it, and a forecast one as soon as no token
+    does (klotski 5; moe-infinity-request 7.2, where caching is off), unless eviction fixes it."""
     governed: bool = False
     """Fetch on forecasts no more than the link can bring in time, as measured, and not at all while
     that is faster, as measured."""

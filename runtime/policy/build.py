@@ -47,6 +47,8 @@ def build_prefetcher(
             early_preemption=system.early_preemption,
             reordered=system.reordered,
             cancel=system.cancel,
+            hot_first=system.hot_first,
+            drop_used=system.drop_used,
         ),
     )
 
@@ -58,4 +60,6 @@ def build_planner(system: SystemConfig, spec: ModelSpec, prefetcher: Prefetcher)
         top_k=spec.top_k,
         urgency=urgency(system.urgency),
         governor=Governor() if system.governed else None,
+        reach=system.reach,
+        predictors_order=system.predictors_order,
     )

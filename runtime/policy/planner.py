@@ -16,6 +16,11 @@ def nearest_layer_first(probability: float, distance: int) -> float:
     return distance - probability
 
 
+def likeliest_first(probability: float, distance: int) -> float:  # noqa: ARG001
+    """moe-infinity-request table 4 before layer proximity: the likelier, wherever it is."""
+    return -probability
+
+
 def probability_over_distance(probability: float, distance: int) -> float:
     """fmoe 4.4: priority `p / (l - l_now)`."""
     return -probability / max(1, distance)
@@ -23,6 +28,7 @@ def probability_over_distance(probability: float, distance: int) -> float:
 
 URGENCIES: dict[str, Urgency] = {
     "nearest-layer": nearest_layer_first,
+    "probability": likeliest_first,
     "probability-over-distance": probability_over_distance,
 }
 
@@ -44,15 +50,21 @@ class Planner:
         top_k: int,
         urgency: Urgency,
         governor: Governor | None = None,
+        reach: int | None = None,
+        predictors_order: bool = True,
     ):
         """
         Args:
+            reach: layers, from the next to be routed on, whose forecasts are taken; None: all.
+            predictors_order: urgency is the forecast's own where it has one.
             governor: bounds the bytes; None asks for every expert that is forecast.
         """
         self._prefetcher = prefetcher
         self._top_k = top_k
         self._urgency = urgency
         self.governor = governor
+        self._reach = reach
+        self._predictors_order = predictors_order
 
     def plan(self, forecasts: Iterable[Forecast], *, layer_now: int) -> None:
         """Asks for the experts of every forecast that is not late: those it names, or the union
@@ -62,13 +74,15 @@ class Planner:
         """
         for forecast in forecasts:
             distance = forecast.layer - layer_now
-            if distance < 0:
+            # Before the step's first layer, that one is the next to be routed.
+            place = forecast.layer - max(0, layer_now) + 1
+            if distance < 0 or (self._reach is not None and place > self._reach):
                 continue
             experts = forecast.experts(self._top_k)
             probability_E = forecast.probability_E
             if self.governor is not None:
                 experts = self._affordable(forecast.layer, experts, distance)
-            if forecast.priority_E is not None:
+            if self._predictors_order and forecast.priority_E is not None:
                 urgent = [-float(forecast.priority_E[e]) for e in experts]
             else:
                 urgent = [self._urgency(float(probability_E[e]), distance) for e in experts]

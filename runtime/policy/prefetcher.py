@@ -23,6 +23,10 @@ class Techniques:
     cancel: bool = False
     """A new forecast for a layer takes back what an earlier one asked for and it does not name
     (moe-infinity-request-level 5.1)."""
+    hot_first: bool = False
+    """Of experts that are equally ready, the one that most tokens wait for first (klotski 5)."""
+    drop_used: bool = False
+    """What has been used, or was forecast in vain, leaves at once (klotski 5)."""
 
 
 class Prefetcher:
@@ -113,7 +117,13 @@ class Prefetcher:
         # What is about to be claimed needs no dropping, unless experts wait for their turn.
         keep = tokens_per_expert if self.techniques.early_preemption else ()
         self.top.drop_speculation(layer, keep=frozenset(keep))
+        if self.techniques.drop_used:
+            for e in self._resident(layer):
+                if e not in tokens_per_expert:
+                    self.top.drop((layer, e))
         order = sorted(tokens_per_expert)
+        if self.techniques.hot_first:
+            order.sort(key=lambda e: -tokens_per_expert[e])
         if self.techniques.reordered:
             order.sort(key=lambda e: -self.top.progress((layer, e)))
         if self.techniques.early_preemption:
@@ -125,6 +135,25 @@ class Prefetcher:
         """Asks for one expert now: what happens without early preemption, when it is its turn."""
         if not self.techniques.early_preemption and not self.top.is_claimed(expert):
             self.top.claim(expert)
+
+    def make_room(self, layer: int, expert: int, coming: Sequence[int]) -> bool:
+        """The expert is computed next, whatever is ready; returns whether anything was asked anew.
+
+        Computing in order of readiness frees slots by itself. A loop in an order of its own must
+        not wait for a slot that only experts hold, or are about to get, to which it comes later:
+        as many of `coming` as there are slots keep their claims, in the order in which they are
+        computed.
+        """
+        num_others = max(0, self.top.cache.share(layer) - 1)
+        if len(coming) <= num_others + 1 and self.top.is_claimed((layer, expert)):
+            return False
+        others = [e for e in coming if e != expert]
+        self.abandon(layer, others[num_others:])
+        ahead = others[:num_others] if self.techniques.early_preemption else []
+        for e in (expert, *ahead):
+            if not self.top.is_claimed((layer, e)):
+                self.top.claim((layer, e))
+        return True
 
     def _count_routed(self, layer: int, experts: Mapping[int, int]) -> None:
         top, counters = self.top, self.top.counters[layer]
@@ -143,10 +172,15 @@ class Prefetcher:
             if e in named and not ready:
                 top.late.add(expert)
 
+    def _resident(self, layer: int) -> list[int]:
+        return [e for one, e in self.top.cache if one == layer]
+
     def used(self, expert: Expert) -> None:
         """The expert's computation is over; it may be dropped when somebody needs the slot."""
         assert self.top.cache.get(expert) is not None, expert
         self.top.release(expert)
+        if self.techniques.drop_used:
+            self.top.drop(expert)
 
     def abandon(self, layer: int, experts: Sequence[int]) -> None:
         """A step ends without computing these: pins and requests are taken back."""

@@ -174,6 +174,14 @@ class Tier:
             self._asked.remove(expert)
             self.below.release(expert)
 
+    def drop(self, expert: Expert) -> None:
+        """Takes a resident expert's slot back, unless somebody needs it, it is on its way, or the
+        eviction policy has set it aside for good."""
+        entry = self._entries.get(expert)
+        if entry is None or entry.pins or entry.in_flight or self.cache.policy.stays(expert):
+            return
+        self._count_dropped(expert, self.cache.remove(expert))
+
     def _drop_if_idle(self, expert: Expert) -> None:
         entry = self._entries.get(expert)
         if entry is not None and not (self.is_ready(expert) or entry.in_flight or entry.pins):

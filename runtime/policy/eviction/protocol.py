@@ -64,5 +64,9 @@ class EvictionPolicy:
         the forecast waits. What a router has asked for is never kept waiting."""
         return True
 
+    def stays(self, expert: Expert) -> bool:  # noqa: ARG002
+        """Whether the expert is not to leave where a system drops what it has used."""
+        return False
+
     def end_step(self) -> None:
         """The forward pass is over."""

@@ -36,6 +36,9 @@ class FixedSet(RecencyOrder):
         for expert in self._popularity:
             self._order.pop(expert, None)
 
+    def __contains__(self, expert: Expert) -> bool:
+        return expert in self._popularity
+
     def admitted(self, expert: Expert) -> None:
         self._resident[expert] = None
         if expert not in self._popularity:
@@ -67,6 +70,9 @@ class Static(EvictionPolicy):
     The set is the experts with the highest `counts` (`[L][E]`, from a trace). Without counts it is
     learned: for `warmup_steps` steps everything is LRU, then the experts that most of those steps
     asked for become the set, for good. Members are fetched when they are first asked for.
+
+    With `first_layers` the set is the experts of the lowest layers: klotski 6.1, where what memory
+    is left holds "the experts of the first three layers".
     """
 
     def __init__(
@@ -77,11 +83,16 @@ class Static(EvictionPolicy):
         counts: Sequence[Sequence[int]] | None = None,
         warmup_steps: int = 64,
         buffers: int = 2,
+        first_layers: bool = False,
     ):
         if warmup_steps < 1 or buffers < 1:
             raise MoecastError(
                 f"static eviction: warmup_steps={warmup_steps}, buffers={buffers}: at least 1 each"
             )
+        if first_layers:
+            if counts is not None:
+                raise MoecastError("static eviction: first_layers or counts, not both")
+            counts = [[num_layers - layer] * num_experts for layer in range(num_layers)]
         self._buffers = buffers
         self._parts: list[FixedSet] = []
         self._warmup_steps = warmup_steps
@@ -103,6 +114,9 @@ class Static(EvictionPolicy):
             part.fix(self._uses_LE)
         self._parts.append(part)
         return part
+
+    def stays(self, expert: Expert) -> bool:
+        return any(expert in part for part in self._parts)
 
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         if not self._fixed:
