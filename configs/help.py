@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from configs.compose import Groups, choices_of, defaults, outside, several_of
+from configs.compose import Groups, choices_of, defaults, several_of
 from configs.schema import spelled, type_of
 from predictors.config import RunConfig
 
@@ -38,7 +38,7 @@ def program_help(program: str, commands: "Sequence[Command]") -> str:
 def command_help(program: str, command: "Command") -> str:
     """Usage, then every option with its type, default and meaning, and the groups' choices."""
     config, groups = defaults(command.config)
-    first = f" [{outside(command.positional).upper()}]" if command.positional else ""
+    first = f" [{command.positional.upper()}]" if command.positional else ""
     called = " ".join(filter(None, ("python -m", program, command.name)))
     lines = [f"usage: {called}{first} [key=value ...]", "", *textwrap.wrap(command.summary, WIDTH)]
     everywhere = [field.name for field in fields(RunConfig)]
@@ -52,10 +52,10 @@ def command_help(program: str, command: "Command") -> str:
             lines += [*choice_lines(group, groups), *option_lines(config, [group])]
     if several:
         lines += ["", "groups of which several may be chosen (GROUP=CHOICE,CHOICE or GROUP=all):"]
+        schema = OmegaConf.get_type(config)
+        meanings = docstrings(schema) if is_dataclass(schema) else {}
         for group, chosen in several.items():
-            lines += several_lines(
-                group, chosen, docstrings(OmegaConf.get_type(config)).get(group, "")
-            )
+            lines += several_lines(group, chosen, meanings.get(group, ""))
     lines += ["", "options of every command:", *option_lines(config, everywhere), ""]
     lines += [
         "Several values (key=a,b) with -m make one run of each combination.",
@@ -103,7 +103,7 @@ def option_lines(config: DictConfig, keys: Sequence[str], prefix: str = "") -> I
             yield from option_lines(node, [str(one) for one in node], f"{dotted}.")
             continue
         kind = spelled(type_of(config, key))
-        yield f"  {outside(dotted)}  {kind} {shown(config, key)}".rstrip()
+        yield f"  {dotted}  {kind} {shown(config, key)}".rstrip()
         if key in meanings:
             yield from textwrap.wrap(
                 meanings[key], WIDTH, initial_indent="      ", subsequent_indent="      "

@@ -24,6 +24,12 @@ COMMANDS = (
         summary="repack a model's experts for direct reads, with checksums, on request quantised",
     ),
     Command(
+        name="bench",
+        config="bench",
+        run="runtime.commands.bench:run",
+        summary="compare systems on this machine: same model, prompts, budgets; every token checked",
+    ),
+    Command(
         name="doctor",
         config="doctor",
         run="runtime.commands.doctor:run",
