@@ -9,6 +9,7 @@ Shape suffixes: T tokens, E experts, K top_k.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,24 @@ class Calibration:
         self.score_B += np.bincount(flat, scores_TE.ravel(), CALIBRATION_BINS)
         self.chosen_B += np.bincount(flat, happened_TE.ravel(), CALIBRATION_BINS)
         self.count_B += np.bincount(flat, minlength=CALIBRATION_BINS)
+
+    def __add__(self, other: "Calibration") -> "Calibration":
+        return Calibration(
+            self.score_B + other.score_B,
+            self.chosen_B + other.chosen_B,
+            self.count_B + other.count_B,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For each bin its pairs, their mean score and the share of them that were chosen (null:
+        an empty bin), and the error: what a reliability diagram shows."""
+        bins = list(zip(self.score_B, self.chosen_B, self.count_B, strict=True))
+        return {
+            "pairs": [int(count) for _, _, count in bins],
+            "score": [float(score / count) if count else None for score, _, count in bins],
+            "chosen": [float(chosen / count) if count else None for _, chosen, count in bins],
+            "error": self.error,
+        }
 
     @property
     def error(self) -> float | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Forecast, Ints, Predictor, Signal
-from predictors.metrics import LayerScore, Phase, total
+from predictors.metrics import Calibration, LayerScore, Phase, total
 from predictors.registry import from_files
 from runtime.sim.replay import Step
 
@@ -166,6 +166,7 @@ def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:
         "gate_mass_recall": [one.gate_mass.value for one in scores],
         **{f"recall_plus_{m}": [recall(one, m) for one in scores] for m in extras},
         "calibration_error": [one.calibration.error for one in scores],
+        "calibration": sum((one.calibration for one in scores), Calibration()).as_dict(),
         "tokens": int(max(one.overall.count / one.top_k for one in scores)),
         "mean_accuracy": total([one.overall for one in scores]).value,
     }

@@ -3,12 +3,44 @@
 from typing import Any
 
 from collect.traces import Trace
-from predictors.base import Predictor, Signal
+from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from predictors.metrics import LayerScore, total
 from train.accuracy import Pending, phased
 
 ENTRY = "entry"
 """What is forecast when the step begins or from the first layer's input."""
+
+
+class OnlyAhead(Predictor):
+    """Another predictor of which only the forecasts at one distance are heard: what that distance
+    alone is worth in a replay. It feeds the other one, which must serve nothing else meanwhile."""
+
+    def __init__(self, whole: Predictor, horizon: int):
+        super().__init__(whole.spec)
+        self._whole, self._horizon = whole, horizon
+        # What the other one's class says, this one's object says.
+        self.signals = whole.signals  # type: ignore[misc]
+        self.stateless = whole.stateless  # type: ignore[misc]
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:
+        self._whole.begin_step(tokens_T, requests_T)
+        return ()
+
+    def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
+        found = self._kept(layer, self._whole.layer_input(layer, hidden_TD))
+        return found if layer else ()
+
+    def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
+        return self._kept(layer, self._whole.gate_input(layer, hidden_TD))
+
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:
+        return self._kept(layer, self._whole.routed(layer, experts_TK, logits_TE))
+
+    def end_step(self) -> None:
+        self._whole.end_step()
+
+    def _kept(self, layer: int, found: Forecasts) -> Forecasts:
+        return [one for one in found if one.layer - layer == self._horizon]
 
 
 def by_horizon(predictor: Predictor, trace: Trace, split: str = "held_out") -> dict[str, Any]:

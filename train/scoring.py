@@ -10,7 +10,7 @@ from predictors.metrics import good_pred
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from train.accuracy import accuracy_table, fresh, score
-from train.horizons import by_horizon
+from train.horizons import ENTRY, OnlyAhead, by_horizon
 from train.latency import latency
 from train.replay import budget_slots, fetch_table, first_tokens
 
@@ -57,7 +57,7 @@ def scored(predictor: Predictor, ground: Ground) -> dict[str, Any]:
         "latency_us": latency(predictor, ground.trace),
         "bytes": sum(map(len, predictor.files().values())),
         "horizon": getattr(predictor, "horizon", None),
-        "by_horizon": by_horizon(fresh(predictor), ground.trace)
+        "by_horizon": by_distance(predictor, ground)
         if getattr(predictor, "horizons", 1) > 1
         else None,
     }
@@ -67,19 +67,35 @@ def in_time(
     predictor: Predictor, table: Mapping[str, Any], ground: Ground, hardware: Hardware
 ) -> dict[str, Any]:
     """FetchRate, GoodPred and the joint figure of one machine, from a replay."""
+    fetched = fetched_in(fresh(predictor), ground, hardware)
+    pairs = zip(table["accuracy"], fetched["fetch_rate"], strict=True)
+    fetched["good_pred"] = [good_pred(accuracy, rate) for accuracy, rate in pairs]
+    mean = good_pred(table["mean_accuracy"], fetched["mean_fetch_rate"])
+    return {**fetched, "mean_good_pred": mean}
+
+
+def by_distance(predictor: Predictor, ground: Ground) -> dict[str, Any]:
+    """Accuracy at each horizon and, on the first machine, what it fetches in time by itself."""
+    found = by_horizon(fresh(predictor), ground.trace)
+    for name, one in found.items():
+        if name != ENTRY:
+            alone = OnlyAhead(fresh(predictor), int(name))
+            rate = fetched_in(alone, ground, ground.hardware[0])["mean_fetch_rate"]
+            one["mean_fetch_rate"] = rate
+            one["mean_good_pred"] = good_pred(one["mean_accuracy"], rate)
+    return found
+
+
+def fetched_in(predictor: Predictor, ground: Ground, hardware: Hardware) -> dict[str, Any]:
     spec = ground.trace.spec
-    fetched = fetch_table(
+    return fetch_table(
         first_tokens(ground.trace.steps("held_out"), ground.replay_tokens),
-        fresh(predictor),
+        predictor,
         system=ground.system,
         hardware=hardware,
         spec=spec,
         slots=budget_slots(ground.budget, spec, hardware),
     )
-    pairs = zip(table["accuracy"], fetched["fetch_rate"], strict=True)
-    fetched["good_pred"] = [good_pred(accuracy, rate) for accuracy, rate in pairs]
-    mean = good_pred(table["mean_accuracy"], fetched["mean_fetch_rate"])
-    return {**fetched, "mean_good_pred": mean}
 
 
 def elsewhere(predictor: Predictor, shifted: Trace) -> dict[str, Any]:

@@ -55,6 +55,18 @@ def test_calibration__is_the_gap_between_score_and_share_in_each_bin() -> None:
     assert calibration.error == pytest.approx((0.1 + 0.1) / 4, abs=1e-6)
 
 
+def test_calibration__of_two_parts_tells_each_bins_mean_score_and_share() -> None:
+    one, other = Calibration(), Calibration()
+    one.add(np.array([[0.95, 0.05]], np.float32), np.array([[0]]))
+    other.add(np.array([[0.99, 0.01]], np.float32), np.array([[1]]))
+    found = (one + other).as_dict()
+    assert found["pairs"] == [2, *[0] * 13, 2]
+    assert found["score"][0] == pytest.approx(0.03)
+    assert found["score"][-1] == pytest.approx(0.97)
+    assert found["chosen"] == [0.5, *[None] * 13, 0.5]
+    assert found["error"] == pytest.approx((abs(0.06 - 1) + abs(1.94 - 1)) / 4)
+
+
 def test_calibration__takes_a_score_of_one_into_the_last_bin() -> None:
     calibration = Calibration()
     calibration.add(np.array([[1.0, 0.0]], np.float32), np.array([[0]]))

@@ -9,7 +9,7 @@ import torch
 from collect.traces import Trace
 from predictors.base import Forecast, Predictor, Signal
 from tests.builders.traces import make_spec, make_trace
-from train.horizons import by_horizon
+from train.horizons import OnlyAhead, by_horizon
 from train.networks import PlainFamily, edges
 from train.quantise import quantised
 from train.residual import ResidualFamily
@@ -54,6 +54,14 @@ def test_by_horizon__tells_distances_apart(trace: Trace) -> None:
     assert table["2"]["accuracy"][:2] == [None, None]
     assert table["2"]["accuracy"][2:] == pytest.approx(expected)
     assert table["2"]["mean_accuracy"] == pytest.approx(np.mean(expected))
+
+
+def test_only_ahead__hears_one_distance_and_feeds_the_whole(trace: Trace) -> None:
+    alone = OnlyAhead(TwoAhead(trace), 2)
+    hidden = np.zeros((len(trace.rows("held_out")), trace.spec.hidden_size), np.float32)
+    heard = [[one.layer for one in alone.gate_input(layer, hidden)] for layer in range(4)]
+    assert heard == [[2], [3], [], []]
+    assert by_horizon(alone, trace) == {"2": by_horizon(TwoAhead(trace), trace)["2"]}
 
 
 @pytest.mark.parametrize("kind", ["mlp", "residual"])
