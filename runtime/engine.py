@@ -249,7 +249,8 @@ class Engine:
             self.prefetcher.demand((layer, pending[0]))
             if len(candidates) == 1:
                 coming = pending if len(pending) > 1 else sorted(self._ordered[layer])
-                self._make_room(layer, candidates[0], coming)
+                if self.prefetcher.make_room(layer, candidates[0], coming):
+                    self._condition.notify_all()
             slot = self._first_ready(layer, candidates)
             if slot is None:
                 start = time.perf_counter()
@@ -259,22 +260,6 @@ class Engine:
                 if self._timeline is not None:
                     self._timeline.stalled(layer, start, end)
             return slot
-
-    def _make_room(self, layer: int, expert: int, coming: Sequence[int]) -> None:
-        """Computing in order of readiness frees slots by itself. A loop in an order of its own must
-        not wait for a slot that only experts hold, or are about to get, to which it comes later:
-        as many as there are slots keep their claims, in the order in which they are computed."""
-        top = self.prefetcher.top
-        num_others = max(0, top.cache.share(layer) - 1)
-        if len(coming) <= num_others + 1 and top.is_claimed((layer, expert)):
-            return
-        others = [e for e in coming if e != expert]
-        self.prefetcher.abandon(layer, others[num_others:])
-        ahead = others[:num_others] if self.prefetcher.techniques.early_preemption else []
-        for e in (expert, *ahead):
-            if not top.is_claimed((layer, e)):
-                top.claim((layer, e))
-        self._condition.notify_all()
 
     def _first_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:
         top = self.prefetcher.top

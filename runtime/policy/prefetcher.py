@@ -144,16 +144,14 @@ class Prefetcher:
         as many of `coming` as there are slots keep their claims, in the order in which they are
         computed.
         """
-        num_others = max(0, self.top.cache.share(layer) - 1)
-        if len(coming) <= num_others + 1 and self.top.is_claimed((layer, expert)):
-            return False
+        top, num_others = self.top, max(0, self.top.cache.share(layer) - 1)
         others = [e for e in coming if e != expert]
         self.abandon(layer, others[num_others:])
         ahead = others[:num_others] if self.techniques.early_preemption else []
-        for e in (expert, *ahead):
-            if not self.top.is_claimed((layer, e)):
-                self.top.claim((layer, e))
-        return True
+        anew = [e for e in (expert, *ahead) if not top.is_claimed((layer, e))]
+        for e in anew:
+            top.claim((layer, e))
+        return bool(anew)
 
     def _count_routed(self, layer: int, experts: Mapping[int, int]) -> None:
         top, counters = self.top, self.top.counters[layer]

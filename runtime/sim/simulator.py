@@ -99,6 +99,8 @@ class Simulator:
         free = techniques.reordered and techniques.early_preemption
         candidates = pending if free else pending[:1]
         self._prefetcher.demand((layer, pending[0]))
+        if techniques.early_preemption and not techniques.reordered:
+            self._prefetcher.make_room(layer, pending[0], pending)
         started = self.now
         while True:
             for e in candidates:

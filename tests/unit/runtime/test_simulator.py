@@ -187,3 +187,33 @@ def test_replay__percentiles_are_those_of_the_steps():
 
 def test_replay__predictions_are_added_up():
     assert run(Knows(1), steps=[Step((0, 1))] * 2).predictor_seconds == 6.0
+
+
+def test_replay__in_order_of_ids_no_slot_is_held_for_what_comes_later():
+    @dataclass(frozen=True)
+    class Prompt(Step):
+        """All four experts of layer 0, then one of layer 1; three slots in all."""
+
+        def experts(self, layer):
+            return np.arange(4)[:, None] if layer == 0 else np.full((4, 1), self.chosen[1])
+
+        @property
+        def tokens_T(self):
+            return np.zeros(4, dtype=np.int64)
+
+        requests_T = tokens_T
+
+    # The first prompt leaves experts 2 and 3 of layer 0, which the second asks for again: with both
+    # pinned and the third slot for expert 1, its expert 0 would wait for ever.
+    stats = replay(
+        [Prompt((0, 0)), Prompt((0, 0))],
+        None,
+        spec=SPEC,
+        system=SystemConfig(prefetch=False, reordered=False, per_layer=False),
+        hardware=Machine(),
+        budget_slots=3,
+    )
+    # A layer takes 10 s, then the link brings its experts without a pause (6 s each) and the last
+    # one is computed (1 s). Layer 1: 10 s, 6 s, and 4 tokens on one expert. The second prompt finds
+    # expert 2, keeps it for its turn, and drops expert 3 for one that comes before it.
+    assert stats.ttft_seconds == [10 + 4 * 6 + 1 + 10 + 6 + 4, 10 + 3 * 6 + 1 + 10 + 6 + 4]
