@@ -27,7 +27,7 @@ COMMANDS = (
         name="bench",
         config="bench",
         run="runtime.commands.bench:run",
-        summary="compare systems on this machine: same model, prompts and budgets, every token checked",
+        summary="compare systems on this machine: same model and prompts, every token checked",
     ),
     Command(
         name="doctor",
