@@ -2,9 +2,10 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +13,15 @@ from lightning.pytorch.loggers import Logger
 
 from collect.traces import Trace
 from predictors.base import Predictor
+from predictors.config import ALL
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
 from train.config import TrainConfig
 from train.counted import counted
 from train.drift import LEARNERS, drift
-from train.fit import FitSettings, Fitted, digest_of, fit
+from train.fit import FitSettings, fit, settings_for
+from train.keeping import SIGNALS as KEEPER_SIGNALS
+from train.keeping import keeper_for, show_keeper
 from train.kinds import fitting, needed_kinds, options_of, signals_of, wanted_kinds
 from train.loggers import finish, log_entries, log_summary, make_logger
 from train.parity import Parity
@@ -82,7 +86,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     # Before the training, so that a budget that cannot work is told at once.
     for hardware in ground.hardware:
         budget_slots(config.budget, trace.spec, hardware)
-    settings = fit_settings(config, kinds)
+    settings = settings_for(config, tuple(kind for kind in LEARNED if kind in kinds))
     logger = make_logger(
         config.logger,
         run_dir=config.run_dir,
@@ -120,6 +124,12 @@ def train(config: TrainConfig) -> dict[str, Any]:
         status = "success"
     finally:
         finish(logger, status)
+    keeper = None
+    if config.predictor.kind == ALL and set(KEEPER_SIGNALS) <= set(trace.signals):
+        with clock.part("reuse", "reuse, for eviction"):
+            keeper = keeper_for(config, trace)
+        entries["reuse"] = Path(keeper["entry"])
+        show_keeper(keeper)
     return {
         "model": trace.spec.as_dict(),
         "predictor": config.predictor.kind,
@@ -134,6 +144,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "parity": {kind: asdict(one) for kind, one in agreement.items()},
         "drift": drifts if config.drift else None,
         "training": training,
+        "keeping": keeper,
         "entries": {name: str(folder) for name, folder in entries.items()},
         "seconds": clock.seconds,
     }
@@ -161,38 +172,7 @@ def learn(
         )
     with clock.part("export", "exporting to ONNX and comparing with torch"):
         learned, agreement = exported(fitted.families, trace, int8=config.predictor.int8)
-    return learned, agreement, training_record(fitted, settings)
-
-
-def fit_settings(config: TrainConfig, kinds: Sequence[str]) -> FitSettings:
-    return FitSettings(
-        kinds=tuple(kind for kind in LEARNED if kind in kinds),
-        width=config.predictor.width,
-        loss=config.loss.value,
-        max_epochs=config.max_epochs,
-        batch_size=config.batch_size,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        seed=config.seed,
-        patience=config.patience,
-        precision=config.precision,
-        devices=config.devices,
-    )
-
-
-def training_record(fitted: Fitted, settings: FitSettings) -> dict[str, Any]:
-    parameters = [one for family in fitted.families for one in family.parameters()]
-    return {
-        **asdict(settings),
-        "networks": sum(len(family.labels) for family in fitted.families),
-        "parameters": sum(one.numel() for one in parameters),
-        "steps": fitted.steps,
-        "seconds": round(fitted.seconds, 3),
-        "resumed": fitted.resumed,
-        "best_pass": fitted.best_pass,
-        "validation_accuracy": fitted.validation_accuracy,
-        "weights_digest": digest_of(fitted.families),
-    }
+    return learned, agreement, fitted.record(settings)
 
 
 def ordered(predictors: dict[str, Predictor], first: str) -> dict[str, Predictor]:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -19,6 +20,7 @@ from torch import nn
 from collect.traces import Trace
 from train.callbacks import BestPass, PlainProgress, RunRecord, SaveEachEpoch
 from train.checkpoint import SafeCheckpointIO
+from train.config import TrainConfig
 from train.data import TraceData
 from train.family import Family
 from train.module import StackFit
@@ -58,6 +60,40 @@ class Fitted:
     """The pass whose weights these are, counted from 0."""
     validation_accuracy: float | None
     """Mean over all networks, on training requests that were set aside."""
+
+    def record(self, settings: FitSettings) -> dict[str, Any]:
+        """For results.json: what was trained, how, and what came of it."""
+        parameters = [one for family in self.families for one in family.parameters()]
+        return {
+            **asdict(settings),
+            "networks": sum(len(family.labels) for family in self.families),
+            "parameters": sum(one.numel() for one in parameters),
+            "steps": self.steps,
+            "seconds": round(self.seconds, 3),
+            "resumed": self.resumed,
+            "best_pass": self.best_pass,
+            "validation_accuracy": self.validation_accuracy,
+            "weights_digest": digest_of(self.families),
+        }
+
+
+def settings_for(
+    config: TrainConfig, kinds: tuple[str, ...], *, width: int | None = None
+) -> FitSettings:
+    """What a run was told, for these kinds; `width` where it is not the run's."""
+    return FitSettings(
+        kinds=kinds,
+        width=config.predictor.width if width is None else width,
+        loss=config.loss.value,
+        max_epochs=config.max_epochs,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        seed=config.seed,
+        patience=config.patience,
+        precision=config.precision,
+        devices=config.devices,
+    )
 
 
 def fit(

@@ -10,9 +10,11 @@ from collect.__main__ import COMMANDS as COLLECT
 from configs.cli import main
 from predictors.base import Signal
 from predictors.registry import KINDS
+from predictors.reuse.forecaster import Reuse
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS
+from train.kept import BUDGETS
 from zoo.entry import open_entry
 from zoo.load import load_predictor
 
@@ -142,6 +144,10 @@ def test_train__all_makes_one_table_of_every_kind_and_entries_that_load(
         loaded = load_predictor(tmp_path / "run" / "entries" / name, spec=None)
         assert loaded.kind == KINDS[name.split("-2")[0].split("-3")[0]].kind
     assert set(results["drift"]) == {"eam-sequence", "eam-request", "expert-map", "correlation"}
+    assert "belady" in shown
+    assert list(results["keeping"]["hit_rates"]["generated, per-layer"]) == list(BUDGETS)
+    keeper = load_predictor(results["entries"]["reuse"], spec=None)
+    assert isinstance(keeper, Reuse)
 
 
 def test_train__of_a_kind_that_is_not_learned_trains_nothing(

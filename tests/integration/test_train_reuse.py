@@ -13,7 +13,7 @@ from runtime.models import identity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS
-from train.keeping import BUDGETS, POLICIES, share_closed
+from train.kept import BUDGETS, POLICIES, share_closed
 from zoo.load import load_predictor
 
 

@@ -1,0 +1,129 @@
+"""What an arena keeps under every eviction policy: hit rates of held-out requests, as a table."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.table import Table
+
+from collect.traces import Trace
+from collect.traces.step import Phase, Step
+from predictors.base import Predictor
+from predictors.reuse.forecaster import Reuse
+from runtime.config import SystemConfig
+from runtime.policy.counters import added
+from runtime.sim.hardware import Hardware
+from runtime.sim.replay import Step as ReplayStep
+from runtime.sim.replay import replay
+from train.replay import budget_slots, first_tokens
+
+POLICIES = (
+    "lru",
+    "lfu",
+    "decayed-lfu",
+    "least-stale",
+    "moe-infinity-sequence",
+    "moe-infinity-request",
+    Reuse.kind,
+    "belady",
+)
+BUDGETS = ("10%", "25%", "50%", "75%")
+ON_DEMAND = SystemConfig(name="on-demand", prefetch=False, chunked=False)
+
+DEFINITION = (
+    "hit rate: share of needed experts that are in the arena when their router asks, nothing "
+    "prefetched; gap closed: (hit rate - LRU) / (Belady - LRU), held-out requests"
+)
+
+
+def token_by_token(steps: Iterable[Step], num_tokens: int) -> Iterator[Step]:
+    """Every token, prompts included, as a step of its own."""
+    left = num_tokens
+    for step in steps:
+        for place in range(min(left, step.num_tokens)):
+            token = step.tokens_T[place : place + 1]
+            yield Step(Phase.DECODE, step.request, step.first_row + place, token, step.read)
+        left -= min(left, step.num_tokens)
+
+
+def hit_rates(
+    trace: Trace, forecaster: Reuse, hardware: Hardware, *, num_tokens: int
+) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
+    """Stream and arena, budget, policy: hit rate and share of the gap closed, decode and prefill.
+
+    `generated`: prompts in one step, then token by token; `every token`: prompts token by token
+    too, as many as `num_tokens`.
+    """
+    generated = list(first_tokens(trace.steps("held_out"), num_tokens))
+    each = list(token_by_token(trace.steps("held_out"), num_tokens))
+    everything = replace(ON_DEMAND, per_layer=False)
+    tables: dict[str, Any] = {}
+    streams: tuple[tuple[str, Sequence[ReplayStep], SystemConfig], ...] = (
+        ("every token, per-layer", each, ON_DEMAND),
+        ("every token, global", each, everything),
+        ("generated, per-layer", generated, ON_DEMAND),
+        ("generated, global", generated, everything),
+    )
+    for name, steps, system in streams:
+        tables[name] = {
+            budget: _compared(steps, forecaster, system, trace, hardware, budget)
+            for budget in BUDGETS
+        }
+    return tables
+
+
+def _compared(
+    steps: Sequence[ReplayStep],
+    forecaster: Reuse,
+    system: SystemConfig,
+    trace: Trace,
+    hardware: Hardware,
+    budget: str,
+) -> dict[str, dict[str, float | None]]:
+    slots = budget_slots(budget, trace.spec, hardware)
+    rates: dict[str, dict[str, float | None]] = {}
+    for policy in POLICIES:
+        keeper: Predictor | None = None
+        if policy == Reuse.kind:
+            keeper = Reuse.from_files(trace.spec, forecaster.files(), {})
+        stats = replay(
+            steps,
+            None,
+            spec=trace.spec,
+            system=replace(system, eviction=policy),
+            hardware=hardware,
+            budget_slots=slots,
+            keeper=keeper,
+        )
+        rates[policy] = {
+            "decode": added(stats.decode).hit_rate,
+            "prefill": added(stats.prefill).hit_rate,
+        }
+    for phase in ("decode", "prefill"):
+        low, high = rates["lru"][phase], rates["belady"][phase]
+        for one in rates.values():
+            one[f"{phase}_gap_closed"] = share_closed(low, one[phase], high)
+    return rates
+
+
+def share_closed(low: float | None, found: float | None, high: float | None) -> float | None:
+    """Of the gap between two rates; null where one was not measured or there is no gap."""
+    if low is None or found is None or high is None or high <= low:
+        return None
+    return (found - low) / (high - low)
+
+
+def gap_table(tables: Mapping[str, Any]) -> Table:
+    """A row for each stream and budget, a column for each policy: hit rate (share of the gap)."""
+    table = Table()
+    for column in ("requests, arena", "budget", *POLICIES):
+        table.add_column(column)
+    for name, budgets in tables.items():
+        for budget, rates in budgets.items():
+            cells = []
+            for policy in POLICIES:
+                rate, gap = rates[policy]["decode"], rates[policy]["decode_gap_closed"]
+                shown = "-" if rate is None else f"{rate:.3f}"
+                cells.append(shown if gap is None else f"{shown} ({gap:.0%})")
+            table.add_row(name, budget, *cells)
+    return table
