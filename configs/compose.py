@@ -5,7 +5,6 @@ there is and the closest of it.
 """
 
 import itertools
-import keyword
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -125,7 +124,7 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
             else:
                 # A plain dictionary's keys are its owner's to check: any may be added.
                 plus = "++" if kind is Any or get_origin(kind) is dict else ""
-                rest.append(f"{plus}{key.lstrip('+')}={member_name(outside(key), kind, value)}")
+                rest.append(f"{plus}{key.lstrip('+')}={member_name(key, kind, value)}")
         config = compose(root, overrides=selections + rest) if rest else base
         for key, value in several.items():
             OmegaConf.update(config, key, members_of(key, value))
@@ -138,21 +137,16 @@ def typed(config: DictConfig) -> Any:
     """The one conversion from Hydra's tree to dataclasses; the checks across fields run here."""
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
-        raise ConfigError(f"{outside(missing[0])}=... is required; give it on the command line")
+        raise ConfigError(f"{missing[0]}=... is required; give it on the command line")
     return OmegaConf.to_object(config)
 
 
 def split(argument: str) -> tuple[str, str]:
-    """Key and value of `key=value`; a key that is a Python keyword (`from`) stands for `from_`."""
+    """Key and value of `key=value`."""
     key, equals, value = argument.partition("=")
     if not equals or not key:
         raise ConfigError(f"{argument!r} is not an option: write key=value; --help lists the keys")
-    return (f"{key}_" if keyword.iskeyword(key) else key), value
-
-
-def outside(key: str) -> str:
-    """How the user writes a key: the inverse of what `split` does to keywords."""
-    return key[:-1] if keyword.iskeyword(key[:-1]) else key
+    return key, value
 
 
 def declared(config: DictConfig, key: str, groups: Groups) -> Any:
@@ -160,8 +154,8 @@ def declared(config: DictConfig, key: str, groups: Groups) -> Any:
     try:
         return type_of(config, key.lstrip("+"))
     except KeyError:
-        known = {outside(one) for one in keys(config)} | set(groups.chosen)
-        raise ConfigError(unknown("option", outside(key), known)) from None
+        known = set(keys(config)) | set(groups.chosen)
+        raise ConfigError(unknown("option", key, known)) from None
 
 
 def member_name(key: str, kind: Any, value: str) -> str:

@@ -38,5 +38,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def own_zoo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder for pulled entries, so that no test sees or changes the user's."""
     folder = tmp_path_factory.mktemp("zoo")
-    monkeypatch.setenv("MOECAST_ZOO", str(folder))
+    monkeypatch.setenv("MOECAST_CACHE", str(folder))
+    monkeypatch.delenv("MOECAST_ZOO", raising=False)
     return folder

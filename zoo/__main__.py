@@ -4,46 +4,29 @@ import sys
 
 from configs.cli import Command, main
 
-COMMANDS = (
+FACES = (
+    ("list", "looking:list_entries", None, "Lists the entries that `predictor=` accepts."),
+    ("show", "looking:show", "name", "Shows an entry's card, and what its manifest says."),
+    ("verify", "looking:verify", "name", "Reads every byte of an entry, compares digests."),
+    ("pull", "getting:pull", "name", "Copies entries from another zoo into this user's."),
+    ("lock", "getting:lock", None, "Writes zoo.lock: the digest of each name."),
+    ("push", "keeping:push", "path", "Publishes an entry's folder in a zoo."),
+    ("sign", "keeping:sign", "path", "Signs an entry's folder (OpenSSF model signing)."),
+    ("index", "keeping:index", "path", "Makes a zoo of a folder of entries, for any web server."),
+    ("rm", "keeping:remove", "name", "Takes an entry, or a version of it, out of a zoo."),
+    ("gc", "keeping:collect_garbage", None, "Removes the files that no entry names."),
+)
+
+COMMANDS = tuple(
     Command(
-        name="list",
-        config="zoo_list",
-        run="zoo.commands:list_entries",
-        summary="Lists the entries that `predictor=` accepts.",
+        name=name,
+        config=f"zoo_{name}",
+        run=f"zoo.commands.{run}",
+        summary=summary,
+        positional=positional,
         keeps_run=False,
-    ),
-    Command(
-        name="show",
-        config="zoo_show",
-        run="zoo.commands:show",
-        summary="Shows an entry: what it was made for, its figures, its files.",
-        positional="name",
-        keeps_run=False,
-    ),
-    Command(
-        name="verify",
-        config="zoo_verify",
-        run="zoo.commands:verify",
-        summary="Reads every byte of an entry and compares digests.",
-        positional="name",
-        keeps_run=False,
-    ),
-    Command(
-        name="pull",
-        config="zoo_pull",
-        run="zoo.commands:pull",
-        summary="Copies an entry from another zoo into this user's.",
-        positional="name",
-        keeps_run=False,
-    ),
-    Command(
-        name="push",
-        config="zoo_push",
-        run="zoo.commands:push",
-        summary="Publishes an entry's folder in a zoo.",
-        positional="path",
-        keeps_run=False,
-    ),
+    )
+    for name, run, positional, summary in FACES
 )
 
 if __name__ == "__main__":

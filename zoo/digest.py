@@ -4,7 +4,10 @@ import hashlib
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from zoo.errors import DamagedError, ZooError
 
@@ -45,12 +48,12 @@ def check_path(path: str) -> str:
     return path
 
 
-def read_inside(folder: Path, path: str, *, limit: int) -> bytes:
-    """At most `limit` + 1 bytes of a regular file under `folder`.
+@contextmanager
+def open_inside(folder: Path, path: str) -> Iterator[BinaryIO]:
+    """A regular file under `folder`, for reading.
 
     Links are refused at every step below the folder, so that no entry can name a file outside it.
-    One byte more than the limit is read so that an appended byte shows. FileNotFoundError when
-    there is no such file.
+    FileNotFoundError when there is no such file.
     """
     current = folder
     for part in PurePosixPath(check_path(path)).parts:
@@ -61,4 +64,13 @@ def read_inside(folder: Path, path: str, *, limit: int) -> bytes:
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ZooError(f"{current} is not a plain file")
+        yield file
+
+
+def read_inside(folder: Path, path: str, *, limit: int) -> bytes:
+    """At most `limit` + 1 bytes of it: one byte more than the limit, so that an appended one shows.
+
+    Raises as `open_inside`.
+    """
+    with open_inside(folder, path) as file:
         return file.read(limit + 1)

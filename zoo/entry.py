@@ -14,7 +14,7 @@ from predictors.spec import ModelSpec
 from zoo.card import write_card
 from zoo.digest import HEX64, check, digest_of, read_inside
 from zoo.errors import DamagedError, ZooError
-from zoo.graph import check_graph
+from zoo.graph import check_declared, check_graph
 from zoo.manifest import (
     FORMAT_VERSION,
     MAX_MANIFEST_BYTES,
@@ -28,6 +28,8 @@ from zoo.manifest import (
 
 MANIFEST, MANIFEST_DIGEST = "manifest.json", "manifest.sha256"
 CARD, METRICS = "README.md", "metrics.json"
+SIGNATURE = "signature.json"
+MAX_SIGNATURE_BYTES = 1 << 20
 
 Fetch = Callable[[str, int], bytes]
 """(path, limit) to at most limit + 1 raw bytes; FileNotFoundError if there is no such file."""
@@ -41,11 +43,14 @@ class Entry:
     where: str
     """Folder or zoo that it was found in, for messages."""
     fetch: Fetch
+    signature: Callable[[], bytes | None] = lambda: None
+    """Bytes of the signature that came with it, unchecked; None where it is not signed."""
 
     def read(self, path: str) -> bytes:
         """One file's bytes, after size and sha256 were found right (DamagedError otherwise).
 
-        An ONNX graph has also been found to be one self-contained file (ZooError otherwise).
+        An ONNX graph has also been found to be one self-contained file with the inputs and outputs
+        that the manifest declares (ZooError otherwise).
         """
         record = self.manifest.files.get(path)
         what = f"{path} of {self.manifest.name} in {self.where}"
@@ -57,7 +62,7 @@ class Entry:
             raise DamagedError(f"{what} is missing; get the entry again") from error
         data = check(raw, sha256=record.sha256, size=record.size, what=what)
         if path.endswith(".onnx"):
-            check_graph(data, what=what)
+            check_declared(check_graph(data, what=what), record.graph, what=what)
         return data
 
     def payload(self) -> dict[str, bytes]:
@@ -122,18 +127,27 @@ def write_entry(
         METRICS: (json.dumps(metrics, indent=2, allow_nan=False) + "\n").encode(),
         CARD: write_card(draft, extra=card_extra),
     }
+    graphs = {
+        path: check_graph(data, what=path) for path, data in files.items() if path.endswith(".onnx")
+    }
     # Built again, not copied, so that the checks on paths, suffixes and sizes run.
-    manifest = Manifest(**{**dict(draft), "files": records(everything)})
-    for path, data in files.items():
-        if path.endswith(".onnx"):
-            check_graph(data, what=path)
+    manifest = Manifest(**{**dict(draft), "files": records(everything, graphs)})
+    write_folder(folder, manifest, everything)
+    return manifest
+
+
+def write_folder(
+    folder: Path, manifest: Manifest, files: Mapping[str, bytes], signature: bytes | None = None
+) -> None:
+    """An entry as a folder, in one step: complete, or as it was before."""
     data = manifest.to_bytes()
     with new_folder(folder) as temporary:
-        for path, content in everything.items():
+        for path, content in files.items():
             write_atomic(temporary / path, content)
+        if signature is not None:
+            write_atomic(temporary / SIGNATURE, signature)
         write_atomic(temporary / MANIFEST_DIGEST, f"{digest_of(data)}  {MANIFEST}\n".encode())
         write_atomic(temporary / MANIFEST, data)
-    return manifest
 
 
 def open_entry(folder: Path | str) -> Entry:
@@ -155,13 +169,22 @@ def open_entry(folder: Path | str) -> Entry:
         raise DamagedError(f"{folder / MANIFEST_DIGEST} is damaged; get the entry again")
     check(data, sha256=promised, size=None, what=str(folder / MANIFEST))
     manifest = parse_manifest(data, what=str(folder / MANIFEST))
-    return Entry(manifest, str(folder), lambda path, limit: read_inside(folder, path, limit=limit))
+
+    def signature() -> bytes | None:
+        if not (folder / SIGNATURE).exists():
+            return None
+        return read_inside(folder, SIGNATURE, limit=MAX_SIGNATURE_BYTES)
+
+    def fetch(path: str, limit: int) -> bytes:
+        return read_inside(folder, path, limit=limit)
+
+    return Entry(manifest, str(folder), fetch, signature)
 
 
 def strangers(folder: Path, manifest: Manifest) -> list[str]:
     """Files in the folder that the manifest does not name."""
     found = {str(one.relative_to(folder)) for one in folder.rglob("*") if not one.is_dir()}
-    return sorted(found - {*manifest.files, MANIFEST, MANIFEST_DIGEST})
+    return sorted(found - {*manifest.files, MANIFEST, MANIFEST_DIGEST, SIGNATURE})
 
 
 def code_version() -> str:

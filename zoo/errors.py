@@ -17,3 +17,15 @@ class MismatchError(ZooError):
 
 class RefusedError(ZooError):
     """An entry that may not be published yet: no card, licence, held-out metrics or trace."""
+
+
+class UnreachableError(ZooError):
+    """A place that does not answer, or answers with an error."""
+
+
+class StaleError(ZooError):
+    """An index that is older than one seen before, or past its date."""
+
+
+class SignatureError(ZooError):
+    """An entry without a signature, with one by another key, or changed since it was signed."""

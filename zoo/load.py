@@ -1,5 +1,7 @@
 """From what a user writes after `predictor=` to an entry, and to a predictor that fits a model."""
 
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,16 +9,21 @@ from typing import Any
 from predictors.base import Predictor
 from predictors.errors import unknown
 from predictors.spec import ModelSpec
+from zoo.catalogue import Zoo
 from zoo.entry import Entry, open_entry
 from zoo.errors import MismatchError, ZooError
-from zoo.index import Zoo, parse_reference
+from zoo.index import Reference, parse_reference
 from zoo.manifest import NAME
-from zoo.places import builtin, local
+from zoo.places import Place, builtin, cache, configured, place_of
+
+REQUIRE_SIGNATURE = "MOECAST_REQUIRE_SIGNATURE"
+"""A public key: entries that its owner did not sign are not used. Ours ship inside the package."""
 
 
 def zoos() -> list[Zoo]:
-    """Where names are looked up, first match wins: what was pulled, then what ships with us."""
-    return [Zoo(local()), Zoo(builtin())]
+    """Where names are looked up without a network, first match wins: what was pulled, then what
+    ships with us."""
+    return [Zoo(cache()), Zoo(builtin())]
 
 
 def listed() -> set[str]:
@@ -25,23 +32,86 @@ def listed() -> set[str]:
 
 
 def find(reference: str | Path) -> Entry:
-    """The entry that a name (`NAME`, `NAME@latest`, `NAME@DIGEST`) or a folder's path means.
+    """The entry that is meant by a name (`NAME`, `NAME@latest`, `NAME@ALIAS`, `NAME@DIGEST`), the
+    path of a folder, or an address: `ZOO#NAME`, or `ZOO` alone where it has one entry.
 
-    A name that a zoo lists is the zoo's; anything else that exists is a folder. ZooError with
-    the choices when it is neither. No network.
+    A name that was pulled, or ships with us, is that, and no network is used. Another one is pulled
+    from the zoos of MOECAST_ZOO, in their order, when there are any.
+
+    Raises:
+        ZooError: it is none of these, and the message has the choices; UnreachableError,
+            DamagedError, StaleError, SignatureError: as pulling does.
     """
+    entry = _find(reference)
+    key = os.environ.get(REQUIRE_SIGNATURE)
+    if key and entry.where != builtin().where:
+        from zoo.signing import check_signature
+
+        check_signature(entry, key=Path(key))
+    return entry
+
+
+def _find(reference: str | Path) -> Entry:
+    if isinstance(reference, str) and "://" in reference:
+        return by_address(reference)
+    named = None
     if isinstance(reference, str) and NAME.fullmatch(reference.partition("@")[0]):
         named = parse_reference(reference)
         holders = [zoo for zoo in zoos() if named.name in zoo.index().entries]
-        if holders:
-            return next((zoo for zoo in holders if zoo.holds(named)), holders[0]).open(named)
+        for zoo in holders:
+            if zoo.holds(named):
+                return zoo.open(named)
+        if holders and not configured():
+            return holders[0].open(named)  # which says what versions there are
     if Path(reference).is_dir():
         return open_entry(reference)
-    raise ZooError(
-        f"{unknown('zoo entry', str(reference), listed())}. "
-        "Or name an entry's folder; python -m zoo list shows what is here, "
-        "python -m zoo pull NAME from=FOLDER gets others"
+    if named is not None:
+        for place in configured():
+            if Zoo(place).holds(named):
+                return pulled(place, named)
+    raise ZooError(_unknown(str(reference)))
+
+
+def _unknown(reference: str) -> str:
+    return (
+        f"{unknown('zoo entry', reference, listed())}. Or name an entry's folder; python -m "
+        "zoo list shows what is here, python -m zoo pull NAME zoo=ADDRESS gets others"
     )
+
+
+def by_address(address: str) -> Entry:
+    """The entry `ZOO#NAME[@VERSION]`, or the only one of `ZOO`; from the cache if it is there and
+    names one digest, otherwise pulled."""
+    where, _, name = address.partition("#")
+    place = place_of(where)
+    if not name:
+        names = list(Zoo(place).index(required=True).entries)
+        if len(names) != 1:
+            raise ZooError(
+                f"{where} has {len(names)} entries; write {where}#NAME: {', '.join(names[:8])}"
+            )
+        name = names[0]
+    reference = parse_reference(name)
+    kept = Zoo(cache())
+    if len(reference.version) == 64 and kept.holds(reference):
+        return kept.open(reference)
+    return pulled(place, reference)
+
+
+def pulled(place: Place, reference: Reference) -> Entry:
+    """The entry, from the cache, after what of it is not there was brought, as a line on stderr
+    says."""
+    from zoo.freshness import fresh_index
+    from zoo.pulling import Cache, pull
+
+    zoo = Zoo(place)
+    index = fresh_index(zoo)
+    digest = zoo.resolve(reference, index)
+    version = index.entries[reference.name].versions[digest]
+    target = Cache(cache())
+    if not target.has(digest, None):
+        sys.stderr.write(f"pulling {reference.name}@{digest[:12]} from {place.where}\n")
+    return pull(zoo, reference.name, digest, version, cache=target)
 
 
 def load_predictor(
@@ -51,7 +121,7 @@ def load_predictor(
     the entry's own of that name.
 
     `spec` is the model that it is to serve: MismatchError, naming both sides, when the entry was
-    made for another; None takes the entry's own word for it.
+    made for another; None takes the entry's own word for it. Otherwise raises as `find`.
     """
     from predictors.registry import from_files
 

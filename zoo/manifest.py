@@ -32,11 +32,20 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class GraphRecord(Strict):
+    """What an ONNX graph takes and gives: names to shapes, a free dimension by its name."""
+
+    inputs: dict[str, list[int | str]]
+    outputs: dict[str, list[int | str]]
+
+
 class FileRecord(Strict):
     """One file of the entry."""
 
     sha256: Sha256
     size: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
+    graph: GraphRecord | None = None
+    """Of an ONNX file."""
 
 
 class ModelRecord(Strict):
@@ -123,9 +132,11 @@ def explain(error: ValidationError) -> str:
     )
 
 
-def records(files: Mapping[str, bytes]) -> dict[str, FileRecord]:
-    """Digest and size of each file, in the order of their names."""
+def records(files: Mapping[str, bytes], graphs: Mapping[str, GraphRecord]) -> dict[str, FileRecord]:
+    """Digest and size of each file, in the order of their names, and what its graph is."""
     return {
-        path: FileRecord(sha256=digest_of(files[path]), size=len(files[path]))
+        path: FileRecord(
+            sha256=digest_of(files[path]), size=len(files[path]), graph=graphs.get(path)
+        )
         for path in sorted(files)
     }

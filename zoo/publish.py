@@ -22,6 +22,8 @@ def check_publishable(entry: Entry) -> None:
     measured = [one for one in manifest.metrics.values() if isinstance(one, float | int)]
     if not measured or not entry.metrics().get("held_out"):
         missing.append(f"metrics on held-out requests ({METRICS}, key held_out)")
+    if any(path.endswith(".onnx") and one.graph is None for path, one in manifest.files.items()):
+        missing.append("declared inputs and outputs of its graphs")
     if manifest.trace_digest is None:
         missing.append("the digest of the trace it was trained on")
     if missing:

@@ -18,8 +18,11 @@ GROUPS = sorted(
 GIVEN = {
     "zoo_show": ["name=a/b"],
     "zoo_verify": ["name=a/b"],
-    "zoo_pull": ["name=a/b", "from=builtin"],
+    "zoo_pull": ["name=a/b", "zoo=builtin"],
     "zoo_push": ["path=somewhere"],
+    "zoo_rm": ["name=a/b"],
+    "zoo_index": ["path=somewhere"],
+    "zoo_sign": ["path=somewhere", "key=somewhere"],
     "inflate": ["output=somewhere", "expert_size=8MiB"],
     "import": ["source=somewhere"],
     "pack": ["output=somewhere"],
@@ -76,18 +79,18 @@ def test_wrong_type__names_the_key() -> None:
 
 
 def test_missing_value__names_the_key_as_the_user_writes_it() -> None:
-    with pytest.raises(ConfigError, match=r"^from=\.\.\. is required"):
-        compose_typed("zoo_pull", ["name=a/b"])
+    with pytest.raises(ConfigError, match=r"^path=\.\.\. is required"):
+        compose_typed("zoo_push", [])
 
 
 @pytest.mark.parametrize(
     "text", ["a, b (c) {d} [e]: 'f' \"g\"", "${x}", "$x\\n", "1e5", "é = 1", "50%", "a=b", ""]
 )
 def test_text__is_taken_as_it_stands(text: str) -> None:
-    config, _ = compose_typed("zoo_list", [f"from={text}"])
-    assert config.from_ == text
+    config, _ = compose_typed("zoo_list", [f"zoo={text}"])
+    assert config.zoo == text
 
 
 def test_null__is_no_text_where_nothing_is_allowed() -> None:
-    config, _ = compose_typed("zoo_list", ["from=null"])
-    assert config.from_ is None
+    config, _ = compose_typed("zoo_list", ["zoo=null"])
+    assert config.zoo is None

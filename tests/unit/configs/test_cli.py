@@ -17,11 +17,11 @@ CHOICES = "Choices: fails, refuses, waits, works"
 
 
 def works(config: ListConfig) -> dict[str, Any]:
-    return {"from": config.from_, "seed": config.seed}
+    return {"zoo": config.zoo, "seed": config.seed}
 
 
 def fails(config: ListConfig) -> None:
-    raise OSError(f"no disk\nfor {config.from_}")
+    raise OSError(f"no disk\nfor {config.zoo}")
 
 
 def refuses(_: ListConfig) -> None:
@@ -38,7 +38,7 @@ COMMANDS = tuple(
         config="zoo_list",
         run=f"{HERE}:{run.__name__}",
         summary=f"It {run.__name__}.",
-        positional="from",
+        positional="zoo",
     )
     for run in (works, fails, refuses, waits)
 )
@@ -48,13 +48,13 @@ def test_run__leaves_how_and_what(tmp_path: Path) -> None:
     arguments = ["works", "some where", "seed=3", f"run_dir={tmp_path / 'r'}"]
     assert main("zoo", COMMANDS, arguments) == 0
     assert json.loads((tmp_path / "r/results.json").read_text()) == {
-        "from": "some where",
+        "zoo": "some where",
         "seed": 3,
     }
     record = json.loads((tmp_path / "r/run.json").read_text())
     assert record["argv"] == arguments[1:]
     assert record["seed"] == 3
-    assert record["config"]["from_"] == "some where"
+    assert record["config"]["zoo"] == "some where"
     assert record["versions"]["numpy"]
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["results.json", "run.json"]
 
@@ -96,24 +96,22 @@ def test_debug__shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_sweep__runs_the_grid_in_numbered_folders(tmp_path: Path) -> None:
-    assert (
-        main("zoo", COMMANDS, ["works", "-m", "seed=1,2", "from=a,b", f"run_dir={tmp_path}"]) == 0
-    )
+    assert main("zoo", COMMANDS, ["works", "-m", "seed=1,2", "zoo=a,b", f"run_dir={tmp_path}"]) == 0
     record = json.loads((tmp_path / "sweep.json").read_text())
     assert [one["results"] for one in record] == [
-        {"from": "a", "seed": 1},
-        {"from": "b", "seed": 1},
-        {"from": "a", "seed": 2},
-        {"from": "b", "seed": 2},
+        {"zoo": "a", "seed": 1},
+        {"zoo": "b", "seed": 1},
+        {"zoo": "a", "seed": 2},
+        {"zoo": "b", "seed": 2},
     ]
-    assert json.loads((tmp_path / "3/results.json").read_text()) == {"from": "b", "seed": 2}
+    assert json.loads((tmp_path / "3/results.json").read_text()) == {"zoo": "b", "seed": 2}
 
 
 def test_help__shows_each_option_with_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("zoo", COMMANDS, ["works", "--help"]) == 0
     text = capsys.readouterr().out
     assert "  seed  int = 0\n      Seed of every random choice.\n" in text
-    assert "  from  str or null\n" in text
+    assert "  zoo  str or null\n" in text
 
 
 @dataclass(kw_only=True)

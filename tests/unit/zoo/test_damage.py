@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.builders.entries import tiny_entry
+from zoo.catalogue import Zoo
 from zoo.digest import check_path
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, ZooError
-from zoo.index import Reference, WritableZoo, Zoo
+from zoo.index import Reference
 from zoo.load import load_predictor
 from zoo.places import FolderPlace
+from zoo.writing import WritableZoo
 
 FILES = [
     "manifest.json",

@@ -10,12 +10,14 @@ import pytest
 from configs.cli import main
 from tests.builders.entries import tiny_entry
 from zoo.__main__ import COMMANDS
+from zoo.catalogue import Zoo
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, RefusedError, ZooError
-from zoo.index import Reference, WritableZoo, Zoo
+from zoo.index import Reference
 from zoo.load import find
 from zoo.places import BUILTIN, FolderPlace
 from zoo.publish import check_publishable
+from zoo.writing import WritableZoo
 
 
 def zoo(*arguments: object) -> int:
@@ -27,7 +29,7 @@ def test_push_and_pull__carry_an_entry_over(tmp_path: Path) -> None:
     assert zoo("push", tmp_path / "e", f"to={tmp_path / 'far'}") == 0
     with pytest.raises(ZooError, match="unknown zoo entry 'tiny/stride'"):
         find("tiny/stride")
-    assert zoo("pull", "tiny/stride", f"from={tmp_path / 'far'}") == 0
+    assert zoo("pull", "tiny/stride", f"zoo={tmp_path / 'far'}") == 0
     for reference in ("tiny/stride", "tiny/stride@latest", f"tiny/stride@{written.digest[:8]}"):
         entry = find(reference)
         entry.verify()
@@ -102,7 +104,7 @@ def test_pull__that_fails_names_nothing_half(
                 target.open(Reference(name)).verify()
             target.add(entry)
         target.open(Reference("tiny/stride")).verify()
-        blobs = {*entry.manifest.files.values()}
+        blobs = {one.sha256 for one in entry.manifest.files.values()}
         assert len(target.place.names("blobs/sha256")) == len(blobs) + 1
         if left > 0:
             break
@@ -194,9 +196,14 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
     [
         (["show", "tiny/strid"], "Did you mean 'tiny/stride'"),
         (["show", "nothing"], "unknown zoo entry 'nothing'"),
-        (["pull", "tiny/stride", "from=nowhere"], "nowhere is not a zoo"),
-        (["pull", "tiny/stride", "from=s3://bucket"], "name a folder"),
-        (["pull", "../x", "from=builtin"], "is not NAME"),
+        (["pull", "tiny/stride", "zoo=nowhere"], "nowhere is not a zoo"),
+        (["pull", "tiny/stride", "zoo=https:///x"], "cannot be read"),
+        (["pull", "tiny/stride", "zoo=hf://x"], "is not hf://OWNER/REPO"),
+        (["pull", "tiny/stride", "zoo=package://no.such"], "no package 'no.such' is installed"),
+        (["pull", "tiny/stride", "zoo=nope://x"], "https://, s3://, hf:// work"),
+        (["pull", "tiny/stride"], "pull from where?"),
+        (["push", "nowhere", "to=https://x/zoo"], "can only be read"),
+        (["pull", "../x", "zoo=builtin"], "is not NAME"),
         (["push", "nowhere"], "nowhere is not a zoo entry"),
     ],
 )
@@ -214,7 +221,7 @@ def test_mistake__gets_the_cause_and_what_to_do(
 def test_list__writes_results_where_asked(tmp_path: Path) -> None:
     tiny_entry(tmp_path / "e")
     assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 0
-    assert zoo("list", f"from={tmp_path / 'zoo'}", f"run_dir={tmp_path / 'run'}") == 0
+    assert zoo("list", f"zoo={tmp_path / 'zoo'}", f"run_dir={tmp_path / 'run'}") == 0
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert [one["name"] for one in results["entries"]] == ["tiny/stride"]
 
