@@ -10,7 +10,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-PACKAGES = ("predictors", "zoo", "runtime", "runtime.bench", "collect", "train", "train.reference")
+PACKAGES = (
+    "predictors",
+    "zoo",
+    "runtime",
+    "runtime.bench",
+    "collect",
+    "train",
+    "train.evaluate",
+    "train.reference",
+)
 
 
 def schemas(root: str | None = None) -> dict[str, type]:

@@ -1,0 +1,1 @@
+"""Every system on the same trace, on simulated machines: `python -m train.evaluate`."""

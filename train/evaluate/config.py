@@ -1,0 +1,75 @@
+"""What `python -m train.evaluate` can be told."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collect.config import DataConfig
+from predictors.config import SEVERAL, RunConfig
+from predictors.errors import MoecastError
+from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
+
+OURS = "moecast"
+"""The system whose place in every cell is told."""
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig(RunConfig):
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    trace: Path | None = None
+    """A trace's folder; made when it is not there. Default: runs/traces/MODEL/DATA."""
+    system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
+    """Systems to compare; the baseline and the bound are always among them."""
+    hardware: list[HardwareConfig] = field(
+        default_factory=list, metadata={SEVERAL: "rtx4090-pcie4,desktop-nvme4"}
+    )
+    """Machines to simulate."""
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    baseline: SystemConfig = field(default_factory=SystemConfig)
+    """The system without prefetching that speed-ups are against, at equal budget."""
+    bound: SystemConfig = field(default_factory=SystemConfig)
+    """The system that knows the future; others are told as a share of it."""
+    ablated: SystemConfig = field(default_factory=SystemConfig)
+    """The system whose techniques are switched on one after another, and whose forecasts are cut to
+    one distance, for two of the figures."""
+    budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%"])
+    """Memory for experts: sizes or shares of all experts, with commas between them."""
+    batch: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])
+    """Requests that decode together, with commas between them."""
+    predictor: str | None = None
+    """What every system that prefetches forecasts with, in place of its own: kind, zoo entry or
+    folder."""
+    entries: Path | None = None
+    """Folder of zoo entries (RUN_DIR/entries of `python -m train`) that come before the zoo's."""
+    new_tokens: int = 1000
+    """Generated held-out tokens to replay: whole requests until there are so many."""
+    figures: bool = True
+    """Also replay what only figures need: ablation and prefetch distance."""
+    workers: int | None = None
+    """Processes that replay; as many as there are cores unless given."""
+    fresh: bool = False
+    """Replay again what the run folder already has."""
+
+    def __post_init__(self) -> None:
+        for name in ("new_tokens", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise MoecastError(f"{name}={value}: must be at least 1")
+        for one in self.batch:
+            if not one.isdecimal() or int(one) < 1:
+                raise MoecastError(f"batch={','.join(self.batch)}: {one!r} is not a whole number")
+        if not self.budget or not self.batch:
+            raise MoecastError("budget and batch must name at least one value, as in budget=25%")
+        if self.baseline.prefetch:
+            raise MoecastError(
+                f"baseline={self.baseline.name} prefetches: name a system that does not, such as "
+                "baseline=on-demand"
+            )
+
+    @property
+    def batches(self) -> list[int]:
+        """Batch sizes, each once, ascending."""
+        return sorted({int(one) for one in self.batch})
+
+
+SCHEMAS: dict[str, type] = {"evaluate": EvaluateConfig}
