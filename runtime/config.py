@@ -108,13 +108,14 @@ class HardwareConfig:
     link_latency_us: float = 0.0
     """Time from starting a chunk to its first byte."""
     store_bytes_per_second: float = 0.0
-    """Bandwidth of the disk below host memory, where not all experts are in host memory; 0: it is
-    never the bottleneck."""
+    """Bandwidth of the disk below host memory; 0: it is never the bottleneck."""
     store_latency_us: float = 0.0
     """Time from asking the disk for a chunk to its first byte."""
     memory_bytes_per_second: float = 0.0
     """Bandwidth at which the compute device reads weights."""
     flops: float = 0.0
+    host_bytes: float = 0.0
+    """Host memory for experts, between the disk and the device; 0: one link brings them all."""
     """Dense multiply-adds a second, times two, in the weights' dtype."""
     kernel_us: float = 0.0
     """Overhead of starting one kernel."""
@@ -145,6 +146,8 @@ class ShapeConfig:
 
     @property
     def is_own(self) -> bool:
+    bytes_per_weight: float = 2.0
+    """Of both; the arithmetic is that of the weights, whatever they are packed in."""
         """Whether sizes are to be read from the traced model."""
         return self.expert_bytes == 0
 

@@ -108,6 +108,10 @@ class ExpertCache:
     def __iter__(self) -> Iterator[Expert]:
         return iter(self.entries)
 
+    def is_full(self, layer: int) -> bool:
+        """Whether another of the layer's experts would need one to be dropped."""
+        return not self._parts[layer if self.per_layer else 0].free
+
     # ---- accesses
 
     def used(self, expert: Expert) -> None:

@@ -86,6 +86,17 @@ class Tier:
     # ---- what is here
 
     def num_chunks(self, expert: Expert) -> int:
+    def fill(self, num_experts: int) -> None:
+        """As after loading: every slot of an empty tier holds an expert, the first layers' first.
+        An arena that is divided among the layers gets each layer's first ones."""
+        for layer, num_chunks in enumerate(self._num_chunks):
+            for e in range(min(num_experts, self.cache.share(layer))):
+                if self.cache.is_full(layer):
+                    break
+                entry, _ = self.cache.admit((layer, e))
+                assert entry is not None
+                entry.ready_chunks = num_chunks
+
         """Chunks that the expert is fetched in."""
         return self._num_chunks[expert[0]]
 

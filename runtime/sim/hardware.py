@@ -58,7 +58,7 @@ class Roofline:
     predictor_seconds: float
     chunk_bytes: tuple[int, ...]
     layer_bytes: int
-    bytes_per_weight: int = 2
+    bytes_per_weight: float = 2.0
     store_latency_seconds: float = 0.0
     store_bytes_per_second: float = math.inf
 
@@ -67,6 +67,8 @@ class Roofline:
             return self.link_latency_seconds + num_bytes / self.link_bytes_per_second
         return self.store_latency_seconds + num_bytes / self.store_bytes_per_second
 
+    host_share: float = 1.0
+    """Of all experts that host memory below the device can hold; from 1 on, there is one link."""
     def _compute_seconds(self, num_bytes: int, num_tokens: int) -> float:
         arithmetic = 2 * (num_bytes / self.bytes_per_weight) * num_tokens / self.flops
         return max(num_bytes / self.memory_bytes_per_second, arithmetic)
@@ -120,8 +122,28 @@ def described(config: HardwareConfig, shape: ShapeConfig) -> Roofline:
         flops=config.flops,
         kernel_seconds=config.kernel_us * 1e-6,
         predictor_seconds=config.predictor_us * 1e-6,
-        chunk_bytes=(shape.expert_bytes // NUM_CHUNKS,) * NUM_CHUNKS,
+        chunk_bytes=in_chunks(shape.expert_bytes),
         layer_bytes=shape.layer_bytes,
         store_latency_seconds=config.store_latency_us * 1e-6,
         store_bytes_per_second=config.store_bytes_per_second or math.inf,
     )
+        bytes_per_weight=shape.bytes_per_weight,
+        host_share=_host_share(config, shape),
+
+
+def _host_share(config: HardwareConfig, shape: ShapeConfig) -> float:
+    total = shape.num_layers * shape.num_experts * shape.expert_bytes
+    return config.host_bytes / total if config.host_bytes and total else 1.0
+
+
+def in_chunks(num_bytes: int) -> tuple[int, ...]:
+    """An expert's bytes as `NUM_CHUNKS` sizes, as even as whole bytes allow."""
+    return tuple((num_bytes + i) // NUM_CHUNKS for i in range(NUM_CHUNKS))
+
+
+def tier_slots(hardware: Hardware, slots: int, num_experts: int) -> list[int]:
+    """Slots of each tier, the computing one's `slots` first: of host memory too where the machine
+    has too little of it for the shape; the same share of the `num_experts` that are replayed."""
+    if not isinstance(hardware, Roofline) or hardware.host_share >= 1.0:
+        return [slots]
+    return [slots, max(slots, int(hardware.host_share * num_experts))]

@@ -12,7 +12,7 @@ from predictors.spec import ModelSpec
 from runtime.config import ORACLE, SystemConfig
 from runtime.policy.build import build_planner, build_prefetcher
 from runtime.policy.counters import Counters, added
-from runtime.sim.hardware import Hardware
+from runtime.sim.hardware import Hardware, tier_slots
 from runtime.sim.oracle import bound, routing
 from runtime.sim.simulator import Observer, Simulator
 from runtime.sim.step import Step, batched
@@ -96,7 +96,9 @@ def replay(
     observer: Observer | None = None,
 ) -> ReplayStats:
     """Runs the steps one after another from empty arenas of `budget_slots` experts; several numbers
-    are those of several tiers, the computing one first.
+    are those of several tiers, the computing one first. With one number and a machine whose host
+    memory is too small for all experts, that is the second tier, filled from the first layer on
+    (moe-infinity-sequence-level 6.1).
 
     `keeper`, a `predictors.reuse` forecaster, tells `reuse` eviction what to keep; its time is not
     charged, for what it says is needed at the next miss only.
@@ -127,12 +129,17 @@ def _run(
         steps = list(steps)
         options = {**system.eviction_options, "future": routing(steps, spec)}
         system = replace(system, eviction_options=options)
+    filled = isinstance(budget_slots, int)
+    if isinstance(budget_slots, int):
+        budget_slots = tier_slots(hardware, budget_slots, spec.num_layers * spec.num_experts)
     prefetcher = build_prefetcher(
         system,
         spec,
-        num_slots=[budget_slots] if isinstance(budget_slots, int) else budget_slots,
+        num_slots=budget_slots,
         chunk_bytes=[hardware.chunk_bytes] * spec.num_layers,
     )
+    for below in prefetcher.tiers[1:] if filled else ():
+        below.fill(spec.num_experts)
     planner = build_planner(system, spec, prefetcher)
     active = predictor if system.prefetch else None
     simulator = Simulator(
