@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.config import HardwareConfig, ShapeConfig
+from runtime.sim.overheads import Overheads
 
 NUM_CHUNKS = 3
 """promoe 5.1: an expert's three linear layers."""
@@ -30,6 +31,11 @@ class Hardware(Protocol):
     @property
     def chunk_bytes(self) -> tuple[int, ...]:
         """Sizes of an expert's chunks."""
+        ...
+
+    @property
+    def overheads(self) -> Overheads:
+        """What a live run pays beside these times."""
         ...
 
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
@@ -61,14 +67,15 @@ class Roofline:
     bytes_per_weight: float = 2.0
     store_latency_seconds: float = 0.0
     store_bytes_per_second: float = math.inf
+    overheads: Overheads = Overheads()
+    host_share: float = 1.0
+    """Of all experts that host memory below the device can hold; from 1 on, there is one link."""
 
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
         if tier == 0:
             return self.link_latency_seconds + num_bytes / self.link_bytes_per_second
         return self.store_latency_seconds + num_bytes / self.store_bytes_per_second
 
-    host_share: float = 1.0
-    """Of all experts that host memory below the device can hold; from 1 on, there is one link."""
     def _compute_seconds(self, num_bytes: int, num_tokens: int) -> float:
         arithmetic = 2 * (num_bytes / self.bytes_per_weight) * num_tokens / self.flops
         return max(num_bytes / self.memory_bytes_per_second, arithmetic)
@@ -95,6 +102,7 @@ class Measured:
     expert_fixed: float
     expert_per_token: float
     predictor_seconds: float
+    overheads: Overheads = Overheads()
 
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
         assert tier == 0, "one tier is measured"
@@ -124,11 +132,11 @@ def described(config: HardwareConfig, shape: ShapeConfig) -> Roofline:
         predictor_seconds=config.predictor_us * 1e-6,
         chunk_bytes=in_chunks(shape.expert_bytes),
         layer_bytes=shape.layer_bytes,
+        bytes_per_weight=shape.bytes_per_weight,
         store_latency_seconds=config.store_latency_us * 1e-6,
         store_bytes_per_second=config.store_bytes_per_second or math.inf,
-    )
-        bytes_per_weight=shape.bytes_per_weight,
         host_share=_host_share(config, shape),
+    )
 
 
 def _host_share(config: HardwareConfig, shape: ShapeConfig) -> float:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from predictors.base import Floats, Forecasts, Predictor
-from runtime.config import ORACLE
 from runtime.policy.eviction import Expert
 from runtime.policy.planner import Planner
 from runtime.policy.prefetcher import Prefetcher, Task
 from runtime.sim.hardware import Hardware
+from runtime.sim.transfers import Transfers
 
 Observer = Callable[[str, float, float, Expert | None], None]
 """Told what happened (compute, stall, fetch, prefetch), from when to when, and to which expert;
@@ -18,7 +18,7 @@ None: all of a layer but its experts."""
 
 
 class Simulator:
-    """Advances the links and the predictor to the compute stream's time, whenever that moves.
+    """Advances the links and the predictor with the compute stream's time, whenever that moves.
 
     `now` is the compute stream's clock in seconds.
     """
@@ -35,31 +35,36 @@ class Simulator:
         self.now = 0.0
         self.stall_seconds = 0.0
         self.predictor_seconds = 0.0
-        """Charged to predictions, beside the computation."""
+        """Charged to predictions."""
         self._observer = observer
         self._prefetcher = prefetcher
         self._hardware = hardware
-        # The bound knows; it computes nothing to know it.
-        free = predictor is not None and predictor.kind == ORACLE
-        self._forecast_seconds = 0.0 if free else hardware.predictor_seconds
+        self._overheads = hardware.overheads
+        self._predictor = predictor
         self._planner = planner
-        self._clock = 0.0
-        self._transfers: list[tuple[float, Task] | None] = [None] * len(prefetcher.tiers)
-        """What each tier's link is at, with the time of its end."""
+        self._tiers = prefetcher.tiers
+        self._links = [Transfers(self._overheads.transfer_speed_together) for _ in self._tiers]
+        """What each tier's link is at."""
+        self._seconds_of: list[dict[int, float]] = [{} for _ in self._tiers]
+        """By tier: bytes to seconds, as the hardware said."""
         self._forecasts: list[tuple[float, int, Forecasts, int]] = []
         self._sequence = itertools.count()
         self._predictor_free = 0.0
         self._last_routed = 0.0
 
-    # ---- the predictor, which runs beside the computation
+    # ---- the predictor
 
     def forecast(self, forecasts: Forecasts, *, layer_now: int) -> None:
         """What the predictor answered to an event now; it takes effect when it has computed."""
         if not forecasts or not self._wants_forecasts:
             return
-        start = max(self.now, self._predictor_free)
-        self._predictor_free = start + self._forecast_seconds
-        self.predictor_seconds += self._forecast_seconds
+        seconds = self._hardware.predictor_seconds
+        self.predictor_seconds += seconds
+        if self._overheads.predictor_inline:
+            self.compute(seconds)
+            self._planner.plan(forecasts, layer_now=layer_now)
+            return
+        self._predictor_free = max(self.now, self._predictor_free) + seconds
         item = (self._predictor_free, next(self._sequence), forecasts, layer_now)
         heapq.heappush(self._forecasts, item)
 
@@ -67,13 +72,34 @@ class Simulator:
     def _wants_forecasts(self) -> bool:
         return self._planner.governor is None or self._planner.governor.prefetching
 
+    def _discard_forecasts(self, layer: int) -> None:
+        """A forecast that is still being computed when its layer is routed comes too late."""
+        kept: list[tuple[float, int, Forecasts, int]] = []
+        for time, ticket, forecasts, layer_now in self._forecasts:
+            later = [forecast for forecast in forecasts if forecast.layer > layer]
+            if later:
+                kept.append((time, ticket, later, layer_now))
+        self._forecasts = kept
+        heapq.heapify(self._forecasts)
+
     # ---- the compute stream
 
     def compute(self, seconds: float, expert: Expert | None = None) -> None:
         """The compute stream is busy for a while, with one expert or a layer's other weights."""
+        started, left = self.now, seconds
+        slowed = self._overheads.compute_speed_transferring
+        while True:
+            self._start_transfers()
+            speed = slowed if self._links[-1].under_way else 1.0
+            end = self.now + left / speed
+            event = self._next_event()
+            if event > end:
+                break
+            left = max(0.0, left - (event - self.now) * speed)
+            self._handle(event)
+        self.now = end
         if self._observer is not None:
-            self._observer("compute", self.now, self.now + seconds, expert)
-        self._advance(self.now + seconds)
+            self._observer("compute", started, end, expert)
 
     def valued(self, layer: int, value_E: Floats) -> None:
         """What the layer's experts will be worth after this step."""
@@ -82,7 +108,8 @@ class Simulator:
     def run_experts(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
         """The router has spoken: brings and computes the layer's experts."""
         prefetcher = self._prefetcher
-        self._discard_forecasts(layer)
+        if self._forecasts:
+            self._discard_forecasts(layer)
         if self._planner.governor is not None and layer > 0:
             self._planner.governor.window.layer_passed(self.now - self._last_routed)
         self._last_routed = self.now
@@ -95,71 +122,89 @@ class Simulator:
             prefetcher.used((layer, expert))
 
     def _next_ready(self, layer: int, pending: Sequence[int]) -> int:
-        techniques = self._prefetcher.techniques
-        free = techniques.reordered and techniques.early_preemption
-        candidates = pending if free else pending[:1]
-        self._prefetcher.demand((layer, pending[0]))
-        if techniques.early_preemption and not techniques.reordered:
+        techniques, is_ready = self._prefetcher.techniques, self._prefetcher.is_ready
+        candidates = pending
+        if not techniques.early_preemption:
+            candidates = pending[:1]
+            self._prefetcher.demand((layer, pending[0]))
+        elif not techniques.reordered:
+            candidates = pending[:1]
             self._prefetcher.make_room(layer, pending[0], pending)
+        for e in candidates:
+            if is_ready((layer, e)):
+                return e
         started = self.now
         while True:
-            for e in candidates:
-                if self._prefetcher.is_ready((layer, e)):
-                    self.stall_seconds += self.now - started
-                    if self._observer is not None and self.now > started:
-                        self._observer("stall", started, self.now, (layer, e))
-                    return e
-            self._advance(self.now)
-            under_way = [transfer[0] for transfer in self._transfers if transfer is not None]
-            assert under_way, (layer, pending)
-            self._advance(min(under_way))
+            if self._wait():
+                for e in candidates:
+                    if is_ready((layer, e)):
+                        self.stall_seconds += self.now - started
+                        if self._observer is not None and self.now > started:
+                            self._observer("stall", started, self.now, (layer, e))
+                        return e
 
-    def _discard_forecasts(self, layer: int) -> None:
-        """A forecast that is still being computed when its layer is routed comes too late."""
-        kept: list[tuple[float, int, Forecasts, int]] = []
-        for time, ticket, forecasts, layer_now in self._forecasts:
-            later = [forecast for forecast in forecasts if forecast.layer > layer]
-            if later:
-                kept.append((time, ticket, later, layer_now))
-        self._forecasts = kept
-        heapq.heapify(self._forecasts)
+    def _wait(self) -> bool:
+        """Until something has happened, at least one transfer's end where the computation brings
+        an expert by itself; whether a transfer has ended."""
+        bottom = self._links[-1]
+        if self._overheads.computation_reads and bottom.num < 2:
+            task = self._tiers[-1].next_task(high_only=True)
+            if task is not None:
+                self._start(len(self._tiers) - 1, task, latency=0.0)
+                while task in bottom:
+                    self._start_transfers()
+                    self._handle(self._next_event())
+                return True
+        self._start_transfers()
+        event = self._next_event()
+        assert event < math.inf, "the computation waits and nothing is under way"
+        return self._handle(event)
 
     # ---- time
 
-    def _advance(self, until: float) -> None:
-        while True:
-            self._start_transfers()
-            arrivals = [(transfer[0], i) for i, transfer in enumerate(self._transfers) if transfer]
-            arrival, link = min(arrivals, default=(math.inf, -1))
-            known = self._forecasts[0][0] if self._forecasts else math.inf
-            event = min(arrival, known)
-            if event > until or event == math.inf:
-                break
-            self._clock = max(self._clock, event)
-            if arrival <= known:
-                self._finish_transfer(link)
-            else:
-                _, _, forecasts, layer_now = heapq.heappop(self._forecasts)
-                self._planner.plan(forecasts, layer_now=layer_now)
-        self._clock = max(self._clock, until)
-        self.now = max(self.now, until)
+    def _next_event(self) -> float:
+        event = self._forecasts[0][0] if self._forecasts else math.inf
+        for link in self._links:
+            event = min(event, link.first_end)
+        return event
+
+    def _handle(self, event: float) -> bool:
+        """Time moves to the event, which takes place; whether it is a transfer's end."""
+        self.now = max(self.now, event)
+        for i, link in enumerate(self._links):
+            if link.first_end <= event:
+                self._finish(i, link.finish_first())
+                return True
+        _, _, forecasts, layer_now = heapq.heappop(self._forecasts)
+        self._planner.plan(forecasts, layer_now=layer_now)
+        return False
 
     def _start_transfers(self) -> None:
         # From the top down: what a tier asks of the one below can start at once.
-        for i, tier in enumerate(self._prefetcher.tiers):
-            if self._transfers[i] is None and (task := tier.next_task()) is not None:
-                end = self._clock + self._hardware.transfer_seconds(task.num_bytes, tier=i)
-                self._transfers[i] = (end, task)
-                if self._observer is not None and i == 0:
-                    kind = "fetch" if task.high else "prefetch"
-                    self._observer(kind, self._clock, end, task.expert)
+        for i, tier in enumerate(self._tiers):
+            if not self._links[i].is_worker_busy and len(tier.queue):
+                task = tier.next_task()
+                if task is not None:
+                    self._start(i, task, latency=self._overheads.task_seconds, by_worker=True)
 
-    def _finish_transfer(self, link: int) -> None:
-        transfer = self._transfers[link]
-        assert transfer is not None
-        task = transfer[1]
-        self._transfers[link] = None
-        self._prefetcher.tiers[link].done(task)
-        if self._planner.governor is not None and link == 0:
-            seconds = self._hardware.transfer_seconds(task.num_bytes)
-            self._planner.governor.window.transferred(task.num_bytes, seconds)
+    def _start(self, i: int, task: Task, *, latency: float, by_worker: bool = False) -> None:
+        seconds = self._seconds(i, task.num_bytes) + latency
+        self._links[i].start(task, self.now, seconds, by_worker=by_worker)
+
+    def _seconds(self, i: int, num_bytes: int) -> float:
+        known = self._seconds_of[i].get(num_bytes)
+        if known is None:
+            known = self._hardware.transfer_seconds(num_bytes, tier=i)
+            self._seconds_of[i][num_bytes] = known
+        return known
+
+    def _finish(self, i: int, ended: tuple[Task, float]) -> None:
+        task, started = ended
+        self._tiers[i].done(task)
+        if i:
+            return
+        if self._observer is not None:
+            kind = "fetch" if task.high else "prefetch"
+            self._observer(kind, started, self.now, task.expert)
+        if self._planner.governor is not None:
+            self._planner.governor.window.transferred(task.num_bytes, self.now - started)

@@ -8,6 +8,7 @@ import pytest
 from predictors.base import Forecast, Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
+from runtime.sim.overheads import Overheads
 from runtime.sim.replay import batched, replay
 
 SPEC = ModelSpec(
@@ -30,6 +31,7 @@ class Machine:
     name: str = "toy"
     predictor_seconds: float = 3.0
     chunk_bytes: tuple[int, ...] = (1, 1, 1)
+    overheads: Overheads = Overheads()
 
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
         return (2.0 if tier == 0 else 4.0) * num_bytes
