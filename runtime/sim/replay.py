@@ -108,6 +108,9 @@ def replay(
     Belady eviction is told the whole routing before the first step, so all steps are held at once.
     A system that forecasts with `oracle` is the bound (`runtime.sim.oracle`), whatever `predictor`.
     """
+    if system.predictor == ORACLE:
+        # The bound knows; it computes nothing to know it.
+        hardware = replace(hardware, predictor_seconds=0.0)  # type: ignore[type-var]
     run = partial(_run, spec=spec, hardware=hardware, budget_slots=budget_slots, keeper=keeper)
     if system.predictor == ORACLE:
         return bound(list(steps), spec, system, run=run, observer=observer)
