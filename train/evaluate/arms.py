@@ -1,13 +1,14 @@
 """From the configuration to the arms that are replayed, and why others are not."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from train.evaluate.cells import Arm, ablation_arms, distance_arms
 from train.evaluate.config import EvaluateConfig
 from train.evaluate.sources import Missing, Sources
 
-FORECAST = (
+FORECAST: tuple[tuple[str, str, Mapping[str, Any], int], ...] = (
     ("skip", "skip", {"horizon": 1}, 1),
     ("skip", "skip", {"horizon": 2}, 2),
     ("skip", "skip", {"horizon": 3}, 3),
@@ -28,7 +29,7 @@ class Arms:
     ablation: list[Arm]
     distance: list[Arm]
     missing: dict[str, str]
-    """System to the reason why it cannot be replayed on this trace."""
+    """System, or part of one, to the reason why it cannot be replayed on this trace."""
 
     def named(self, name: str) -> Arm | None:
         """The arm of one system of the table."""
@@ -55,17 +56,17 @@ def arms_of(config: EvaluateConfig, sources: Sources) -> Arms:
             continue
         table.append(Arm(label=name, system=system, predictor=predictor, keeper=keeper))
     if not config.figures:
-        return Arms(table, [], [], missing)
+        return Arms(table, [], [], missing | sources.without)
     try:
         predictor, keeper = sources.systems(config.ablated, config.predictor)
     except Missing as error:
         missing[f"figures of {config.ablated.name}"] = str(error)
-        return Arms(table, [], [], missing)
+        return Arms(table, [], [], missing | sources.without)
     subject = Arm(
         label=config.ablated.name, system=config.ablated, predictor=predictor, keeper=keeper
     )
     distances = distance_arms(subject, forecast_at(sources, missing))
-    return Arms(table, ablation_arms(subject), distances, missing)
+    return Arms(table, ablation_arms(subject), distances, missing | sources.without)
 
 
 def forecast_at(sources: Sources, missing: dict[str, str]) -> Sequence[tuple[str, str, int]]:

@@ -100,14 +100,15 @@ def ablation_arms(subject: Arm) -> list[Arm]:
     bare = replace(
         subject.system, prefetch=False, chunked=False, early_preemption=False, reordered=False
     )
-    stages = [
+    stages: list[tuple[str, dict[str, Any]]] = [
         ("base", {}),
         ("+ prefetch", {"prefetch": True}),
         ("+ chunked", {"chunked": True}),
         ("+ early preemption", {"early_preemption": True}),
         ("+ reordered", {"reordered": True}),
     ]
-    arms, switches = [], {}
+    arms: list[Arm] = []
+    switches: dict[str, Any] = {}
     for label, added in stages:
         switches.update(added)
         system = replace(bare, **switches)

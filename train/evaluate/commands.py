@@ -135,7 +135,7 @@ def jobs_of(wanted: dict[str, Cell], trace: Trace, sources: Sources, new_tokens:
     groups: dict[tuple[Any, ...], list[tuple[str, Cell]]] = {}
     for digest, cell in wanted.items():
         arm = cell.arm
-        key = (cell.batch, arm.predictor, arm.keeper)
+        key: tuple[Any, ...] = (cell.batch, arm.predictor, arm.keeper)
         if arm.predictor is None or arm.predictor not in sources.found:
             # Nothing to be made once for all of them: smaller jobs share the work better.
             key = (*key, arm.label, cell.hardware.name)

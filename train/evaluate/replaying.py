@@ -44,11 +44,16 @@ def run_job(job: Job, done: Callable[[str, dict[str, Any]], None]) -> None:
     trace = Trace.open(job.trace, verify=False)
     steps = held_out_steps(trace, batch=job.batch, new_tokens=job.new_tokens)
     light = [routed(step, job.spec.num_layers) for step in steps]
-    # The bound is no predictor: a replay of a system that names the oracle sees to it.
-    keys = {job.predictor, job.keeper} - {None, ORACLE}
-    tapes = {key: tape_of(key, job, steps) for key in keys}
+    tapes = tapes_of(job, steps)
     for digest, cell in job.cells:
         done(digest, replayed(cell, light, tapes, job.spec))
+
+
+def tapes_of(job: Job, steps: Sequence[Step]) -> dict[str, Tape]:
+    """What the job's cells are played, by key. The bound is no predictor: a replay of a system that
+    names the oracle sees to it."""
+    keys = [key for key in (job.predictor, job.keeper) if key is not None and key != ORACLE]
+    return {key: tape_of(key, job, steps) for key in keys}
 
 
 def tape_of(key: str, job: Job, steps: Sequence[Step]) -> Tape:

@@ -74,6 +74,8 @@ class Sources:
         self._seed = seed
         self.found: dict[str, Source] = {}
         """By the key that `find` returned."""
+        self.without: dict[str, str] = {}
+        """Keepers that systems are replayed without, and why."""
 
     def systems(self, system: SystemConfig, chosen: str | None) -> tuple[str | None, str | None]:
         """Keys of what the system forecasts with (`chosen` in its place, if given) and keeps by.
@@ -93,8 +95,19 @@ class Sources:
             )
         else:
             predictor = what if what == ORACLE else self.find(what, options)
-        keeper = None if system.keeper is None else self.find(system.keeper, {})
-        return predictor, keeper
+        return predictor, self._keeper(system)
+
+    def _keeper(self, system: SystemConfig) -> str | None:
+        """As live: where there is none, the policy goes by what it counts itself."""
+        if system.keeper is None:
+            return None
+        try:
+            return self.find(system.keeper, {})
+        except Missing as error:
+            self.without[f"{system.keeper} of {system.name}"] = (
+                f"{error}; it keeps by what it counts itself"
+            )
+            return None
 
     def find(self, what: str, options: Mapping[str, Any]) -> str:
         """Key of the predictor in `found`; raises as `systems`."""

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collect.traces import Trace
-from runtime.config import ORACLE
 from runtime.policy.eviction import Expert
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from train.evaluate.cells import TABLE, Arm, Cell, budget_slots
-from train.evaluate.replaying import Job, predictor_of, tape_of
+from train.evaluate.replaying import Job, predictor_of, tapes_of
 from train.evaluate.sources import Source
 from train.evaluate.steps import held_out_steps, routed
 
@@ -67,8 +66,7 @@ def timeline(cell: Cell, trace: Trace, sources: Mapping[str, Source]) -> list[Sp
         cells=(),
     )
     steps = held_out_steps(trace, batch=job.batch, new_tokens=job.new_tokens)
-    keys = {arm.predictor, arm.keeper} - {None, ORACLE}
-    tapes = {key: tape_of(key, job, steps) for key in keys if key is not None}
+    tapes = tapes_of(job, steps)
     told: list[tuple[str, float, float, Expert | None]] = []
     stats = replay(
         [routed(step, spec.num_layers) for step in steps],
