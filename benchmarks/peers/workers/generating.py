@@ -1,0 +1,46 @@
+"""Greedy tokens of anything with Transformers' `generate`, one by one as they come."""
+
+from typing import Any
+
+import torch
+from measured import Answer, OnToken
+from transformers import StoppingCriteriaList
+
+
+class _Streamer:
+    """What `generate` hands its tokens to; the first hand is the prompt."""
+
+    def __init__(self, on_token: OnToken) -> None:
+        self.on_token, self.prompt_seen, self.is_done = on_token, False, False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self.prompt_seen and not self.is_done:
+            self.is_done = not self.on_token(int(value.reshape(-1)[0]))
+        self.prompt_seen = True
+
+    def end(self) -> None:
+        pass
+
+
+def generating(model: Any) -> Answer:
+    """`model`: a Transformers model, or a wrapper with its `generate`."""
+
+    def answer(prompt: list[int], new_tokens: int, on_token: OnToken) -> None:
+        streamer = _Streamer(on_token)
+        inputs = torch.tensor([prompt])
+
+        def is_done(tokens: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+            return torch.full((len(tokens),), streamer.is_done)
+
+        with torch.inference_mode():
+            model.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                max_new_tokens=new_tokens,
+                min_new_tokens=new_tokens,
+                do_sample=False,
+                streamer=streamer,
+                stopping_criteria=StoppingCriteriaList([is_done]),
+            )
+
+    return answer

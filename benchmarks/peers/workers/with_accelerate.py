@@ -1,0 +1,43 @@
+"""Accelerate's disk offload: experts of as many layers as fit stay in memory, the others on disk.
+
+Accelerate moves whole tensors, and Transformers keeps all experts of a layer in two. So one layer's
+experts are in memory for a moment while it computes, and room for them is left in the budget.
+"""
+
+import torch
+from generating import generating
+from measured import Answer, Request, main
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+def device_map(config: AutoConfig, budget_bytes: int) -> dict[str, str]:
+    """Where each part is: experts of the first layers and all else in memory."""
+    elements = 3 * config.hidden_size * config.moe_intermediate_size * config.num_experts
+    kept = max(0, budget_bytes // (elements * 4) - 1)
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    places["lm_head"] = "cpu"
+    for layer in range(config.num_hidden_layers):
+        for part in ("self_attn", "input_layernorm", "post_attention_layernorm"):
+            places[f"model.layers.{layer}.{part}"] = "cpu"
+        for part in ("gate", "shared_expert", "shared_expert_gate"):
+            places[f"model.layers.{layer}.mlp.{part}"] = "cpu"
+        places[f"model.layers.{layer}.mlp.experts"] = "cpu" if layer < kept else "disk"
+    return places
+
+
+def load(request: Request) -> Answer:
+    torch.set_num_threads(request.threads)
+    config = AutoConfig.from_pretrained(request.weights, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        request.weights,
+        dtype=torch.float32,
+        local_files_only=True,
+        experts_implementation="eager",
+        device_map=device_map(config, request.budget_bytes),
+        offload_folder=request.scratch,
+    )
+    return generating(model.eval())
+
+
+if __name__ == "__main__":
+    main(load, ("accelerate", "torch", "transformers"))
