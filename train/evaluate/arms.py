@@ -76,5 +76,5 @@ def forecast_at(sources: Sources, missing: dict[str, str]) -> Sequence[tuple[str
         try:
             found.append((label, sources.find(kind, options), ahead))
         except Missing as error:
-            missing[f"distance {ahead} of {kind}"] = str(error)
+            missing[f"{kind} in the figure of distances"] = str(error)
     return found

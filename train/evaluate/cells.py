@@ -17,6 +17,9 @@ TABLE, ABLATION, DISTANCE = "table", "ablation", "distance"
 TRUTH = "truth"
 """Stands for forecasts that are the routing itself, in the figure of distances."""
 
+WITHOUT = "no prefetching"
+"""The subject of that figure without any forecasts."""
+
 FARTHEST = 6
 """Layers ahead up to which the figure of distances goes."""
 
@@ -118,10 +121,12 @@ def ablation_arms(subject: Arm) -> list[Arm]:
 
 
 def distance_arms(subject: Arm, predictors: Sequence[tuple[str, str, int]]) -> list[Arm]:
-    """The subject with forecasts of one distance alone: of the routing itself, which nothing could
-    forecast better, and of each predictor `(label, key, layers ahead)`."""
+    """The subject without forecasts, and with those of one distance alone: of the routing itself,
+    which nothing could forecast better, and of each predictor `(label, key, layers ahead)`."""
     true = [(TRUTH, TRUTH, ahead) for ahead in range(1, FARTHEST + 1)]
-    return [
+    system = replace(subject.system, prefetch=False)
+    without = replace(subject, label=WITHOUT, system=system, predictor=None, distance=0)
+    return [without] + [
         replace(subject, label=label, predictor=key, distance=ahead)
         for label, key, ahead in [*true, *predictors]
     ]

@@ -41,7 +41,7 @@ class EvaluateConfig(RunConfig):
     folder."""
     entries: Path | None = None
     """Folder of zoo entries (RUN_DIR/entries of `python -m train`) that come before the zoo's."""
-    new_tokens: int = 1000
+    new_tokens: int = 500
     """Generated held-out tokens to replay: whole requests until there are so many."""
     figures: bool = True
     """Also replay what only figures need: ablation and prefetch distance."""

@@ -49,6 +49,12 @@ FIGURES = (
 )
 """Heading, key in results.json and how it is written; bytes in MiB."""
 
+NARROW = ("TTFT ms", "TPOT ms", "p99", "hits", "stalls", "decode", "of bound")
+"""Of these, what a terminal of 80 letters has room for."""
+
+WIDE_LETTERS = 150
+"""From which all of them fit."""
+
 
 def place_text(place: Mapping[str, Any], ours: str) -> str:
     """One cell of the table of winners: the first, and how far ours is from it, or the second."""
@@ -96,16 +102,18 @@ def rich_table(
 ) -> Table:
     table = Table(title=title, title_justify="left", padding=(0, 0), collapse_padding=True)
     for place, name in enumerate(columns):
-        table.add_column(name, justify="left" if place < left else "right", no_wrap=place >= left)
+        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def full_rows(here: Mapping[str, Row]) -> list[list[str]]:
-    """All figures of one cell's systems, the fastest first."""
+def full_table(title: str, here: Mapping[str, Row], *, letters: int) -> Table:
+    """The figures of one cell's systems, the fastest first; all that fit into so many letters."""
+    shown = [one for one in FIGURES if letters >= WIDE_LETTERS or one[0] in NARROW]
     order = sorted(here.values(), key=lambda row: row["tpot_ms"] or 0.0)
-    return [[row["system"], *(written(row[key]) for _, key, written in FIGURES)] for row in order]
+    body = [[row["system"], *(told(row[key]) for _, key, told in shown)] for row in order]
+    return rich_table(title, ["system", *(name for name, _, _ in shown)], body, 1)
 
 
 def overview(rows: Sequence[Row], key: tuple[str, int], budgets: Sequence[str]) -> list[list[str]]:
@@ -139,9 +147,8 @@ def show(results: Mapping[str, Any], *, console: Console) -> None:
         )
     if len(rows) <= ROWS_SHOWN:
         for (hardware, budget, batch), here in cells_of(rows).items():
-            title = f"{hardware}, budget {budget}, batch {batch} (bytes in MiB, for a token)"
-            names = ["system", *(name for name, _, _ in FIGURES)]
-            console.print(rich_table(title, names, full_rows(here), 1))
+            title = f"{hardware}, budget {budget}, batch {batch} (bytes in MiB, of a token)"
+            console.print(full_table(title, here, letters=console.width))
     else:
         budgets = list(dict.fromkeys(row["budget"] for row in rows))
         for key in dict.fromkeys((row["hardware"], row["batch"]) for row in rows):
