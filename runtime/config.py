@@ -87,9 +87,11 @@ class SystemConfig:
     drop_used: bool = False
     """An expert leaves as soon as all tokens have used it, and a forecast one as soon as no token
     does (klotski 5; moe-infinity-request 7.2, where caching is off), unless eviction fixes it."""
+    fill_idle: bool = False
+    """Let a link that nobody has asked for anything bring what the eviction policy values most of
+    what is not here; `reuse` does."""
     governed: bool = False
-    """Fetch on forecasts no more than the link can bring in time, as measured, and not at all while
-    that is faster, as measured."""
+    """Fetch nothing on forecasts while that is faster, as measured."""
     watchdog_seconds: float = 2.0
     """A transfer that takes longer is taken for hung: its slot is set aside, its expert read
     again."""

@@ -41,11 +41,10 @@ class PredictorDriver:
         """The kind of the forecaster behind eviction, if there is one."""
         return None if self._keeper is None else self._keeper.kind
 
-    def _listens(self, signal: Signal | None = None) -> bool:
-        """Whether the predictor is to see an event: one that keeps a state sees all of them."""
-        if self._predictor is None or not (signal is None or signal in self.signals):
-            return False
-        return self._is_wanted or not self._predictor.stateless
+    def _listens(self, signal: Signal) -> bool:
+        """Whether the predictor is to see an event. While forecasts are not wanted it costs
+        nothing: one that keeps a state misses those steps, but hears of every request."""
+        return self._predictor is not None and signal in self.signals and self._is_wanted
 
     @property
     def _is_wanted(self) -> bool:
@@ -54,8 +53,7 @@ class PredictorDriver:
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
         if self._keeper is not None:
             self._keeper.begin_step(tokens_T, requests_T)
-        if self._listens():
-            assert self._predictor is not None
+        if self._predictor is not None:
             start = time.perf_counter()
             forecasts = self._predictor.begin_step(tokens_T, requests_T)
             self._plan(forecasts, layer_now=-1, start=start, event="begin_step")
@@ -97,10 +95,9 @@ class PredictorDriver:
     def _plan(self, forecasts: Forecasts, *, layer_now: int, start: float, event: str) -> None:
         end = time.perf_counter()
         self.seconds += end - start
+        if forecasts and self._is_wanted:
+            with self._shared.condition:
+                self._planner.plan(forecasts, layer_now=layer_now)
+                self._shared.condition.notify_all()
         if self._shared.timeline is not None:
-            self._shared.timeline.predicted(event, layer_now, start, end)
-        if not forecasts or not self._is_wanted:
-            return
-        with self._shared.condition:
-            self._planner.plan(forecasts, layer_now=layer_now)
-            self._shared.condition.notify_all()
+            self._shared.timeline.predicted(event, layer_now, start, time.perf_counter())

@@ -64,7 +64,6 @@ class Engine:
         self._request = -1
         self._since = time.perf_counter()
         """When the computation last turned to something else than routed experts."""
-        self._routed_at: float | None = None
         self._closed = False
         self._is_intact = True
         """No step is under way, and the last one ended as steps do."""
@@ -90,7 +89,6 @@ class Engine:
         num_rows = len(np.unique(requests_T))
         self.stats.begin_step(len(tokens_T), is_prefill=new_request or len(tokens_T) > num_rows)
         self._since = time.perf_counter()
-        self._routed_at = None
         self.driver.begin_step(tokens_T, requests_T)
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
@@ -111,12 +109,8 @@ class Engine:
         self.driver.routed(layer, experts_TK, logits_TE)
 
     def _clock_layer(self, layer: int) -> None:
-        now = time.perf_counter()
         if self._timeline is not None:
-            self._timeline.between(layer, self._since, now)
-        if self._shared.governor is not None and self._routed_at is not None:
-            self._shared.governor.window.layer_passed(now - self._routed_at)
-        self._routed_at = now
+            self._timeline.between(layer, self._since, time.perf_counter())
 
     def end_step(self) -> None:
         if not self._turn.is_mine:

@@ -38,7 +38,13 @@ def build_prefetcher(
                 options=system.eviction_options,
             ),
         )
-        below = Tier(cache, chunk_bytes=chunk_bytes, chunked=system.chunked, below=below)
+        below = Tier(
+            cache,
+            chunk_bytes=chunk_bytes,
+            chunked=system.chunked,
+            below=below,
+            fills_idle=system.fill_idle,
+        )
         tiers.insert(0, below)
     return Prefetcher(
         tiers,
@@ -55,11 +61,15 @@ def build_prefetcher(
 
 def build_planner(system: SystemConfig, spec: ModelSpec, prefetcher: Prefetcher) -> Planner:
     """What turns forecasts into transfers, with a governor where the system has one."""
+    governor = None
+    if system.governed:
+        governor = Governor()
+        governor.switch.turned = prefetcher.fill_idle if system.fill_idle else lambda _: None
     return Planner(
         prefetcher,
         top_k=spec.top_k,
         urgency=urgency(system.urgency),
-        governor=Governor() if system.governed else None,
+        governor=governor,
         reach=system.reach,
         predictors_order=system.predictors_order,
     )

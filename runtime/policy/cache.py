@@ -64,28 +64,39 @@ class ExpertCache:
             layers = range(i * layers_each, (i + 1) * layers_each)
             self._parts.append(_Part(slots, policy.part(num_slots=len(slots), layers=layers)))
         self._quarantine: set[int] = set()
+        self.num_changes = 0
+        """Events, and experts that came or went: what the policy would say may be another since."""
 
     # ---- the run's events
 
     def begin_step(self, new_request: bool) -> None:
         """A forward pass begins; `new_request`: it is the first of a request."""
+        self.num_changes += 1
         self.policy.begin_step(new_request)
 
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         """The layer's router has chosen these experts, each for so many tokens."""
+        self.num_changes += 1
         self.policy.routed(layer, tokens_per_expert)
 
     def forecast(self, layer: int, probability_E: Probabilities) -> None:
         """A forecast: chance of each of the layer's experts that some token needs it."""
+        self.num_changes += 1
         self.policy.forecast(layer, probability_E)
 
     def valued(self, layer: int, value_E: Probabilities) -> None:
         """A forecast of what the layer's experts will be worth after this step."""
+        self.num_changes += 1
         self.policy.valued(layer, value_E)
 
     def end_step(self) -> None:
         """The forward pass is over."""
+        self.num_changes += 1
         self.policy.end_step()
+
+    def wish(self) -> Expert | None:
+        """What the policy would have most of what is not here."""
+        return self.policy.wish()
 
     # ---- lookups
 
@@ -97,6 +108,10 @@ class ExpertCache:
         part = self._parts[layer if self.per_layer else 0]
         return part.num_slots - part.num_quarantined
 
+    def is_full(self, layer: int) -> bool:
+        """Whether another of the layer's experts would need one to be dropped."""
+        return not self._parts[layer if self.per_layer else 0].free
+
     @property
     def num_quarantined(self) -> int:
         """Slots that hung reads may still write into."""
@@ -107,10 +122,6 @@ class ExpertCache:
 
     def __iter__(self) -> Iterator[Expert]:
         return iter(self.entries)
-
-    def is_full(self, layer: int) -> bool:
-        """Whether another of the layer's experts would need one to be dropped."""
-        return not self._parts[layer if self.per_layer else 0].free
 
     # ---- accesses
 
@@ -148,6 +159,7 @@ class ExpertCache:
         entry = Entry(slot=part.free.pop())
         part.num_used += 1
         self.entries[expert] = entry
+        self.num_changes += 1
         part.eviction.admitted(expert)
         part.check()
         return entry, dropped
@@ -187,6 +199,7 @@ class ExpertCache:
 
     def _forget(self, expert: Expert) -> Entry:
         entry = self.entries.pop(expert)
+        self.num_changes += 1
         part = self._part(expert)
         part.num_used -= 1
         part.eviction.removed(expert)

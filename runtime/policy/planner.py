@@ -57,7 +57,7 @@ class Planner:
         Args:
             reach: layers, from the next to be routed on, whose forecasts are taken; None: all.
             predictors_order: urgency is the forecast's own where it has one.
-            governor: bounds the bytes; None asks for every expert that is forecast.
+            governor: says whether forecasts are wanted at all; None: always.
         """
         self._prefetcher = prefetcher
         self._top_k = top_k
@@ -80,25 +80,9 @@ class Planner:
                 continue
             experts = forecast.experts(self._top_k)
             probability_E = forecast.probability_E
-            if self.governor is not None:
-                experts = self._affordable(forecast.layer, experts, distance)
             if self._predictors_order and forecast.priority_E is not None:
                 urgent = [-float(forecast.priority_E[e]) for e in experts]
             else:
                 urgent = [self._urgency(float(probability_E[e]), distance) for e in experts]
             self._prefetcher.forecast(forecast.layer, probability_E.tolist())
             self._prefetcher.predicted(forecast.layer, experts, urgent)
-
-    def _affordable(self, layer: int, experts: list[int], distance: int) -> list[int]:
-        """The likeliest of the experts, as many as the link can bring before they are needed;
-        those that are here already cost nothing."""
-        assert self.governor is not None
-        top = self._prefetcher.top
-        room = self.governor.window.num_bytes(distance) - top.speculative_backlog()
-        kept = []
-        for e in experts:
-            missing = top.missing_bytes((layer, e))
-            if missing <= room:
-                room -= missing
-                kept.append(e)
-        return kept

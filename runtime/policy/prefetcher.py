@@ -65,6 +65,11 @@ class Prefetcher:
         for tier in self.tiers:
             tier.cache.end_step()
 
+    def fill_idle(self, on: bool) -> None:
+        """Whether links that nobody has asked for anything bring what eviction policies want."""
+        for tier in self.tiers:
+            tier.fills_idle = on
+
     def repair(self, under_way: Sequence[Collection[Task]]) -> None:
         """Ctrl-C may have cut any of these calls short: nothing is believed but the transfers that
         are under way in each tier. What was claimed or predicted is forgotten."""

@@ -15,6 +15,9 @@ from runtime.policy.counters import Counters, added
 from runtime.policy.eviction import Expert
 from runtime.policy.queue import TransferQueue
 
+LAST = float("inf")
+"""Urgency of what nobody has asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -46,11 +49,13 @@ class Tier:
         chunk_bytes: Sequence[Sequence[int]],
         chunked: bool,
         below: "Tier | None" = None,
+        fills_idle: bool = False,
     ):
         """
         Args:
             chunk_bytes: of each layer's experts.
             chunked: fetch linear layer by linear layer (promoe 5.1); off: whole experts.
+            fills_idle: bring what the eviction policy wishes for while nothing else is asked for.
         """
         self.cache = cache
         self.queue = TransferQueue()
@@ -63,6 +68,9 @@ class Tier:
         self._num_chunks = tuple(map(len, chunk_bytes))
         self._entries = cache.entries
         self._chunked = chunked
+        self.fills_idle = fills_idle
+        self._refused = -1
+        """The cache's changes when there was nothing to wish for, or no way was made for it."""
         self._claims: Counter[Expert] = Counter()
         """Claims of experts that have no slot yet; they become pins when they get one."""
         self._asked: set[Expert] = set()
@@ -78,14 +86,6 @@ class Tier:
         """The layers' counters added up."""
         return added(self.counters)
 
-    @property
-    def is_top(self) -> bool:
-        """Whether this is the tier that computes."""
-        return self._above is None
-
-    # ---- what is here
-
-    def num_chunks(self, expert: Expert) -> int:
     def fill(self, num_experts: int) -> None:
         """As after loading: every slot of an empty tier holds an expert, the first layers' first.
         An arena that is divided among the layers gets each layer's first ones."""
@@ -97,6 +97,14 @@ class Tier:
                 assert entry is not None
                 entry.ready_chunks = num_chunks
 
+    @property
+    def is_top(self) -> bool:
+        """Whether this is the tier that computes."""
+        return self._above is None
+
+    # ---- what is here
+
+    def num_chunks(self, expert: Expert) -> int:
         """Chunks that the expert is fetched in."""
         return self._num_chunks[expert[0]]
 
@@ -111,16 +119,6 @@ class Tier:
         if entry is None:
             return -1.0
         return entry.ready_chunks + 0.5 * entry.in_flight
-
-    def missing_bytes(self, expert: Expert) -> int:
-        """Bytes that have not arrived yet."""
-        entry = self._entries.get(expert)
-        arrived = 0 if entry is None else entry.ready_chunks
-        return sum(self._chunk_bytes[expert[0]][arrived:])
-
-    def speculative_backlog(self) -> int:
-        """Bytes that forecasts have asked for and the link has still to bring."""
-        return sum(self.missing_bytes(expert) for expert in self.queue.low())
 
     # ---- what is needed
 
@@ -214,7 +212,7 @@ class Tier:
             return None
         first = self.queue.first_low()
         if first is None:
-            return None
+            return self._idle_task()
         task = self._start(first, high=False)
         if task is not None:
             return task
@@ -222,6 +220,22 @@ class Tier:
             task = self._start(expert, high=False)
             if task is not None:
                 return task
+        return self._idle_task()
+
+    def _idle_task(self) -> Task | None:
+        """For a link that nobody has asked for anything: what the cache lacks most, behind all that
+        is asked for from now on, and dropped like it when its layer is routed."""
+        if not self.fills_idle or self._refused == self.cache.num_changes:
+            return None
+        expert = self.cache.wish()
+        if expert is not None and not self.queue.is_low(expert) and not self.is_claimed(expert):
+            self.queue.push_low(expert, LAST)
+            task = self._start(expert, high=False)
+            if task is not None:
+                return task
+            if expert not in self._entries:  # else the tier below is asked for it first
+                self.queue.remove(expert)
+        self._refused = self.cache.num_changes
         return None
 
     def _start(self, expert: Expert, *, high: bool) -> Task | None:

@@ -50,7 +50,6 @@ class Simulator:
         self._forecasts: list[tuple[float, int, Forecasts, int]] = []
         self._sequence = itertools.count()
         self._predictor_free = 0.0
-        self._last_routed = 0.0
 
     # ---- the predictor
 
@@ -110,9 +109,6 @@ class Simulator:
         prefetcher = self._prefetcher
         if self._forecasts:
             self._discard_forecasts(layer)
-        if self._planner.governor is not None and layer > 0:
-            self._planner.governor.window.layer_passed(self.now - self._last_routed)
-        self._last_routed = self.now
         pending = prefetcher.routed(layer, tokens_per_expert)
         while pending:
             expert = self._next_ready(layer, pending)
@@ -206,5 +202,3 @@ class Simulator:
         if self._observer is not None:
             kind = "fetch" if task.high else "prefetch"
             self._observer(kind, started, self.now, task.expert)
-        if self._planner.governor is not None:
-            self._planner.governor.window.transferred(task.num_bytes, self.now - started)

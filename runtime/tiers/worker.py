@@ -129,8 +129,6 @@ class Worker:
             self.shared.condition.notify_all()
 
     def _report(self, hand: Hand, task: Task, start: float, end: float) -> None:
-        if self.shared.governor is not None and self.tier.is_top:
-            self.shared.governor.window.transferred(task.num_bytes, end - start)
         if self.shared.timeline is not None:
             self.shared.timeline.transferred(self.name, task, start, end, track=hand.name)
 

@@ -55,9 +55,10 @@ class DecayedLfu(EvictionPolicy):
         touched to fade."""
         self._score_LEA = np.zeros((num_layers, num_experts, len(decays)))
         self._hits_A = np.zeros(len(decays))
+        self._num_steps = 0
         num_leaders = min(NUM_LEADERS, num_layers) if len(decays) > 1 else 0
         self._shadows = {
-            (2 * i + 1) * num_layers // (2 * num_leaders): _Shadow(num_experts, len(decays))
+            (2 * i + 1) * num_layers // (2 * num_leaders): Shadow(num_experts, len(decays))
             for i in range(num_leaders)
         }
 
@@ -71,7 +72,30 @@ class DecayedLfu(EvictionPolicy):
 
         return Scored(scores, layers=layers, num_experts=self._score_LEA.shape[1])
 
+    @property
+    def leaders(self) -> list[int]:
+        """The layers with shadow caches."""
+        return list(self._shadows)
+
+    def share(self, layer: int) -> int:
+        """Slots of a leader's shadow."""
+        return self._shadows[layer].share
+
+    @property
+    def hits(self) -> float:
+        """Of the shadows under the decay that serves best, recent steps counting most."""
+        return float(self._hits_A.max())
+
+    def shares(self, layer: int) -> NDArray[np.float64]:
+        """`[E]`: share of the past steps that used each of the layer's experts, in [0, 1], recent
+        steps counting most."""
+        decay = self.decays[self.arm]
+        num_steps = max(1, self._num_steps)
+        total = num_steps if decay == 1.0 else (1.0 - decay**num_steps) / (1.0 - decay)
+        return self._score_LEA[layer, :, self.arm] / (self._weight_A[self.arm] * total)
+
     def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
+        self._num_steps += 1
         self._weight_A /= self._decay_A
         if self._weight_A.max() > LARGEST:
             self._score_LEA /= self._weight_A
@@ -94,7 +118,7 @@ class DecayedLfu(EvictionPolicy):
         self._hits_A *= MEMORY
 
 
-class _Shadow:
+class Shadow:
     """What one layer's share would hold under each decay."""
 
     def __init__(self, num_experts: int, num_arms: int):

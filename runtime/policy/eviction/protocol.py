@@ -64,6 +64,11 @@ class EvictionPolicy:
         the forecast waits. What a router has asked for is never kept waiting."""
         return True
 
+    def wish(self) -> Expert | None:
+        """What is worth most of what is not here, for a link that has nothing else to do; None:
+        nothing, or this policy can not tell."""
+        return None
+
     def stays(self, expert: Expert) -> bool:  # noqa: ARG002
         """Whether the expert is not to leave where a system drops what it has used."""
         return False

@@ -1,0 +1,189 @@
+"""Reuse eviction: what an expert is worth before its layer's turn, after it, and unforecast."""
+
+import numpy as np
+import pytest
+
+from runtime.policy.cache import ExpertCache
+from runtime.policy.eviction.decayed_lfu import DecayedLfu
+from runtime.policy.eviction.reuse import Reuse
+from tests.unit.runtime.policy.test_prefetcher import once
+
+LAYERS, EXPERTS = 3, 4
+
+
+def reuse(num_slots: int = 4) -> tuple[Reuse, ExpertCache]:
+    policy = Reuse(num_layers=LAYERS, num_experts=EXPERTS)
+    cache = ExpertCache(num_slots=num_slots, num_layers=LAYERS, per_layer=False, policy=policy)
+    return policy, cache
+
+
+def said(cache: ExpertCache, value_LE: list[list[float]]) -> None:
+    """A step in which every layer was valued and chose its expert 0."""
+    cache.begin_step(new_request=False)
+    for layer, value_E in enumerate(value_LE):
+        cache.valued(layer, value_E)
+        cache.routed(layer, once([0]))
+    cache.end_step()
+
+
+def next_victim(cache: ExpertCache) -> tuple[int, int]:
+    """Who goes for one more expert of the last layer."""
+    _, dropped = cache.admit((LAYERS - 1, EXPERTS - 1))
+    assert dropped is not None
+    return dropped[0]
+
+
+VALUES = [[0.5, 0.2, 0.3, 0.1], [0.4, 0.1, 0.6, 0.3], [0.2, 0.7, 0.1, 0.0]]
+
+
+def test_reuse__drops_the_least_value_of_all_layers() -> None:
+    _, cache = reuse()
+    said(cache, VALUES)
+    for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
+        cache.admit(expert)
+    assert next_victim(cache) == (1, 1)
+
+
+def test_reuse__a_forecast_of_this_step_counts_before_its_layers_turn_and_not_after() -> None:
+    _, cache = reuse()
+    said(cache, VALUES)
+    for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
+        cache.admit(expert)
+    cache.begin_step(new_request=False)
+    # Worth .9 + .1 x .1 = .91 and 0 + .4 now: (0, 1), worth .2, is the least.
+    cache.forecast(1, [0.0, 0.9, 0.0, 0.0])
+    assert next_victim(cache) == (0, 1)
+    cache.valued(1, VALUES[1])
+    cache.routed(1, once([2]))
+    # Its turn has passed: .1 again, and a forecast that comes too late changes nothing.
+    cache.forecast(1, [0.0, 0.9, 0.0, 0.0])
+    cache.remove((2, EXPERTS - 1))
+    cache.admit((0, 0))
+    assert next_victim(cache) == (1, 1)
+
+
+def test_reuse__a_prompt_keeps_what_it_has_still_to_reach() -> None:
+    _, cache = reuse()
+    said(cache, VALUES)
+    for expert in [(0, 0), (0, 2), (2, 0), (2, 2)]:
+        cache.admit(expert)
+    cache.begin_step(new_request=False)
+    cache.valued(0, VALUES[0])
+    cache.routed(0, {0: 20, 1: 20})
+    # 40 choices among 4 experts: all of layer 2 will be needed, worth more than the .5 of (0, 0).
+    assert next_victim(cache) == (0, 2)
+    cache.remove((2, EXPERTS - 1))
+    cache.admit((1, 0))  # needed sooner than any use of (0, 0)
+    assert next_victim(cache) == (0, 0)
+
+
+def test_reuse__two_tokens_expect_what_balanced_routing_gives() -> None:
+    policy, cache = reuse(2)
+    said(cache, VALUES)
+    cache.begin_step(new_request=False)
+    cache.valued(0, VALUES[0])
+    cache.routed(0, {0: 2, 1: 1})
+    chance = 1 - (3 / 4) ** 3
+    worth = {e: chance + (1 - chance) * VALUES[1][e] for e in range(EXPERTS)}
+    # (0, 0) is worth .5: more than nothing of layer 1, whose least is .578 + .422 x .1.
+    assert min(worth.values()) == pytest.approx(0.6203, abs=1e-4)
+    assert policy.makes_way((0, 0), (1, 1))
+    assert not policy.makes_way((1, 1), (0, 0))
+
+
+def test_reuse__a_forecast_takes_no_slot_from_what_is_worth_as_much() -> None:
+    _, cache = reuse(1)
+    said(cache, VALUES)
+    cache.admit((1, 0))
+    cache.begin_step(new_request=False)
+    cache.forecast(2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .2 = .44: more than .4
+    cache.forecast(1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .4 = .46
+    assert cache.admit((2, 0), forecast=True) == (None, None)
+    entry, dropped = cache.admit((2, 0))
+    assert entry is not None
+    assert dropped is not None
+
+
+def test_reuse__wishes_for_the_most_valuable_that_is_not_here() -> None:
+    _, cache = reuse()
+    said(cache, VALUES)
+    assert cache.wish() == (2, 1)
+    cache.admit((2, 1))
+    assert cache.wish() == (1, 2)
+    cache.begin_step(new_request=False)
+    cache.forecast(1, [0.0, 0.0, 1.0, 0.0])
+    assert cache.wish() == (0, 0)  # layer 1 is the forecast's affair now
+    cache.routed(0, {0: 9, 1: 9})
+    assert cache.wish() is None  # a prompt
+
+
+def test_reuse__without_a_forecaster_keeps_as_decayed_lfu_does() -> None:
+    """The same residents after the same routing, on an arena that one layer fills."""
+    rng = np.random.default_rng(1)
+    popular = rng.dirichlet(np.full(12, 0.3), size=2)
+    policies = [Reuse(num_layers=2, num_experts=12), DecayedLfu(num_layers=2, num_experts=12)]
+    caches = [
+        ExpertCache(num_slots=8, num_layers=2, per_layer=True, policy=policy) for policy in policies
+    ]
+    for _ in range(300):
+        for cache in caches:
+            cache.begin_step(new_request=False)
+        for layer in range(2):
+            chosen = rng.choice(12, size=2, replace=False, p=popular[layer] * 0.9 + 0.1 / 12)
+            for cache in caches:
+                serve(cache, layer, chosen.tolist())
+        for cache in caches:
+            cache.end_step()
+        assert sorted(caches[0]) == sorted(caches[1])
+
+
+def serve(cache: ExpertCache, layer: int, chosen: list[int]) -> int:
+    """As a tier does, without its chunks; returns hits."""
+    cache.routed(layer, once(chosen))
+    here = [e for e in chosen if cache.get((layer, e)) is not None]
+    for e in here:
+        cache.entries[layer, e].pins += 1
+        cache.used((layer, e))
+    for e in set(chosen) - set(here):
+        entry, _ = cache.admit((layer, e))
+        assert entry is not None
+        entry.pins += 1
+    for e in chosen:
+        cache.entries[layer, e].pins -= 1
+    return len(here)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_reuse__leaves_a_forecaster_that_hits_less_than_counting(is_right: bool) -> None:
+    """Two experts are used in turn, the others now and then. One forecaster says so, one the
+    opposite: that one is left, and counting keeps the two."""
+    policy = Reuse(num_layers=1, num_experts=12)
+    cache = ExpertCache(num_slots=4, num_layers=1, per_layer=False, policy=policy)
+    rng = np.random.default_rng(2)
+    value_E = np.full(12, 0.1)
+    value_E[:2] = 0.9 if is_right else 0.0
+    hits = 0
+    for step in range(200):
+        cache.begin_step(new_request=False)
+        cache.valued(0, value_E)
+        others = rng.choice(np.arange(2, 12), 2, replace=False).tolist()
+        found = serve(cache, 0, [step % 2, *others])
+        hits += found if step >= 100 else 0
+        cache.end_step()
+    assert policy.learned is is_right
+    assert hits >= 95
+
+
+def test_decayed_lfu__shares_are_of_the_steps_that_used_an_expert() -> None:
+    policy = DecayedLfu(num_layers=1, num_experts=3, decays=[0.5])
+    for chosen in ([0], [0, 1], [1]):
+        policy.begin_step(False)
+        policy.routed(0, once(chosen))
+        policy.end_step()
+    # Weights of the three steps .25, .5, 1 of 1.75.
+    assert policy.shares(0).tolist() == pytest.approx([0.75 / 1.75, 1.5 / 1.75, 0.0])
+    always = DecayedLfu(num_layers=1, num_experts=2, decays=[1.0])
+    for chosen in ([0], [0], [1], [0]):
+        always.begin_step(False)
+        always.routed(0, once(chosen))
+    assert always.shares(0).tolist() == pytest.approx([0.75, 0.25])
