@@ -21,6 +21,8 @@ def quantised_graph(data: bytes) -> bytes:
     model = onnx.load_model_from_string(data)
     # Shapes of inner values, which the rewriting would contradict.
     del model.graph.value_info[:]
+    # There is nothing to fold or fuse beforehand, and nothing to warn of.
+    onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "graph.onnx")
         quantize_dynamic(model, output, weight_type=QuantType.QInt8, per_channel=True)
