@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 
 from configs.compose import ConfigError, compose_typed, sweep
 from configs.help import command_help, program_help
-from configs.run_folder import default_run_dir, describe, write_json
+from configs.run_folder import default_run_dir, describe
 from predictors.errors import MoecastError, unknown
+from predictors.files import write_json
 
 HELP = ("-h", "--help", "help")
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -36,6 +37,8 @@ class Command:
     """Key that a bare first argument sets."""
     keeps_run: bool = True
     """Whether a run folder is made when none is named; off for commands that only look."""
+    records: bool = True
+    """Whether run.json and results.json are written; off for commands on another command's run."""
 
 
 def main(program: str, commands: Sequence[Command], argv: Sequence[str] | None = None) -> int:
@@ -126,11 +129,11 @@ def run_once(
     tree.run_dir = None if folder is None else str(folder)
     module, _, function = command.run.partition(":")
     run = getattr(import_module(module), function)
-    if folder is not None:
+    if folder is not None and command.records:
         resolved = OmegaConf.to_container(tree, resolve=True)
         write_json(folder / "run.json", describe(label, argv, resolved, config.seed))
     results = run(config)
-    if folder is not None and results is not None:
+    if folder is not None and command.records and results is not None:
         write_json(folder / "results.json", results)
     return results
 

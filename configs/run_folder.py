@@ -1,6 +1,5 @@
 """What a run leaves behind: run.json (how it was started) and results.json (what came out)."""
 
-import json
 import os
 import platform
 import subprocess
@@ -8,11 +7,8 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
-
-from predictors.files import write_atomic
 
 RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets")
 """The packages on whose version a result may depend."""
@@ -27,23 +23,6 @@ def default_run_dir(command: str) -> Path:
         number += 1
         folder = Path("runs", command, f"{stamp}-{number}")
     return folder
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Replaces the file in one step. NaN is an error: what was not measured is null."""
-    text = json.dumps(value, indent=2, default=plain, allow_nan=False) + "\n"
-    write_atomic(path, text.encode())
-
-
-def plain(value: Any) -> Any:
-    """What JSON has no word for: paths and moments as text, numpy's numbers as numbers."""
-    if isinstance(value, Path | datetime):
-        return str(value)
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
 
 
 def describe(command: str, argv: Sequence[str], config: Any, seed: int) -> dict[str, Any]:

@@ -1,12 +1,16 @@
 """Files that are whole or not there: temporary name in the same folder, fsync, rename, fsync."""
 
 import ctypes
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -29,6 +33,23 @@ def write_atomic(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces the file in one step. NaN is an error: what was not measured is null."""
+    text = json.dumps(value, indent=2, default=plain, allow_nan=False) + "\n"
+    write_atomic(path, text.encode())
+
+
+def plain(value: Any) -> Any:
+    """What JSON has no word for: paths and moments as text, numpy's numbers as numbers."""
+    if isinstance(value, Path | datetime):
+        return str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
 
 
 def sync_folder(folder: Path) -> None:

@@ -23,6 +23,14 @@ COMMANDS = [
             "every other policy."
         ),
     ),
+    Command(
+        name="report",
+        config="report",
+        run="train.report.commands:report",
+        summary="Makes report.html of a finished run again, from its results and its trace.",
+        keeps_run=False,
+        records=False,
+    ),
 ]
 
 if __name__ == "__main__":

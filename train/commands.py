@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.config import ALL
+from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
 from train.config import TrainConfig
@@ -23,10 +24,12 @@ from train.fit import FitSettings, fit, settings_for
 from train.keeping import SIGNALS as KEEPER_SIGNALS
 from train.keeping import keeper_for, show_keeper
 from train.kinds import fitting, needed_kinds, options_of, signals_of, wanted_kinds
-from train.loggers import finish, log_entries, log_summary, make_logger
+from train.loggers import finish, log_entries, log_report, log_summary, make_logger
 from train.parity import Parity
 from train.pipeline import exported, families_for, machine, write_entries
 from train.replay import budget_slots
+from train.report.build import make_page, write_report
+from train.report.commands import keeper_of
 from train.scoring import Ground, scored
 from train.table import show
 from train.tracing import shifted_for, trace_for
@@ -130,10 +133,11 @@ def train(config: TrainConfig) -> dict[str, Any]:
             keeper = keeper_for(config, trace)
         entries["reuse"] = Path(keeper["entry"])
         show_keeper(keeper)
-    return {
+    record = {
         "model": trace.spec.as_dict(),
         "predictor": config.predictor.kind,
         "trace": {
+            "path": str(trace.path.resolve()),
             "digest": trace.digest,
             "tokens": trace.num_tokens,
             "held_out_tokens": len(trace.rows("held_out")),
@@ -148,6 +152,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "entries": {name: str(folder) for name, folder in entries.items()},
         "seconds": clock.seconds,
     }
+    # Before the report: whatever befalls the drawing, the training is done and told.
+    write_json(config.run_dir / "results.json", record)
+    again = f"python -m train report run_dir={config.run_dir} makes it again"
+    with clock.part("report", f"results.json is written; drawing the report ({again})"):
+        page = make_page(record, trace, keeper=keeper_of(config.run_dir, trace.spec))
+        log_report(config.logger, page, write_report(page, config.run_dir), config.run_dir)
+    return record
 
 
 def learn(

@@ -8,6 +8,7 @@ from collect.config import DataConfig
 from predictors.config import PredictorConfig, RunConfig
 from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
+from train.report.config import ReportConfig
 
 
 class LoggerKind(StrEnum):
@@ -92,4 +93,8 @@ class TrainConfig(RunConfig):
             raise MoecastError(f"threads={self.threads}: must be at least 1")
 
 
-SCHEMAS: dict[str, type] = {"train": TrainConfig, "logger/base": LoggerConfig}
+SCHEMAS: dict[str, type] = {
+    "train": TrainConfig,
+    "report": ReportConfig,
+    "logger/base": LoggerConfig,
+}

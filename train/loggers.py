@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger
 
+from runtime.report.page import Page
 from train.config import LoggerConfig, LoggerKind
 from train.errors import TrainError
 
@@ -46,6 +48,30 @@ def log_entries(logger: Logger, entries: Mapping[str, Path], metadata: Mapping[s
         artifact = wandb.Artifact(name, type="model", metadata=dict(metadata))
         artifact.add_dir(str(folder))
         logger.experiment.log_artifact(artifact)
+
+
+def log_report(config: LoggerConfig, page: Page, path: Path, run_dir: Path) -> None:
+    """Gives wandb the report as a run of its own, NAME-report: each figure as an image, the values
+    of each figure and table as a table, and the page. Other loggers keep files only."""
+    if config.kind is not LoggerKind.WANDB:
+        return
+    name = f"{config.run_name or run_dir.name}-report"
+    settings = {"page": str(path)}
+    logger = make_logger(replace(config, run_name=name), run_dir=run_dir, settings=settings)
+    import wandb
+
+    logged: dict[str, Any] = {"report/page": wandb.Html(str(path), inject=False)}
+    for section in page.sections:
+        if section.draw is not None:
+            picture = str(path.with_name(f"{section.name}.png"))
+            logged[f"report/{section.name}"] = wandb.Image(picture, caption=section.heading)
+        if section.columns:
+            rows = [list(row) for row in section.rows]
+            # A null beside numbers is what was not measured; types are not to be guessed from it.
+            values = wandb.Table(columns=list(section.columns), data=rows, allow_mixed_types=True)
+            logged[f"report/{section.name}/values"] = values
+    logger.experiment.log(logged)
+    finish(logger, "success")
 
 
 def log_summary(logger: Logger, table: Mapping[str, Mapping[str, Any]]) -> None:

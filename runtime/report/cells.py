@@ -13,8 +13,9 @@ LONG = 60
 """Letters from which a text may be broken into lines."""
 
 
-def shown(value: Cell) -> str:
-    """As a person reads it: a dash for what was not measured, three or four digits that matter."""
+def shown(value: Cell, *, largest: float | None = None) -> str:
+    """As a person reads it: a dash for what was not measured, and as many decimals as the largest
+    number beside it asks for (its own size unless given), so that a column lines up."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -22,10 +23,10 @@ def shown(value: Cell) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        size = abs(value)
-        if size and size < 0.001:
+        size = abs(value) if largest is None else largest
+        if size < 0.01:
             return f"{value:.2g}"
-        return f"{value:.3f}" if size < 10 else f"{value:,.1f}" if size < 1000 else f"{value:,.0f}"
+        return f"{value:.3f}" if size < 10 else f"{value:,.1f}"
     return value
 
 
@@ -48,6 +49,7 @@ def numeric_columns(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> l
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """A `<table>`; figures right-aligned, all text escaped."""
     right = numeric_columns(columns, rows)
+    largest = [_largest([row[place] for row in rows]) for place in range(len(columns))]
     lines = ["<table>", "<thead><tr>"]
     lines += [
         f'<th scope="col"{_class(["number"] * number)}>{escape(name)}</th>'
@@ -56,14 +58,18 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     lines.append("</tr></thead>\n<tbody>")
     for row in rows:
         cells = []
-        for value, number in zip(row, right, strict=True):
-            text = shown(value)
+        for value, number, most in zip(row, right, largest, strict=True):
+            text = shown(value, largest=most)
             long = isinstance(value, str) and len(value) > LONG
             names = ["number"] * number + ["none"] * (value is None) + ["long"] * long
             cells.append(f"<td{_class(names)}>{inline(text)}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     lines.append("</tbody></table>")
     return "\n".join(lines)
+
+
+def _largest(values: Sequence[Cell]) -> float:
+    return max((abs(value) for value in values if isinstance(value, float)), default=0.0)
 
 
 def _class(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from runtime.report.cells import numeric_columns, shown
+from runtime.report.cells import numeric_columns, shown, table_html
 from runtime.report.page import Page
 
 
@@ -126,11 +126,11 @@ def test_page__the_same_results_are_the_same_bytes(written: Path, tmp_path: Path
     ("value", "text"),
     [
         (None, "–"),
-        (0.0, "0.000"),
+        (0.0, "0"),
         (0.00012, "0.00012"),
         (0.86234, "0.862"),
         (17.34, "17.3"),
-        (12_345.6, "12,346"),
+        (12_345.6, "12,345.6"),
         (12_345, "12,345"),
         (True, "yes"),
         ("as it is", "as it is"),
@@ -138,6 +138,15 @@ def test_page__the_same_results_are_the_same_bytes(written: Path, tmp_path: Path
 )
 def test_shown__is_short(value, text: str) -> None:
     assert shown(value) == text
+
+
+def test_table__a_column_has_as_many_decimals_everywhere() -> None:
+    html = table_html(["us", "share"], [[0.1, -0.0008], [12_345.6, 0.5], [3, None]])
+    assert re.findall(r"<td[^>]*>([^<]*)", html) == [
+        *("0.1", "-0.001"),
+        *("12,345.6", "0.500"),
+        *("3", "–"),
+    ]
 
 
 def test_numeric_columns__units_are_numbers_and_names_are_not() -> None:

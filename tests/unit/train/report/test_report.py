@@ -1,0 +1,219 @@
+"""The report of a training run: whole, true to the results, and asking nothing of the network."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collect.traces import Trace
+from configs.cli import main
+from runtime.config import SystemConfig
+from runtime.sim.hardware import Roofline
+from tests.builders.traces import make_spec, make_trace
+from train.__main__ import COMMANDS
+from train.baselines import fit_popularity, fit_token
+from train.drift import drift
+from train.report.build import make_page
+from train.residual import ResidualFamily
+from train.scoring import Ground, scored
+from train.stateful import fit_correlation
+
+HARDWARE = Roofline(
+    name="test",
+    link_bytes_per_second=1e9,
+    link_latency_seconds=0.0,
+    memory_bytes_per_second=1e12,
+    flops=1e12,
+    kernel_seconds=1e-6,
+    predictor_seconds=1e-5,
+    chunk_bytes=(100, 100, 100),
+    layer_bytes=1_000,
+)
+FIGURES = {
+    "accuracy-by-layer",
+    "good-pred-by-horizon",
+    "calibration",
+    "trace-size",
+    "drift",
+    "expert-heatmaps",
+    "routing-entropy",
+    "popularity",
+    "hit-rate",
+}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    folder = tmp_path_factory.mktemp("trace") / "t"
+    return make_trace(folder, spec=make_spec(hidden_size=8), prompt_tokens=14)
+
+
+@pytest.fixture(scope="module")
+def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder as `python -m train` leaves it, with predictors of three sorts."""
+    ground = Ground(
+        trace=trace,
+        shifted=trace,
+        system=SystemConfig(),
+        hardware=(HARDWARE,),
+        budget="50%",
+        replay_tokens=5,
+    )
+    routers = np.random.default_rng(0).standard_normal((4, 8, 8), dtype=np.float32)
+    family = ResidualFamily(trace.spec, routers, None, horizons=2, width=4)
+    correlation = fit_correlation(trace)
+    made = {
+        **family.export(trace.spec),
+        "token": fit_token(trace),
+        "popularity": fit_popularity(trace),
+        "correlation": correlation,
+    }
+    results = {
+        "predictors": {name: scored(one, ground) for name, one in made.items()},
+        "trace": {
+            "path": str(trace.path),
+            "digest": trace.digest,
+            "tokens": trace.num_tokens,
+            "held_out_tokens": len(trace.rows("held_out")),
+        },
+        "setting": ground.setting,
+        "training": {"kinds": ["residual"], "width": 4, "max_epochs": 0},
+        "drift": {"correlation": drift(correlation, trace, trace)},
+    }
+    folder = tmp_path_factory.mktemp("run") / "r"
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(results))
+    (folder / "run.json").write_text("{}")
+    assert main("train", COMMANDS, ["report", f"run_dir={folder}", "replay_tokens=5"]) == 0
+    return folder
+
+
+def results_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "results.json").read_text())
+
+
+def table(run: Path, name: str) -> list[dict[str, str]]:
+    with (run / "report" / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def test_report__every_figure_has_its_png_and_csv(run: Path) -> None:
+    folder = run / "report"
+    html = (folder / "report.html").read_text()
+    drawn = set(re.findall(r'<section id="([^"]+)">\n<h2>[^\n]*\n<figure>', html))
+    assert drawn == FIGURES
+    for name in FIGURES:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert table(run, name)
+    assert not re.search(r"https?:|//cdn|<script|@import", html)
+
+
+def test_report__leaves_the_runs_own_record_alone(run: Path) -> None:
+    assert (run / "run.json").read_text() == "{}"
+    assert "predictors" in results_of(run)
+
+
+def test_report__accuracies_are_those_of_the_results(run: Path) -> None:
+    found = table(run, "accuracy-by-layer")
+    for name, one in results_of(run)["predictors"].items():
+        assert [number(row[name]) for row in found] == one["accuracy"]
+    summary = {row["predictor"]: row for row in table(run, "summary")}
+    for name, one in results_of(run)["predictors"].items():
+        assert number(summary[name]["accuracy"]) == one["mean_accuracy"]
+        assert number(summary[name]["GoodPred, test"]) == one["mean_good_pred"]
+        assert number(summary[name]["shifted set"]) == one["shifted"]["mean_accuracy"]
+
+
+def test_report__each_distance_has_its_own_good_pred(run: Path) -> None:
+    known = results_of(run)["predictors"]["residual"]["by_horizon"]
+    found = {row["horizon"]: row for row in table(run, "good-pred-by-horizon")}
+    assert set(found) == {"0", "1", "2"}
+    for horizon, row in found.items():
+        assert number(row["accuracy"]) == known[horizon]["mean_accuracy"]
+        product = known[horizon]["mean_accuracy"] * known[horizon]["mean_fetch_rate"]
+        assert number(row["good_pred"]) == pytest.approx(product)
+
+
+def test_report__calibration_is_of_every_pair(run: Path, trace: Trace) -> None:
+    rows = [row for row in table(run, "calibration") if row["predictor"] == "popularity"]
+    pairs = len(trace.rows("held_out")) * trace.spec.num_layers * trace.spec.num_experts
+    assert sum(int(row["pairs"]) for row in rows) == pairs
+    gaps = [
+        int(row["pairs"]) * abs(float(row["mean_score"]) - float(row["share_chosen"]))
+        for row in rows
+        if row["pairs"] != "0"
+    ]
+    known = {row["predictor"]: row for row in table(run, "expected-calibration-error")}
+    assert float(known["popularity"]["error"]) == pytest.approx(sum(gaps) / pairs)
+
+
+def test_report__heatmaps_count_the_held_out_choices(run: Path, trace: Trace) -> None:
+    rows = table(run, "expert-heatmaps")
+    held_out = trace.rows("held_out")
+    for layer in range(trace.spec.num_layers):
+        chosen = trace.column("experts", layer)[held_out]
+        for row in rows[layer * 8 : layer * 8 + 8]:
+            assert int(row["choices_corpus"]) == (chosen == int(row["expert"])).sum()
+        steps = [int(row["choices_step"]) for row in rows[layer * 8 : layer * 8 + 8]]
+        assert sorted(steps) == [0] * 6 + [1] * 2
+
+
+def test_page__says_what_is_not_measured_and_how_to(run: Path, trace: Trace) -> None:
+    results = results_of(run)
+    bare = {
+        **results,
+        "predictors": {
+            name: {**one, "calibration": None, "shifted": None}
+            for name, one in results["predictors"].items()
+        },
+        "drift": None,
+        "training": None,
+    }
+    said = {one.heading: one for one in make_page(bare, trace, replay_tokens=5).sections}
+    for heading in ("Calibration", "Prompts of another distribution", "Learning while serving"):
+        assert said[heading].draw is None
+        assert "python -m train" in said[heading].paragraphs[0]
+
+
+def test_report__draws_ceilings_of_the_same_trace_only(
+    run: Path, trace: Trace, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    row = {"predictor": "mlp", "train_tokens": 64, "prompts": 4, "width": 8, "passes": 1,
+           "horizon": 1, "mean_accuracy": 0.375, "worst_layer_accuracy": 0.25}  # fmt: skip
+    ceiling = {"trace": trace.digest, "dataset": "synthetic", "rows": [row]}
+    page = make_page(results_of(run), trace, ceiling=ceiling, replay_tokens=5)
+    drawn = next(one for one in page.sections if one.name == "trace-size")
+    assert ("mlp", 1, 64, 4, 8, 1, 0.375, 0.25) in drawn.rows
+    file = tmp_path / "ceiling.json"
+    file.write_text(json.dumps({**ceiling, "trace": "f" * 64}))
+    assert main("train", COMMANDS, ["report", f"run_dir={run}", f"ceiling={file}"]) == 2
+    assert "of the trace ffffffffffff" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "run_dir=RUN"),
+        (["run_dir={}/nothing"], "the folder of a finished `python -m train`"),
+        (["run_dir={run}", "trace={other}"], "the run was trained on"),
+    ],
+)
+def test_report__of_what_is_not_there_is_refused(
+    options: list[str], told: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    other = make_trace(tmp_path / "other", num_units=1, seed=3)
+    named = [
+        one.format(tmp_path, run=run, other=other.path) if "run_dir={}" in one
+        else one.replace("{run}", str(run)).replace("{other}", str(other.path))
+        for one in options
+    ]  # fmt: skip
+    assert main("train", COMMANDS, ["report", *named]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Accuracy against the size of the trace: what is cheap to count anew, on parts of the requests."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces import Split, Step, Trace
+from predictors.base import Predictor
+from predictors.metrics import total
+from predictors.popularity import Popularity
+from predictors.token import Token
+from train.accuracy import score
+from train.baselines import fit_popularity, fit_token
+
+SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Of the training requests."""
+COUNTED: Mapping[str, Callable[[Trace], Predictor]] = {
+    Token.kind: fit_token,
+    Popularity.kind: fit_popularity,
+}
+"""Kinds that take no more than seconds on any trace."""
+
+
+class Fewer(Trace):
+    """A trace of which some training requests are not looked at."""
+
+    def __init__(self, whole: Trace, kept: set[int]):
+        super().__init__(whole.path, whole.manifest, whole._shards, whole.request_table)
+        self._kept = np.array(sorted(kept))
+
+    def rows(self, split: str) -> NDArray[np.int64]:
+        rows = super().rows(split)
+        if Split(split) is not Split.TRAIN:
+            return rows
+        return rows[np.isin(self.requests[rows], self._kept)]
+
+    def steps(self, split: str | None = None) -> Iterator[Step]:
+        for step in super().steps(split):
+            training = self.request_table[step.request].split is Split.TRAIN
+            if not training or step.request in self._kept:
+                yield step
+
+
+def fewer(trace: Trace, share: float) -> Fewer:
+    """A share of the training requests; a smaller one is part of a larger one."""
+    train = [one for one in trace.request_table if one.split is Split.TRAIN]
+    train.sort(key=lambda one: hashlib.sha256(f"ceiling {one.digest}".encode()).hexdigest())
+    return Fewer(trace, {one.index for one in train[: max(1, round(len(train) * share))]})
+
+
+def growth(trace: Trace) -> list[dict[str, Any]]:
+    """Rows as `benchmarks/ceiling.py` writes them, for the kinds that are counted; held out."""
+    rows = []
+    for share in SHARES:
+        part = fewer(trace, share)
+        seen = part.rows("train")
+        for kind, fit in COUNTED.items():
+            layers = [one.overall for one in score(fit(part), trace)]
+            known = [one.value for one in layers if one.value is not None]
+            rows.append(
+                {
+                    "predictor": kind,
+                    "train_tokens": len(seen),
+                    "prompts": len(np.unique(trace.requests[seen])),
+                    "horizon": None,
+                    "mean_accuracy": total(layers).value,
+                    "worst_layer_accuracy": min(known),
+                }
+            )
+    return rows

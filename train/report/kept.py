@@ -1,0 +1,69 @@
+"""Hit rate against cache size under every eviction policy, and Belady's bound (promoe, figure 5 b).
+
+A short replay: enough to tell the policies apart. `benchmarks/eviction.py` is the long one.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from collect.traces import Trace
+from predictors.base import Predictor
+from predictors.reuse.forecaster import Reuse
+from runtime.policy.counters import added
+from runtime.policy.eviction.registry import EVICTIONS
+from runtime.sim.hardware import Roofline
+from runtime.sim.replay import replay
+from train.kept import ON_DEMAND, share_closed
+from train.replay import budget_slots, first_tokens
+
+BUDGETS = (10, 25, 50, 75)
+"""Percent of all experts."""
+ANY = Roofline(
+    name="any",
+    link_bytes_per_second=1e9,
+    link_latency_seconds=0.0,
+    memory_bytes_per_second=1e12,
+    flops=1e15,
+    kernel_seconds=0.0,
+    predictor_seconds=0.0,
+    chunk_bytes=(1,),
+    layer_bytes=1,
+)
+"""Nothing is prefetched, so what is in the arena does not depend on how fast anything is."""
+
+
+def hit_rates(trace: Trace, keeper: Predictor | None, *, num_tokens: int) -> list[dict[str, Any]]:
+    """For each budget and policy the share of experts that generated tokens found in the arena,
+    which is divided by layers, and where that lies between LRU and Belady; `reuse` is left out
+    without the forecaster it asks."""
+    steps = list(first_tokens(trace.steps("held_out"), num_tokens))
+    rows: list[dict[str, Any]] = []
+    for budget in BUDGETS:
+        slots = budget_slots(f"{budget}%", trace.spec, ANY)
+        for policy in EVICTIONS:
+            asked = None
+            if policy == Reuse.kind:
+                if keeper is None:
+                    continue
+                # Made anew: it remembers what it has seen.
+                asked = type(keeper).from_files(trace.spec, keeper.files(), keeper.options())
+            stats = replay(
+                steps,
+                None,
+                spec=trace.spec,
+                system=replace(ON_DEMAND, eviction=policy),
+                hardware=ANY,
+                budget_slots=slots,
+                keeper=asked,
+            )
+            rows.append(
+                {
+                    "cache_percent": budget,
+                    "eviction": policy,
+                    "hit_rate": added(stats.decode).hit_rate,
+                }
+            )
+        rates = {one["eviction"]: one["hit_rate"] for one in rows if one["cache_percent"] == budget}
+        for one in rows[-len(rates) :]:
+            one["gap_closed"] = share_closed(rates["lru"], one["hit_rate"], rates["belady"])
+    return rows

@@ -1,0 +1,103 @@
+"""How the model routes: over the corpus, over one request, in one step (fmoe, figure 3), and how
+unevenly (promoe, figure 5 a).
+
+Shape suffixes: L layers, E experts, R requests.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.traces import Trace, TraceSignal
+from collect.traces.step import Phase
+
+LEAST_TOKENS = 16
+"""A request with fewer has no routing to speak of."""
+MOST_REQUESTS = 200
+"""Means over requests are known well from so many, and a trace may have millions."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Counts of choices. All held-out tokens, one request of middling length, one of its steps."""
+
+    corpus_LE: NDArray[np.int64]
+    requests_RLE: NDArray[np.int64]
+    """Of the requests with at least LEAST_TOKENS tokens."""
+    place: int
+    """Which of them is shown."""
+    request_tokens: int
+    step_LE: NDArray[np.int64]
+    """The choices of one generated token of that request."""
+
+    @property
+    def request_LE(self) -> NDArray[np.int64]:
+        return self.requests_RLE[self.place]
+
+    @cached_property
+    def entropies(self) -> dict[str, NDArray[np.float64]]:
+        """`[L]` for corpus, request (mean over requests) and step, 1: every expert as often."""
+        one = np.stack([entropy_L(counts_LE) for counts_LE in self.requests_RLE])
+        return {
+            "corpus": entropy_L(self.corpus_LE),
+            "request": one.mean(axis=0),
+            "step": entropy_L(self.step_LE),
+        }
+
+
+def entropy_L(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Shannon entropy of each layer's choices, as a share of that of an even choice."""
+    share_LE = counts_LE / np.maximum(1, counts_LE.sum(axis=1, keepdims=True))
+    logs_LE = np.log(np.where(share_LE > 0, share_LE, 1.0))
+    return -(share_LE * logs_LE).sum(axis=1) / np.log(counts_LE.shape[1])
+
+
+def cumulative_E(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
+    """`[L, E]`: share of a layer's choices that go to its 1, 2, 3... most chosen experts."""
+    ordered_LE = -np.sort(-counts_LE, axis=1)
+    return ordered_LE.cumsum(axis=1) / np.maximum(1, ordered_LE.sum(axis=1, keepdims=True))
+
+
+def routing_of(trace: Trace) -> Routing | None:
+    """Of the held-out requests; None where no request is long enough."""
+    rows = trace.rows("held_out")
+    owner = trace.requests[rows]
+    names, first, lengths = np.unique(owner, return_index=True, return_counts=True)
+    kept = np.flatnonzero(lengths >= LEAST_TOKENS)[:MOST_REQUESTS]
+    if not len(kept):
+        return None
+    corpus, requests = [], []
+    for layer in range(trace.spec.num_layers):
+        chosen_NK = trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
+        corpus.append(counts(chosen_NK, trace.spec.num_experts))
+        requests.append(
+            [
+                counts(chosen_NK[first[r] : first[r] + lengths[r]], trace.spec.num_experts)
+                for r in kept
+            ]
+        )
+    place = int(np.argsort(lengths[kept], kind="stable")[len(kept) // 2])
+    mine = rows[owner == names[kept[place]]]
+    generated = mine[trace.phases[mine] == Phase.DECODE]
+    # A prompt's last token where nothing was generated: either is one token's routing.
+    row = int((generated if len(generated) else mine)[-1])
+    step = [
+        counts(
+            trace.column(TraceSignal.EXPERTS, layer)[row : row + 1].astype(np.int64),
+            trace.spec.num_experts,
+        )
+        for layer in range(trace.spec.num_layers)
+    ]
+    return Routing(
+        corpus_LE=np.stack(corpus),
+        requests_RLE=np.array(requests).swapaxes(0, 1),
+        place=place,
+        request_tokens=len(mine),
+        step_LE=np.stack(step),
+    )
+
+
+def counts(chosen_NK: NDArray[np.int64], num_experts: int) -> NDArray[np.int64]:
+    return np.bincount(chosen_NK.ravel(), minlength=num_experts)
