@@ -8,8 +8,8 @@ from transformers import Qwen2MoeConfig
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
 
-from runtime.hf.experts import sum_of
-from runtime.hf.formula import Sum
+from runtime.hf.experts import computed, sum_of
+from runtime.hf.formula import Sum, inputs, tiny_twin
 
 
 def experts_that_add(sum_dtype, *, scale=None, needs=None):
@@ -64,3 +64,28 @@ def test_sum_of__leaves_the_module_as_it_was():
     assert sum_of(module) is Sum.HIDDEN
     assert {name: id(value) for name, value in module._parameters.items()} == before
     assert module.num_experts == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("chosen", [[2, 0, 3], [3, 2, 1], [1, 4, 0], [4, 4, 4], [2, 2, 1]], ids=str)
+def test_computed__one_token_has_the_loop_s_bits(dtype, chosen):
+    # 4 experts, so 4 means that the token skips one; twice the same: its weights add up.
+    module, experts = tiny_twin(Qwen2MoeExperts(Qwen2MoeConfig(num_experts=8)), dtype)
+    hidden, _, weights = inputs(dtype, torch.float32)
+    index = torch.tensor([chosen])
+
+    def ready(wanted):
+        return iter([(e, experts[e]) for e in reversed(wanted)])
+
+    for token in range(8):
+        # Strided and at odd places in memory, as a caller's slice may be.
+        one = hidden.repeat(1, 2)[token : token + 1, 1:9]
+        given = one, index, weights[token : token + 1]
+        expected = torch.zeros(1, 8, dtype=dtype)
+        for e in range(4):
+            rows, slots = torch.where(index == e)
+            gate, up = F.linear(one[rows], experts[e]["gate_up_proj"]).chunk(2, dim=-1)
+            output = F.linear(F.silu(gate) * up, experts[e]["down_proj"])
+            scaled = output * given[2][rows, slots, None]
+            expected.index_add_(0, rows, scaled.to(dtype))
+        assert torch.equal(computed(module, ready, Sum.HIDDEN, *given), expected)
