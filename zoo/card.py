@@ -86,6 +86,46 @@ Licence: {manifest.licence}.
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")).encode()
 
 
+def front_page(cards: Mapping[str, bytes]) -> bytes:
+    """The page of a whole zoo, for places that show one: a single entry's card as it is; of several
+    their figures, so that the Hub lists all of them, and where to look for more."""
+    import yaml
+    from huggingface_hub import ModelCard
+
+    parsed = {name: ModelCard(data.decode()) for name, data in cards.items() if data}
+    if len(parsed) == 1 == len(cards):
+        return next(iter(cards.values()))
+    data = [card.data.to_dict() for card in parsed.values()]
+    licences = {one.get("license") for one in data}
+    front: dict[str, object] = {
+        "library_name": "moecast",
+        "tags": ["moecast", "mixture-of-experts", "expert-prediction"],
+        "license": licences.pop() if len(licences) == 1 else "other",
+        "model-index": [model for one in data for model in one.get("model-index", [])],
+    }
+    bases = sorted({one["base_model"] for one in data if one.get("base_model")})
+    if bases:
+        front["base_model"] = bases
+    lines = [f"| `{name}` |" for name in cards]
+    body = "\n".join(
+        [
+            "# Predictors of expert routing",
+            "",
+            "Each forecasts which experts of a Mixture-of-Experts model will be needed, so that "
+            "they can be fetched before they are asked for (moecast).",
+            "",
+            "| entry |",
+            "|---|",
+            *lines,
+            "",
+            "    python -m zoo list zoo=hf://OWNER/REPO",
+            "    python -m zoo show hf://OWNER/REPO#NAME",
+            "",
+        ]
+    )
+    return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n{body}".encode()
+
+
 def table(rows: Mapping[str, object]) -> str:
     """Two columns of Markdown; None is written as not measured."""
 

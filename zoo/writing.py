@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from zoo.card import front_page
 from zoo.catalogue import Zoo
 from zoo.digest import digest_of
-from zoo.entry import Entry
+from zoo.entry import CARD, Entry
 from zoo.index import BLOBS, INDEX, LATEST, Index, Listing, Reference, Version, blob
-from zoo.manifest import FileRecord, Manifest
+from zoo.manifest import FileRecord, Manifest, parse_manifest
 from zoo.places import WritablePlace
 
 
@@ -128,7 +129,28 @@ class WritableZoo(Zoo):
 
     def _publish(self, files: Mapping[str, bytes], index: Index, removed: list[str]) -> None:
         paths = [blob(one) for one in removed]
-        self.place.publish(files, index=(INDEX, index.to_bytes()), removed=paths)
+        written = dict(files)
+        if self.place.has_front_page:
+            written[CARD] = front_page(self._cards(files, index))
+        self.place.publish(written, index=(INDEX, index.to_bytes()), removed=paths)
+
+    def _cards(self, coming: Mapping[str, bytes], index: Index) -> dict[str, bytes]:
+        """The card of every entry's newest version; those that are coming are not there yet."""
+        cards = {}
+        for name, listing in index.entries.items():
+            data = coming.get(blob(listing.latest))
+            if data is None:
+                entry = self.open_digest(listing.latest, name=name)
+                cards[name] = entry.read(CARD) if CARD in entry.manifest.files else b""
+                continue
+            record = parse_manifest(data, what=name).files.get(CARD)
+            if record is None:
+                cards[name] = b""
+            elif blob(record.sha256) in coming:
+                cards[name] = coming[blob(record.sha256)]
+            else:
+                cards[name] = self.fetch(record.sha256, record.size, f"the card of {name}")
+        return cards
 
     def _has(self, path: str, data: bytes) -> bool:
         """Whether the same bytes are there: a damaged blob is written anew."""

@@ -52,6 +52,11 @@ class Place(ABC):
 class WritablePlace(Place):
     """A place to which entries can be added."""
 
+    @property
+    def has_front_page(self) -> bool:
+        """Whether people look at the place itself, and a `README.md` is shown to them."""
+        return False
+
     @abstractmethod
     def has(self, path: str) -> bool:
         """Whether there is such a file."""

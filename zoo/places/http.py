@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zoo.digest import check_path
 from zoo.errors import UnreachableError
-from zoo.places.base import CHUNK_BYTES, Place, Stream
+from zoo.places.base import Place, Stream
 from zoo.places.offline import refuse_when_offline
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class HttpPlace(Place):
 
     url: str
     """With or without a slash at its end; no query."""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def where(self) -> str:
@@ -63,7 +63,8 @@ class HttpPlace(Place):
             with self._client.stream("GET", address, headers=headers) as response:
                 self._check(response, address)
                 resumed = response.status_code == HTTPStatus.PARTIAL_CONTENT
-                yield Stream(offset if resumed else 0, response.iter_raw(CHUNK_BYTES))
+                # As they arrive: gathered into larger chunks, those before an error would be lost.
+                yield Stream(offset if resumed else 0, response.iter_raw())
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise UnreachableError(

@@ -39,6 +39,10 @@ class HubPlace(WritablePlace):
         return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
     @property
+    def has_front_page(self) -> bool:
+        return True
+
+    @property
     def _branch(self) -> str:
         return self.revision or "main"
 
@@ -51,7 +55,8 @@ class HubPlace(WritablePlace):
 
     @cached_property
     def _files(self) -> HttpPlace:
-        from huggingface_hub.utils import build_hf_headers, is_offline_mode
+        from huggingface_hub import is_offline_mode
+        from huggingface_hub.utils import build_hf_headers
 
         if is_offline_mode():
             raise UnreachableError(f"{self.where} is on the network, and HF_HUB_OFFLINE is set")
@@ -108,11 +113,12 @@ class HubPlace(WritablePlace):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
+        import httpx2
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
         try:
             yield
-        except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+        except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, OSError) as error:
             first = str(error).strip().splitlines()[0]
             raise UnreachableError(
                 f"{self.where}: the Hub refuses or does not answer ({first}); check the name, "

@@ -1,0 +1,69 @@
+"""A web server for a folder, on the loopback: counts what is asked, and fails as it is told."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+class Site:
+    """What is served, and how."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.gets: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+        """Bytes of bodies, by path."""
+        self.has_ranges = True
+        self.cut: dict[str, int] = {}
+        """Paths whose next answer ends after so many bytes."""
+        self.status: dict[str, int] = {}
+        self.redirects: dict[str, str] = {}
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET only."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        site: Site = self.server.site  # type: ignore[attr-defined]
+        path = self.path.lstrip("/")
+        site.gets[path] += 1
+        if path in site.redirects:
+            self.send_response(302)
+            self.send_header("Location", site.redirects[path])
+            self.end_headers()
+            return
+        file = site.folder / path
+        if path in site.status or not file.is_file():
+            self.send_error(site.status.get(path, 404))
+            return
+        data, status = file.read_bytes(), 200
+        wanted = self.headers.get("Range")
+        if wanted and site.has_ranges:
+            data, status = data[int(wanted.removeprefix("bytes=").rstrip("-")) :], 206
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        body = data[: site.cut.pop(path, len(data))]
+        site.sent[path] += len(body)
+        self.wfile.write(body)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, Site]]:
+    """The address, and what can be told to it."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.site = site = Site(folder)  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", site
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

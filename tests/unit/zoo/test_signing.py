@@ -1,0 +1,129 @@
+"""Signatures: made, carried along, and refused when anything differs."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.cli import main
+from tests.builders.entries import tiny_entry
+from tests.builders.web import served
+from zoo.__main__ import COMMANDS
+from zoo.entry import open_entry
+from zoo.errors import SignatureError
+from zoo.load import find
+from zoo.signing import check_signature, sign
+
+pytest.importorskip("model_signing", reason="model-signing is not installed (extra: sign)")
+
+
+def zoo(*arguments: object) -> int:
+    return main("zoo", COMMANDS, [str(one) for one in arguments])
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two pairs of keys, in PEM."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    folder = tmp_path_factory.mktemp("keys")
+    made = {}
+    for name in ("ours", "theirs"):
+        key = ec.generate_private_key(ec.SECP256R1())
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        public = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        made[name], made[f"{name}.pub"] = folder / f"{name}.pem", folder / f"{name}.pub"
+        made[name].write_bytes(private)
+        made[f"{name}.pub"].write_bytes(public)
+    return made
+
+
+@pytest.fixture
+def signed(tmp_path: Path, keys: dict[str, Path]) -> Path:
+    tiny_entry(tmp_path / "e")
+    assert zoo("sign", tmp_path / "e", f"key={keys['ours']}") == 0
+    return tmp_path / "e"
+
+
+def test_signature__travels_with_the_entry(
+    signed: Path, tmp_path: Path, keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = keys["ours.pub"], keys["theirs.pub"]
+    assert zoo("verify", signed, f"require_signature={ours}") == 0
+    assert zoo("push", signed, f"to={tmp_path / 'far'}") == 0
+    with served(tmp_path / "far") as (address, _):
+        pull = ("pull", "tiny/stride", f"zoo={address}")
+        assert zoo(*pull, f"require_signature={theirs}") == 2
+        with pytest.raises(Exception, match="unknown zoo entry"):
+            find("tiny/stride")
+        assert zoo(*pull, f"require_signature={ours}", f"output={tmp_path / 'out'}") == 0
+    check_signature(find("tiny/stride"), key=ours)
+    check_signature(open_entry(tmp_path / "out"), key=ours)
+    monkeypatch.setenv("MOECAST_REQUIRE_SIGNATURE", str(theirs))
+    with pytest.raises(SignatureError, match="is not what the owner of"):
+        find("tiny/stride")
+
+
+def test_unsigned__is_refused_where_a_signature_is_required(
+    tmp_path: Path, keys: dict[str, Path]
+) -> None:
+    tiny_entry(tmp_path / "e")
+    with pytest.raises(SignatureError, match="is not signed"):
+        check_signature(open_entry(tmp_path / "e"), key=keys["ours.pub"])
+
+
+def test_file_that_nobody_signed__is_refused(signed: Path, keys: dict[str, Path]) -> None:
+    (signed / "extra.md").write_text("x")
+    with pytest.raises(SignatureError, match="extra"):
+        check_signature(open_entry(signed), key=keys["ours.pub"])
+
+
+def test_entry_made_anew__is_not_what_was_signed(
+    signed: Path, tmp_path: Path, keys: dict[str, Path]
+) -> None:
+    """Every digest is right; the signature is that of other files."""
+    tiny_entry(tmp_path / "2", licence="MIT")
+    (tmp_path / "2/signature.json").write_bytes((signed / "signature.json").read_bytes())
+    with pytest.raises(SignatureError, match="is not what the owner of"):
+        check_signature(open_entry(tmp_path / "2"), key=keys["ours.pub"])
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff", b'{"dsseEnvelope": 3}'])
+def test_signature__that_is_none_is_refused(
+    damage: bytes, signed: Path, keys: dict[str, Path]
+) -> None:
+    (signed / "signature.json").write_bytes(damage)
+    with pytest.raises(SignatureError):
+        check_signature(open_entry(signed), key=keys["ours.pub"])
+
+
+def test_wrong_keys__are_named(tmp_path: Path, keys: dict[str, Path]) -> None:
+    tiny_entry(tmp_path / "e")
+    assert zoo("sign", tmp_path / "e", "key=nowhere.pem") == 2
+    (tmp_path / "bad.pem").write_text("x")
+    assert zoo("sign", tmp_path / "e", f"key={tmp_path / 'bad.pem'}") == 2
+    assert not (tmp_path / "e/signature.json").exists()
+    sign(tmp_path / "e", key=keys["ours"])
+    assert zoo("verify", tmp_path / "e", "require_signature=nowhere.pub") == 2
+    assert zoo("verify", tmp_path / "e", f"require_signature={tmp_path / 'bad.pem'}") == 2
+
+
+def test_twenty_megabytes__are_signed_and_verified(tmp_path: Path, keys: dict[str, Path]) -> None:
+    """The time is a benchmark's; here it only must not hang."""
+    import numpy as np
+    from safetensors.numpy import save
+
+    weights = np.random.default_rng(0).random(5 << 20, dtype=np.float32)
+    tiny_entry(tmp_path / "e", files={"weights.safetensors": save({"w": weights})})
+    started = time.perf_counter()
+    sign(tmp_path / "e", key=keys["ours"])
+    between = time.perf_counter()
+    check_signature(open_entry(tmp_path / "e"), key=keys["ours.pub"])
+    print(f"sign {between - started:.2f} s, verify {time.perf_counter() - between:.2f} s")  # noqa: T201
