@@ -28,9 +28,10 @@ class Reuse(EvictionPolicy):
     last said, the next tokens counting most.
 
     A layer that this step has still to reach is worth `p + (1 - p) value`: `p` is the forecast that
-    some token of the step needs the expert. Where there is none and the step has many tokens, `p`
-    is what balanced routing gives, so that a prompt keeps what its later layers are sure to need
-    and drops what its earlier ones have used. Elsewhere, an expert is worth its value.
+    some token of the step needs the expert. Where there is none and the step is long (it chooses
+    more often than a layer has experts), `p` is what balanced routing gives, so that a prompt keeps
+    what its later layers are sure to need and drops what its earlier ones have used. Elsewhere, an
+    expert is worth its value.
 
     Without a forecaster the value is what `decayed-lfu` counts, and so it is where counting has hit
     more of late: shadow caches in a few layers serve both on the same routing.
@@ -54,7 +55,7 @@ class Reuse(EvictionPolicy):
         self._layer_now = -1
         """The last layer whose router has spoken in this step."""
         self._is_long = False
-        """The step has more tokens than can leave anything to guess."""
+        """The step's tokens choose more often in a layer than it has experts: a prompt."""
         self._parts: list[ValueOrder] = []
         self.learned = True
         """Whether what the forecaster says is kept by, where it has said something."""
@@ -102,12 +103,13 @@ class Reuse(EvictionPolicy):
             matrix_LE[layer] = value_E
         first = self._layer_now < 0
         self._layer_now = layer
-        if first and max(tokens_per_expert.values(), default=0) > 1:
-            self._expect(sum(tokens_per_expert.values()))
+        num_choices = sum(tokens_per_expert.values())
+        if first and num_choices > self._num_experts:
+            self._is_long = True
+            self._expect(num_choices)
 
     def _expect(self, num_choices: int) -> None:
         """The step's tokens choose so often in each layer: without a forecast, of all alike."""
-        self._is_long = num_choices > self._num_experts
         chance = 1.0 - (1.0 - 1.0 / self._num_experts) ** num_choices
         for layer in range(self._layer_now + 1, len(self._score_LE)):
             if not self._is_forecast_L[layer]:

@@ -77,18 +77,30 @@ def test_reuse__a_prompt_keeps_what_it_has_still_to_reach() -> None:
     assert next_victim(cache) == (0, 0)
 
 
-def test_reuse__two_tokens_expect_what_balanced_routing_gives() -> None:
+def test_reuse__a_prompt_expects_what_balanced_routing_gives() -> None:
     policy, cache = reuse(2)
     said(cache, VALUES)
     cache.begin_step(new_request=False)
     cache.valued(0, VALUES[0])
-    cache.routed(0, {0: 2, 1: 1})
-    chance = 1 - (3 / 4) ** 3
+    cache.routed(0, {0: 3, 1: 2})
+    chance = 1 - (3 / 4) ** 5
     worth = {e: chance + (1 - chance) * VALUES[1][e] for e in range(EXPERTS)}
-    # (0, 0) is worth .5: more than nothing of layer 1, whose least is .578 + .422 x .1.
-    assert min(worth.values()) == pytest.approx(0.6203, abs=1e-4)
+    # (0, 0) is worth .5, less than the least of layer 1: .763 + .237 x .1.
+    assert min(worth.values()) == pytest.approx(0.7864, abs=1e-4)
     assert policy.makes_way((0, 0), (1, 1))
     assert not policy.makes_way((1, 1), (0, 0))
+
+
+def test_reuse__a_few_tokens_expect_nothing() -> None:
+    """Their later layers are worth what they are valued at: of a few requests' tokens, the values
+    say more than balanced routing does."""
+    policy, cache = reuse(2)
+    said(cache, VALUES)
+    cache.begin_step(new_request=False)
+    cache.valued(0, VALUES[0])
+    cache.routed(0, {0: 2, 1: 2})
+    assert policy.makes_way((1, 1), (0, 0))
+    assert not policy.makes_way((0, 0), (1, 1))
 
 
 def test_reuse__a_forecast_takes_no_slot_from_what_is_worth_as_much() -> None:
