@@ -198,6 +198,12 @@ class Tier:
 
     # ---- what the link does
 
+    @property
+    def may_start(self) -> bool:
+        """Whether `next_task` may have one; where it may not, asking is saved."""
+        wishes = self.fills_idle and self._refused != self.cache.num_changes
+        return wishes or len(self.queue) > 0
+
     def next_task(self, *, high_only: bool = False) -> Task | None:
         """promoe algorithm 1, lines 2-8: the next chunk for the link, or None.
 

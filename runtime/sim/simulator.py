@@ -178,7 +178,7 @@ class Simulator:
     def _start_transfers(self) -> None:
         # From the top down: what a tier asks of the one below can start at once.
         for i, tier in enumerate(self._tiers):
-            if not self._links[i].is_worker_busy and len(tier.queue):
+            if not self._links[i].is_worker_busy and tier.may_start:
                 task = tier.next_task()
                 if task is not None:
                     self._start(i, task, latency=self._overheads.task_seconds, by_worker=True)
