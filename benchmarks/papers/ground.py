@@ -1,22 +1,22 @@
 """What every claim is replayed on: the reference model's held-out steps, folded to a shape.
 
-A paper's model has other numbers of experts than the reference model. Its routing is folded: expert
-e of E becomes expert `e * E' // E` of the shape's E', and a token keeps the first top_k' distinct ones
-of its choices, in the router's order; forecasts are folded likewise. Where the shape has more experts
-or a larger top_k than the reference model, the reference model's stand.
+A paper's model has other numbers of experts than the reference model, whose routing is folded:
+expert e of E becomes expert `e * E' // E` of the shape's E', and a token keeps the first top_k'
+distinct ones of its choices, in the router's order; forecasts are folded likewise. Where the shape
+has more experts or a larger top_k than the reference model, the reference model's stand.
 
 Shape suffixes: T tokens of the step, E experts, K top_k, N folded experts, L layers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from collect.traces import Trace
+from collect.traces import Trace, TraceSignal
 from configs.compose import compose_typed
 from predictors.base import Ints
 from predictors.spec import ModelSpec
@@ -35,11 +35,13 @@ def systems() -> dict[str, SystemConfig]:
     return {one.name: one for one in config.system}
 
 
+@cache
 def machine(name: str) -> HardwareConfig:
     config, _ = compose_typed("evaluate", [f"hardware={name}"])
     return config.hardware[0]
 
 
+@cache
 def shape_named(name: str) -> ShapeConfig:
     config, _ = compose_typed("evaluate", [f"shape={name}"])
     return config.shape
@@ -141,6 +143,21 @@ class Ground:
         num_experts = min(shape.num_experts, spec.num_experts)
         return Fold(spec.num_experts, num_experts, min(shape.top_k, spec.top_k))
 
+    def counts(self, fold: Fold) -> list[list[int]]:
+        """`[L][N]`: how many training tokens each expert had: what a static cache holds."""
+        key = ("counts", fold)
+        if key not in self._folded:
+            rows = self.trace.rows("train")
+            columns = (
+                self.trace.column(TraceSignal.EXPERTS, layer)[rows]
+                for layer in range(self.trace.spec.num_layers)
+            )
+            self._folded[key] = [
+                np.bincount(fold.groups_E[experts].reshape(-1), minlength=fold.num_to).tolist()
+                for experts in columns
+            ]
+        return self._folded[key]
+
     def spec(self, fold: Fold) -> ModelSpec:
         return replace(self.trace.spec, num_experts=fold.num_to, top_k=fold.top_k)
 
@@ -162,6 +179,9 @@ class Ground:
         if system.prefetch and system.predictor not in (None, ORACLE):
             tape = self.folded_tape(fold, system.predictor, system.predictor_options, batch)
             predictor = tape.playback(spec)
+        if system.eviction == "static" and not system.eviction_options.get("first_layers"):
+            options = {**system.eviction_options, "counts": self.counts(fold)}
+            system = replace(system, eviction_options=options)
         steps = self.folded_steps(fold, batch)
         described_as: Hardware = described(hardware, shape)
         stats = replay(

@@ -138,8 +138,7 @@ def table_5(ground: Ground) -> Part:
                     what=f"{title}, {slots} slots ({share:.1%} of experts): hit rate of {strategy}",
                     paper_value=value,
                     ours=cell["hit_rate"],
-                    reason="the reference model's routing is more local within a request than these "
-                    "models'",
+                    reason="the reference model's routing is more local within a request",
                 )
             )
     return part

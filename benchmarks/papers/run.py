@@ -6,8 +6,9 @@
 The routing is the reference model's (`ground.py` says how it is folded to other models' numbers of
 experts); numbers are those that the papers' text and tables give, for what a figure shows only as
 a drawing is not quoted. `trace` needs all signals (signals=[layer_input,gate_input,gate_logits,
-experts,weights] of `python -m collect`), `entries` the predictors of `python -m train predictor=all`.
-Single process; `new_tokens=150` tokens are replayed for each cell; some ten minutes on one core.
+experts,weights] of `python -m collect`), `entries` the predictors of `python -m train
+predictor=all`. Single process; `new_tokens=150` tokens are replayed for each cell, more or less ten
+minutes on one core; `paper=NAME` replays one paper's figures.
 """
 
 import json
