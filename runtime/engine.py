@@ -17,6 +17,7 @@ from runtime.stats import Stats
 from runtime.store.base import Store, decoded_bytes
 from runtime.tiers.arena import Arena
 from runtime.tiers.worker import Hand, Shared, Worker
+from runtime.timeline import Told
 from runtime.turn import Turn
 
 STUCK_SECONDS = 30.0
@@ -297,6 +298,13 @@ class Engine:
                     f"layer {layer}: experts {list(candidates)} are not here and nothing brings "
                     "them; this is a fault of moecast: load the model again and report it"
                 )
+
+    def tell(self, timeline: Told | None) -> Told | None:
+        """Another timeline, or none, hears what happens from now on; the one that did so far."""
+        with self._condition:
+            before, self._timeline = self._timeline, timeline
+            self._shared.timeline = timeline
+        return before
 
     def close(self) -> None:
         """Ends the workers, closes the files, completes the timeline; may be called twice."""

@@ -1,60 +1,246 @@
-"""Measures this machine with a loaded model: the `local` hardware profile."""
+"""Measures this machine with a loaded model: the `local` hardware profile.
 
+One token after the same context is computed again and again: its experts are all in memory from the
+second time on, so nothing waits, and what takes time is the computation itself and the runtime's
+own bookkeeping. The same with another thread that reads tells how much each slows the other.
+"""
+
+import itertools
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from predictors.base import Signal
+from predictors.spec import ModelSpec
+from runtime.assemble import connect
+from runtime.config import SystemConfig
+from runtime.engine import Engine
+from runtime.hf.adapters.served import Served
 from runtime.hf.experts import expert_output
 from runtime.hf.layers import MoeLayer, moe_layers
-from runtime.hf.probes import Probes, SilentListener
+from runtime.hf.probes import Probes
+from runtime.hf.top_k import experts_per_token
 from runtime.sim.hardware import Measured
+from runtime.sim.overheads import Overheads
+from runtime.sim.reading import Background, Reader, Reads, measure_reads, seconds, typical
+from runtime.sim.spans import Spans
 from runtime.store.base import Store, slot_bytes
+from runtime.tiers.arena import Arena
+from runtime.tiers.link import StoreLink
 
-PROMPT_TOKENS = 64
-REPEATS = 7
-READS = 25
-"""Of a chunk and of an expert each: a disk's times scatter more than a processor's."""
+PROMPT_TOKENS = 32
+"""Before the token that is computed again: attention over a few dozen, as in the outlook."""
+STEPS = 12
+"""Alone, and as many beside a reading thread."""
 EXPERT_TOKENS = 16
 PREDICTOR_SECONDS = 60e-6
-"""onnxruntime, 2048-512-64, one thread, batch 1: the latency that is charged to a prediction."""
+"""onnxruntime, 2048-512-64, one thread, batch 1: charged to a prediction where the model that was
+measured made none."""
+HANDOVER_SECONDS = 30e-6
+"""Between two transfers of a thread, where too few were seen."""
+FEW = 10
+SILENT = 20e-6
+"""A predictor that answers nothing to an event takes less, one that answers takes more."""
+
+Span = tuple[float, float]
 
 
-class _LayerClock(SilentListener):
-    """Takes the time from a layer's entry to its router's answer."""
+def measure(model: PreTrainedModel) -> Measured:
+    """Times of this machine for a model that `runtime.load` made; takes a few seconds.
 
-    def __init__(self) -> None:
-        self.before_router: list[float] = []
-        self._entered = 0.0
+    Its own engine is used, and its predictor, if it has one: experts of one token are in its arena
+    afterwards, and its counters have counted.
 
-    def layer_input(self, *_: object) -> None:
-        self._entered = time.perf_counter()
-
-    def routed(self, *_: object) -> None:
-        self.before_router.append(time.perf_counter() - self._entered)
+    Raises:
+        TransferError: its experts can not be read.
+    """
+    return _measured(model, moe_layers(model), model.moecast.engine)
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Store) -> Measured:
+    """The same for a model and the store that its experts come from, which it is served from for
+    the moment, on demand; afterwards it has to be served anew.
+
+    Raises:
+        TransferError: its experts can not be read.
+    """
+    spec = ModelSpec(
+        model_id="measured",
+        revision="",
+        config_hash="",
+        num_layers=store.num_layers,
+        num_experts=store.num_experts,
+        top_k=experts_per_token(model, layers),
+        hidden_size=0,
+        dtype="",
+    )
+    arena = Arena(store.layouts, (spec.num_layers + 1) * spec.top_k)
+    engine = connect(
+        store,
+        spec,
+        system=SystemConfig(prefetch=False, per_layer=False, chunked=False, reordered=False),
+        predictor=None,
+        arenas=[arena],
+        links=[_Borrowed(store, arena)],
+    )
+    for layer in layers:
+        layer.kind.attach(layer.experts, Served(engine, layer.index))
+    try:
+        with Probes(model, {Signal.ROUTED}, engine):
+            return _measured(model, layers, engine)
+    finally:
+        engine.close()
 
 
-def _median_seconds(run: Callable[[], object]) -> float:
-    return statistics.median(_seconds(run) for _ in range(REPEATS))
+class _Borrowed(StoreLink):
+    """A link that leaves the store open: it is somebody else's."""
+
+    def close(self) -> None:
+        """The store stays open."""
 
 
-def _layer_seconds(model: PreTrainedModel, num_tokens: int) -> float:
-    clock = _LayerClock()
-    tokens = torch.ones(1, num_tokens, dtype=torch.long)
-    with torch.no_grad(), Probes(model, {Signal.LAYER_INPUT, Signal.ROUTED}, clock):
-        for _ in range(REPEATS):
-            model(tokens, use_cache=False)
-    return statistics.median(clock.before_router)
+@torch.no_grad()
+def _measured(model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine) -> Measured:
+    store, spans = engine.store, Spans()
+    told = engine.tell(spans)
+    try:
+        step = _same_token(model)
+        prompt_layers = [end - start for layer, start, end in spans.layers if layer]
+        for _ in range(3):
+            step()  # until all that it needs or forecasts is there
+        handovers = _handovers(spans)
+        before = measure_reads(store)
+        spans.clear()
+        for _ in range(STEPS):
+            step()
+        alone = _Step.of(spans)
+        spans.clear()
+        reader = Reader(store)
+        with Background(reader) as background:
+            for _ in range(STEPS):
+                step()
+        slowed = _Step.of(spans)
+        after = measure_reads(store)
+    finally:
+        engine.tell(told)
+    reads = _mean(before, after)
+    chunk_seconds = reads.fixed + reads.per_byte * min(reader.sizes)
+    one, many = _expert_seconds(model, layers[0], store)
+    return Measured(
+        name="local",
+        chunk_bytes=reader.sizes,
+        transfer_fixed=reads.fixed,
+        transfer_per_byte=reads.per_byte,
+        layer_fixed=alone.layer,
+        layer_per_token=max(0.0, typical(prompt_layers) - alone.layer) / (PROMPT_TOKENS - 1),
+        expert_fixed=alone.expert,
+        expert_per_token=max(0.0, many - one) / (EXPERT_TOKENS - 1),
+        predictor_seconds=alone.prediction or PREDICTOR_SECONDS,
+        overheads=Overheads(
+            step_seconds=alone.rest,
+            task_seconds=handovers,
+            predictor_inline=True,
+            computation_reads=True,
+            transfer_speed_together=reads.speed_together,
+            transfer_speed_computing=min(1.0, chunk_seconds / typical(background.times)),
+            compute_speed_transferring=min(1.0, alone.total / slowed.total),
+        ),
+    )
+
+
+def _mean(one: Reads, other: Reads) -> Reads:
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+    return Reads(*(statistics.fmean(pair) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What decode steps are made of, in seconds; each figure is the median over the steps."""
+
+    layer: float
+    """One layer without routed experts and prediction."""
+    expert: float
+    """One expert: with the choice of it, and its slot given back."""
+    prediction: float
+    """One that answered, with the planning that followed; 0 where there was none."""
+    rest: float
+    """All that is outside of layers."""
+    total: float
+
+    @classmethod
+    def of(cls, spans: Spans) -> "_Step":
+        """From what was heard of several steps."""
+        found = [_parts(spans, *step) for step in spans.steps]
+        return cls(*(statistics.median(column) for column in zip(*found, strict=True)))
+
+
+def _parts(spans: Spans, began: float, ended: float) -> tuple[float, ...]:
+    """The fields of `_Step` for the step between two times."""
+
+    def within(pairs: Iterable[Span]) -> list[Span]:
+        return [(start, end) for start, end in pairs if began <= start and end <= ended]
+
+    layers = within((start, end) for _, start, end in spans.layers)
+    experts = within(spans.experts)
+    asked = [end - start for start, end in within(spans.predictions) if end - start > SILENT]
+    prediction = sum(asked) / len(asked) if asked else 0.0
+    # From a layer's router to where the next layer's span begins, all is about its experts.
+    turns = [start for start, _ in layers[1:]] + [experts[-1][1]]
+    computing = sum(turn - end for (_, end), turn in zip(layers, turns, strict=True))
+    plain = [end - start for start, end in layers]
+    later = (sum(plain[1:]) - sum(asked)) / max(1, len(plain) - 1)
+    rest = (ended - began) - computing - later * len(plain) - sum(asked)
+    return later, computing / len(experts), prediction, max(0.0, rest), ended - began
+
+
+def _handovers(spans: Spans) -> float:
+    """Median time of a thread between two transfers of one expert, where there are some."""
+    gaps = []
+    tracks = {track for track, *_ in spans.transfers}
+    for track in tracks:
+        own = sorted(
+            (start, end, expert) for name, expert, start, end in spans.transfers if name == track
+        )
+        pairs = itertools.pairwise(own)
+        gaps += [b[0] - a[1] for a, b in pairs if a[2] == b[2]]
+    return statistics.median(gaps) if len(gaps) >= FEW else HANDOVER_SECONDS
+
+
+def _same_token(model: PreTrainedModel) -> Callable[[], object]:
+    """Runs a prompt, and returns what computes one more token after it, the same each time.
+
+    Where a model keeps no context that can be cut back, a token without any stands for it.
+    """
+    prompt = torch.ones(1, PROMPT_TOKENS, dtype=torch.long)
+    token = prompt[:, :1]
+    if model.config.is_encoder_decoder:
+        model(prompt, use_cache=False)
+        return lambda: model(token, use_cache=False)
+    past: Any = getattr(model(prompt, use_cache=True), "past_key_values", None)
+    if not hasattr(past, "crop"):
+        return lambda: model(token, use_cache=False)
+
+    def again() -> None:
+        model(token, past_key_values=past, use_cache=True)
+        past.crop(-1)
+
+    return again
+
+
+def _expert_seconds(model: PreTrainedModel, layer: MoeLayer, store: Store) -> tuple[float, float]:
+    """One expert on one token and on `EXPERT_TOKENS`, seconds."""
+    weights = store.layouts[0].weights(torch.empty(slot_bytes(store), dtype=torch.uint8).zero_())
+    run = _expert(layer, weights)
+    width = model.config.get_text_config().hidden_size
+    hidden = torch.zeros(EXPERT_TOKENS, width, dtype=model.dtype)
+    times = [(seconds(lambda: run(hidden[:1])), seconds(lambda: run(hidden))) for _ in range(7)]
+    one, many = (statistics.median(column) for column in zip(*times, strict=True))
+    return one, many
 
 
 def _expert(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:
@@ -69,55 +255,3 @@ def _expert(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor]
     rows = sum(weight.numel() for weight in weights.values()) // width
     matrix = torch.zeros(rows, width, dtype=largest.dtype)
     return lambda hidden: hidden.new_zeros(len(hidden), width) @ matrix.T
-
-
-def measure(model: PreTrainedModel) -> Measured:
-    """Times of this machine for a model that `runtime.load` made; takes about a second.
-
-    Transfers are reads of the store as the runtime does them; compute times come from running the
-    model itself.
-    """
-    return measure_parts(model, moe_layers(model), model.moecast.engine.store)
-
-
-def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Store) -> Measured:
-    """The same for a model with experts from anywhere, and the store that they would come from."""
-    layout = store.layouts[0]
-    slot = torch.empty(slot_bytes(store), dtype=torch.uint8)
-    sizes = layout.chunk_bytes
-    smallest, largest = sizes.index(min(sizes)), range(len(sizes))
-    reads = iter(range(10_000))
-
-    def read(chunks: range) -> None:
-        i = next(reads)
-        store.read(i % store.num_layers, i % store.num_experts, chunks, slot)
-
-    # In turns, so that what else the disk is doing falls on both alike.
-    pairs = [
-        (_seconds(lambda: read(range(smallest, smallest + 1))), _seconds(lambda: read(largest)))
-        for _ in range(READS)
-    ]
-    one, whole = (statistics.median(times) for times in zip(*pairs, strict=True))
-    # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.
-    per_byte = max(0.0, whole - one) / max(1, sum(sizes) - sizes[smallest])
-    weights = layout.weights(slot)
-    hidden = torch.zeros(
-        EXPERT_TOKENS, model.config.get_text_config().hidden_size, dtype=model.dtype
-    )
-    run = _expert(layers[0], weights)
-    with torch.no_grad():
-        expert_one = _median_seconds(lambda: run(hidden[:1]))
-        expert_many = _median_seconds(lambda: run(hidden))
-    layer_one = _layer_seconds(model, 1)
-    layer_many = _layer_seconds(model, PROMPT_TOKENS)
-    return Measured(
-        name="local",
-        chunk_bytes=tuple(sizes),
-        transfer_fixed=max(0.0, one - per_byte * sizes[smallest]),
-        transfer_per_byte=per_byte,
-        layer_fixed=layer_one,
-        layer_per_token=max(0.0, layer_many - layer_one) / (PROMPT_TOKENS - 1),
-        expert_fixed=expert_one,
-        expert_per_token=max(0.0, expert_many - expert_one) / (EXPERT_TOKENS - 1),
-        predictor_seconds=PREDICTOR_SECONDS,
-    )

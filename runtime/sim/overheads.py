@@ -23,6 +23,8 @@ class Overheads:
     transfer_speed_together: float = 1.0
     """Speed of each of two transfers over one link at a time, against one alone: .5 where they
     share a bandwidth, 1 where the link serves both as it serves one."""
+    transfer_speed_computing: float = 1.0
+    """Speed of a transfer while the computation computes, for the same reasons as below."""
     compute_speed_transferring: float = 1.0
     """Speed of the computation while a transfer that it does not do itself is under way: both use
     the processor, the memory and the interpreter's lock."""

@@ -43,7 +43,13 @@ class Simulator:
         self._predictor = predictor
         self._planner = planner
         self._tiers = prefetcher.tiers
-        self._links = [Transfers(self._overheads.transfer_speed_together) for _ in self._tiers]
+        self._links = [
+            Transfers(
+                speed_together=self._overheads.transfer_speed_together,
+                speed_computing=self._overheads.transfer_speed_computing,
+            )
+            for _ in self._tiers
+        ]
         """What each tier's link is at."""
         self._seconds_of: list[dict[int, float]] = [{} for _ in self._tiers]
         """By tier: bytes to seconds, as the hardware said."""
@@ -87,9 +93,10 @@ class Simulator:
         """The compute stream is busy for a while, with one expert or a layer's other weights."""
         started, left = self.now, seconds
         slowed = self._overheads.compute_speed_transferring
+        self._links[-1].computing(started, True)
         while True:
             self._start_transfers()
-            speed = slowed if self._links[-1].under_way else 1.0
+            speed = slowed if self._links[-1].is_worker_busy else 1.0
             end = self.now + left / speed
             event = self._next_event()
             if event > end:
@@ -143,10 +150,11 @@ class Simulator:
         """Until something has happened, at least one transfer's end where the computation brings
         an expert by itself; whether a transfer has ended."""
         bottom = self._links[-1]
+        bottom.computing(self.now, False)
         if self._overheads.computation_reads and bottom.num < 2:
             task = self._tiers[-1].next_task(high_only=True)
             if task is not None:
-                self._start(len(self._tiers) - 1, task, latency=0.0)
+                self._start(len(self._tiers) - 1, task, by_worker=False)
                 while task in bottom:
                     self._start_transfers()
                     self._handle(self._next_event())
@@ -181,10 +189,10 @@ class Simulator:
             if not self._links[i].is_worker_busy and tier.may_start:
                 task = tier.next_task()
                 if task is not None:
-                    self._start(i, task, latency=self._overheads.task_seconds, by_worker=True)
+                    self._start(i, task, by_worker=True)
 
-    def _start(self, i: int, task: Task, *, latency: float, by_worker: bool = False) -> None:
-        seconds = self._seconds(i, task.num_bytes) + latency
+    def _start(self, i: int, task: Task, *, by_worker: bool) -> None:
+        seconds = self._seconds(i, task.num_bytes) + self._overheads.task_seconds
         self._links[i].start(task, self.now, seconds, by_worker=by_worker)
 
     def _seconds(self, i: int, num_bytes: int) -> float:

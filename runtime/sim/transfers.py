@@ -1,60 +1,81 @@
 """The transfers under way over one link: that of its own thread and, maybe, the computation's."""
 
 import math
+from dataclasses import dataclass
 
 from runtime.policy.tier import Task
 
 
-class Transfers:
-    """At most two at a time; the speed of each, while there are two, is `speed_together`."""
+@dataclass(slots=True, eq=False)
+class _Running:
+    """One transfer."""
 
-    def __init__(self, speed_together: float):
+    end: float
+    """At its present speed."""
+    task: Task
+    started: float
+    by_worker: bool
+    """The link's own thread does it, not the computation."""
+
+
+class Transfers:
+    """At most two at a time; the speed of each, while there are two, is `speed_together`, and
+    `speed_computing` while the computation computes."""
+
+    def __init__(self, *, speed_together: float = 1.0, speed_computing: float = 1.0):
         self._together = speed_together
-        self._running: list[tuple[float, Task, float, bool]] = []
-        """End at the present speed, task, start, whether the link's own thread does it."""
+        self._computing = speed_computing
+        self._is_computing = False
+        self._running: list[_Running] = []
         self.first_end = math.inf
-        """When the first of them ends, if none is added."""
+        """When the first of them ends, if nothing else happens."""
         self.is_worker_busy = False
+        """Whether the link's own thread is at something."""
 
     @property
     def num(self) -> int:
         return len(self._running)
 
-    @property
-    def under_way(self) -> bool:
-        """Whether the link's own thread is at something."""
-        return self.is_worker_busy
-
     def __contains__(self, task: Task) -> bool:
-        return any(running[1] is task for running in self._running)
+        return any(running.task is task for running in self._running)
+
+    def computing(self, now: float, is_computing: bool) -> None:
+        """The computation computes from now on, or not any more."""
+        if is_computing == self._is_computing:
+            return
+        self._is_computing = is_computing
+        if self._running and self._computing != 1.0:
+            self._stretch(now, 1 / self._computing if is_computing else self._computing)
 
     def start(self, task: Task, now: float, seconds: float, *, by_worker: bool) -> None:
-        """A transfer that takes `seconds` alone begins."""
-        running = self._running
+        """A transfer that takes `seconds`, with nothing beside it, begins."""
         if by_worker:
             self.is_worker_busy = True
-        if not running:
-            self.first_end = now + seconds
-            running.append((self.first_end, task, now, by_worker))
-            return
-        assert len(running) == 1, running
-        end, other, started, others = running[0]
-        running[0] = (now + (end - now) / self._together, other, started, others)
-        running.append((now + seconds / self._together, task, now, by_worker))
-        self.first_end = min(running[0][0], running[1][0])
+        if self._is_computing:
+            seconds /= self._computing
+        if self._running:
+            self._stretch(now, 1 / self._together)
+            seconds /= self._together
+        self._running.append(_Running(now + seconds, task, now, by_worker))
+        self.first_end = min(self.first_end, now + seconds)
 
     def finish_first(self) -> tuple[Task, float]:
         """Takes out the one that ends first; the task and when it started."""
-        running = self._running
-        place = 0 if len(running) == 1 or running[0][0] <= running[1][0] else 1
-        now, task, started, by_worker = running.pop(place)
-        if by_worker:
+        first = min(self._running, key=_end)
+        self._running.remove(first)
+        if first.by_worker:
             self.is_worker_busy = False
-        if running:
-            end, other, began, others = running[0]
-            end = now + (end - now) * self._together
-            running[0] = (end, other, began, others)
-            self.first_end = end
-        else:
-            self.first_end = math.inf
-        return task, started
+        self._stretch(first.end, self._together)
+        return first.task, first.started
+
+    def _stretch(self, now: float, factor: float) -> None:
+        """What remains of each takes `factor` times as long."""
+        self.first_end = math.inf
+        for running in self._running:
+            if factor != 1.0:
+                running.end = now + (running.end - now) * factor
+            self.first_end = min(self.first_end, running.end)
+
+
+def _end(running: _Running) -> float:
+    return running.end

@@ -12,7 +12,7 @@ from runtime.policy.eviction import Expert
 from runtime.policy.governor import Governor
 from runtime.policy.tier import Task, Tier
 from runtime.tiers.link import Link
-from runtime.timeline import Timeline
+from runtime.timeline import Told
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Shared:
     prefetch that nobody needs costs nothing but a line in the log.
     """
 
-    def __init__(self, timeline: Timeline | None = None, governor: Governor | None = None):
+    def __init__(self, timeline: Told | None = None, governor: Governor | None = None):
         self.condition = threading.Condition()
         self.errors: dict[Expert, TransferError] = {}
         self.timeline = timeline

@@ -1,0 +1,124 @@
+"""How fast experts come from a store: one read at a time, two, and beside a computation."""
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+
+from runtime.store.base import Store, slot_bytes
+
+READS = 25
+"""Of a chunk and of an expert each, and of two chunks at once."""
+TRIMMED = 0.04
+"""Share of the slowest that is left out. A mean, not a median: a token waits for a dozen reads, and
+they add up to a dozen means; but one read in a thousand that takes a second says nothing."""
+
+
+def typical(times: list[float]) -> float:
+    """Mean of the times, in their unit, without the slowest few."""
+    assert times
+    kept = sorted(times)[: max(1, len(times) - round(TRIMMED * len(times)))]
+    return statistics.fmean(kept)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """How long it takes."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+class Reader:
+    """Reads of one expert after another, so that none comes from where the last one was, into
+    memory of its own."""
+
+    def __init__(self, store: Store, *, first: int = 0):
+        self._store = store
+        self._slot = torch.empty(slot_bytes(store), dtype=torch.uint8)
+        self._slot.zero_()  # its pages are there: an arena's have been used before, too
+        self._place = first
+        self.sizes = tuple(store.layouts[0].chunk_bytes)
+        self._smallest = self.sizes.index(min(self.sizes))
+
+    def _read(self, chunks: range) -> None:
+        store = self._store
+        self._place += 7
+        layer = self._place % store.num_layers
+        expert = self._place // store.num_layers % store.experts_per_layer[layer]
+        store.read(layer, expert, chunks, self._slot)
+
+    def chunk(self) -> None:
+        """One chunk, the smallest."""
+        self._read(range(self._smallest, self._smallest + 1))
+
+    def expert(self) -> None:
+        """All chunks."""
+        self._read(range(len(self.sizes)))
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Times of this machine's reads, in seconds."""
+
+    fixed: float
+    """Of each transfer, whatever its size."""
+    per_byte: float
+    speed_together: float
+    """Speed of each of two reads at a time against one."""
+
+
+class Background:
+    """A context in which another thread reads chunk after chunk; their times afterwards."""
+
+    def __init__(self, reader: Reader):
+        self.times: list[float] = []
+        self._reader = reader
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="moecast reads", daemon=True)
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            self.times.append(seconds(self._reader.chunk))
+
+    def __enter__(self) -> "Background":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+
+def measure_reads(store: Store) -> Reads:
+    """Reads as the runtime does them; takes about 150 reads.
+
+    Raises:
+        TransferError: the store can not be read.
+    """
+    reader = Reader(store)
+    size = min(reader.sizes)
+    # In turns, so that what else the disk is doing falls on both alike.
+    pairs = [(seconds(reader.chunk), seconds(reader.expert)) for _ in range(READS)]
+    one, whole = (typical(list(times)) for times in zip(*pairs, strict=True))
+    alone, together = [], []
+    with Background(Reader(store, first=store.num_layers)):
+        for _ in range(READS):
+            together.append(seconds(reader.chunk))
+    alone = [seconds(reader.chunk) for _ in range(READS)]
+    # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.
+    rest = sum(reader.sizes) - size
+    per_byte = max(0.0, whole - one) / rest if rest else one / size
+    return Reads(
+        fixed=max(0.0, one - per_byte * size),
+        per_byte=per_byte,
+        speed_together=min(1.0, typical(alone) / typical(together)),
+    )
