@@ -4,9 +4,10 @@
     python -m benchmarks.peers.environments
     python -m benchmarks.peers.run model=runs/inflated-2g output=benchmarks/results/peers.json
 
-Options: `budgets=25%,50%`, `repetitions=3`, `new_tokens=24`, `seconds_per_prompt=5`,
-`only=moecast,accelerate`, `threads=2`, `work=runs/peers` (environments, other layouts of the
-weights, logs). Needs Linux 6.5 and root (`limit.py` says why) and the `dev` extra.
+Options: `budgets=25%,50%`, `repetitions=3`, `new_tokens=24`, `seconds_per_prompt=4`,
+`only=moecast,accelerate`, `threads=2`, `entries=FOLDER` (predictors that are not in the zoo),
+`work=runs/peers` (environments, other layouts of the weights, logs). Needs the `dev` extra, Linux
+6.5 and root (`limit.py` says why).
 
 Memory is the same for all: weights outside of experts + budget for experts + 300 MiB. Weights are
 in float32 everywhere, and so is arithmetic. An answer that takes longer than `seconds_per_prompt`
@@ -18,6 +19,7 @@ import os
 import platform
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from benchmarks.peers.figures import row
 from benchmarks.peers.fused import Checkpoint, write_fused
 from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.peers import PEERS, Peer, Weights
+from benchmarks.peers.table import markdown
 from benchmarks.peers.trial import CannotRun, Place, Questions, prepare, run
 from runtime.budget import parse_budget
 from runtime.plain import load_plain
@@ -171,11 +174,17 @@ def main(arguments: dict[str, str]) -> None:
     questions = Questions(
         prompts=[tokenizer(prompt)["input_ids"] for prompt in PROMPTS],
         new_tokens=new_tokens,
-        seconds_per_prompt=float(arguments.get("seconds_per_prompt", 5)),
+        seconds_per_prompt=float(arguments.get("seconds_per_prompt", 4)),
         threads=threads,
     )
     only = arguments.get("only", ",".join(peer.name for peer in PEERS)).split(",")
     peers = [peer for peer in PEERS if peer.name in only]
+    if "entries" in arguments:
+        entries = {"entries": str(Path(arguments["entries"]).absolute())}
+        peers = [
+            replace(peer, options=peer.options | entries) if peer.environment is None else peer
+            for peer in peers
+        ]
     expected = reference(model, questions.prompts, new_tokens)
     repetitions = int(arguments.get("repetitions", 3))
     results = compare(
@@ -207,6 +216,7 @@ def main(arguments: dict[str, str]) -> None:
         "other_weights_bytes": others_bytes,
         "allowance_bytes": ALLOWANCE_BYTES,
         "dtype": "float32",
+        "reference_peer": REFERENCE,
         "repetitions": repetitions,
         "prompts": [len(prompt) for prompt in questions.prompts],
         "new_tokens": new_tokens,
@@ -215,6 +225,7 @@ def main(arguments: dict[str, str]) -> None:
         "rows": rows,
     }
     Path(arguments["output"]).write_text(json.dumps(report, indent=1) + "\n")
+    console.print(markdown(report), markup=False)
 
 
 if __name__ == "__main__":
