@@ -1,6 +1,7 @@
 """What no system can beat: the run's own routing, replayed by one that knows it beforehand."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def replay_bounds(task: Replayed) -> dict[str, Any]:
                 row |= bound(steps, asked, spec, system, hardware, slots)
             rows.append(row)
     store.close()
-    return {"hardware": vars(hardware), "rows": rows}
+    return {"hardware": asdict(hardware), "rows": rows}
 
 
 def slots_in(budget: str, store: Store, spec: ModelSpec) -> int:

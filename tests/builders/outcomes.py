@@ -1,0 +1,41 @@
+"""Outcomes made by hand."""
+
+from typing import Any
+
+from runtime.bench.arms import Arm, Cell
+from runtime.bench.rounds import Outcome
+from runtime.config import SystemConfig
+
+ZERO = {
+    "hits": 0, "requests": 0, "bytes_moved": 0, "bytes_wasted": 0, "bytes_late": 0,
+    "stall_seconds": 0.0, "predictor_seconds": 0.0, "link_seconds": 0.0,
+}  # fmt: skip
+
+
+def made_run(**fields: Any) -> dict[str, Any]:
+    """A run of one request of three new tokens, of which each field may be another."""
+    return {
+        "tokens": [[[1, 2, 3]]],
+        "ttft_seconds": [1.0],
+        "tpot_seconds": [0.1, 0.1],
+        "wall_seconds": 1.5,
+        "prefill": ZERO,
+        "decode": ZERO,
+        "governor": None,
+        "predictor": None,
+        "keeper": None,
+        "arena_bytes": 100,
+        "arena_slots": 10,
+        "weights_bytes": 50,
+        "peak_memory_bytes": 400,
+        "left_in_page_cache": 0,
+        **fields,
+    }
+
+
+def outcome(
+    name: str, *, budget: str = "50%", batch: int = 1, number: int = 1, **fields: Any
+) -> Outcome:
+    """An arm with `number` equal runs."""
+    arm = Arm(SystemConfig(name=name), Cell(budget, batch))
+    return Outcome(arm, [made_run(**fields) for _ in range(number)])
