@@ -1,0 +1,82 @@
+"""Pulls the same entry again and again, each time killed at a later system call.
+
+    python -m tests.builders.faults.killed_pulls ADDRESS FOLDER
+
+Each pull runs in a child with a cache of its own, FOLDER/N, whose N-th write, rename or close (of a
+thread) is answered with SIGKILL; prints a JSON line for each: where it died, and what it left. One
+process forks them all: importing takes far longer than pulling.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.builders.faults.syscalls import CannotTraceError, injected
+from zoo.catalogue import Zoo
+from zoo.digest import digest_of
+from zoo.index import BLOBS, Reference
+from zoo.load import pulled
+from zoo.places import cache
+from zoo.places.http import HttpPlace
+
+CALLS = "write,pwrite64,rename,renameat,renameat2,close"
+NAME = "tiny/stride"
+LONGEST = 400
+
+
+def in_a_child(run: Callable[[], None]) -> int:
+    """The child's exit status: 0, or minus the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        run()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def pull(address: str) -> None:
+    pulled(HttpPlace(address), Reference(NAME)).verify()
+
+
+def pull_and_die(address: str, number: int, log: Path) -> None:
+    spec = f"{CALLS}:signal=SIGKILL:when={number}"
+    with injected(spec, paths=[], log=log):
+        pull(address)
+
+
+def left_behind() -> str:
+    """What is wrong under a final name; nothing, if all is as it should be."""
+    blobs = cache().folder / BLOBS
+    for one in blobs.glob("*") if blobs.is_dir() else ():
+        if not one.name.startswith(".") and digest_of(one.read_bytes()) != one.name:
+            return f"{one} is not whole"
+    zoo = Zoo(cache())
+    for name in zoo.index().entries:
+        zoo.open(Reference(name)).verify()
+    return ""
+
+
+def main(address: str, folder: Path) -> None:
+    # What is imported at first use: every file of it is opened and closed too.
+    os.environ["MOECAST_CACHE"] = str(folder / "first")
+    pull(address)
+    for number in range(1, LONGEST):
+        os.environ["MOECAST_CACHE"] = str(folder / str(number))
+        log = folder / f"{number}.log"
+        try:
+            status = in_a_child(lambda n=number, to=log: pull_and_die(address, n, to))  # type: ignore[misc]
+        except CannotTraceError as error:
+            sys.stdout.write(json.dumps({"skip": str(error)}) + "\n")
+            return
+        wrong = left_behind()
+        again = in_a_child(lambda: pull(address))
+        line = {"number": number, "status": status, "wrong": wrong, "again": again}
+        sys.stdout.write(json.dumps(line) + "\n")
+        if status == 0:
+            return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,78 @@
+"""Pulls that are killed, and the network that nobody asked for."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders.entries import tiny_entry
+from tests.builders.faults.disk import ROOT
+from tests.builders.web import served
+from tests.faults.conftest import skip
+from tests.unit.zoo.test_load import mlp_entry
+from zoo.entry import open_entry
+from zoo.places import FolderPlace
+from zoo.writing import WritableZoo
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("strace")
+def test_pull__killed_at_every_call_leaves_nothing_half_and_goes_on(tmp_path: Path) -> None:
+    """SIGKILL at each write, rename and close until one pull comes through."""
+    tiny_entry(tmp_path / "e")
+    WritableZoo(FolderPlace(tmp_path / "far")).add(open_entry(tmp_path / "e"))
+    (tmp_path / "caches").mkdir()
+    with served(tmp_path / "far") as (address, _):
+        module = "tests.builders.faults.killed_pulls"
+        done = subprocess.run(
+            [sys.executable, "-m", module, address, str(tmp_path / "caches")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+    assert done.returncode == 0, done.stderr[-2000:]
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    if reason := runs[0].get("skip"):
+        skip(f"strace cannot attach: {reason}")
+    assert [one for one in runs if one["wrong"] or one["again"] != 0] == []
+    killed = [one for one in runs if one["status"] == -signal.SIGKILL]
+    assert len(killed) == len(runs) - 1
+    assert len(killed) >= 20
+
+
+LOADS = """
+from zoo import load_predictor
+from zoo.errors import ZooError
+assert load_predictor("tiny/mlp", spec=None).kind == "mlp"
+try:
+    load_predictor("tiny/none", spec=None)
+except ZooError as error:
+    assert "python -m zoo pull NAME zoo=ADDRESS" in str(error), error
+else:
+    raise AssertionError
+"""
+
+
+@pytest.mark.usefixtures("strace")
+def test_load__of_what_is_here_connects_to_nobody(tmp_path: Path) -> None:
+    mlp_entry(tmp_path / "e")
+    WritableZoo(FolderPlace(tmp_path / "cache/zoo")).add(open_entry(tmp_path / "e"))
+    log = tmp_path / "connects"
+    done = subprocess.run(
+        ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "-o", str(log), sys.executable]
+        + ["-c", LOADS],
+        cwd=ROOT,
+        env={**os.environ, "MOECAST_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [line for line in log.read_text().splitlines() if "AF_INET" in line] == []
