@@ -161,6 +161,9 @@ def fit(
         # Lightning turns Ctrl-C into an exit of its own and switches the signal off.
         signal.signal(signal.SIGINT, on_interrupt)
         raise KeyboardInterrupt from error
+    if not trainer.is_global_zero:
+        # Lightning runs the whole command once for each device; what follows is the first one's.
+        raise SystemExit(0)
     best.restore(module)
     module.cpu().eval()
     for family in families:
