@@ -16,26 +16,34 @@ from statistics import median
 log = logging.getLogger(__name__)
 
 TURN_STEPS = 2
-"""Decode steps in a row with one setting while both are compared. The first of them is not counted:
-what the other setting fetched is still there."""
-TURNS = 6
-"""Turns of each setting before one is chosen. They alternate, so that a request's first tokens,
-which miss more, fall on both alike."""
-PROBE_STEPS = 2 * TURNS * TURN_STEPS
+"""Decode steps in a row with the other setting while both are compared."""
+PERIOD = 8
+"""Steps from one turn of the other setting to its next: short, so that a request's first tokens,
+which miss more, fall on both alike, and mostly of the present one, which is likely the faster."""
+TURNS = 4
+"""Turns of a comparison."""
+PROBE_STEPS = TURNS * PERIOD
+REMEMBERED = 4
+"""Comparisons whose times count: what four turns do not show, sixteen may."""
 WARM_UP = 16
 """Decode steps before the first comparison: an arena that fills says nothing about either."""
 FIRST_STRETCH = 256
 """Decode steps before the next comparison; doubles while the choice stays."""
 LONGEST_STRETCH = 4096
 MARGIN = 0.02
-"""Share by which the other setting must be faster: below it, times only jitter."""
+"""Share by which the other setting's median must be smaller to be worth a change."""
+SURE = 2.5
+"""Standard deviations by which times without prefetching must rank before those with it (Mann and
+Whitney's test). A token's time varies by a third with what it happens to miss: medians alone
+turned off at 50 % what saved a quarter. To turn on again needs the smaller median only."""
 
 
 @dataclass
 class Switch:
     """Chooses between prefetching and not, again and again.
 
-    Both settings take turns for some steps; the one with the smaller median stays for a stretch.
+    For some steps the other setting takes turns with the present one; it is chosen for a stretch if
+    it is faster, and prefetching is left only if that is sure.
     """
 
     prefetching: bool = True
@@ -59,16 +67,15 @@ class Switch:
             if self._left <= 0:
                 self._probe = 0
         else:
-            if self._probe % TURN_STEPS:
+            # The first step after a change still has what the other setting fetched.
+            if self._probe % PERIOD not in (0, TURN_STEPS):
                 self._times[self.prefetching].append(seconds)
             self._probe += 1
         if self._probe == PROBE_STEPS:
             self._choose()
             self._probe = None
-        if self._probe is None:
-            self._set(self._chosen)
-        else:
-            self._set(self._chosen ^ bool(self._probe // TURN_STEPS % 2 == 0))
+        is_turn = self._probe is not None and self._probe % PERIOD < TURN_STEPS
+        self._set(self._chosen ^ is_turn)
 
     def _set(self, prefetching: bool) -> None:
         if prefetching != self.prefetching:
@@ -77,8 +84,11 @@ class Switch:
 
     def _choose(self) -> None:
         with_it, without = (median(self._times[setting]) for setting in (True, False))
-        current, other = (with_it, without) if self._chosen else (without, with_it)
-        if other < current * (1 - MARGIN):
+        if self._chosen:
+            change = without < with_it * (1 - MARGIN) and self._rank_without() > SURE
+        else:
+            change = with_it < without * (1 - MARGIN)
+        if change:
             self._chosen = not self._chosen
             self._stretch = FIRST_STRETCH
             self.num_switches += 1
@@ -88,9 +98,20 @@ class Switch:
             )
         else:
             self._stretch = min(LONGEST_STRETCH, 2 * self._stretch)
-        for times in self._times.values():
-            times.clear()
+        for setting, times in self._times.items():
+            turn = PERIOD - TURN_STEPS if setting is self._chosen else TURN_STEPS
+            kept = 0 if change else (REMEMBERED - 1) * TURNS * (turn - 1)
+            del times[: len(times) - min(kept, len(times))]
         self._left = self._stretch
+
+    def _rank_without(self) -> float:
+        """How much sooner times without prefetching rank than those with it, in standard deviations
+        of two settings that are alike."""
+        one, other = self._times[False], self._times[True]
+        sooner = sum((a < b) + 0.5 * (a == b) for a in one for b in other)
+        num_pairs = len(one) * len(other)
+        deviation = (num_pairs * (len(one) + len(other) + 1) / 12) ** 0.5
+        return (sooner - num_pairs / 2) / deviation
 
 
 class Governor:
