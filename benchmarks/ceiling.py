@@ -13,7 +13,6 @@ thread, 3 GB of memory, an hour or two. `only=KIND` and `passes=N` make a part o
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,8 +134,8 @@ def family_of(job: Job, trace: Trace, routers_LED: Floats, biases_LE: Floats | N
     return family
 
 
-def trained(family: Family, memory: Memory, rows: NDArray[np.int64], passes: int) -> float:
-    """Trains in place; returns the seconds."""
+def train(family: Family, memory: Memory, rows: NDArray[np.int64], passes: int) -> None:
+    """In place, with the steps and the schedule of `python -m train`."""
     past = isinstance(family, ResidualFamily)
     module = StackFit(
         [family],
@@ -146,7 +145,6 @@ def trained(family: Family, memory: Memory, rows: NDArray[np.int64], passes: int
     )
     chosen = module.configure_optimizers()
     optimizer, schedule = chosen["optimizer"], chosen["lr_scheduler"]["scheduler"]
-    started = time.perf_counter()
     for step, take in enumerate(batches(rows, passes)):
         batch = memory.batch(take, past=past)
         if not step:
@@ -155,7 +153,6 @@ def trained(family: Family, memory: Memory, rows: NDArray[np.int64], passes: int
         family.losses(batch).sum().backward()
         optimizer.step()
         schedule.step()
-    return time.perf_counter() - started
 
 
 def batches(rows: NDArray[np.int64], passes: int) -> Iterator[NDArray[np.int64]]:
@@ -205,7 +202,8 @@ def rows_of(job: Job, memory: Memory, routers: tuple[Floats, Floats | None]) -> 
     trace = memory.trace
     family = family_of(job, trace, *routers)
     rows = memory.rows(job.requests)
-    seconds = trained(family, memory, rows, job.passes) if job.passes else 0.0
+    if job.passes:
+        train(family, memory, rows, job.passes)
     found = by_horizon(accuracies(family, memory, trace.rows("held_out")), trace.spec.num_layers)
     return [
         {
@@ -214,7 +212,6 @@ def rows_of(job: Job, memory: Memory, routers: tuple[Floats, Floats | None]) -> 
             "prompts": len(np.unique(trace.requests[rows])) if job.passes else 0,
             "horizon": horizon,
             **figures,
-            "seconds": round(seconds, 1),
         }
         for horizon, figures in found.items()
     ]
@@ -245,9 +242,10 @@ def main(arguments: dict[str, str]) -> None:
         part = output.with_suffix(".part")
         part.write_text(json.dumps({**report, "rows": rows}, indent=1) + "\n")
         part.replace(output)
-        for row in rows[-3:]:
-            shown = {key: row[key] for key in ("horizon", "mean_accuracy", "seconds")}
-            sys.stdout.write(f"{asdict(job)} {shown}\n")
+        for row in rows:
+            if all(row[key] == value for key, value in asdict(job).items()):
+                shown = f"horizon {row['horizon']}: {row['mean_accuracy']:.4f}"
+                sys.stdout.write(f"{asdict(job)} {shown}\n")
         sys.stdout.flush()
 
 
