@@ -1,6 +1,6 @@
 """What the zoo costs: pulling what is there, pulling 20 MB over the loopback, signing, verifying.
 
-python -m benchmarks.zoo output=benchmarks/results/zoo.json
+python -m benchmarks.pulling output=benchmarks/results/zoo.json
 """
 
 import json
