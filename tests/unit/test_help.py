@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = [
     name
-    for name in ("collect", "train", "zoo", "runtime")
-    if (ROOT / name / "__main__.py").exists()
+    for name in ("collect", "train", "train.evaluate", "zoo", "runtime")
+    if (ROOT / name.replace(".", "/") / "__main__.py").exists()
 ]
 SLOW = [
     "torch",

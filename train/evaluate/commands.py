@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,6 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         sys.stderr.write(f"left out: {name}: {why}\n")
     cells = cells_of(config, arms, machines)
     finished = replay_all(cells, trace, sources, config, folder=config.run_dir / "cells")
-    budget, batch = figure_place(config)
-    spans = timelines(
-        [arms.named(name) for name in (config.baseline.name, config.ablated.name, OURS)]
-        + [arms.named(config.bound.name)],
-        trace=trace,
-        sources=sources.found,
-        hardware=machines[0],
-        budget=budget,
-        batch=batch,
-    )
     results = results_of(
         config,
         trace=trace,
@@ -63,7 +53,35 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         cells=list(zip(cells, finished, strict=True)),
         seconds=time.perf_counter() - started,
     )
-    page = write_report(
+    show(results, console=Console())
+    if config.figures:
+        page = report(config, trace, sources, arms, machines[0], results, finished)
+        sys.stderr.write(f"report: {page}\n")
+    return results
+
+
+def report(
+    config: EvaluateConfig,
+    trace: Trace,
+    sources: Sources,
+    arms: Arms,
+    machine: Hardware,
+    results: Mapping[str, Any],
+    finished: Sequence[Mapping[str, Any]],
+) -> Path:
+    """Writes report.html; the timeline is replayed for it, on `machine`."""
+    assert config.run_dir is not None
+    budget, batch = figure_place(config)
+    names = dict.fromkeys((config.baseline.name, config.ablated.name, OURS, config.bound.name))
+    spans = timelines(
+        [arm for arm in map(arms.named, names) if arm is not None],
+        trace=trace,
+        sources=sources.found,
+        hardware=machine,
+        budget=budget,
+        batch=batch,
+    )
+    return write_report(
         results,
         finished,
         spans,
@@ -72,9 +90,6 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         budget=budget,
         batch=batch,
     )
-    show(results, console=Console())
-    sys.stderr.write(f"report: {page}\n")
-    return results
 
 
 def cells_of(config: EvaluateConfig, arms: Arms, machines: Sequence[Hardware]) -> list[Cell]:

@@ -44,7 +44,7 @@ class EvaluateConfig(RunConfig):
     new_tokens: int = 500
     """Generated held-out tokens to replay: whole requests until there are so many."""
     figures: bool = True
-    """Also replay what only figures need: ablation and prefetch distance."""
+    """Write report.html, and replay what only its figures need: ablation, prefetch distance."""
     workers: int | None = None
     """Processes that replay; as many as there are cores unless given."""
     fresh: bool = False

@@ -35,7 +35,7 @@ class Span:
 
 
 def timelines(
-    arms: Sequence[Arm | None],
+    arms: Sequence[Arm],
     *,
     trace: Trace,
     sources: Mapping[str, Source],
@@ -43,10 +43,9 @@ def timelines(
     budget: str,
     batch: int,
 ) -> list[Span]:
-    """The same layers of the same token with each system; those that are None are left out."""
-    wanted = {arm.label: arm for arm in arms if arm is not None}
+    """The same layers of the same token with each system."""
     found: list[Span] = []
-    for arm in wanted.values():
+    for arm in arms:
         cell = Cell(part=TABLE, arm=arm, hardware=hardware, budget=budget, batch=batch)
         found += timeline(cell, trace, sources)
     return found

@@ -1,0 +1,182 @@
+"""`python -m train.evaluate` on a tiny trace: the whole command, and what it refuses."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collect.traces import TraceSignal
+from configs.cli import main
+from configs.compose import compose_typed
+from predictors.errors import MoecastError
+from runtime.config import ShapeConfig, SystemConfig
+from tests.builders.traces import make_trace
+from train.evaluate.__main__ import COMMANDS
+from train.evaluate.cells import Arm, ablation_arms
+from train.evaluate.commands import evaluate
+from train.evaluate.config import EvaluateConfig
+
+ASKED = [
+    "system=lfu,token,promoe,fmoe,moe-infinity-request",
+    "hardware=rtx4090-pcie4",
+    "budget=40%,80%",
+    "batch=1,2",
+    "new_tokens=12",
+    "ablated=token",
+    "workers=1",
+]
+ROUTING = (TraceSignal.EXPERTS, TraceSignal.WEIGHTS)
+
+
+@cache
+def composed() -> EvaluateConfig:
+    """Composing takes longer than replaying: once for all tests."""
+    return compose_typed("evaluate", ASKED)[0]
+
+
+def run(folder: Path, trace: Path, *, systems: Sequence[str], **changes: Any) -> dict[str, Any]:
+    """The command's results, as they stand in results.json, with these systems alone."""
+    config = composed()
+    wanted = [one for one in config.system if one.name in systems]
+    given = {"trace": trace, "run_dir": folder, "system": wanted, **changes}
+    return json.loads(json.dumps(evaluate(replace(config, **given)), allow_nan=False))
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Path:
+    """Four layers of eight experts; its model is nowhere."""
+    folder = tmp_path_factory.mktemp("traces") / "trace"
+    make_trace(folder)
+    return folder
+
+
+def figures(results: dict) -> dict:
+    """All that a replay decides."""
+    return {key: results[key] for key in ("rows", "winners")}
+
+
+@pytest.fixture(scope="module")
+def finished(trace, tmp_path_factory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return folder, run(folder, trace, systems=["lfu", "token", "promoe"])
+
+
+def test_evaluate__every_cell_has_every_system_the_baseline_and_the_bound(finished) -> None:
+    _, results = finished
+    cells = {(one["hardware"], one["budget"], one["batch"]) for one in results["rows"]}
+    assert len(cells) == 2 * 2
+    for cell in cells:
+        here = [
+            one for one in results["rows"] if (one["hardware"], one["budget"], one["batch"]) == cell
+        ]
+        assert [one["system"] for one in here] == ["on-demand", "lfu", "token", "oracle"]
+        assert here[0]["speedup_decode"] == 1.0
+        assert here[-1]["share_of_bound"] == 1.0
+        # 40 % and 80 % of 32 experts of 17,301,504 bytes.
+        slots = {"40%": 12, "80%": 25}[cell[1]]
+        assert {one["peak_bytes"] for one in here} == {slots * 17_301_504}
+        assert {one["new_tokens"] for one in here} == {12}
+        assert all(0 <= one["stall_share"] <= 1 for one in here)
+
+
+def test_evaluate__what_cannot_be_replayed_is_named_with_the_reason(finished) -> None:
+    _, results = finished
+    assert "no zoo entry synthetic/stride" in results["missing"]["promoe"]
+    assert "promoe" not in results["systems"]
+
+
+def test_evaluate__the_report_holds_its_figures_and_loads_nothing(finished) -> None:
+    folder, _ = finished
+    names = ["latency-against-cache-rate", "ablation", "batch-size", "prefetch-distance"]
+    for name in [*names, "latency-cdf", "timeline"]:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert len((folder / f"{name}.csv").read_text().splitlines()) > 2
+    page = (folder / "report.html").read_text()
+    assert "Who is first" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_evaluate__finished_cells_are_not_replayed_again(finished, trace) -> None:
+    folder, results = finished
+    cells = sorted((folder / "cells").iterdir())
+    before = {path: path.stat().st_mtime_ns for path in cells}
+    lost = next(path for path in cells if json.loads(path.read_text())["part"] == "table")
+    lost.unlink()
+    again = run(folder, trace, systems=["lfu", "token"], figures=False)
+    after = {path: path.stat().st_mtime_ns for path in (folder / "cells").iterdir()}
+    assert {path for path in after if after[path] != before[path]} == {lost}
+    assert figures(again) == figures(results)
+
+
+def test_evaluate__processes_give_the_same_figures(finished, trace, tmp_path) -> None:
+    _, results = finished
+    again = run(tmp_path, trace, systems=["lfu", "token"], figures=False, workers=2)
+    assert figures(again) == figures(results)
+
+
+def test_evaluate__a_setting_that_changes_replays_its_cells(trace, tmp_path) -> None:
+    small = {"systems": ["token"], "figures": False, "batch": ["1"]}
+    for num_cells, changed in ((6, {}), (12, {"new_tokens": 3}), (15, {"budget": ["80%", "60%"]})):
+        run(tmp_path, trace, **small, **changed)
+        assert len(list((tmp_path / "cells").iterdir())) == num_cells
+
+
+def test_evaluate__routing_alone_is_enough_for_what_needs_no_hidden_state(tmp_path) -> None:
+    make_trace(tmp_path / "trace", signals=ROUTING)
+    systems = ["moe-infinity-request", "fmoe", "token"]
+    results = run(tmp_path / "run", tmp_path / "trace", systems=systems, figures=False, batch=["1"])
+    assert set(results["systems"]) == {"on-demand", "moe-infinity-request", "token", "oracle"}
+    assert "hidden states" in results["missing"]["fmoe"]
+
+
+def test_evaluate__an_unknown_system_is_one_line_with_the_choices(trace, capsys) -> None:
+    assert main("train.evaluate", COMMANDS, [f"trace={trace}", "system=lfu,promo"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: unknown system 'promo'. Did you mean 'promoe'? Choices: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"budget": ["25%", "1%"]}, "too small: one step needs 2 experts.*the least budget is"),
+        ({"budget": ["much"]}, "budget='much': write a size such as 4GiB"),
+        ({"batch": ["1", "x"]}, "batch=1,x: 'x' is not a whole number"),
+        ({"batch": ["64"]}, "batch=64: the trace .* has too few held-out requests"),
+        ({"workers": 0}, "workers=0: must be at least 1"),
+        ({"baseline": SystemConfig()}, "baseline=promoe prefetches.*baseline=on-demand"),
+        ({"shape": ShapeConfig()}, "shape=trace is to be taken from the traced model"),
+        ({"predictor": "crystal"}, "unknown zoo entry 'crystal'"),
+    ],
+)
+def test_evaluate__wrong_use_names_the_cause(trace, tmp_path, changes, words) -> None:
+    with pytest.raises(MoecastError, match=words):
+        run(tmp_path, trace, systems=["token"], **changes)
+
+
+def test_ablation__adds_one_technique_after_another() -> None:
+    subject = Arm(label="x", system=SystemConfig(name="x", eviction="lfu"), predictor="token")
+    arms = ablation_arms(subject)
+    switches = [
+        tuple(
+            getattr(arm.system, name)
+            for name in ("prefetch", "chunked", "early_preemption", "reordered")
+        )
+        for arm in arms
+    ]
+    assert switches == [
+        (False, False, False, False),
+        (True, False, False, False),
+        (True, True, False, False),
+        (True, True, True, False),
+        (True, True, True, True),
+    ]
+    assert [arm.predictor for arm in arms] == [None, *["token"] * 4]
+    assert {arm.system.eviction for arm in arms} == {"lfu"}
+
+
+def test_batches__are_each_taken_once_in_order() -> None:
+    assert replace(composed(), batch=["8", "1", "8"]).batches == [1, 8]
