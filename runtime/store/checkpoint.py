@@ -59,6 +59,7 @@ class CheckpointStore:
         self._banks = banks
         self.layouts: list[SlotLayout] = [slot_layout(bank) for bank in banks]
         self._files = FileReader(page_cache=page_cache)
+        self._known_places: dict[tuple[int, str, int], list[Extent]] = {}
         self._converting = threading.Lock()
         self._scratch_bytes = self._measure_scratch()
 
@@ -131,20 +132,29 @@ class CheckpointStore:
             for piece in self.layouts[layer].chunks[chunk]:
                 recipe = self._banks[layer][piece.parameter]
                 target = slot[piece.offset : piece.offset + piece.num_bytes]
+                places = self._places(layer, piece.parameter, expert)
                 if piece.source is None:
                     # Read before the lock is taken: a read that hangs must not stop the others.
-                    tensors = [self._tensor(extent) for extent in recipe.extents(expert)]
+                    tensors = [self._tensor(extent) for extent in places]
                     with self._converting:
                         result = self._converted(recipe, tensors)
                         target.view(recipe.parameter.dtype).copy_(result.reshape(-1))
                         del result
                     continue
-                extent = recipe.extents(expert)[piece.source]
+                extent = places[piece.source]
                 if extent.dtype == recipe.parameter.dtype:
                     self._pread(extent, bytes_of(target))
                 else:
                     source = self._tensor(extent).view(-1)
                     target.view(recipe.parameter.dtype).copy_(source)
+
+    def _places(self, layer: int, parameter: str, expert: int) -> list[Extent]:
+        """Where the expert's part is; looked for once: the link waits for it between reads."""
+        key = layer, parameter, expert
+        known = self._known_places.get(key)
+        if known is None:
+            known = self._known_places[key] = self._banks[layer][parameter].extents(expert)
+        return known
 
     def _tensor(self, extent: Extent) -> Tensor:
         tensor = torch.empty(extent.shape, dtype=extent.dtype)
