@@ -181,11 +181,26 @@ class Trace:
             first, last = (int(row) for row in starts[request.index : request.index + 2])
             tokens = self.tokens[first:last].astype(np.int64)
             prompt = request.prompt_tokens
+            read = _Rows(self, first, last).read
             if prompt:
-                yield Step(Phase.PREFILL, request.index, first, tokens[:prompt], self._read)
+                yield Step(Phase.PREFILL, request.index, first, tokens[:prompt], read)
             for place in range(prompt, last - first):
                 token = tokens[place : place + 1]
-                yield Step(Phase.DECODE, request.index, first + place, token, self._read)
+                yield Step(Phase.DECODE, request.index, first + place, token, read)
 
-    def _read(self, signal: TraceSignal, layer: int, first: int, last: int) -> NDArray:
-        return self.column(signal, layer)[first:last]
+
+class _Rows:
+    """A request's rows: looked up in the shards once for each column, not once for each token."""
+
+    def __init__(self, trace: Trace, first: int, last: int):
+        self._trace = trace
+        self._first = first
+        self._last = last
+        self._found: dict[tuple[TraceSignal, int], NDArray] = {}
+
+    def read(self, signal: TraceSignal, layer: int, first: int, last: int) -> NDArray:
+        found = self._found.get((signal, layer))
+        if found is None:
+            found = self._trace.column(signal, layer)[self._first : self._last]
+            self._found[signal, layer] = found
+        return found[first - self._first : last - self._first]

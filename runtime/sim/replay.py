@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from predictors.base import Predictor, Signal
+from predictors.base import Ints, Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, SystemConfig
 from runtime.policy.build import build_planner, build_prefetcher
@@ -176,6 +176,16 @@ def _run(
     return stats
 
 
+def _tokens_per_expert(experts_TK: Ints, num_experts: int) -> dict[int, int]:
+    """The layer's experts, ascending, and how many tokens each has; a choice of none is no expert,
+    as it is live."""
+    if len(experts_TK) == 1:
+        return {e: 1 for e in sorted(experts_TK[0].tolist()) if e < num_experts}
+    count_E = np.bincount(experts_TK.reshape(-1), minlength=num_experts)[:num_experts]
+    chosen = np.flatnonzero(count_E)
+    return dict(zip(chosen.tolist(), count_E[chosen].tolist(), strict=True))
+
+
 def replay_step(
     simulator: Simulator,
     predictor: Predictor | None,
@@ -209,8 +219,7 @@ def replay_step(
             keeper.gate_input(layer, step.gate_input(layer))
             for forecast in keeper.routed(layer, experts_TK, None):
                 simulator.valued(layer, forecast.scores_TE[0])
-        experts, counts = np.unique(experts_TK, return_counts=True)
-        tokens_per_expert = dict(zip(experts.tolist(), counts.tolist(), strict=True))
+        tokens_per_expert = _tokens_per_expert(experts_TK, spec.num_experts)
         simulator.run_experts(layer, tokens_per_expert)
     if predictor is not None:
         predictor.end_step()

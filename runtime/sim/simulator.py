@@ -53,6 +53,8 @@ class Simulator:
         """What each tier's link is at."""
         self._seconds_of: list[dict[int, float]] = [{} for _ in self._tiers]
         """By tier: bytes to seconds, as the hardware said."""
+        self._expert_seconds_of: dict[int, float] = {}
+        """The same, by tokens."""
         self._forecasts: list[tuple[float, int, Forecasts, int]] = []
         self._sequence = itertools.count()
         self._predictor_free = 0.0
@@ -92,17 +94,19 @@ class Simulator:
     def compute(self, seconds: float, expert: Expert | None = None) -> None:
         """The compute stream is busy for a while, with one expert or a layer's other weights."""
         started, left = self.now, seconds
-        slowed = self._overheads.compute_speed_transferring
-        self._links[-1].computing(started, True)
+        bottom, speed = self._links[-1], 1.0
+        bottom.computing(started, True)
         while True:
             self._start_transfers()
-            speed = slowed if self._links[-1].is_worker_busy else 1.0
+            if bottom.is_worker_busy:
+                speed = self._overheads.compute_speed_transferring
             end = self.now + left / speed
             event = self._next_event()
             if event > end:
                 break
             left = max(0.0, left - (event - self.now) * speed)
             self._handle(event)
+            speed = 1.0
         self.now = end
         if self._observer is not None:
             self._observer("compute", started, end, expert)
@@ -120,9 +124,14 @@ class Simulator:
         while pending:
             expert = self._next_ready(layer, pending)
             pending.remove(expert)
-            seconds = self._hardware.expert_seconds(tokens_per_expert[expert])
-            self.compute(seconds, (layer, expert))
+            self.compute(self._expert_seconds(tokens_per_expert[expert]), (layer, expert))
             prefetcher.used((layer, expert))
+
+    def _expert_seconds(self, num_tokens: int) -> float:
+        known = self._expert_seconds_of.get(num_tokens)
+        if known is None:
+            known = self._expert_seconds_of[num_tokens] = self._hardware.expert_seconds(num_tokens)
+        return known
 
     def _next_ready(self, layer: int, pending: Sequence[int]) -> int:
         techniques, is_ready = self._prefetcher.techniques, self._prefetcher.is_ready
@@ -169,7 +178,8 @@ class Simulator:
     def _next_event(self) -> float:
         event = self._forecasts[0][0] if self._forecasts else math.inf
         for link in self._links:
-            event = min(event, link.first_end)
+            if link.first_end < event:
+                event = link.first_end
         return event
 
     def _handle(self, event: float) -> bool:
