@@ -5,7 +5,7 @@ scheme, so it takes colours from here or from matplotlib's cycle (`C0`, `C1`...)
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -131,16 +131,23 @@ def _setting(name: str) -> str:
     return str(matplotlib.rcParams[name])
 
 
-def drawn(draw: Draw, colours: Scheme, *, inches: tuple[float, float], kind: str) -> bytes:
-    """The figure as `svg` or `png`, the same bytes for the same drawing."""
+def drawn(
+    draw: Draw, colours: Scheme, *, inches: tuple[float, float], kinds: Sequence[str]
+) -> list[bytes]:
+    """The figure as each of `svg`, `png`; the same bytes for the same drawing."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    files = []
     with scheme(colours):
         figure = Figure(figsize=inches)
         FigureCanvasAgg(figure)
         draw(figure)
-        file = io.BytesIO()
-        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
-    return file.getvalue()
+        for kind in kinds:
+            file = io.BytesIO()
+            metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+            figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
+            files.append(file.getvalue())
+            # Once is enough: finding the layout takes as long as drawing.
+            figure.set_layout_engine("none")
+    return files

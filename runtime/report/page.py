@@ -132,11 +132,8 @@ class Page:
         lines = [f'<section id="{section.name}">\n<h2>{escape(section.heading)}</h2>']
         links = []
         if section.draw is not None:
-            light, dark = (
-                drawn(section.draw, colours, inches=section.inches, kind="svg")
-                for colours in (LIGHT, DARK)
-            )
-            png = drawn(section.draw, LIGHT, inches=section.inches, kind="png")
+            light, png = drawn(section.draw, LIGHT, inches=section.inches, kinds=("svg", "png"))
+            (dark,) = drawn(section.draw, DARK, inches=section.inches, kinds=("svg",))
             write_atomic(folder / f"{section.name}.png", png)
             links.append(download(f"{section.name}.png", "image/png", png))
             lines.append(
