@@ -94,7 +94,8 @@ def systems_forecaster(
 ) -> Predictor | None:
     """What a live system forecasts with: `chosen`, or what the system names.
 
-    Where that is a kind without an entry for this model, the system serves on demand, and says so.
+    Where the system names a kind that has no entry for this model as it is loaded, it serves on
+    demand, and says so.
 
     Raises:
         MoecastError: the system is a bound for replays only.
@@ -105,13 +106,20 @@ def systems_forecaster(
             f"system {system.name} knows the future routing: it is for replays of a trace "
             "(python -m train.evaluate). Live, choose another system"
         )
+    from zoo.errors import MismatchError
     from zoo.load import find
 
     what = chosen if chosen is not None else system.predictor if system.prefetch else None
     if what is None:
         return None
     options = system.predictor_options if what == system.predictor else None
-    made = forecaster(what, spec, name=name, options=options, entries=entries, makers=makers)
+    try:
+        made = forecaster(what, spec, name=name, options=options, entries=entries, makers=makers)
+    except MismatchError as error:
+        if chosen is not None:
+            raise
+        log.warning("system %s serves on demand: %s", system.name, error)
+        return None
     if made is None and chosen is not None:
         # What the user asked for by name is not left out: this says what there is.
         find(f"{name}/{what}")

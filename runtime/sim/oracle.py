@@ -3,19 +3,16 @@
 Shape suffixes: E experts.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from predictors.base import Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, SystemConfig
+from runtime.sim.routing import Routing, routing
 from runtime.sim.step import Step
-
-Routing = Sequence[Sequence[Sequence[int]]]
-"""For each step and layer, the experts that some token of the step is routed to."""
 
 
 class Timed(Protocol):
@@ -37,30 +34,28 @@ class Run(Protocol[Stats]):
 
 
 class Oracle(Predictor):
-    """Answers each `begin_step` with what the routers of that step will choose, nearest first."""
+    """Answers `begin_step` with what the routers of that step will choose, nearest layer first; and
+    each router with the layers after it, for what was here at first may have made way since."""
 
     kind = ORACLE
-    signals = frozenset({Signal.TOKENS})
+    signals = frozenset({Signal.TOKENS, Signal.ROUTED})
 
     def __init__(self, spec: ModelSpec, future: Routing):
         super().__init__(spec)
         self._steps = iter(future)
+        self._known: list[Forecast] = []
+        """Of the step's layers, each its routing."""
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
-        forecasts = []
+        self._known = []
         for layer, chosen in enumerate(next(self._steps)):
-            scores_E = np.zeros((1, self.spec.num_experts), dtype=np.float32)
-            scores_E[0, chosen] = 1.0
-            forecasts.append(Forecast(layer, scores_E, wanted=chosen))
-        return forecasts
+            scores_1E = np.zeros((1, self.spec.num_experts), dtype=np.float32)
+            scores_1E[0, chosen] = 1.0
+            self._known.append(Forecast(layer, scores_1E, wanted=chosen))
+        return self._known
 
-
-def routing(steps: Iterable[Step], spec: ModelSpec) -> list[list[list[int]]]:
-    """For each step and layer, the experts that some token of the step is routed to."""
-    return [
-        [np.unique(step.experts(layer)).tolist() for layer in range(spec.num_layers)]
-        for step in steps
-    ]
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
+        return self._known[layer + 1 :]
 
 
 def bound(
