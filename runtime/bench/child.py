@@ -138,6 +138,7 @@ def serve(task: Served) -> dict[str, Any]:
             "governor": governor,
             "predictor": engine.driver.forecasts_with,
             "keeper": engine.driver.keeps_by,
+            "note": note(task, engine),
             "arena_bytes": engine.arena_bytes,
             "arena_slots": engine.prefetcher.top.cache.num_slots,
             "weights_bytes": weights_bytes(model),
@@ -158,6 +159,14 @@ def require_predictor(task: Served, engine: Engine) -> None:
             f"no zoo entry {task.model.name}/{wanted}: python -m train predictor={wanted} makes "
             "one; entries=FOLDER or predictor=NAME give another"
         )
+
+
+def note(task: Served, engine: Engine) -> str | None:
+    """What the reader of the row must know."""
+    wanted = task.system.keeper
+    if wanted is None or engine.driver.keeps_by is not None:
+        return None
+    return f"kept by usage counts: there is no zoo entry {task.model.name}/{wanted}"
 
 
 def weights_bytes(model: PreTrainedModel) -> int:

@@ -74,6 +74,7 @@ def row_of(outcome: Outcome, baselines: dict[Cell, list[Run]]) -> dict[str, Any]
         ),
         "predictor": first["predictor"],
         "keeper": first["keeper"],
+        "note": first["note"],
         "governor": runs[-1]["governor"],
         "arena_bytes": first["arena_bytes"],
         "arena_slots": first["arena_slots"],

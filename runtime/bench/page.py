@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.bench.arms import ABLATIONS
-from runtime.bench.show import BYTES, SPEED, Cellwise, label
+from runtime.bench.show import BYTES, SPEED, Cellwise, label, remarks
 from runtime.diagnosis.outlook import ON_DEMAND, PROMOE
 from runtime.report.page import Page
 
@@ -30,13 +30,13 @@ def page_of(results: dict[str, Any]) -> Page:
     page.table("Speed", *cells_of(SPEED, good), note=SPEED_NOTE)
     page.table("Bytes and memory", *cells_of(BYTES, [r for r in good if not r["simulated"]]),
                note=BYTES_NOTE)  # fmt: skip
-    failed = [row for row in rows if row.get("failed")]
-    if failed:
+    said = remarks(rows)
+    if said:
         columns = ["budget", "batch", "system", "why"]
         page.table(
-            "What did not run",
+            "What did not run, or not as its name says",
             columns,
-            [[r["budget"], r["batch"], label(r), r["failed"]] for r in failed],
+            [[r["budget"], r["batch"], label(r), r.get("failed") or r["note"]] for r in said],
         )
     for batch in dict.fromkeys(row["batch"] for row in good):
         of_batch = [row for row in good if row["batch"] == batch]

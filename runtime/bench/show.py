@@ -79,14 +79,15 @@ def show(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
     console.print(table(speed, SPEED, good))
     live = [row for row in good if not row["simulated"]]
     console.print(table(f"{title}: bytes and memory, MiB (a run; a decode step)", BYTES, live))
-    for row in rows:
-        if row.get("failed"):
-            console.print(
-                f"{row['system']}, budget {row['budget']}, batch {row['batch']}: {row['failed']}",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+    for row in remarks(rows):
+        where = f"{row['system']}, budget {row['budget']}, batch {row['batch']}"
+        line = f"{where}: {row.get('failed') or row['note']}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def remarks(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of what did not run, and of what ran other than its name says."""
+    return [row for row in rows if row.get("failed") or row.get("note")]
 
 
 def table(title: str, columns: Cellwise, rows: Sequence[dict[str, Any]]) -> Table:

@@ -24,6 +24,7 @@ def made_run(**fields: Any) -> dict[str, Any]:
         "governor": None,
         "predictor": None,
         "keeper": None,
+        "note": None,
         "arena_bytes": 100,
         "arena_slots": 10,
         "weights_bytes": 50,
