@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from predictors.base import Ints, Predictor, Signal
+from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, SystemConfig
 from runtime.policy.build import build_planner, build_prefetcher
 from runtime.policy.counters import Counters, added
 from runtime.sim.hardware import Hardware, tier_slots
-from runtime.sim.oracle import bound, routing
+from runtime.sim.oracle import bound
+from runtime.sim.routing import routing, tokens_per_expert
 from runtime.sim.simulator import Observer, Simulator
 from runtime.sim.step import Step, batched
 
@@ -176,16 +177,6 @@ def _run(
     return stats
 
 
-def _tokens_per_expert(experts_TK: Ints, num_experts: int) -> dict[int, int]:
-    """The layer's experts, ascending, and how many tokens each has; a choice of none is no expert,
-    as it is live."""
-    if len(experts_TK) == 1:
-        return {e: 1 for e in sorted(experts_TK[0].tolist()) if e < num_experts}
-    count_E = np.bincount(experts_TK.reshape(-1), minlength=num_experts)[:num_experts]
-    chosen = np.flatnonzero(count_E)
-    return dict(zip(chosen.tolist(), count_E[chosen].tolist(), strict=True))
-
-
 def replay_step(
     simulator: Simulator,
     predictor: Predictor | None,
@@ -219,7 +210,6 @@ def replay_step(
             keeper.gate_input(layer, step.gate_input(layer))
             for forecast in keeper.routed(layer, experts_TK, None):
                 simulator.valued(layer, forecast.scores_TE[0])
-        tokens_per_expert = _tokens_per_expert(experts_TK, spec.num_experts)
-        simulator.run_experts(layer, tokens_per_expert)
+        simulator.run_experts(layer, tokens_per_expert(experts_TK, spec.num_experts))
     if predictor is not None:
         predictor.end_step()
