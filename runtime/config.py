@@ -55,6 +55,8 @@ class SystemConfig:
     zoo's MODEL_NAME/stride), a zoo entry, a folder, or `oracle` (replays only)."""
     predictor_options: dict[str, Any] = field(default_factory=dict)
     """Options of that predictor, in place of its entry's, such as `{ahead: 1}`."""
+    fallback: str | None = None
+    """Kind to forecast with live where the model has no entry of `predictor`, such as `skip`."""
     eviction: str = "lru"
     """Which expert to drop: lru, lfu, fifo, static, neighbour, least-stale, decayed-lfu, reuse,
     fmoe, moe-infinity-sequence, moe-infinity-request, belady (replays only)."""

@@ -123,6 +123,10 @@ def systems_forecaster(
     if made is None and chosen is not None:
         # What the user asked for by name is not left out: this says what there is.
         find(f"{name}/{what}")
+    if made is None and system.fallback is not None:
+        made = forecaster(system.fallback, spec, name=name, entries=entries, makers=makers)
+        if made is not None:
+            _missing(f"system {system.name} forecasts with {system.fallback}", what, name)
     if made is None:
         _missing(f"system {system.name} serves on demand", what, name)
     return made

@@ -67,6 +67,20 @@ def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
     assert "some keeps by usage counts: there is no zoo entry nowhere/reuse" in said[1]
 
 
+def test_system__without_an_entry_forecasts_with_its_fallback_and_says_so(caplog):
+    def own_routers(given):
+        return Skip(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
+
+    system = SystemConfig(name="ours", predictor="residual", fallback="skip")
+    makers = {"skip": own_routers}
+    made = systems_forecaster(system, SPEC, name="nowhere", makers=makers)
+    assert made.kind == "skip"
+    assert "ours forecasts with skip: there is no zoo entry nowhere/residual" in caplog.text
+    caplog.clear()
+    assert systems_forecaster(system, SPEC, name="nowhere") is None
+    assert "ours serves on demand" in caplog.text
+
+
 def test_system__with_an_entry_of_another_model_serves_on_demand_and_says_so(tmp_path, caplog):
     entries = popularity(tmp_path, num_layers=2, revision="another")
     system = SystemConfig(name="some", predictor="popularity")
