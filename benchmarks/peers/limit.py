@@ -29,8 +29,13 @@ from pathlib import Path
 PAGE = os.sysconf("SC_PAGE_SIZE")
 BLOCK = 2**20
 """Bytes: one weight matrix of an expert inflated to 3 MiB."""
-PERIOD_SECONDS = 0.004
-"""A disk of 2 GB/s brings 8 MiB in this time, by which the limit may be passed for a moment."""
+PERIOD_SECONDS = 0.005
+"""A disk of 2 GB/s brings 10 MiB in this time, by which the limit may be passed for a moment."""
+SLACK = 32 * 2**20
+"""Bytes above the limit at which something is dropped: counting pages for less takes more of a core
+than the kernel's own bookkeeping would. What is watched has this much more than its limit."""
+COUNT_SECONDS = 0.5
+"""After this long pages are counted anyway."""
 PRIORITY = -15
 SYS_PROCESS_MADVISE, SYS_CACHESTAT = 440, 451
 MADV_PAGEOUT = 21
@@ -73,10 +78,14 @@ class File:
         status = os.fstat(self.fd)
         self.num_bytes, self.inode = status.st_size, status.st_ino
 
-    def cached_bytes(self) -> int:
-        """Raises OSError where the kernel has no `cachestat`."""
-        answer, all_of_it = _CacheStat(), _Range(0, 0)
-        arguments = (self.fd, ctypes.byref(all_of_it), ctypes.byref(answer), 0)
+    def cached_bytes(self, offset: int = 0, length: int = 0) -> int:
+        """Of this part in the page cache; length 0: to the end.
+
+        Raises:
+            OSError: the kernel has no `cachestat`.
+        """
+        answer, part = _CacheStat(), _Range(offset, length)
+        arguments = (self.fd, ctypes.byref(part), ctypes.byref(answer), 0)
         if libc.syscall(SYS_CACHESTAT, *arguments) != 0:
             raise OSError(ctypes.get_errno(), "cachestat (Linux 6.5 or later)")
         return answer.cached * PAGE
@@ -129,6 +138,15 @@ def anonymous_bytes(pid: int) -> int:
     return (int(resident) - int(shared)) * PAGE
 
 
+def read_bytes(pid: int) -> int:
+    """What a process has had the disk read; 0 once it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)
+
+
 def page_out(pidfd: int, parts: Iterable[_Vector]) -> None:
     """Takes these ranges out of a process's memory; clean pages of files leave the page cache."""
     vectors = list(parts)
@@ -165,6 +183,9 @@ class Limiter:
         self.was_killed = False
         self._inodes = {file.inode for file in self.files}
         self._order = blocks(self.files, seed=0)
+        self._cached = self._read = 0
+        self._counted = 0.0
+        """What was in the page cache, and had been read, when it was last counted."""
 
     def watch(self, timeout_seconds: float) -> None:
         """Returns when the process has ended.
@@ -193,37 +214,44 @@ class Limiter:
                 file.close()
 
     def enforce(self, pidfd: int) -> None:
-        """Looks once, and drops what is above the limit."""
+        """Looks once, and drops what is above the limit.
+
+        Counting pages takes milliseconds, so it waits until as much has been read from the disk as
+        could have brought the page cache above the limit.
+        """
         anonymous = anonymous_bytes(self.process.pid)
-        cached = sum(file.cached_bytes() for file in self.files)
-        peak = self.peak
-        peak.anonymous = max(peak.anonymous, anonymous)
+        self.peak.anonymous = max(self.peak.anonymous, anonymous)
         if anonymous > self.limit_bytes:
             self.was_killed = True
             self.process.kill()
             return
-        excess = anonymous + cached - self.limit_bytes
-        if excess > 0:
-            self.drop(pidfd, excess)
-            cached = sum(file.cached_bytes() for file in self.files)
-        peak.cached = max(peak.cached, cached)
-        peak.together = max(peak.together, anonymous + cached)
+        read, now = read_bytes(self.process.pid), time.monotonic()
+        at_most = anonymous + self._cached + (read - self._read)
+        if at_most <= self.limit_bytes + SLACK and now < self._counted + COUNT_SECONDS:
+            return
+        self._cached = sum(file.cached_bytes() for file in self.files)
+        self._read, self._counted = read, now
+        self.peak.cached = max(self.peak.cached, self._cached)
+        self.peak.together = max(self.peak.together, anonymous + self._cached)
+        if (excess := anonymous + self._cached - self.limit_bytes) > 0:
+            dropped = self.drop(pidfd, excess)
+            self._cached -= dropped
+            self.dropped_bytes += dropped
 
-    def drop(self, pidfd: int, excess: int) -> None:
-        """At least that many bytes leave the page cache, or every block was tried."""
-        mapped = mappings(self.process.pid, self._inodes)
-        before = sum(file.cached_bytes() for file in self.files)
+    def drop(self, pidfd: int, excess: int) -> int:
+        """That many bytes or a little more leave the page cache, or every block was tried."""
+        mapped: dict[int, list[Mapping]] = {}
+        for one in mappings(self.process.pid, self._inodes):
+            mapped.setdefault(one.inode, []).append(one)
         tries = sum(-(-file.num_bytes // BLOCK) for file in self.files)
-        left = excess
-        while left > 0 and tries > 0:
-            # As many blocks as would do if all were there; then see what really went.
-            for _ in range(min(tries, -(-left // BLOCK))):
-                file, offset = next(self._order)
-                ours = [one for one in mapped if one.inode == file.inode]
-                parts = (one.part(offset, BLOCK) for one in ours)
-                page_out(pidfd, (part for part in parts if part is not None))
-                file.drop(offset, BLOCK)
-                tries -= 1
-            now = sum(file.cached_bytes() for file in self.files)
-            left = excess - (before - now)
-        self.dropped_bytes += excess - left
+        dropped = 0
+        while dropped < excess and tries > 0:
+            file, offset = next(self._order)
+            tries -= 1
+            if (before := file.cached_bytes(offset, BLOCK)) == 0:
+                continue
+            parts = (one.part(offset, BLOCK) for one in mapped.get(file.inode, ()))
+            page_out(pidfd, (part for part in parts if part is not None))
+            file.drop(offset, BLOCK)
+            dropped += before - file.cached_bytes(offset, BLOCK)
+        return dropped
