@@ -6,7 +6,7 @@
 Routing is recorded once: it is the same in every run, bit for bit, and the tokens of each are
 checked. For each budget and system a model is loaded and measured (`runtime.sim.local`), another is
 loaded and serves the prompts from an empty arena and is measured afterwards; the replay takes the
-means of both measurements. Repetitions go around all cells.
+medians of all measurements of the cell. Repetitions go around all cells.
 """
 
 import json
@@ -60,17 +60,17 @@ Cell = tuple[str, str]
 """Budget and system."""
 
 
-def mean_of(profiles: Sequence[Any]) -> Any:
-    """Profiles as one: the mean of each number; all else is the same in all."""
+def median_of(profiles: Sequence[Any]) -> Any:
+    """Profiles as one: the median of each number; all else is the same in all."""
     first = profiles[0]
     values: dict[str, Any] = {}
     for field in fields(first):
         column = [getattr(one, field.name) for one in profiles]
         value = column[0]
         if is_dataclass(value):
-            values[field.name] = mean_of(column)
+            values[field.name] = median_of(column)
         elif isinstance(value, float):
-            values[field.name] = statistics.fmean(column)
+            values[field.name] = statistics.median(column)
         else:
             values[field.name] = value
     return type(first)(**values)
@@ -181,7 +181,7 @@ def compared(
         "hit_rate_difference": found - hits,
         "tpot_within": abs(ratio - 1) <= TPOT_WITHIN,
         "hits_within": abs(found - hits) <= HITS_WITHIN,
-        "profile": {**vars(profile), "overheads": vars(profile.overheads)},
+        "profile": profile.as_dict(),
     }
 
 
@@ -224,7 +224,7 @@ def main(arguments: dict[str, str]) -> None:
             console.print(f"{cell}: {run['seconds']:.1f} s", highlight=False)
     rows = [
         compared(
-            cell, named[cell[1]], runs[cell], mean_of(profiles[cell]), slots[cell], steps, spec
+            cell, named[cell[1]], runs[cell], median_of(profiles[cell]), slots[cell], steps, spec
         )
         for cell in cells
     ]

@@ -1,8 +1,8 @@
 """How long things take: on a described machine, or on this one, measured."""
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 from runtime.config import HardwareConfig, ShapeConfig
 from runtime.sim.overheads import Overheads
@@ -102,7 +102,13 @@ class Measured:
     expert_fixed: float
     expert_per_token: float
     predictor_seconds: float
+    step_seconds: float = 0.0
+    """A whole decode step with all experts there, of which the other times are parts."""
     overheads: Overheads = Overheads()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for results."""
+        return asdict(self)
 
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
         assert tier == 0, "one tier is measured"

@@ -118,13 +118,13 @@ def _measured(model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine
         spans.clear()
         for _ in range(STEPS):
             step()
-        alone = _Step.of(spans)
+        alone = mean_step(spans)
         spans.clear()
         reader = Reader(store)
         with Background(reader) as background:
             for _ in range(STEPS):
                 step()
-        slowed = _Step.of(spans)
+        slowed = mean_step(spans)
         after = measure_reads(store)
     finally:
         engine.tell(told)
@@ -141,6 +141,7 @@ def _measured(model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine
         expert_fixed=alone.expert,
         expert_per_token=max(0.0, many - one) / (EXPERT_TOKENS - 1),
         predictor_seconds=alone.prediction or PREDICTOR_SECONDS,
+        step_seconds=alone.total,
         overheads=Overheads(
             step_seconds=alone.rest,
             task_seconds=handovers,
@@ -159,8 +160,8 @@ def _mean(one: Reads, other: Reads) -> Reads:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """What decode steps are made of, in seconds; each figure is the median over the steps."""
+class StepParts:
+    """What a decode step is made of, in seconds."""
 
     layer: float
     """One layer without routed experts and prediction."""
@@ -172,15 +173,15 @@ class _Step:
     """All that is outside of layers."""
     total: float
 
-    @classmethod
-    def of(cls, spans: Spans) -> "_Step":
-        """From what was heard of several steps."""
-        found = [_parts(spans, *step) for step in spans.steps]
-        return cls(*(statistics.median(column) for column in zip(*found, strict=True)))
+
+def mean_step(spans: Spans) -> StepParts:
+    """The steps that were heard as one: the median of each part."""
+    found = [vars(parts_of(spans, *step)).values() for step in spans.steps]
+    return StepParts(*(statistics.median(column) for column in zip(*found, strict=True)))
 
 
-def _parts(spans: Spans, began: float, ended: float) -> tuple[float, ...]:
-    """The fields of `_Step` for the step between two times."""
+def parts_of(spans: Spans, began: float, ended: float) -> StepParts:
+    """The step between two times, taken apart."""
 
     def within(pairs: Iterable[Span]) -> list[Span]:
         return [(start, end) for start, end in pairs if began <= start and end <= ended]
@@ -188,14 +189,22 @@ def _parts(spans: Spans, began: float, ended: float) -> tuple[float, ...]:
     layers = within((start, end) for _, start, end in spans.layers)
     experts = within(spans.experts)
     asked = [end - start for start, end in within(spans.predictions) if end - start > SILENT]
-    prediction = sum(asked) / len(asked) if asked else 0.0
+    total = ended - began
+    if not experts:
+        # Modules with loops of their own do not say when they compute: all of it is the layers'.
+        return StepParts(total / max(1, len(layers)), 0.0, 0.0, 0.0, total)
     # From a layer's router to where the next layer's span begins, all is about its experts.
     turns = [start for start, _ in layers[1:]] + [experts[-1][1]]
     computing = sum(turn - end for (_, end), turn in zip(layers, turns, strict=True))
     plain = [end - start for start, end in layers]
     later = (sum(plain[1:]) - sum(asked)) / max(1, len(plain) - 1)
-    rest = (ended - began) - computing - later * len(plain) - sum(asked)
-    return later, computing / len(experts), prediction, max(0.0, rest), ended - began
+    return StepParts(
+        layer=later,
+        expert=computing / len(experts),
+        prediction=sum(asked) / len(asked) if asked else 0.0,
+        rest=max(0.0, total - computing - later * len(plain) - sum(asked)),
+        total=total,
+    )
 
 
 def _handovers(spans: Spans) -> float:

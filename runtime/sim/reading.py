@@ -1,5 +1,6 @@
 """How fast experts come from a store: one read at a time, two, and beside a computation."""
 
+import math
 import statistics
 import threading
 import time
@@ -17,6 +18,9 @@ TRIMMED = 0.04
 """Share of the slowest that is left out. A mean, not a median: a token waits for a dozen reads, and
 they add up to a dozen means; but one read in a thousand that takes a second says nothing."""
 
+GOLDEN = 0.618
+"""Strides of this share of a circle come near no place again for long."""
+
 
 def typical(times: list[float]) -> float:
     """Mean of the times, in their unit, without the slowest few."""
@@ -33,23 +37,27 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 class Reader:
-    """Reads of one expert after another, so that none comes from where the last one was, into
-    memory of its own."""
+    """Reads of experts all over the store, one after another, into memory of its own; none twice
+    before all were read."""
 
     def __init__(self, store: Store, *, first: int = 0):
         self._store = store
         self._slot = torch.empty(slot_bytes(store), dtype=torch.uint8)
         self._slot.zero_()  # its pages are there: an arena's have been used before, too
+        self._num_experts = store.num_layers * store.num_experts
         self._place = first
+        self._stride = round(GOLDEN * self._num_experts)
+        while math.gcd(self._stride, self._num_experts) != 1:
+            self._stride += 1
         self.sizes = tuple(store.layouts[0].chunk_bytes)
         self._smallest = self.sizes.index(min(self.sizes))
 
     def _read(self, chunks: range) -> None:
         store = self._store
-        self._place += 7
-        layer = self._place % store.num_layers
-        expert = self._place // store.num_layers % store.experts_per_layer[layer]
-        store.read(layer, expert, chunks, self._slot)
+        self._place = (self._place + self._stride) % self._num_experts
+        layer, expert = divmod(self._place, store.num_experts)
+        # Layers may have fewer than the most.
+        store.read(layer, expert % store.experts_per_layer[layer], chunks, self._slot)
 
     def chunk(self) -> None:
         """One chunk, the smallest."""
@@ -110,7 +118,7 @@ def measure_reads(store: Store) -> Reads:
     pairs = [(seconds(reader.chunk), seconds(reader.expert)) for _ in range(READS)]
     one, whole = (typical(list(times)) for times in zip(*pairs, strict=True))
     alone, together = [], []
-    with Background(Reader(store, first=store.num_layers)):
+    with Background(Reader(store, first=store.num_experts // 2)):
         for _ in range(READS):
             together.append(seconds(reader.chunk))
     alone = [seconds(reader.chunk) for _ in range(READS)]

@@ -187,6 +187,7 @@ def replay_step(
     keeper: Predictor | None = None,
 ) -> None:
     """One forward pass: the events in the order in which a model produces them."""
+    simulator.begin_step()
     num_tokens = len(step.tokens_T)
     signals = predictor.signals if predictor is not None else frozenset()
     if predictor is not None:

@@ -59,6 +59,11 @@ class Simulator:
         self._sequence = itertools.count()
         self._predictor_free = 0.0
 
+    def begin_step(self) -> None:
+        """A forward pass begins, with what it takes outside of its layers."""
+        if self._overheads.step_seconds:
+            self.compute(self._overheads.step_seconds)
+
     # ---- the predictor
 
     def forecast(self, forecasts: Forecasts, *, layer_now: int) -> None:
@@ -70,6 +75,7 @@ class Simulator:
         if self._overheads.predictor_inline:
             self.compute(seconds)
             self._planner.plan(forecasts, layer_now=layer_now)
+            self._start_transfers()  # the thread is told before the router speaks
             return
         self._predictor_free = max(self.now, self._predictor_free) + seconds
         item = (self._predictor_free, next(self._sequence), forecasts, layer_now)

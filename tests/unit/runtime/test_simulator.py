@@ -219,3 +219,57 @@ def test_replay__in_order_of_ids_no_slot_is_held_for_what_comes_later():
     # one is computed (1 s). Layer 1: 10 s, 6 s, and 4 tokens on one expert. The second prompt finds
     # expert 2, keeps it for its turn, and drops expert 3 for one that comes before it.
     assert stats.ttft_seconds == [10 + 4 * 6 + 1 + 10 + 6 + 4, 10 + 3 * 6 + 1 + 10 + 6 + 4]
+
+
+def timed(predictor, steps, *, slots=8, system=None, **overheads):
+    return replay(
+        steps,
+        predictor,
+        spec=SPEC,
+        system=system or SystemConfig(),
+        hardware=Machine(overheads=Overheads(**overheads)),
+        budget_slots=slots,
+    )
+
+
+def test_overheads__each_step_pays_for_what_is_outside_of_layers():
+    assert timed(None, [Step((0, 1))], step_seconds=5.0).tpot_seconds == [39.0]
+
+
+def test_overheads__each_transfer_pays_for_its_thread():
+    # Two misses of three chunks.
+    assert timed(None, [Step((0, 1))], task_seconds=0.5).tpot_seconds == [34.0 + 6 * 0.5]
+
+
+def test_overheads__a_predictor_on_the_computation_s_thread_is_waited_for():
+    stats = timed(Knows(1), [Step((0, 1))], predictor_inline=True)
+    # Forecast at 13, first chunk from then on; routed at 13: the layer's own miss comes first, but
+    # for the chunk under way. 15-21 the miss, computed at 22; the rest of the forecast by 25.
+    assert stats.tpot_seconds == [13.0 + 2 + 6 + 1 + 10 + 1]
+    assert stats.total.predicted_in_time == 1
+
+
+def test_overheads__the_computation_reads_beside_the_thread():
+    # Layer 0: router at 10. Chunks of expert 0: one at a time, whoever brings them: 16, computed
+    # at 17. A prompt's four experts on two readers: two at a time.
+    assert timed(None, [Step((0, 1))], computation_reads=True).tpot_seconds == [34.0]
+    (alone,) = timed(None, [Prompt(())], slots=8).ttft_seconds
+    (both,) = timed(None, [Prompt(())], slots=8, computation_reads=True).ttft_seconds
+    # 12 chunks one after another take 24 s; two at a time 12, and what is computed between.
+    assert alone == 2 * (10 + 24 + 1)
+    assert both < alone - 10
+    halved = timed(None, [Prompt(())], slots=8, computation_reads=True, transfer_speed_together=0.5)
+    # Two at half the speed are no faster than one after another.
+    assert halved.ttft_seconds[0] >= alone - 2
+
+
+def test_overheads__reading_slows_computing_and_computing_slows_reading():
+    steps = [Step((0, 1))]
+    # Fetched on the forecast: 16-22, while layer 1 computes 17-27; 5 s of it at half speed.
+    stats = timed(Knows(1), steps, compute_speed_transferring=0.5)
+    # Expert 0 computes 16-18 (1 s at half speed), layer 1 from 18: 4 s at half speed until 22.
+    assert stats.tpot_seconds == [18.0 + 4 + 8 + 1]
+    stats = timed(Knows(1), steps, transfer_speed_computing=0.5)
+    # The chunks take 4 s each beside computing: 16-28, a second after layer 1's router at 27: its
+    # rest comes at full speed.
+    assert stats.tpot_seconds == [27.0 + 0.5 + 1]
