@@ -8,7 +8,8 @@ has more experts or a larger top_k than the reference model, the reference model
 Shape suffixes: T tokens of the step, E experts, K top_k, N folded experts, L layers.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,9 +25,13 @@ from runtime.config import ORACLE, HardwareConfig, ModelConfig, ShapeConfig, Sys
 from runtime.policy.counters import added
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
+from runtime.sim.step import Together, first_request
 from train.evaluate.sources import Sources
-from train.evaluate.steps import Routed, held_out_steps, routed
+from train.evaluate.steps import Routed, held_out_steps, is_decode, routed
 from train.evaluate.tape import Tape, Told, record
+
+GROUPED = 45
+"""Held-out requests that are served in groups: so many have generated tokens."""
 
 
 def systems() -> dict[str, SystemConfig]:
@@ -98,6 +103,21 @@ class Fold:
         return Tape(tape.kind, tape.signals, steps)
 
 
+def in_groups(trace: Trace, size: int) -> Iterator[Together]:
+    """The first `GROUPED` held-out requests, `size` at a time: their prompts in one step, then one
+    token of each that has more, until none has."""
+    requests = [list(one) for _, one in itertools.groupby(trace.steps("held_out"), first_request)]
+    kept = [one for one in requests if len(one) > 1 and len(one[1].tokens_T) == 1][:GROUPED]
+    for begin in range(0, len(kept), size):
+        for step in itertools.zip_longest(*kept[begin : begin + size]):
+            yield Together([one for one in step if one is not None])
+
+
+def generated(steps: Sequence[Routed]) -> int:
+    """Tokens of decode steps."""
+    return sum(len(step.tokens_T) for step in steps if is_decode(step))
+
+
 class Ground:
     """Steps and forecasts, each made once for every claim that needs them."""
 
@@ -113,8 +133,11 @@ class Ground:
     def steps(self, batch: int) -> list[Any]:
         """As the trace has them, hidden states included."""
         if batch not in self._steps:
-            tokens = self.new_tokens * batch if batch > 1 else self.new_tokens
-            self._steps[batch] = held_out_steps(self.trace, batch=batch, new_tokens=tokens)
+            self._steps[batch] = (
+                held_out_steps(self.trace, batch=1, new_tokens=self.new_tokens)
+                if batch == 1
+                else list(in_groups(self.trace, batch))
+            )
         return self._steps[batch]
 
     def tape(self, kind: str, options: Mapping[str, Any], batch: int) -> tuple[str, Tape]:
@@ -171,7 +194,10 @@ class Ground:
         batch: int = 1,
     ) -> dict[str, Any]:
         """One replay; `share` of all experts fit. Times in seconds, of the reference model's number
-        of layers."""
+        of layers; the first prefill finds an empty arena and is left out of `ttft_seconds`.
+
+        `batch` requests are prefilled together and then decode together, where it is above 1.
+        """
         fold = self.fold(shape)
         spec = self.spec(fold)
         slots = max(spec.top_k + 1, int(share * spec.num_layers * spec.num_experts))
@@ -202,14 +228,14 @@ class Ground:
             "slots": slots,
             "batch": batch,
             "tpot_seconds": decoding / len(stats.tpot_seconds),
-            "ttft_seconds": prefilling / len(stats.ttft_seconds),
+            "ttft_seconds": mean(stats.ttft_seconds[1:] or stats.ttft_seconds),
             "hit_rate": decode.hit_rate,
             "decode_stall_seconds": stats.decode_stall_seconds,
             "decode_stall_share": stats.decode_stall_seconds / decoding,
             "prefill_stall_share": (stats.stall_seconds - stats.decode_stall_seconds) / prefilling,
             "decode_bytes": decode.bytes_moved,
             "prefill_bytes": prefill.bytes_moved,
-            "tokens_per_second": batch / (decoding / len(stats.tpot_seconds)),
+            "tokens_per_second": generated(steps) / (decoding + prefilling),
         }
 
 

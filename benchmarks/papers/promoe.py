@@ -78,7 +78,7 @@ def figure_12(ground: Ground) -> Part:
                 what=f"{phase}: techniques up to '{arm}' over the LRU baseline, mean of models",
                 paper_value=value,
                 ours=average(cells[arm], cells["base"], key),
-                reason="prompts of the trace are short, so that a prefill leaves experts out"
+                reason="these prompts leave experts out, so that LRU thrashes less"
                 if phase == "prefill"
                 else NO_PYTHON.format(llama="1.09x over LRU"),
             )

@@ -7,7 +7,7 @@ The routing is the reference model's (`ground.py` says how it is folded to other
 experts); numbers are those that the papers' text and tables give, for what a figure shows only as
 a drawing is not quoted. `trace` needs all signals (signals=[layer_input,gate_input,gate_logits,
 experts,weights] of `python -m collect`), `entries` the predictors of `python -m train
-predictor=all`. Single process; `new_tokens=150` tokens are replayed for each cell, more or less ten
+predictor=all`. Single process; `new_tokens=100` tokens are replayed for each cell, more or less ten
 minutes on one core; `paper=NAME` replays one paper's figures.
 """
 
@@ -36,7 +36,7 @@ def main(arguments: dict[str, str]) -> None:
     ground = Ground(
         Path(arguments["trace"]),
         entries=Path(arguments["entries"]) if "entries" in arguments else None,
-        new_tokens=int(arguments.get("new_tokens", "150")),
+        new_tokens=int(arguments.get("new_tokens", "100")),
     )
     claims: list[dict[str, Any]] = []
     cells: list[dict[str, Any]] = []
