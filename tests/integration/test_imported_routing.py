@@ -1,0 +1,136 @@
+"""A published routing log: imported by the command, replayed under the systems that need nothing
+but routing."""
+
+import json
+
+import numpy as np
+import pytest
+
+from collect.__main__ import COMMANDS
+from collect.traces import Trace
+from configs.cli import main
+from predictors.popularity import Popularity
+from runtime.config import SystemConfig
+from runtime.sim.hardware import Measured
+from runtime.sim.replay import batched, replay
+
+LAYERS, EXPERTS, TOP_K, REQUESTS, TOKENS = 3, 8, 2, 4, 30
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Requests with favourites of their own, as JSON lines."""
+    folder = tmp_path_factory.mktemp("log")
+    rng = np.random.default_rng(0)
+    lines = []
+    for request in range(REQUESTS):
+        favourites = rng.dirichlet(np.full(EXPERTS, 0.4), size=LAYERS) + 1e-6
+        favourites /= favourites.sum(axis=1, keepdims=True)
+        for position in range(TOKENS):
+            for layer in range(LAYERS):
+                chosen = rng.choice(EXPERTS, size=TOP_K, replace=False, p=favourites[layer])
+                lines.append(
+                    {
+                        "request": f"r{request}",
+                        "position": position,
+                        "layer": layer,
+                        "experts": chosen.tolist(),
+                    }
+                )
+    log = folder / "log.jsonl"
+    log.write_text("\n".join(map(json.dumps, lines)))
+    output = folder / "trace"
+    options = [f"source={log}", f"output={output}", f"run_dir={folder / 'run'}"]
+    assert main("collect", COMMANDS, ["import", *options]) == 0
+    return Trace.open(output)
+
+
+MACHINE = Measured(
+    name="toy",
+    chunk_bytes=(1, 1, 1),
+    transfer_fixed=1.0,
+    transfer_per_byte=0.0,
+    layer_fixed=1.0,
+    layer_per_token=0.0,
+    expert_fixed=1.0,
+    expert_per_token=0.0,
+    predictor_seconds=0.1,
+)
+
+
+def lru_hits(trace: Trace, slots_each: int) -> int:
+    """The plainest cache there is: a list for each layer."""
+    hits, kept = 0, [[] for _ in range(LAYERS)]
+    columns = [np.asarray(trace.column("experts", layer)) for layer in range(LAYERS)]
+    for row in range(trace.num_tokens):
+        for layer in range(LAYERS):
+            cache, chosen = kept[layer], sorted(columns[layer][row].tolist())
+            hits += sum(e in cache for e in chosen)
+            for e in sorted(chosen, key=lambda e: e not in cache):
+                if e in cache:
+                    cache.remove(e)
+                cache.append(e)
+                del cache[:-slots_each]
+    return hits
+
+
+def test_imported_routing__misses_what_a_plain_cache_misses(trace: Trace) -> None:
+    assert trace.spec.num_layers == LAYERS
+    system = SystemConfig(prefetch=False)
+    stats = replay(
+        trace.steps(), None, spec=trace.spec, system=system, hardware=MACHINE, budget_slots=12
+    )
+    assert stats.total.requests == REQUESTS * TOKENS * LAYERS * TOP_K
+    assert stats.total.hits == lru_hits(trace, 4)
+    assert len(stats.tpot_seconds) == REQUESTS * TOKENS
+
+
+@pytest.mark.parametrize(
+    "eviction",
+    ["lru", "lfu", "decayed-lfu", "fmoe", "moe-infinity-sequence", "moe-infinity-request"],
+)
+def test_imported_routing__no_eviction_beats_belady(trace: Trace, eviction: str) -> None:
+    def hits(name: str) -> int:
+        # One at a time: Belady is the bound of what is asked for in the order of the routers.
+        system = SystemConfig(prefetch=False, eviction=name, per_layer=False)
+        return replay(
+            trace.steps(), None, spec=trace.spec, system=system, hardware=MACHINE, budget_slots=12
+        ).total.hits
+
+    assert hits(eviction) <= hits("belady") < REQUESTS * TOKENS * LAYERS * TOP_K
+
+
+def test_imported_routing__forecasts_without_hidden_states_are_fetched(trace: Trace) -> None:
+    columns = [np.asarray(trace.column("experts", layer)) for layer in range(LAYERS)]
+    shares_LE = np.stack([np.bincount(c.reshape(-1), minlength=EXPERTS) for c in columns])
+    predictor = Popularity(trace.spec, shares_LE / trace.num_tokens)
+    stats = replay(
+        trace.steps(),
+        predictor,
+        spec=trace.spec,
+        system=SystemConfig(),
+        hardware=MACHINE,
+        budget_slots=15,
+    )
+    assert stats.total.predicted_in_time > 0
+    assert stats.total.bytes_prefetched > 0
+
+
+def test_imported_routing__requests_share_steps_in_a_batch(trace: Trace) -> None:
+    steps = list(batched(trace.steps(), REQUESTS))
+    assert [len(step.tokens_T) for step in steps] == [REQUESTS] * TOKENS
+    stats = replay(
+        steps,
+        None,
+        spec=trace.spec,
+        system=SystemConfig(prefetch=False),
+        hardware=MACHINE,
+        budget_slots=12,
+    )
+    asked = {
+        (position, layer, int(e))
+        for layer in range(LAYERS)
+        for row, position in enumerate(trace.positions.tolist())
+        for e in np.asarray(trace.column("experts", layer))[row]
+    }
+    assert stats.total.requests == len(asked)
