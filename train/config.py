@@ -65,8 +65,8 @@ class TrainConfig(RunConfig):
     precision: str = "32-true"
     """Lightning's name of the arithmetic: bf16-mixed on a GPU; a CPU is far slower with it."""
     devices: int = 1
-    """Devices to train on (Lightning's DDP), each with its share of every batch. More than one was
-    never run to its end: the project has been on machines without a GPU."""
+    """Devices to train on (Lightning's DDP), each with its share of every batch. Tested with two
+    processes on a CPU, never run on several GPUs."""
     batch_size: int = 256
     """Tokens in a step; every network sees each of them."""
     lr: float = 4e-3

@@ -1,0 +1,54 @@
+"""`python -m train devices=2`: two processes with half of every batch each, and one result."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.config import ModelConfig
+from runtime.models import identity
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.traces import make_spec, make_trace
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_train__two_devices_learn_what_one_learns(tmp_path: Path) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
+    model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
+    spec = make_spec(hidden_size=32)
+    spec = type(spec)(**{**spec.as_dict(), **identity(folder, model)})
+    make_trace(tmp_path / "trace", spec=spec, requests_per_unit=60)
+    found = {}
+    for devices in (1, 2):
+        run_dir = tmp_path / f"run{devices}"
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "train", "predictor=mlp", f"devices={devices}"),
+                *(f"model.id={folder}", "model.name=tiny", f"trace={tmp_path / 'trace'}"),
+                *(f"run_dir={run_dir}", "predictor.width=32", "max_epochs=2", "batch_size=64"),
+                *("score_shifted=false", "replay_tokens=12"),
+            ],
+            cwd=ROOT,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        # The other device's process ends with the training: everything after it is told once.
+        assert done.stderr.count("zoo entries:") == 1, done.stderr
+        found[devices] = json.loads((run_dir / "results.json").read_text())
+    one, two = found[1], found[2]
+    assert one["training"]["steps"] == two["training"]["steps"]
+    # A mean of two halves' gradients is the whole batch's, but for rounding.
+    for kind in ("mlp", "stride"):
+        assert two["predictors"][kind]["mean_accuracy"] == pytest.approx(
+            one["predictors"][kind]["mean_accuracy"], abs=0.01
+        )
