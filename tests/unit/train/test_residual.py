@@ -178,6 +178,25 @@ def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace)
     assert losses["residual/horizon_2/layer_02"] == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize(("size", "noise"), [(1.0, 0.2), (1.0, 1.0), (8.0, 0.2), (8.0, 2.0)])
+def test_platt__finds_the_least_loss_however_sure_the_forecast(size: float, noise: float) -> None:
+    """The loss is convex: no step in any direction lowers it."""
+    random = torch.Generator().manual_seed(0)
+    truth = size * torch.randn(800, 60, generator=random)
+    chosen = truth.topk(4).indices
+    logits = truth + noise * size * torch.randn(800, 60, generator=random)
+    scale, shift = (one.double() for one in platt(logits[None], chosen[None]))
+    z = logits.double().log_softmax(-1)
+    happened = torch.zeros_like(z).scatter(-1, chosen, 1.0)
+
+    def loss(a: float, b: float) -> float:
+        said = scale * a * (z + b) + shift
+        return nn.functional.binary_cross_entropy_with_logits(said, happened).item()
+
+    for a, b in ((0.9, 0.0), (1.1, 0.0), (1.0, -0.2), (1.0, 0.2), (0.9, -0.2), (1.1, 0.2)):
+        assert loss(1.0, 0.0) < loss(a, b)
+
+
 def test_platt__is_calibrated_on_what_it_was_fitted_to() -> None:
     """Logits that are too sure of themselves: sets are drawn from a third of them."""
     random = torch.Generator().manual_seed(0)
