@@ -1,9 +1,14 @@
 """From the configuration to the arms that are replayed, and why others are not."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from collect.traces import Trace
+from runtime.config import SystemConfig
+from train.baselines import chosen_columns
 from train.evaluate.cells import Arm, ablation_arms, distance_arms
 from train.evaluate.config import EvaluateConfig
 from train.evaluate.sources import Missing, Sources
@@ -54,7 +59,8 @@ def arms_of(config: EvaluateConfig, sources: Sources) -> Arms:
         except Missing as error:
             missing[name] = str(error)
             continue
-        table.append(Arm(label=name, system=system, predictor=predictor, keeper=keeper))
+        informed = with_popular(system, sources.trace)
+        table.append(Arm(label=name, system=informed, predictor=predictor, keeper=keeper))
     if not config.figures:
         return Arms(table, [], [], missing | sources.without)
     try:
@@ -67,6 +73,20 @@ def arms_of(config: EvaluateConfig, sources: Sources) -> Arms:
     )
     distances = distance_arms(subject, forecast_at(sources, missing))
     return Arms(table, ablation_arms(subject), distances, missing | sources.without)
+
+
+def with_popular(system: SystemConfig, trace: Trace) -> SystemConfig:
+    """A fixed set is that of the training requests, where the system names no other: to learn it
+    would take the first steps of a replay, which the paper's baseline does not."""
+    options = system.eviction_options
+    if system.eviction != "static" or options.get("counts") or options.get("first_layers"):
+        return system
+    num_experts = trace.spec.num_experts
+    counts = [
+        np.bincount(chosen.ravel(), minlength=num_experts)[:num_experts].tolist()
+        for chosen in chosen_columns(trace)
+    ]
+    return replace(system, eviction_options={**options, "counts": counts})
 
 
 def forecast_at(sources: Sources, missing: dict[str, str]) -> Sequence[tuple[str, str, int]]:

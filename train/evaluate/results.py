@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from collect.traces import Trace
+from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from train.evaluate.arms import Arms
 from train.evaluate.cells import ABLATION, DISTANCE, TABLE, Cell
@@ -63,7 +64,7 @@ def results_of(
         "shape": asdict(config.shape),
         "machines": [finite(asdict(one)) for one in machines],  # type: ignore[call-overload]
         "hardware": [asdict(one) for one in config.hardware],
-        "systems": {arm.label: asdict(arm.system) for arm in arms.table},
+        "systems": {arm.label: settings(arm.system) for arm in arms.table},
         "predictors": {key: source.digest for key, source in sources.items()},
         "missing": arms.missing,
         "baseline": baseline,
@@ -77,6 +78,14 @@ def results_of(
         "distance": parts[DISTANCE],
         "seconds": round(seconds, 3),
     }
+
+
+def settings(system: SystemConfig) -> dict[str, Any]:
+    """A system's settings; counts, hundreds of numbers, by what they are of."""
+    told = asdict(system)
+    if "counts" in told["eviction_options"]:
+        told["eviction_options"]["counts"] = "of the training requests"
+    return told
 
 
 def finite(times: Mapping[str, Any]) -> dict[str, Any]:

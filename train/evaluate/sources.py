@@ -68,7 +68,7 @@ class Sources:
         Args:
             model: the traced one, where it is on this machine: skip is made of its routers.
         """
-        self._trace = trace
+        self.trace = trace
         self._model = model
         self._entries = entries
         self._seed = seed
@@ -114,14 +114,14 @@ class Sources:
         key = what if not options else f"{what} {json.dumps(options, sort_keys=True)}"
         if key not in self.found:
             predictor = self._look(what, options)
-            lacking = sorted(set(lacking_signals(predictor, self._trace)))
+            lacking = sorted(set(lacking_signals(predictor, self.trace)))
             if lacking:
                 raise Missing(f"{what} needs {', '.join(lacking)}, which the trace has not got")
             self.found[key] = source_of(predictor)
         return key
 
     def _look(self, what: str, options: Mapping[str, Any]) -> Predictor:
-        spec = self._trace.spec
+        spec = self.trace.spec
         name = spec.model_id if self._model is None else self._model.name
         try:
             made = forecaster(
@@ -147,11 +147,11 @@ class Sources:
             if kind == "skip":
                 return self._skip(**own)
             needed = {TraceSignal.LAYER_INPUT, TraceSignal.GATE_LOGITS}
-            if kind == "expert-map" and not needed <= set(self._trace.signals):
+            if kind == "expert-map" and not needed <= set(self.trace.signals):
                 raise Missing(f"{kind} needs hidden states, which the trace has not got")
             if kind == "eam-sequence":
                 own = {"seed": self._seed, **own}
-            return FITS[kind](self._trace, **own)
+            return FITS[kind](self.trace, **own)
 
         return make
 
@@ -160,7 +160,7 @@ class Sources:
             return None
         from train.baselines import make_skip
 
-        made = make_skip(self._model, self._trace.spec, horizons=(horizon,))
+        made = make_skip(self._model, self.trace.spec, horizons=(horizon,))
         return made[0] if made else None
 
 

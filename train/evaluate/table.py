@@ -31,25 +31,25 @@ def mib(value: float | None) -> str:
 
 
 FIGURES = (
-    ("TTFT ms", "ttft_ms", ms),
     ("TPOT ms", "tpot_ms", ms),
+    ("speed-up", "speedup_decode", times),
+    ("of bound", "share_of_bound", percent),
     ("p95", "tpot_p95_ms", ms),
     ("p99", "tpot_p99_ms", ms),
     ("tokens/s", "tokens_per_second", lambda value: f"{value:.1f}"),
     ("hits", "hit_rate", percent),
+    ("stalls", "stall_share", percent),
+    ("TTFT ms", "ttft_ms", ms),
+    ("TTFT speed-up", "speedup_prefill", times),
     ("moved", "bytes_moved_per_token", mib),
     ("wasted", "bytes_wasted_per_token", mib),
     ("late", "bytes_late_per_token", mib),
-    ("stalls", "stall_share", percent),
     ("predict ms", "predictor_ms_per_token", ms),
     ("memory", "peak_bytes", mib),
-    ("decode", "speedup_decode", times),
-    ("prefill", "speedup_prefill", times),
-    ("of bound", "share_of_bound", percent),
 )
 """Heading, key in results.json and how it is written; bytes in MiB."""
 
-NARROW = ("TTFT ms", "TPOT ms", "p99", "hits", "stalls", "decode", "of bound")
+NARROW = ("TPOT ms", "speed-up", "of bound", "p99", "hits", "stalls", "TTFT ms")
 """Of these, what a terminal of 80 letters has room for."""
 
 WIDE_LETTERS = 150

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from collect.traces import TraceSignal
+from collect.traces import Trace, TraceSignal
 from configs.cli import main
 from configs.compose import compose_typed
 from predictors.errors import MoecastError
 from runtime.config import ShapeConfig, SystemConfig
 from tests.builders.traces import make_trace
 from train.evaluate.__main__ import COMMANDS
+from train.evaluate.arms import with_popular
 from train.evaluate.cells import Arm, ablation_arms
 from train.evaluate.commands import evaluate
 from train.evaluate.config import EvaluateConfig
@@ -176,6 +177,19 @@ def test_ablation__adds_one_technique_after_another() -> None:
     ]
     assert [arm.predictor for arm in arms] == [None, *["token"] * 4]
     assert {arm.system.eviction for arm in arms} == {"lfu"}
+
+
+def test_static__keeps_what_the_training_requests_used_most(trace) -> None:
+    opened = Trace.open(trace)
+    counts = [[0] * 8 for _ in range(4)]
+    for step in opened.steps("train"):
+        for layer in range(4):
+            for e in step.experts(layer).ravel().tolist():
+                counts[layer][e] += 1
+    static = SystemConfig(eviction="static", eviction_options={"buffers": 3})
+    assert with_popular(static, opened).eviction_options == {"buffers": 3, "counts": counts}
+    first = SystemConfig(eviction="static", eviction_options={"first_layers": True})
+    assert with_popular(first, opened) is first
 
 
 def test_batches__are_each_taken_once_in_order() -> None:
