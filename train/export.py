@@ -17,6 +17,13 @@ from predictors.residual import HIDDEN, MEMORY, SCORES, STATE, TOKEN
 OPSET, IR_VERSION = 17, 9
 """Old enough for every onnxruntime since 1.16; the operators have not changed since."""
 
+MEAN, DEVIATION = "entering_mean", "entering_deviation"
+"""Tensors that no node of a graph uses: of each feature that enters the first product, in whose
+weights they are folded. Whoever rounds that product's inputs needs them."""
+
+Normaliser = tuple[NDArray, NDArray]
+"""`([D], [D])`: mean and deviation of the features that enter."""
+
 Shape = Sequence[int | str]
 """Sizes; a name where any number will do."""
 
@@ -28,8 +35,12 @@ def serialised(
     inputs: Mapping[str, Shape],
     outputs: Mapping[str, Shape],
     tensors: Mapping[str, NDArray],
+    normaliser: Normaliser | None = None,
 ) -> bytes:
     """A checked graph as the bytes of one file, the same bytes every time."""
+    if normaliser is not None:
+        held = (one.astype(np.float32) for one in normaliser)
+        tensors = {**tensors, **dict(zip((MEAN, DEVIATION), held, strict=True))}
 
     def declared(shapes: Mapping[str, Shape]) -> list[onnx.ValueInfoProto]:
         return [
@@ -55,7 +66,13 @@ def serialised(
 
 
 def network_graph(
-    weight_DF: NDArray, bias_F: NDArray, weight_FE: NDArray, bias_E: NDArray, *, name: str
+    weight_DF: NDArray,
+    bias_F: NDArray,
+    weight_FE: NDArray,
+    bias_E: NDArray,
+    *,
+    name: str,
+    normaliser: Normaliser | None = None,
 ) -> bytes:
     """`hidden [batch, D]` to `scores [batch, E]`: Gemm, Relu, Gemm, Sigmoid."""
     return serialised(
@@ -74,6 +91,7 @@ def network_graph(
             "weight_out": weight_FE,
             "bias_out": bias_E,
         },
+        normaliser=normaliser,
     )
 
 
@@ -85,6 +103,7 @@ def skipping_graph(
     bias_E: NDArray,
     *,
     name: str,
+    normaliser: Normaliser | None = None,
 ) -> bytes:
     """As `network_graph`, and a linear path beside it, both read in one product."""
     width, num_experts = weight_FE.shape
@@ -105,10 +124,17 @@ def skipping_graph(
             "parts": np.array([width, num_experts], np.int64),
             "weight_out": weight_FE,
         },
+        normaliser=normaliser,
     )
 
 
-def residual_graph(weights: Mapping[str, NDArray], *, num_targets: int, name: str) -> bytes:
+def residual_graph(
+    weights: Mapping[str, NDArray],
+    *,
+    num_targets: int,
+    name: str,
+    normaliser: Normaliser | None = None,
+) -> bytes:
     """`predictors.residual`'s graph: one pass over the hidden state for all that is made of it.
 
     `weights`, normalisation folded in: `state [D, X]`, `in [D, F]`, `router [D, H E]`, their
@@ -159,4 +185,5 @@ def residual_graph(weights: Mapping[str, NDArray], *, num_targets: int, name: st
             "scale": weights["scale"],
             "shift": weights["shift"],
         },
+        normaliser=normaliser,
     )

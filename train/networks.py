@@ -140,7 +140,10 @@ class PlainFamily(Family):
         for number, edge in enumerate(self.edges):
             arrays = [tensor.cpu().numpy() for tensor in self.stack.plain_weights(number)]
             name = f"{edge.kind}_{edge.source}_to_{edge.target}"
-            graphs.setdefault(edge.kind, {})[edge.source] = network_graph(*arrays, name=name)
+            scale_D = self.stack.scale_ND[number].cpu().numpy()
+            normaliser = (self.stack.mean_ND[number].cpu().numpy(), 1 / scale_D)
+            graph = network_graph(*arrays, name=name, normaliser=normaliser)
+            graphs.setdefault(edge.kind, {})[edge.source] = graph
         return {kind: PLAIN[kind](spec, own) for kind, own in graphs.items()}
 
     @torch.no_grad()

@@ -217,7 +217,11 @@ class ResidualStack(nn.Module):
             weights |= {"memory": self.weight_past_NRF[number], **token}
         arrays = {key: value.float().cpu().numpy() for key, value in weights.items()}
         name = f"{KIND}_{source.signal}_{source.layer}"
-        return residual_graph(arrays, num_targets=num_targets, name=name)
+        normaliser = (
+            self.mean_ND[number].cpu().numpy(),
+            self.deviation_ND[number].cpu().numpy(),
+        )
+        return residual_graph(arrays, num_targets=num_targets, name=name, normaliser=normaliser)
 
     @torch.no_grad()
     def graphs(self, token: Mapping[str, Tensor]) -> dict[Source, bytes]:

@@ -99,7 +99,14 @@ class ReuseFamily(Family):
                 self.bias_out_LE[layer].double() - mean_X @ straight_XE,
             )
             arrays = [one.float().cpu().numpy() for one in weights]
-            graphs[layer] = skipping_graph(*arrays, name=f"{KIND}_{layer}")
+            graphs[layer] = skipping_graph(
+                *arrays,
+                name=f"{KIND}_{layer}",
+                normaliser=(
+                    self.mean_LX[layer].cpu().numpy(),
+                    self.deviation_LX[layer].cpu().numpy(),
+                ),
+            )
         return {KIND: Reuse(spec, graphs, self._routers, self._biases)}
 
     def answers(self, batch: Batch) -> Iterator[Answer]:  # noqa: ARG002
