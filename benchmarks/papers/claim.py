@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ground import Ground
+from benchmarks.papers.ground import Ground
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from claim import Claim, Part
-from ground import Ground, experts_bytes, machine, mean, shape_named
+from benchmarks.papers.claim import Claim, Part
+from benchmarks.papers.ground import Ground, experts_bytes, machine, mean, shape_named
 
 SHAPES = ("mixtral-8x7b", "qwen1.5-moe", "phi-3.5-moe")
 """Table 1."""

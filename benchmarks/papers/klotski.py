@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from claim import Claim, Part
-from ground import Ground, experts_bytes, machine, shape_named
+from benchmarks.papers.claim import Claim, Part
+from benchmarks.papers.ground import Ground, experts_bytes, machine, shape_named
 
 BATCH, GROUP = 3, 15
 """Requests of a batch, and batches of a group (n = 15: 9.2); more than this the held-out requests
@@ -39,7 +39,7 @@ REASONS = {
     "moves attention and caches too",
     "+ Only prefetch hot experts": REACHED,
     "Klotski (+ adjust order)": REACHED,
-    "Klotski (q)": "a quarter of the bytes where the link is the bottleneck; turning them back into "
+    "Klotski (q)": "a quarter of the bytes where the link is the bottleneck; turned back into "
     "16 bits is not charged",
 }
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from claim import Claim, Part
-from ground import Ground, machine, shape_named
-
+from benchmarks.papers.claim import Claim, Part
+from benchmarks.papers.ground import Ground, machine, shape_named
 from runtime.config import HardwareConfig
 
 MODELS = {

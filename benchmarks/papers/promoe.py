@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from claim import Claim, Part, average, most
-from ground import Ground, machine, mean, shape_named
+from benchmarks.papers.claim import Claim, Part, average, most
+from benchmarks.papers.ground import Ground, machine, mean, shape_named
 
 SHAPES = ("deepseek-moe", "deepseek-v2-lite", "qwen1.5-moe", "qwen2-moe-int4", "mixtral-8x7b-int4")
 """Table 1 in the precision of 7.1."""

@@ -1,6 +1,6 @@
 """What the papers publish, beside what the simulator gives for the same shapes, links and budgets.
 
-    python benchmarks/papers/run.py trace=runs/traces/qwen2-moe-tiny/NAME entries=runs/all/entries
+    python -m benchmarks.papers.run trace=runs/traces/qwen2-moe-tiny/NAME entries=runs/all/entries
         output=benchmarks/results/papers.json
 
 The routing is the reference model's (`ground.py` says how it is folded to other models' numbers of
@@ -18,11 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import fmoe
-import klotski
-import moe_infinity
-import promoe
-from ground import Ground
+from benchmarks.papers import fmoe, klotski, moe_infinity, promoe
+from benchmarks.papers.ground import Ground
 
 PAPERS = {
     "promoe": promoe.FIGURES,
