@@ -4,7 +4,7 @@ Shape suffixes: B rows of the batch, S positions with padding.
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from predictors.errors import MoecastError
+from runtime.bench.popular import needs_counts, with_counts
 from runtime.bench.requests import Request
 from runtime.bench.tasks import Plain, Replayed, Served, Task
 from runtime.engine import Engine
@@ -100,6 +101,7 @@ class Phases:
 
 def serve(task: Served) -> dict[str, Any]:
     """Tokens of every request; times, sums and memory of those that are measured."""
+    task = replace(task, system=with_counts(task.system, task.model, task.entries))
     model = load(
         task.model,
         predictor=task.predictor if task.system.prefetch else None,
@@ -156,17 +158,19 @@ def require_predictor(task: Served, engine: Engine) -> None:
     wanted = task.predictor or task.system.predictor
     if task.system.prefetch and wanted is not None and engine.driver.forecasts_with is None:
         raise MoecastError(
-            f"no zoo entry {task.model.name}/{wanted}: python -m train predictor={wanted} makes "
-            "one; entries=FOLDER or predictor=NAME give another"
+            f"no zoo entry of kind {wanted} for {task.model.name}: python -m train "
+            f"predictor={wanted} makes one; entries=FOLDER or predictor=NAME give another"
         )
 
 
 def note(task: Served, engine: Engine) -> str | None:
     """What the reader of the row must know."""
+    if needs_counts(task.system):
+        return f"LRU for its first steps: no zoo entry of kind popularity for {task.model.name}"
     wanted = task.system.keeper
     if wanted is None or engine.driver.keeps_by is not None:
         return None
-    return f"kept by usage counts: there is no zoo entry {task.model.name}/{wanted}"
+    return f"kept by usage counts: no zoo entry of kind {wanted} for {task.model.name}"
 
 
 def weights_bytes(model: PreTrainedModel) -> int:

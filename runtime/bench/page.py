@@ -56,7 +56,8 @@ SPEED_NOTE = (
 )
 BYTES_NOTE = (
     "MiB, medians. Moved, wasted (fetched on a forecast and dropped unused) and late (forecast, "
-    "but still under way when asked for): of a run's measured requests. Beside: the process's "
+    "but still under way when asked for): of a run's measured requests. Link busy: two readers, "
+    "the link's thread and the waiting computation, make up to 200 %. Beside: the process's "
     "peak memory less its weights and its budget. Page cache: what a run left there of the "
     "model's files."
 )

@@ -36,7 +36,7 @@ def test_bench__compares_live_arms_and_the_bound_and_goes_on_where_one_fails(tmp
     base, skipping, trained, oracle = results["rows"]
     names = [row["system"] for row in results["rows"]]
     assert names == ["on-demand", "skipping", "trained", "oracle"]
-    assert trained["failed"].startswith("no zoo entry tiny/mlp: python -m train predictor=mlp")
+    assert trained["failed"].startswith("no zoo entry of kind mlp for tiny: python -m train")
     assert (base["predictor"], skipping["predictor"]) == (None, "skip")
     assert base["tpot_speed_up"] == 1.0
     assert (base["simulated"], oracle["simulated"]) == (False, True)
@@ -55,7 +55,7 @@ def test_bench__compares_live_arms_and_the_bound_and_goes_on_where_one_fails(tmp
     assert len(oracle["steps"]) == 2
     page = (tmp_path / "run" / "report.html").read_text()
     assert "skipping" in page
-    assert "no zoo entry tiny/mlp" in page
+    assert "no zoo entry of kind mlp for tiny" in page
     assert (tmp_path / "run" / "cdf-50pct-batch-1.csv").is_file()
 
 

@@ -7,16 +7,19 @@ import numpy as np
 import pytest
 
 from predictors.errors import MoecastError
+from predictors.popularity import Popularity
 from runtime.bench import rounds
 from runtime.bench.arms import arms_of, bounds_of
 from runtime.bench.config import BenchConfig
 from runtime.bench.figures import bound_rows, rows_of
+from runtime.bench.popular import with_counts
 from runtime.bench.process import answer, cause
 from runtime.bench.requests import batched, requests_of
 from runtime.bench.residue import remembered_bytes
 from runtime.bench.rounds import run_rounds
 from runtime.bench.tasks import Failure, Plain
 from runtime.config import ModelConfig, SystemConfig
+from tests.builders.entries import tiny_entry, tiny_spec
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import ZERO, made_run, outcome
 
@@ -48,6 +51,26 @@ def test_arms__ablation_is_promoe_without_each_technique():
     ]
     assert off == [[], ["chunked"], ["early_preemption"], ["reordered"]]
     assert {one.predictor for one in live[1:]} == {"mlp"}
+
+
+def test_static__holds_what_the_zoo_s_popularity_names(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    model = ModelConfig(name="tiny", id=str(folder))
+    static = SystemConfig(name="static", prefetch=False, eviction="static")
+    assert with_counts(static, model, None) == static
+    shares_LE = np.linspace(0, 1, 16, dtype=np.float32).reshape(2, 8)
+    popularity = Popularity(tiny_spec(), shares_LE, ahead=1)
+    tiny_entry(
+        tmp_path / "entries" / "popularity",
+        name="tiny/popularity",
+        kind="popularity",
+        options=popularity.options(),
+        signals=popularity.signals,
+        files=popularity.files(),
+    )
+    found = with_counts(static, model, tmp_path / "entries")
+    assert np.allclose(found.eviction_options["counts"], shares_LE * 1e6, atol=1)
+    assert with_counts(LFU, model, tmp_path / "entries") == LFU
 
 
 def test_requests__take_the_prompts_in_turn_and_warm_up_first():
