@@ -128,7 +128,11 @@ def styled(results: Row) -> Mapping[str, Any]:
     """The looks of the table's systems."""
     systems = list(dict.fromkeys(row["system"] for row in results["rows"]))
     return looks(
-        systems, ours=results["ours"], baseline=results["baseline"], bound=results["bound"]
+        systems,
+        ours=results["ours"],
+        subject=results["ablated"],
+        baseline=results["baseline"],
+        bound=results["bound"],
     )
 
 

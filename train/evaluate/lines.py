@@ -28,13 +28,16 @@ class Look:
         }
 
 
-def looks(systems: Sequence[str], *, ours: str, baseline: str, bound: str) -> Mapping[str, Look]:
-    """Ours is thick; the baseline and the bound, which everything is measured by, are without a
-    colour of their own."""
+def looks(
+    systems: Sequence[str], *, ours: str, subject: str, baseline: str, bound: str
+) -> Mapping[str, Look]:
+    """Ours is thick; the subject of the ablation has the next colour; the baseline and the bound,
+    which everything is measured by, have none of their own."""
     from runtime.report.drawing import ink, muted
 
     found: dict[str, Look] = {}
     others = [name for name in systems if name not in (ours, baseline, bound)]
+    others.sort(key=lambda name: name != subject)
     if ours in systems:
         found[ours] = Look("C0", "-", "o", 3.0)
     for place, name in enumerate(others, start=1):

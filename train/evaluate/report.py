@@ -94,8 +94,8 @@ def first_note(results: Row) -> str:
     """What the table of winners says, in a sentence."""
     counted, ours = results["tally"], results["ours"]
     told = (
-        "By the median time of a token; the bound is left out. Beside a first that is not "
-        f"`{ours}`: how much longer `{ours}` takes; beside `{ours}`: how much less than the second."
+        "By the median time of a token; the bound is left out. In brackets how much "
+        f"longer `{ours}` takes than the first, or, where it is first, than the second (below 0)."
     )
     if not counted["cells"]:
         return told

@@ -70,6 +70,7 @@ def results_of(
         "baseline": baseline,
         "bound": bound,
         "ours": OURS,
+        "ablated": config.ablated.name,
         "tally": tally(places),
         "winners": places,
         "definitions": DEFINITIONS,

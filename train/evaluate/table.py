@@ -61,9 +61,8 @@ def place_text(place: Mapping[str, Any], ours: str) -> str:
     if place["rank"] is None:
         return place["first"]
     if place["rank"] == 1:
-        lead = -place["behind_first"]
-        return f"{ours}, by {100 * lead:.1f} %"
-    return f"{place['first']}; {ours} {100 * place['behind_first']:+.1f} %"
+        return f"{ours} ({100 * place['behind_first']:+.1f} %)"
+    return f"{place['first']} ({100 * place['behind_first']:+.1f} %)"
 
 
 def grid(
