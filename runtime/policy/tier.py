@@ -69,8 +69,7 @@ class Tier:
         self._entries = cache.entries
         self._chunked = chunked
         self.fills_idle = fills_idle
-        self._refused = -1
-        """The cache's changes when there was nothing to wish for, or no way was made for it."""
+        self._refused = -1  # the cache's changes when there was no wish, or no way was made for it
         self._claims: Counter[Expert] = Counter()
         """Claims of experts that have no slot yet; they become pins when they get one."""
         self._asked: set[Expert] = set()
@@ -211,33 +210,26 @@ class Tier:
         waits; the link does not. The same holds for one that the tier below has yet to bring.
         """
         for expert in self.queue.high():
-            task = self._start(expert, high=True)
-            if task is not None:
+            if (task := self._start(expert, high=True)) is not None:
                 return task
         if high_only:
             return None
         first = self.queue.first_low()
-        if first is None:
-            return self._idle_task()
-        task = self._start(first, high=False)
-        if task is not None:
+        if first is not None and (task := self._start(first, high=False)) is not None:
             return task
         for expert in self.queue.low():
-            task = self._start(expert, high=False)
-            if task is not None:
+            if (task := self._start(expert, high=False)) is not None:
                 return task
         return self._idle_task()
 
     def _idle_task(self) -> Task | None:
-        """For a link that nobody has asked for anything: what the cache lacks most, behind all that
-        is asked for from now on, and dropped like it when its layer is routed."""
+        """What the cache lacks most, behind all that is asked for from now on."""
         if not self.fills_idle or self._refused == self.cache.num_changes:
             return None
         expert = self.cache.wish()
         if expert is not None and not self.queue.is_low(expert) and not self.is_claimed(expert):
             self.queue.push_low(expert, LAST)
-            task = self._start(expert, high=False)
-            if task is not None:
+            if (task := self._start(expert, high=False)) is not None:
                 return task
             if expert not in self._entries:  # else the tier below is asked for it first
                 self.queue.remove(expert)

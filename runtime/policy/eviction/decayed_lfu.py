@@ -86,13 +86,14 @@ class DecayedLfu(EvictionPolicy):
         """Of the shadows under the decay that serves best, recent steps counting most."""
         return float(self._hits_A.max())
 
-    def shares(self, layer: int) -> NDArray[np.float64]:
+    def shares(self, layer: int, arm: int | None = None) -> NDArray[np.float64]:
         """`[E]`: share of the past steps that used each of the layer's experts, in [0, 1], recent
-        steps counting most."""
-        decay = self.decays[self.arm]
+        steps counting most, as fast as the decay at place `arm` or the one in use."""
+        arm = self.arm if arm is None else arm
+        decay = self.decays[arm]
         num_steps = max(1, self._num_steps)
         total = num_steps if decay == 1.0 else (1.0 - decay**num_steps) / (1.0 - decay)
-        return self._score_LEA[layer, :, self.arm] / (self._weight_A[self.arm] * total)
+        return self._score_LEA[layer, :, arm] / (self._weight_A[arm] * total)
 
     def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
         self._num_steps += 1

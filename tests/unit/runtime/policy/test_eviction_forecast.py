@@ -34,6 +34,8 @@ def next_victim(cache: ExpertCache) -> tuple[int, int]:
 
 
 VALUES = [[0.5, 0.2, 0.3, 0.1], [0.4, 0.1, 0.6, 0.3], [0.2, 0.7, 0.1, 0.0]]
+WORTH = [[0.575, 0.17, 0.255, 0.085], [0.49, 0.085, 0.51, 0.255], [0.32, 0.595, 0.085, 0.0]]
+"""After `said(VALUES)`: .85 of what was said, and .15 where all steps so far used the expert."""
 
 
 def test_reuse__drops_the_least_value_of_all_layers() -> None:
@@ -44,18 +46,26 @@ def test_reuse__drops_the_least_value_of_all_layers() -> None:
     assert next_victim(cache) == (1, 1)
 
 
+def test_reuse__worth_is_what_was_said_and_a_little_of_what_was_used() -> None:
+    policy, cache = reuse()
+    said(cache, VALUES)
+    for layer in range(LAYERS):
+        for e in range(EXPERTS):
+            assert policy.worth((layer, e)) == pytest.approx(WORTH[layer][e])
+
+
 def test_reuse__a_forecast_of_this_step_counts_before_its_layers_turn_and_not_after() -> None:
     _, cache = reuse()
     said(cache, VALUES)
     for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
         cache.admit(expert)
     cache.begin_step(new_request=False)
-    # Worth .9 + .1 x .1 = .91 and 0 + .4 now: (0, 1), worth .2, is the least.
+    # Worth .9 + .1 x .085 = .91 and 0 + .49 now: (0, 1), worth .17, is the least.
     cache.forecast(1, [0.0, 0.9, 0.0, 0.0])
     assert next_victim(cache) == (0, 1)
     cache.valued(1, VALUES[1])
     cache.routed(1, once([2]))
-    # Its turn has passed: .1 again, and a forecast that comes too late changes nothing.
+    # Its turn has passed: below .1 again, and a forecast that comes too late changes nothing.
     cache.forecast(1, [0.0, 0.9, 0.0, 0.0])
     cache.remove((2, EXPERTS - 1))
     cache.admit((0, 0))
@@ -70,7 +80,7 @@ def test_reuse__a_prompt_keeps_what_it_has_still_to_reach() -> None:
     cache.begin_step(new_request=False)
     cache.valued(0, VALUES[0])
     cache.routed(0, {0: 20, 1: 20})
-    # 40 choices among 4 experts: all of layer 2 will be needed, worth more than the .5 of (0, 0).
+    # 40 choices among 4 experts: all of layer 2 will be needed, worth more than the .58 of (0, 0).
     assert next_victim(cache) == (0, 2)
     cache.remove((2, EXPERTS - 1))
     cache.admit((1, 0))  # needed sooner than any use of (0, 0)
@@ -84,9 +94,11 @@ def test_reuse__a_prompt_expects_what_balanced_routing_gives() -> None:
     cache.valued(0, VALUES[0])
     cache.routed(0, {0: 3, 1: 2})
     chance = 1 - (3 / 4) ** 5
-    worth = {e: chance + (1 - chance) * VALUES[1][e] for e in range(EXPERTS)}
-    # (0, 0) is worth .5, less than the least of layer 1: .763 + .237 x .1.
-    assert min(worth.values()) == pytest.approx(0.7864, abs=1e-4)
+    worth = {e: chance + (1 - chance) * WORTH[1][e] for e in range(EXPERTS)}
+    # (0, 0) is worth .58, less than the least of layer 1: .763 + .237 x .085.
+    assert min(worth.values()) == pytest.approx(0.7829, abs=1e-4)
+    for e in range(EXPERTS):
+        assert policy.worth((1, e)) == pytest.approx(worth[e])
     assert policy.makes_way((0, 0), (1, 1))
     assert not policy.makes_way((1, 1), (0, 0))
 
@@ -108,8 +120,8 @@ def test_reuse__a_forecast_takes_no_slot_from_what_is_worth_as_much() -> None:
     said(cache, VALUES)
     cache.admit((1, 0))
     cache.begin_step(new_request=False)
-    cache.forecast(2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .2 = .44: more than .4
-    cache.forecast(1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .4 = .46
+    cache.forecast(2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .32 = .524: more than .49
+    cache.forecast(1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .49 = .541
     assert cache.admit((2, 0), forecast=True) == (None, None)
     entry, dropped = cache.admit((2, 0))
     assert entry is not None
@@ -119,12 +131,13 @@ def test_reuse__a_forecast_takes_no_slot_from_what_is_worth_as_much() -> None:
 def test_reuse__wishes_for_the_most_valuable_that_is_not_here() -> None:
     _, cache = reuse()
     said(cache, VALUES)
-    assert cache.wish() == (2, 1)
-    cache.admit((2, 1))
-    assert cache.wish() == (1, 2)
+    for expert in [(2, 1), (0, 0), (1, 2)]:
+        assert cache.wish() == expert
+        if expert != (1, 2):
+            cache.admit(expert)
     cache.begin_step(new_request=False)
     cache.forecast(1, [0.0, 0.0, 1.0, 0.0])
-    assert cache.wish() == (0, 0)  # layer 1 is the forecast's affair now
+    assert cache.wish() == (2, 0)  # layer 1 is the forecast's affair now
     cache.routed(0, {0: 9, 1: 9})
     assert cache.wish() is None  # a prompt
 
