@@ -205,7 +205,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 def main(arguments: dict[str, str]) -> None:
     console = Console()
     folder, repetitions = arguments["model"], int(arguments.get("repetitions", "2"))
-    new_tokens = int(arguments.get("new_tokens", "48"))
+    new_tokens = int(arguments.get("new_tokens", "32"))
     prompts, _ = token_prompts(Path(folder), PROMPTS, seed=0)
     steps, expected, spec = recorded(folder, prompts, new_tokens)
     budgets = arguments.get("budgets", ",".join(BUDGETS)).split(",")
