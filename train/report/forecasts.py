@@ -123,7 +123,7 @@ def calibration(page: Page, table: Table) -> None:
         page.text("Calibration", [f"Not in these results: {AGAIN}."])
         return
     rows: list[list[Cell]] = [
-        [name, place, *values]
+        [name, one["error"], place, *values]
         for name, one in known.items()
         for place, values in enumerate(zip(one["pairs"], one["score"], one["chosen"], strict=True))
     ]
@@ -154,18 +154,13 @@ def calibration(page: Page, table: Table) -> None:
         "calibration",
         "Calibration: is a score the chance of being chosen?",
         draw,
-        ["predictor", "bin", "pairs", "mean_score", "share_chosen"],
+        ["predictor", "error", "bin", "pairs", "mean_score", "share_chosen"],
         rows,
         note="All layers, every pair of a held-out token and an expert, in 15 equal bins of the "
         "score; on the dotted line a score is the chance. A bin counts in the error as often as it "
         "has pairs, and most pairs have a score near 0: a predictor that says 0 of everything has "
         "a small error too. Colours are those of the figures above.",
         inches=(8, 4.2),
-    )
-    page.table(
-        "Expected calibration error",
-        ["predictor", "error"],
-        [[name, one["error"]] for name, one in known.items()],
     )
 
 

@@ -8,6 +8,7 @@ from runtime.report.cells import Cell
 from runtime.report.drawing import ink, muted
 from runtime.report.lines import legend, lines, styled
 from runtime.report.page import Page
+from train.drift import MARKS
 from train.report.forecasts import AGAIN, Table
 
 if TYPE_CHECKING:
@@ -72,30 +73,26 @@ def by_policy(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[flo
 
 
 def keeping(page: Page, found: Mapping[str, Any] | None) -> None:
-    """The table of the learned `reuse` among the other policies, on the longer replay."""
+    """Hit rates of the learned `reuse` among the other policies, on the longer replay."""
     if not found:
         return
-    rows: list[list[Cell]] = [
-        [stream, budget, policy, *(one[key] for key in KEPT)]
-        for stream, budgets in found["hit_rates"].items()
-        for budget, policies in budgets.items()
-        for policy, one in policies.items()
-    ]
+    policies: list[str] = []
+    rows: list[list[Cell]] = []
+    for stream, budgets in found["hit_rates"].items():
+        for phase in ("decode", "prefill"):
+            for budget, one in budgets.items():
+                policies = list(one)
+                rates = [one[policy][phase] for policy in policies]
+                if rates[0] is not None:
+                    gap = one["reuse"][f"{phase}_gap_closed"]
+                    rows.append([stream, phase, budget, *rates, gap])
     page.table(
         "What reuse keeps",
-        ["requests, arena", "cache", "eviction", *KEPT.values()],
+        ["requests, arena", "phase", "cache", *policies, "gap closed by reuse"],
         rows,
         note=f"{found['definition']}.",
         name="reuse",
     )
-
-
-KEPT = {
-    "decode": "hit rate, decode",
-    "decode_gap_closed": "gap closed, decode",
-    "prefill": "hit rate, prefill",
-    "prefill_gap_closed": "gap closed, prefill",
-}
 
 
 def trace_size(page: Page, rows: Sequence[Mapping[str, Any]], *, others: str | None) -> None:
@@ -226,11 +223,12 @@ def drift(page: Page, found: Mapping[str, Any] | None) -> None:
              "the predictors that learn while they serve."],
         )  # fmt: skip
         return
-    rows: list[list[Cell]] = []
+    rows: list[list[Any]] = []
     for name, one in found.items():
         curves = {"from nothing": one["cold_start"], **(one["shifted"] or {})}
         for what, points in curves.items():
             rows += [[name, what, point["requests"], point["accuracy"]] for point in points]
+    marks = [one for one in MARKS if one <= max(row[2] for row in rows)]
     told = {"from nothing": "From nothing, training requests", "learning": "Another distribution"}
 
     def draw(figure: "Figure") -> None:
@@ -243,6 +241,8 @@ def drift(page: Page, found: Mapping[str, Any] | None) -> None:
                     still = {**style, "linestyle": (0, (4, 1.6)), "markerfacecolor": "none"}
                     _curve(axes, rows, name, "frozen", **still)
             axes.set_xscale("log")
+            axes.set_xticks(marks, [str(mark) for mark in marks])
+            axes.minorticks_off()
             axes.set(title=title, xlabel="requests served")
         panels[0].set(ylabel="accuracy", ylim=(0, None))
         panels[1].plot([], [], color=muted(), linestyle=(0, (4, 1.6)), label="frozen")
@@ -260,6 +260,6 @@ def drift(page: Page, found: Mapping[str, Any] | None) -> None:
     )
 
 
-def _curve(axes: Any, rows: list[list[Cell]], name: str, what: str, **style: Any) -> None:
+def _curve(axes: Any, rows: list[list[Any]], name: str, what: str, **style: Any) -> None:
     mine = [row for row in rows if row[:2] == [name, what] and row[3] is not None]
     axes.plot([row[2] for row in mine], [row[3] for row in mine], **style)
