@@ -64,6 +64,7 @@ def row(runs: list[Run], expected: list[list[int]]) -> dict[str, Any]:
         "peak_anonymous_bytes": max(run["peak_anonymous_bytes"] for run in runs),
         "peak_cached_bytes": max(run["peak_cached_bytes"] for run in runs),
         "peak_charged_bytes": max(run["peak_charged_bytes"] for run in runs),
+        "mean_charged_bytes": median(lambda run: run["mean_charged_bytes"]),
         "limiter_busy_seconds": median(lambda run: run["limiter_busy_seconds"]),
         "tokens_as_transformers": next((one for one in equal if one != "yes"), "yes"),
         "versions": runs[0]["versions"],

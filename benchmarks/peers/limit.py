@@ -19,6 +19,7 @@ import ctypes
 import errno
 import os
 import random
+import statistics
 import subprocess
 import threading
 import time
@@ -183,6 +184,7 @@ class Limiter:
         self.was_killed = False
         self._inodes = {file.inode for file in self.files}
         self._order = blocks(self.files, seed=0)
+        self._charges: list[int] = []
         self._cached = self._read = 0
         self._counted = 0.0
         """What was in the page cache, and had been read, when it was last counted."""
@@ -213,6 +215,10 @@ class Limiter:
             for file in self.files:
                 file.close()
 
+    def mean_charged_bytes(self) -> float:
+        """What was charged when pages were counted, before any were dropped: a little too much."""
+        return statistics.fmean(self._charges or [0])
+
     def enforce(self, pidfd: int) -> None:
         """Looks once, and drops what is above the limit.
 
@@ -233,6 +239,7 @@ class Limiter:
         self._read, self._counted = read, now
         self.peak.cached = max(self.peak.cached, self._cached)
         self.peak.together = max(self.peak.together, anonymous + self._cached)
+        self._charges.append(anonymous + self._cached)
         if (excess := anonymous + self._cached - self.limit_bytes) > 0:
             dropped = self.drop(pidfd, excess)
             self._cached -= dropped

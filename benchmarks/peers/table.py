@@ -11,7 +11,7 @@ COLUMNS = (
     "tokens/s (lowest to highest)",
     "against {reference}",
     "read per token",
-    "own memory + page cache, at most",
+    "own memory at most; with page cache, mean",
     "tokens as Transformers",
 )
 
@@ -35,14 +35,14 @@ def figures(row: dict[str, Any], reference: str) -> list[str]:
     """Everything after the names."""
     lowest, highest = row["tokens_per_second_range"]
     ratio = row.get(f"decode_over_{reference}")
-    anonymous, cached = row["peak_anonymous_bytes"] / MIB, row["peak_cached_bytes"] / MIB
+    anonymous, charged = row["peak_anonymous_bytes"] / MIB, row["mean_charged_bytes"] / MIB
     return [
         f"{row['ttft_seconds']:.2f} s",
         f"{row['tpot_seconds'] * 1e3:.0f} ms",
         f"{row['tokens_per_second']:.2f} ({lowest:.2f} to {highest:.2f})",
         "" if ratio is None else f"{ratio:.1f}x",
         f"{row['read_bytes_per_token'] / MIB:.0f} MiB",
-        f"{anonymous:.0f} + {cached:.0f} of {row['limit_bytes'] / MIB:.0f} MiB",
+        f"{anonymous:.0f}; {charged:.0f} of {row['limit_bytes'] / MIB:.0f} MiB",
         row["tokens_as_transformers"],
     ]
 

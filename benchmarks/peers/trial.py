@@ -57,8 +57,9 @@ def weight_files(peer: Peer, place: Place) -> list[Path]:
 
 
 def last_line(path: Path) -> str:
-    """Of what a process wrote before it failed."""
-    lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+    """Of what a process wrote before it failed; files in this checkout by their relative paths."""
+    text = path.read_text(errors="replace").replace(f"{ROOT}/", "")
+    lines = [line.strip() for line in text.splitlines()]
     return next((line for line in reversed(lines) if line), "no message")
 
 
@@ -166,5 +167,6 @@ def run(
     report["peak_anonymous_bytes"] = limiter.peak.anonymous
     report["peak_cached_bytes"] = limiter.peak.cached
     report["peak_charged_bytes"] = limiter.peak.together
+    report["mean_charged_bytes"] = limiter.mean_charged_bytes()
     report["limiter_busy_seconds"] = limiter.busy_seconds
     return report

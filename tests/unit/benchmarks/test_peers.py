@@ -123,6 +123,7 @@ def test_row__takes_medians_of_runs_and_bytes_after_the_first_token() -> None:
             "versions": {"peer": "1"},
             "load_seconds": 1.0,
             "limiter_busy_seconds": 0.0,
+            "mean_charged_bytes": 3.0,
         } | {f"peak_{name}_bytes": size for name, size in peaks.items()}
 
     figures = row([run(0.1), run(0.2), run(0.4)], [[7, 8, 9]])
