@@ -18,9 +18,11 @@ LEAST = 0.03
 
 SLOW = DECAYS.index(0.98)
 """The counts that are mixed into what a forecaster says."""
-SLOW_WEIGHT = 0.15
-"""Forecasters look a few tokens ahead, a large arena keeps for tens: replays at 25 and 50 % took 2
-to 3 % less for a token with this much of the slow counts, and as much with .1 to .3."""
+SLOW_WEIGHT = 0.6
+MOST_SLOW = 0.3
+"""Their weight, for each share of all experts that the arena holds, and at most: forecasters look a
+few tokens ahead, and a large arena keeps for tens. In replays .15 took 1 to 4 % from a token's time
+at 25 and 50 % and added 2 % at 10 %."""
 
 MARGIN = 0.02
 """Share by which counting must hit more: the best of several decays wins by chance otherwise."""
@@ -63,6 +65,7 @@ class Reuse(EvictionPolicy):
         self._is_long = False
         """The step's tokens choose more often in a layer than it has experts: a prompt."""
         self._parts: list[ValueOrder] = []
+        self._slow_weight = 0.0
         self.learned = True
         """Whether what the forecaster says is kept by, where it has said something."""
 
@@ -74,6 +77,8 @@ class Reuse(EvictionPolicy):
             self._score_LE, self._idle_LE, layers=layers, num_experts=self._num_experts
         )
         self._parts.append(part)
+        share = num_slots / self._score_LE.size
+        self._slow_weight = min(MOST_SLOW, self._slow_weight + SLOW_WEIGHT * share)
         return part
 
     def begin_step(self, new_request: bool) -> None:
@@ -116,8 +121,8 @@ class Reuse(EvictionPolicy):
 
     def _said(self, layer: int) -> NDArray:
         """`[E]`: the forecaster's last word, and a little of what the past hundred steps used."""
-        slow_E = self._counts.shares(layer, SLOW)
-        return (1.0 - SLOW_WEIGHT) * self._said_LE[layer] + SLOW_WEIGHT * slow_E
+        slow_E, weight = self._counts.shares(layer, SLOW), self._slow_weight
+        return (1.0 - weight) * self._said_LE[layer] + weight * slow_E
 
     def _expect(self, num_choices: int) -> None:
         """The step's tokens choose so often in each layer: without a forecast, of all alike."""
