@@ -115,11 +115,11 @@ class HardwareConfig:
     """Bandwidth of the disk below host memory; 0: it is never the bottleneck."""
     store_latency_us: float = 0.0
     """Time from asking the disk for a chunk to its first byte."""
+    host_bytes: float = 0.0
+    """Host memory for experts, between the disk and the device; 0: one link brings them all."""
     memory_bytes_per_second: float = 0.0
     """Bandwidth at which the compute device reads weights."""
     flops: float = 0.0
-    host_bytes: float = 0.0
-    """Host memory for experts, between the disk and the device; 0: one link brings them all."""
     """Dense multiply-adds a second, times two, in the weights' dtype."""
     kernel_us: float = 0.0
     """Overhead of starting one kernel."""
@@ -147,11 +147,11 @@ class ShapeConfig:
     """Size of one expert; 0: the traced model's own shape."""
     layer_bytes: int = 0
     """Other weights that one layer reads (attention, shared experts)."""
+    bytes_per_weight: float = 2.0
+    """Of both; the arithmetic is that of the weights, whatever they are packed in."""
 
     @property
     def is_own(self) -> bool:
-    bytes_per_weight: float = 2.0
-    """Of both; the arithmetic is that of the weights, whatever they are packed in."""
         """Whether sizes are to be read from the traced model."""
         return self.expert_bytes == 0
 

@@ -328,7 +328,9 @@ def test_policies__keep_what_fits_and_are_deterministic(name, per_layer):
 def test_eviction_policy__unknown_names_and_options_list_the_known():
     with pytest.raises(MoecastError, match=r"'lruu'.*Did you mean 'lru'.*fifo, fmoe"):
         policy_of("lruu")
-    with pytest.raises(MoecastError, match=r"option of static.*'count'.*buffers, counts, first_layers, warmup"):
+    with pytest.raises(
+        MoecastError, match=r"option of static.*'count'.*buffers, counts, first_layers, warmup"
+    ):
         policy_of("static", count=3)
     with pytest.raises(MoecastError, match="option of lru eviction"):
         policy_of("lru", size=3)
