@@ -1,0 +1,1 @@
+"""The README's tables, and those of `benchmarks/README.md`, from the committed results."""
