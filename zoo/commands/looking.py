@@ -19,6 +19,9 @@ from zoo.index import Reference
 from zoo.load import find, zoos
 from zoo.places import configured
 
+WIDE = 160
+"""Characters."""
+
 
 def list_entries(config: ListConfig) -> dict[str, Any]:
     """One line per entry, the best first; an entry that two zoos hold is listed for both."""
@@ -34,7 +37,10 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
     if config.json:
         report(json.dumps({"entries": rows}, indent=2))
     elif rows:
-        Console().print(entries_table(rows, config.metric))
+        # Names are for copying: lines of a file are as long as they need to be.
+        console = Console()
+        wide = console if console.is_terminal else Console(width=WIDE)
+        wide.print(entries_table(rows, config.metric))
     else:
         places = " and ".join(zoo.place.where for zoo in asked)
         report(f"no such entries in {places}")
@@ -73,7 +79,7 @@ def entries_table(rows: list[dict[str, Any]], metric: str) -> Table:
     table = Table(box=None)
     metrics = list(dict.fromkeys((metric, "accuracy", "good_pred")))
     for column in ("name", "kind", *metrics, "size", "digest"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(
             row["name"],
