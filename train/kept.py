@@ -114,16 +114,22 @@ def share_closed(low: float | None, found: float | None, high: float | None) -> 
 
 
 def gap_table(tables: Mapping[str, Any]) -> Table:
-    """A row for each stream and budget, a column for each policy: hit rate (share of the gap)."""
+    """A section for each stream and arena, a row for each policy, a column for each budget: hit
+    rate (share of the gap)."""
     table = Table()
-    for column in ("requests, arena", "budget", *POLICIES):
-        table.add_column(column)
-    for name, budgets in tables.items():
-        for budget, rates in budgets.items():
+    table.add_column("requests, arena: policy", no_wrap=True)
+    budgets = list(next(iter(tables.values())))
+    for budget in budgets:
+        table.add_column(budget, justify="right", no_wrap=True)
+    for name, by_budget in tables.items():
+        table.add_section()
+        table.add_row(f"[bold]{name}[/bold]")
+        for policy in POLICIES:
             cells = []
-            for policy in POLICIES:
-                rate, gap = rates[policy]["decode"], rates[policy]["decode_gap_closed"]
+            for budget in budgets:
+                one = by_budget[budget][policy]
+                rate, gap = one["decode"], one["decode_gap_closed"]
                 shown = "-" if rate is None else f"{rate:.3f}"
                 cells.append(shown if gap is None else f"{shown} ({gap:.0%})")
-            table.add_row(name, budget, *cells)
+            table.add_row(policy, *cells)
     return table

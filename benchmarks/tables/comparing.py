@@ -33,14 +33,14 @@ def replayed(*, batch: int = 1, every: bool = False) -> list[str]:
     tally = found["tally"]
     shape = found["shape"]["name"]
     return [
-        f"Simulated decode, batch {batch}: held-out requests of the reference model replayed with the "
-        f"bytes and the compute of {shape} ({found['new_tokens']} generated tokens; median ms a "
+        f"Simulated decode, batch {batch}: held-out requests of the reference model replayed with "
+        f"the bytes and the compute of {shape} ({found['new_tokens']} generated tokens; median ms a "
         "token, and times faster than `on-demand`):",
         "",
         *table(["machine", "budget", *shown, "first", "`moecast` of the bound"], lines),
         "",
-        f"Over {tally['cells']} cells (machines, budgets, batch sizes) and every system of the five "
-        f"papers, `moecast` is first in {tally['first']}, and at most "
+        f"Over {tally['cells']} cells (machines, budgets, batch sizes) and every system of the "
+        f"five papers, `moecast` is first in {tally['first']}, and at most "
         f"{100 * tally['worst_behind_first']:.1f} % behind the first.",
         "",
     ]

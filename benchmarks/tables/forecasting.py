@@ -29,8 +29,8 @@ def predictors() -> list[str]:
     columns += [f"{what}, {machine}" for machine in machines for what in ("FetchRate", "GoodPred")]
     return [
         "Forecasts of the reference model's routing on held-out requests "
-        f"({train['trace']['held_out_tokens']:,} tokens; {train['setting']}); learned networks with "
-        "eight-bit weights, as in the built-in zoo:",
+        f"({train['trace']['held_out_tokens']:,} tokens; {train['setting']}); learned networks "
+        "with eight-bit weights, as in the built-in zoo:",
         "",
         *table([*columns, "us a layer", "bytes", "Accuracy, shifted"], rows),
         "",
@@ -95,16 +95,15 @@ def keeping() -> list[str]:
     tables: dict[str, Any] = kept["hit_rates"]
     lines = ["Hit rates on held-out requests, nothing prefetched, by share of experts kept:", ""]
     for name, budgets in tables.items():
-        policies = list(next(iter(budgets.values())))
         rows = []
-        for budget, by_policy in budgets.items():
-            cells = [budget]
-            for policy in policies:
+        for policy in next(iter(budgets.values())):
+            cells = [f"`{policy}`"]
+            for by_policy in budgets.values():
                 one = by_policy[policy]
-                gap = one.get("gap_closed")
+                gap = one["decode_gap_closed"]
                 closed = "" if gap is None or policy in ("lru", "belady") else f" ({percent(gap)})"
                 cells.append(figure(one["decode"]) + closed)
             rows.append(cells)
         lines += [f"{name}, decode (share of the gap between LRU and Belady):", ""]
-        lines += [*table(["budget", *policies], rows), ""]
+        lines += [*table(["policy", *budgets], rows), ""]
     return lines
