@@ -31,11 +31,11 @@ def replayed(*, batch: int = 1, every: bool = False) -> list[str]:
         line += [f"`{won['first']}`", percent(won["share_of_bound"])]
         lines.append(line)
     tally = found["tally"]
-    shape = found["shape"]["name"]
+    shape, new_tokens = found["shape"]["name"], found["new_tokens"]
     return [
         f"Simulated decode, batch {batch}: held-out requests of the reference model replayed with "
-        f"the bytes and the compute of {shape} ({found['new_tokens']} generated tokens; median ms a "
-        "token, and times faster than `on-demand`):",
+        f"the bytes and the compute of {shape} ({new_tokens} generated tokens; median ms "
+        "a token, and times faster than `on-demand`):",
         "",
         *table(["machine", "budget", *shown, "first", "`moecast` of the bound"], lines),
         "",
