@@ -52,11 +52,12 @@ def horizons() -> list[str]:
     if not by:
         return []
     rows = [
-        [str(horizon), figure(one["mean_accuracy"]), figure(one["worst_layer_accuracy"])]
-        for horizon, one in sorted(by.items(), key=lambda item: int(item[0]))
+        [horizon, figure(one["mean_accuracy"]), figure(one["worst_layer_accuracy"])]
+        for horizon, one in sorted(by.items())
     ]
     return [
-        "`residual` by distance (0: from what enters a layer to its own router):",
+        "`residual` by distance (0: from what enters a layer to its own router; entry: the first "
+        "layers, from the token):",
         "",
         *table(["layers ahead", "Accuracy", "worst layer"], rows),
         "",

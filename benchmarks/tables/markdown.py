@@ -20,8 +20,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
-def figure(value: float | None, digits: int = 3, unit: str = "") -> str:
-    """A dash for what was not measured, never a zero."""
+def figure(value: float | str | None, digits: int = 3, unit: str = "") -> str:
+    """A dash for what was not measured, never a zero; words as they are."""
+    if isinstance(value, str):
+        return value
     return "-" if value is None else f"{value:.{digits}f}{unit}"
 
 
