@@ -106,12 +106,13 @@ def systems_forecaster(
             f"system {system.name} knows the future routing: it is for replays of a trace "
             "(python -m train.evaluate). Live, choose another system"
         )
-    from zoo.errors import MismatchError
-    from zoo.load import find
-
     what = chosen if chosen is not None else system.predictor if system.prefetch else None
     if what is None:
         return None
+    # Here, because the zoo and what it imports take 10 MiB that serving on demand has no use for.
+    from zoo.errors import MismatchError
+    from zoo.load import find
+
     options = system.predictor_options if what == system.predictor else None
     try:
         made = forecaster(what, spec, name=name, options=options, entries=entries, makers=makers)

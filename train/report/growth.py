@@ -60,6 +60,8 @@ def growth(trace: Trace) -> list[dict[str, Any]]:
         for kind, fit in COUNTED.items():
             layers = [one.overall for one in score(fit(part), trace)]
             known = [one.value for one in layers if one.value is not None]
+            if not known:
+                continue  # it forecasts nothing from what this trace has
             rows.append(
                 {
                     "predictor": kind,

@@ -29,6 +29,8 @@ def child(bench: Bench, request: dict[str, Any], *, write: int, stderr: Path) ->
     handle = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)  # whatever commands print is no answer
     os.dup2(handle, 2)
+    # A shell starts what runs in its background with interrupts ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.enable(file=2)
     faulthandler.dump_traceback_later(request["seconds"], exit=True, file=2)
     code = 1
