@@ -1,0 +1,30 @@
+"""A zoo behind a web server, and the zoo's commands as a user types them."""
+
+from configs.cli import main
+from tests.builders.web import Site
+from zoo.__main__ import COMMANDS
+from zoo.catalogue import Zoo
+from zoo.index import Reference, blob
+from zoo.load import pulled
+from zoo.places import FolderPlace
+from zoo.places.http import HttpPlace
+
+Far = tuple[str, Site]
+"""The address, and what can be told to it."""
+
+
+def zoo(*arguments: object) -> int:
+    """`python -m zoo ...`; its exit code."""
+    return main("zoo", COMMANDS, [str(one) for one in arguments])
+
+
+def files_of(site: Site) -> dict[str, int]:
+    """Paths of everything that a pull of its entry brings, with their sizes."""
+    manifest = Zoo(FolderPlace(site.folder)).open(Reference("tiny/stride")).manifest
+    found = {blob(one.sha256): one.size for one in manifest.files.values()}
+    return {**found, blob(manifest.digest): len(manifest.to_bytes())}
+
+
+def pull_tiny(address: str) -> None:
+    """Pulls its entry."""
+    pulled(HttpPlace(address), Reference("tiny/stride"))

@@ -1,0 +1,241 @@
+"""Names, addresses, lock files, mirrors, lists: the zoo as people use it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders.entries import tiny_entry
+from tests.builders.web import served
+from tests.builders.zoos import Far, zoo
+from zoo.catalogue import Zoo
+from zoo.entry import open_entry
+from zoo.errors import ZooError
+from zoo.index import Reference
+from zoo.load import find, load_predictor
+from zoo.places import FolderPlace, cache
+from zoo.writing import WritableZoo
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+# ---- names and addresses
+
+
+def test_configured_zoos__are_searched_in_order_and_pulled_at_first_use(
+    far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    address, site = far
+    tiny_entry(tmp_path / "m", name="tiny/mlp", kind="mlp")
+    assert zoo("push", tmp_path / "m", f"to={tmp_path / 'first'}") == 0
+    tiny_entry(tmp_path / "o", name="tiny/stride", licence="MIT")
+    assert zoo("push", tmp_path / "o", f"to={tmp_path / 'last'}") == 0
+    monkeypatch.setenv("MOECAST_ZOO", f"{tmp_path / 'first'}, {address},{tmp_path / 'last'}")
+    assert find("tiny/stride").manifest.licence == "Apache-2.0"
+    assert f"pulling tiny/stride@{find('tiny/stride').manifest.digest[:12]} from {address}" in (
+        capfd.readouterr().err
+    )
+    assert find("tiny/mlp").manifest.kind == "mlp"
+    asked = site.gets["index.json"]
+    find("tiny/stride")
+    assert site.gets["index.json"] == asked
+
+
+def test_unknown_name__says_which_command_pulls(far: Far) -> None:
+    with pytest.raises(ZooError, match="python -m zoo pull NAME zoo=ADDRESS"):
+        find("tiny/stride")
+
+
+def test_address__names_zoo_and_entry(far: Far, tmp_path: Path) -> None:
+    address, site = far
+    digest = Zoo(FolderPlace(site.folder)).resolve(Reference("tiny/stride"))
+    for reference in (f"{address}#tiny/stride", address, f"{address}#tiny/stride@{digest}"):
+        assert find(reference).manifest.digest == digest
+    site.folder = tmp_path  # the zoo is gone: what names one digest is here all the same
+    assert find(f"{address}#tiny/stride@{digest}").manifest.digest == digest
+    with pytest.raises(ZooError, match="is not a zoo"):
+        find(address)
+
+
+def test_alias__names_a_version(tmp_path: Path) -> None:
+    first = tiny_entry(tmp_path / "1")
+    tiny_entry(tmp_path / "2", licence="MIT")
+    assert zoo("push", tmp_path / "1", "alias=stable") == 0
+    assert zoo("push", tmp_path / "2") == 0
+    assert find("tiny/stride@stable").manifest == first
+    assert find("tiny/stride").manifest.licence == "MIT"
+    for bad in ("latest", "deadbeef", "Stable", "-x"):
+        assert zoo("push", tmp_path / "1", f"alias={bad}") == 2
+    with pytest.raises(ZooError, match=r"Choices: stable, |stable"):
+        find("tiny/stride@unstable")
+
+
+# ---- the same again later
+
+
+def test_lock__brings_the_same_bytes_a_year_later(
+    far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, site = far
+    monkeypatch.setenv("MOECAST_ZOO", address)
+    digest = find("tiny/stride").manifest.digest
+    assert zoo("lock", f"output={tmp_path / 'zoo.lock'}") == 0
+    pins = json.loads((tmp_path / "zoo.lock").read_text())["entries"]
+    assert pins == {"tiny/stride": {"digest": digest, "zoo": address}}
+    tiny_entry(tmp_path / "2", licence="MIT")
+    WritableZoo(FolderPlace(site.folder)).add(open_entry(tmp_path / "2"))
+    monkeypatch.delenv("MOECAST_ZOO")
+    monkeypatch.setenv("MOECAST_CACHE", str(tmp_path / "another machine"))
+    assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 0
+    assert find("tiny/stride").manifest.digest == digest
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "python -m zoo lock writes it"), ("{", "is not a lock file"),
+     ('{"entries": {"../x": {"digest": "' + "a" * 64 + '", "zoo": "x"}}}', "not the name")],
+)  # fmt: skip
+def test_lock_file__that_is_none_is_refused(
+    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "zoo.lock").write_text(content)
+    assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}", "zoo=builtin") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_mirror__has_every_version(far: Far, tmp_path: Path) -> None:
+    address, site = far
+    tiny_entry(tmp_path / "2", licence="MIT")
+    tiny_entry(tmp_path / "m", name="tiny/mlp", kind="mlp")
+    for folder in ("2", "m"):
+        WritableZoo(FolderPlace(site.folder)).add(open_entry(tmp_path / folder))
+    assert zoo("pull", "all=true", f"zoo={address}") == 0
+    near, there = Zoo(cache()).index(), Zoo(FolderPlace(site.folder)).index()
+    assert {name: {*one.versions} for name, one in near.entries.items()} == {
+        name: {*one.versions} for name, one in there.entries.items()
+    }
+    assert all(near.entries[name].latest == one.latest for name, one in there.entries.items())
+
+
+def test_pull__as_a_folder(far: Far, tmp_path: Path) -> None:
+    assert zoo("pull", "tiny/stride", f"zoo={far[0]}", f"output={tmp_path / 'out'}") == 0
+    assert open_entry(tmp_path / "out").manifest == find("tiny/stride").manifest
+    assert zoo("verify", tmp_path / "out") == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["tiny/stride", "all=true"], ["all=true", "output=x"]])
+def test_pull__wants_one_thing(arguments: list[str]) -> None:
+    assert zoo("pull", "zoo=builtin", *arguments) == 2
+
+
+# ---- making, cleaning
+
+
+def test_index__makes_a_zoo_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny_entry(tmp_path / "all/a", created="2026-01-01T00:00:00+00:00")
+    new = tiny_entry(tmp_path / "all/b", licence="MIT", created="2026-02-01T00:00:00+00:00")
+    tiny_entry(tmp_path / "all/deep/c", name="tiny/mlp", kind="mlp")
+    assert zoo("index", tmp_path / "all", f"output={tmp_path / 'zoo'}", "expires_days=30") == 0
+    assert "python -m http.server --bind 127.0.0.1" in capsys.readouterr().out
+    with served(tmp_path / "zoo") as (address, _):
+        assert find(f"{address}#tiny/stride").manifest == new
+        assert zoo("list", f"zoo={address}", "predictor=mlp", f"run_dir={tmp_path / 'r'}") == 0
+    rows = json.loads((tmp_path / "r/results.json").read_text())["entries"]
+    assert [one["name"] for one in rows] == ["tiny/mlp"]
+    assert zoo("index", tmp_path / "nothing") == 2
+    (tmp_path / "empty").mkdir()
+    assert zoo("index", tmp_path / "empty") == 2
+
+
+def test_rm_and_gc__free_what_nothing_names(tmp_path: Path) -> None:
+    first = tiny_entry(tmp_path / "1")
+    second = tiny_entry(tmp_path / "2", licence="MIT")
+    assert zoo("push", tmp_path / "1") == 0
+    assert zoo("push", tmp_path / "2") == 0
+    assert zoo("rm", f"tiny/stride@{second.digest}") == 0
+    assert find("tiny/stride").manifest == first
+    (cache().folder / "partial").mkdir()
+    (cache().folder / "partial/x").write_bytes(b"x")
+    assert zoo("gc") == 0
+    named = {first.digest, *(one.sha256 for one in first.files.values())}
+    assert set(cache().names("blobs/sha256")) == named
+    assert not list((cache().folder / "partial").iterdir())
+    assert zoo("rm", "tiny/stride") == 0
+    assert zoo("gc") == 0
+    assert cache().names("blobs/sha256") == []
+    assert zoo("rm", "tiny/stride") == 2
+
+
+@pytest.mark.parametrize(
+    ("filters", "names"),
+    [
+        (["metric=accuracy"], ["tiny/b", "tiny/a"]),
+        (["metric=good_pred"], ["tiny/a", "tiny/b"]),
+        (["least=0.85"], ["tiny/b"]),
+        (["predictor=stride"], ["tiny/b"]),
+        (["model=other*"], []),
+        (["model=TINY"], ["tiny/b", "tiny/a"]),
+    ],
+)
+def test_list__filters_and_sorts(
+    filters: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"a": (0.8, 0.5, "mlp"), "b": (0.9, 0.4, "stride")}
+    for name, (accuracy, good, kind) in figures.items():
+        held_out = {"accuracy": accuracy, "good_pred": good}
+        tiny_entry(tmp_path / name, name=f"tiny/{name}", kind=kind, metrics={"held_out": held_out})
+        assert zoo("push", tmp_path / name, f"to={tmp_path / 'zoo'}") == 0
+    capsys.readouterr()
+    assert zoo("list", f"zoo={tmp_path / 'zoo'}", "json=true", *filters) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in printed["entries"]] == names
+
+
+# ---- nothing is unpickled
+
+
+def test_whole_way__unpickles_nothing(tmp_path: Path) -> None:
+    """Publish, pull, load and forecast under an audit hook that sees every pickle."""
+    code = f"""
+import sys
+from pathlib import Path
+seen = []
+sys.addaudithook(lambda event, args: seen.append(args) if event == "pickle.find_class" else None)
+from tests.unit.zoo.test_load import mlp_entry
+from tests.builders.zoos import zoo
+from tests.builders.entries import tiny_spec
+from zoo import load_predictor
+folder = Path({str(tmp_path)!r})
+mlp_entry(folder / "e")
+assert zoo("push", folder / "e", f"to={{folder / 'far'}}") == 0
+assert zoo("pull", "tiny/mlp", f"zoo={{folder / 'far'}}") == 0
+load_predictor("tiny/mlp", spec=tiny_spec())
+assert seen == [], seen
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_audit_hook__sees_a_pickle() -> None:
+    """The hook above does see a pickle when there is one."""
+    code = """
+import sys, pickle, fractions
+seen = []
+sys.addaudithook(lambda event, args: seen.append(args) if event == "pickle.find_class" else None)
+pickle.loads(pickle.dumps(fractions.Fraction(1, 2)))
+assert seen
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_load__of_an_address_is_a_predictor(far: Far, tmp_path: Path) -> None:
+    from tests.builders.entries import tiny_spec
+    from tests.unit.zoo.test_load import mlp_entry
+
+    mlp_entry(tmp_path / "m")
+    WritableZoo(FolderPlace(far[1].folder)).add(open_entry(tmp_path / "m"))
+    assert load_predictor(f"{far[0]}#tiny/mlp", spec=tiny_spec()).kind == "mlp"
