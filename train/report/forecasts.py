@@ -118,7 +118,12 @@ def good_pred_by_horizon(page: Page, table: Table, setting: str) -> None:
 
 def calibration(page: Page, table: Table) -> None:
     """Reliability diagram and expected calibration error."""
-    known = {name: one["calibration"] for name, one in table.items() if one.get("calibration")}
+    known = {
+        name: one["calibration"]
+        for name, one in table.items()
+        # A kind that forecast nothing has bins, and nothing in them.
+        if one.get("calibration") and one["calibration"]["error"] is not None
+    }
     if not known:
         page.text("Calibration", [f"Not in these results: {AGAIN}."])
         return
