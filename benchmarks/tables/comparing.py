@@ -45,8 +45,8 @@ def replayed(*, batch: int = 1, every: bool = False) -> list[str]:
         "",
         *table(["machine", "budget", *shown, "first", "`moecast` of the bound"], lines),
         "",
-        f"Of {tally['cells']} cells (machines, budgets, batch sizes), with every system of the five "
-        f"papers in each, `moecast` is first in {tally['first']}: {distance}.",
+        f"Of {tally['cells']} cells (machines, budgets, batch sizes), with every system of the "
+        f"five papers in each, `moecast` is first in {tally['first']}: {distance}.",
         "",
     ]
 
