@@ -12,7 +12,7 @@ from runtime.config import SystemConfig
 from runtime.driver import PredictorDriver
 from runtime.engine import Engine
 from runtime.keeper import Keeper
-from runtime.policy.build import build_planner, build_prefetcher
+from runtime.policy.build import build_planner, build_prefetcher, on_link
 from runtime.store.base import Store, decoded_bytes, slot_bytes
 from runtime.tiers.arena import Arena
 from runtime.tiers.cuda import CudaLink
@@ -112,6 +112,7 @@ def connect(
     keeper: Predictor | None = None,
 ) -> Engine:
     """An engine over arenas and the links that fill them, the computing tier first."""
+    system = on_link(system, slows_computing=not isinstance(links[0], CudaLink))
     prefetcher = build_prefetcher(
         system,
         spec,

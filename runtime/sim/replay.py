@@ -10,7 +10,7 @@ import numpy as np
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, SystemConfig
-from runtime.policy.build import build_planner, build_prefetcher
+from runtime.policy.build import build_planner, build_prefetcher, on_link
 from runtime.policy.counters import Counters, added
 from runtime.sim.hardware import Hardware, tier_slots
 from runtime.sim.oracle import bound
@@ -136,6 +136,8 @@ def _run(
     filled = isinstance(budget_slots, int)
     if isinstance(budget_slots, int):
         budget_slots = tier_slots(hardware, budget_slots, spec.num_layers * spec.num_experts)
+    slowed = hardware.overheads.compute_speed_transferring < 1
+    system = on_link(system, slows_computing=slowed)
     prefetcher = build_prefetcher(
         system,
         spec,

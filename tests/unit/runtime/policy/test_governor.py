@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.config import SystemConfig
-from runtime.policy.build import build_planner, build_prefetcher
+from runtime.policy.build import build_planner, build_prefetcher, on_link
 from runtime.policy.governor import (
     FIRST_STRETCH,
     LONGEST_STRETCH,
@@ -120,3 +120,10 @@ def test_build_planner__what_is_switched_off_leaves_idle_links_alone(fill_idle):
     run(planner.governor.switch, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)
     assert not planner.governor.prefetching
     assert core.top.fills_idle is False
+
+
+@pytest.mark.parametrize(("slows_computing", "fills"), [(True, False), (False, True)])
+def test_on_link__where_reads_slow_the_computation_idle_links_stay_idle(slows_computing, fills):
+    system = SystemConfig(eviction="reuse", fill_idle=True, per_layer=False)
+    assert on_link(system, slows_computing=slows_computing).fill_idle is fills
+    assert not on_link(SystemConfig(), slows_computing=slows_computing).fill_idle
