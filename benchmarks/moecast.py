@@ -29,9 +29,9 @@ from runtime.config import SystemConfig
 from runtime.policy.counters import added
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
-from train.evaluate.cells import budget_slots
 from train.evaluate.steps import Routed, held_out_steps, routed
 from train.evaluate.tape import Event, Tape, Told, foretold, record
+from train.replay import budget_slots
 from zoo import load_predictor
 
 BUDGETS = ("10%", "25%", "50%", "75%")

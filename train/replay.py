@@ -22,7 +22,11 @@ def first_tokens(steps: Iterable[Step], num_tokens: int) -> Iterator[Step]:
 
 
 def budget_slots(budget: str, spec: ModelSpec, hardware: Hardware) -> int:
-    """Experts that a budget holds, of the size that the hardware profile gives them."""
+    """Experts that a budget holds, of the size that the hardware profile gives them.
+
+    Raises:
+        BudgetError: not a budget, or less than one token needs in one layer.
+    """
     slot_bytes = sum(hardware.chunk_bytes)
     num_experts = spec.num_layers * spec.num_experts
     return slots_of(

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from predictors.spec import ModelSpec
-from runtime.budget import parse_budget, slots_of
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 
@@ -55,23 +53,6 @@ class Cell:
 def describe(cell: Cell) -> dict[str, Any]:
     """The cell as plain values, the machine's times and the system's settings included."""
     return json.loads(json.dumps(asdict(cell), default=str))
-
-
-def budget_slots(budget: str, spec: ModelSpec, hardware: Hardware) -> int:
-    """Experts of the machine's size that a budget holds.
-
-    Raises:
-        BudgetError: not a budget, or less than one token needs in one layer.
-    """
-    slot_bytes = sum(hardware.chunk_bytes)
-    num_experts = spec.num_layers * spec.num_experts
-    return slots_of(
-        parse_budget(budget, total_bytes=slot_bytes * num_experts),
-        slot_bytes=slot_bytes,
-        scratch_bytes=0,
-        top_k=spec.top_k,
-        num_experts=num_experts,
-    )
 
 
 def table_cells(

@@ -13,10 +13,11 @@ from predictors.spec import ModelSpec
 from runtime.config import ORACLE
 from runtime.policy.counters import added
 from runtime.sim.replay import ReplayStats, Step, replay
-from train.evaluate.cells import TRUTH, Cell, budget_slots
+from train.evaluate.cells import TRUTH, Cell
 from train.evaluate.sources import Source
 from train.evaluate.steps import Routed, held_out_steps, is_decode, routed
 from train.evaluate.tape import Tape, foretold, record
+from train.replay import budget_slots
 
 CDF_POINTS = 101
 """Percentiles of the times of a token that are kept of each cell, 0 to 100."""

@@ -11,9 +11,9 @@ from runtime.errors import CheckpointError
 from runtime.models import identity, resolve
 from runtime.sim.hardware import Hardware, described
 from train.errors import TrainError
-from train.evaluate.cells import budget_slots
 from train.evaluate.config import EvaluateConfig
 from train.evaluate.steps import held_out_steps
+from train.replay import budget_slots
 
 
 def open_trace(config: EvaluateConfig) -> Trace:

@@ -8,10 +8,11 @@ from collect.traces import Trace
 from runtime.policy.eviction import Expert
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
-from train.evaluate.cells import TABLE, Arm, Cell, budget_slots
+from train.evaluate.cells import TABLE, Arm, Cell
 from train.evaluate.replaying import Job, predictor_of, tapes_of
 from train.evaluate.sources import Source
 from train.evaluate.steps import held_out_steps, routed
+from train.replay import budget_slots
 
 WARM_TOKENS = 48
 """Generated before the token that is shown, so that arenas are full."""
