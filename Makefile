@@ -4,6 +4,7 @@
 # make clean   removes what the others made
 #
 # PYTHON=python3.12        another interpreter
+# WORKERS=4                tests side by side; each may take 2 GiB of memory
 # VENV=/tmp/env            another place for the environment
 # PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"   torch without CUDA on Linux
 
@@ -22,13 +23,14 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(MAKE) check MARKS=""
 
+WORKERS ?= 2
 MARKS ?= not slow and not gpu and not faults
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "$(MARKS)"
+	$(BIN)/python -m pytest -m "$(MARKS)" -n $(WORKERS) --dist worksteal
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
