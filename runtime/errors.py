@@ -17,3 +17,7 @@ class TransferError(MoecastError):
 
 class StoreError(MoecastError):
     """A packed store that is damaged, was made for another model, or cannot be written."""
+
+
+class ChatError(MoecastError):
+    """Messages that the model's chat template cannot write down."""
