@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.cache import ExpertCache
 from runtime.policy.eviction import eviction_policy
 from runtime.policy.governor import Governor
+from runtime.policy.placement import Placement
 from runtime.policy.planner import Planner, urgency
 from runtime.policy.prefetcher import Prefetcher, Techniques
+from runtime.policy.shards import Shard, Shards
 from runtime.policy.tier import Tier
 
 
@@ -35,6 +39,52 @@ def build_prefetcher(
     `chunk_bytes` are those of each layer. An arena is divided among the layers only where it holds
     a step's experts of every one.
     """
+    tiers = build_tiers(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
+    return Prefetcher(tiers, techniques=techniques(system))
+
+
+def build_shards(
+    system: SystemConfig,
+    spec: ModelSpec,
+    *,
+    num_slots: Sequence[int],
+    chunk_bytes: Sequence[Sequence[int]],
+    num_devices: int,
+) -> Shards:
+    """The same once for each of several devices, each with tiers of `num_slots` experts."""
+    placement = Placement(num_devices)
+    shards = []
+    for device in range(num_devices):
+        own = of_device(system, spec, placement, device)
+        tiers = build_tiers(own, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
+        shards.append(
+            Shard(tiers, techniques=techniques(system), placement=placement, device=device)
+        )
+    return Shards(shards, placement=placement)
+
+
+def of_device(
+    system: SystemConfig, spec: ModelSpec, placement: Placement, device: int
+) -> SystemConfig:
+    """The system as one device runs it: of a fixed popular set (`counts`), its own share."""
+    counts_LE = system.eviction_options.get("counts")
+    if counts_LE is None:
+        return system
+    own = [
+        np.where(placement.mask(layer, device, spec.num_experts), counts_E, -1).tolist()
+        for layer, counts_E in enumerate(counts_LE)
+    ]
+    return replace(system, eviction_options={**system.eviction_options, "counts": own})
+
+
+def build_tiers(
+    system: SystemConfig,
+    spec: ModelSpec,
+    *,
+    num_slots: Sequence[int],
+    chunk_bytes: Sequence[Sequence[int]],
+) -> list[Tier]:
+    """One device's tiers, each over the one after it."""
     tiers: list[Tier] = []
     below: Tier | None = None
     for slots in reversed(num_slots):
@@ -57,16 +107,18 @@ def build_prefetcher(
             fills_idle=system.fill_idle,
         )
         tiers.insert(0, below)
-    return Prefetcher(
-        tiers,
-        techniques=Techniques(
-            chunked=system.chunked,
-            early_preemption=system.early_preemption,
-            reordered=system.reordered,
-            cancel=system.cancel,
-            hot_first=system.hot_first,
-            drop_used=system.drop_used,
-        ),
+    return tiers
+
+
+def techniques(system: SystemConfig) -> Techniques:
+    """What of promoe's and klotski's techniques is on."""
+    return Techniques(
+        chunked=system.chunked,
+        early_preemption=system.early_preemption,
+        reordered=system.reordered,
+        cancel=system.cancel,
+        hot_first=system.hot_first,
+        drop_used=system.drop_used,
     )
 
 

@@ -1,8 +1,9 @@
 """promoe algorithm 2 over the tiers, the order of computation, and what both are counted by."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from runtime.policy.cache import Entry
 from runtime.policy.counters import Counters
 from runtime.policy.eviction import Expert, Probabilities
 from runtime.policy.tier import Task, Tier
@@ -27,6 +28,19 @@ class Techniques:
     """Of experts that are equally ready, the one that most tokens wait for first (klotski 5)."""
     drop_used: bool = False
     """What has been used, or was forecast in vain, leaves at once (klotski 5)."""
+
+
+def computing_order(
+    techniques: Techniques, tokens_per_expert: Mapping[int, int], progress: Callable[[int], float]
+) -> list[int]:
+    """A layer's experts as they are to be computed: cached come first, then in flight by chunks
+    arrived, then missing (5.3); without reordering by id, or by the number of their tokens."""
+    order = sorted(tokens_per_expert)
+    if techniques.hot_first:
+        order.sort(key=lambda e: -tokens_per_expert[e])
+    if techniques.reordered:
+        order.sort(key=lambda e: -progress(e))
+    return order
 
 
 class Prefetcher:
@@ -114,7 +128,7 @@ class Prefetcher:
         """Algorithm 2, PushPreciseExperts: returns the order in which to compute.
 
         The experts that have a slot are pinned until `used`; the others are pinned when they get
-        one. Cached come first, then in flight by chunks arrived, then missing.
+        one.
         """
         self._count_routed(layer, tokens_per_expert)
         for tier in self.tiers:
@@ -126,11 +140,9 @@ class Prefetcher:
             for e in self._resident(layer):
                 if e not in tokens_per_expert:
                     self.top.drop((layer, e))
-        order = sorted(tokens_per_expert)
-        if self.techniques.hot_first:
-            order.sort(key=lambda e: -tokens_per_expert[e])
-        if self.techniques.reordered:
-            order.sort(key=lambda e: -self.top.progress((layer, e)))
+        order = computing_order(
+            self.techniques, tokens_per_expert, lambda e: self.progress((layer, e))
+        )
         if self.techniques.early_preemption:
             for e in order:
                 self.top.claim((layer, e))
@@ -194,6 +206,29 @@ class Prefetcher:
     def is_ready(self, expert: Expert) -> bool:
         """All chunks are where they can be computed with."""
         return self.top.is_ready(expert)
+
+    def progress(self, expert: Expert) -> float:
+        """Larger is sooner ready; -1 when the expert has no slot."""
+        return self.top.progress(expert)
+
+    def entry(self, expert: Expert) -> Entry | None:
+        """The expert's slot where it is computed."""
+        return self.top.cache.get(expert)
+
+    def fill(self, num_experts: int) -> None:
+        """As after loading: the tiers below the one that computes hold what fits of the model."""
+        for tier in self.tiers[1:]:
+            tier.fill(num_experts)
+
+    @property
+    def num_slots(self) -> int:
+        """Experts that fit where they are computed."""
+        return self.top.cache.num_slots
+
+    @property
+    def pending_bytes(self) -> int:
+        """Fetched on predictions, and not asked for yet."""
+        return sum(entry.speculative_bytes for entry in self.top.cache.entries.values())
 
     def total(self) -> Counters:
         """The layers' counters added up, for the tier that computes."""

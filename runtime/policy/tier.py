@@ -7,7 +7,7 @@ asks for what is not there yet.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from runtime.policy.cache import Entry, ExpertCache
@@ -85,11 +85,12 @@ class Tier:
         """The layers' counters added up."""
         return added(self.counters)
 
-    def fill(self, num_experts: int) -> None:
+    def fill(self, num_experts: int, *, owns: Callable[[Expert], bool] = lambda _: True) -> None:
         """As after loading: every slot of an empty tier holds an expert, the first layers' first.
         An arena that is divided among the layers gets each layer's first ones."""
         for layer, num_chunks in enumerate(self._num_chunks):
-            for e in range(min(num_experts, self.cache.share(layer))):
+            own = [e for e in range(num_experts) if owns((layer, e))]
+            for e in own[: self.cache.share(layer)]:
                 if self.cache.is_full(layer):
                     break
                 entry, _ = self.cache.admit((layer, e))
