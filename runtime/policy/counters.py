@@ -20,6 +20,8 @@ class Counters:
     """Predicted experts of layers that were routed: the denominator of FetchRate."""
     predicted_in_time: int = 0
     """Of these, all bytes had arrived before their layer was routed (promoe 4.1)."""
+    needed_predicted: int = 0
+    """Requests that had been predicted, in time or not: the numerator of the predictor's recall."""
     needed_predicted_in_time: int = 0
     """Requests that had been predicted and had arrived in time: the joint figure's numerator."""
     bytes_moved: int = 0
@@ -44,6 +46,11 @@ class Counters:
     def hit_rate(self) -> float | None:
         """Share of requests that were fully there; None before the first request."""
         return self.hits / self.requests if self.requests else None
+
+    @property
+    def recall(self) -> float | None:
+        """Share of needed experts that were predicted; None when nothing was predicted."""
+        return self.needed_predicted / self.requests if self.predicted else None
 
     @property
     def fetch_rate(self) -> float | None:

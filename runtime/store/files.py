@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.config import PageCache
-from runtime.errors import TransferError
+from runtime.errors import Fault, TransferError
 from runtime.store.direct import BLOCK, O_DIRECT, SMALLEST, EndOfFile, read_direct
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,8 @@ class FileReader:
         except EndOfFile as end:
             raise TransferError(
                 f"{file}: ends at byte {os.fstat(opened.buffered).st_size}, where {what} needs "
-                f"{offset} to {offset + len(target)}; it was truncated: fetch it again"
+                f"{offset} to {offset + len(target)}; it was truncated: fetch it again",
+                fault=Fault.TRUNCATED,
             ) from end
 
     def _read_range(self, opened: OpenFile, file: Path, offset: int, target: memoryview) -> None:

@@ -4,10 +4,11 @@ import itertools
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from runtime.errors import TransferError
+from runtime.errors import Fault, TransferError
 from runtime.policy.eviction import Expert
 from runtime.policy.governor import Governor
 from runtime.policy.tier import Task, Tier
@@ -31,6 +32,8 @@ class Shared:
     def __init__(self, timeline: Told | None = None, governor: Governor | None = None):
         self.condition = threading.Condition()
         self.errors: dict[Expert, TransferError] = {}
+        self.faults: Counter[Fault] = Counter()
+        """What has gone wrong since the model was loaded, also with prefetches nobody needed."""
         self.timeline = timeline
         self.governor = governor
 
@@ -125,6 +128,7 @@ class Worker:
                 self._report(hand, task, start, end)
             else:
                 self.shared.errors[task.expert] = error
+                self.shared.faults[error.fault] += 1
                 self.tier.failed(task)
             self.shared.condition.notify_all()
 
@@ -162,6 +166,7 @@ class Worker:
                 if hand.is_lost or self._closing:
                     continue
                 log.error("%s: the transfer thread has died; starting another", self.name)
+                self.shared.faults[Fault.DIED] += 1
                 if hand.task is not None:
                     self.tier.retry(hand.task)
             elif hand.task is not None and not hand.is_lost and now - hand.since > hang_seconds:
@@ -174,6 +179,7 @@ class Worker:
         if not self.tier.lose(hand.task):
             return
         hand.is_lost = True
+        self.shared.faults[Fault.HUNG] += 1
         log.error(
             "%s: layer %d expert %d has been under way for %.1f s; its slot is set aside",
             self.name,

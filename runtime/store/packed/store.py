@@ -9,7 +9,7 @@ from torch import Tensor
 
 from predictors.spec import ModelSpec
 from runtime.config import PageCache
-from runtime.errors import StoreError, TransferError
+from runtime.errors import Fault, StoreError, TransferError
 from runtime.store.base import bytes_of
 from runtime.store.files import FileReader
 from runtime.store.packed.fingerprint import fingerprint
@@ -112,7 +112,8 @@ class PackedStore:
             f"{path}: bytes {record + ranges[wrong[0]][0][0]} to {record + ranges[wrong[0]][0][1]} "
             f"(layer {layer}, expert {expert}, chunk {wrong[0]}) are damaged: their checksum is "
             f"not the stored one, read {TRIES} times; check the disk, then pack the model again "
-            f"(python -m runtime pack output={self.folder} overwrite=true)"
+            f"(python -m runtime pack output={self.folder} overwrite=true)",
+            fault=Fault.DAMAGED,
         )
 
     def close(self) -> None:
