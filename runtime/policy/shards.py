@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from runtime.policy.cache import Entry
-from runtime.policy.counters import Counters, added
+from runtime.policy.counters import Counters
 from runtime.policy.eviction import Expert, Probabilities
 from runtime.policy.placement import Placement
 from runtime.policy.prefetcher import Prefetcher, Techniques, computing_order
@@ -81,6 +81,7 @@ class Shards(Prefetcher):
         super().__init__(tiers, techniques=shards[0].techniques)
         self.shards = tuple(shards)
         self._placement = placement
+        self.counters = shards[0].counters
 
     def of(self, expert: Expert) -> Shard:
         """The core of the expert's device."""
@@ -156,12 +157,13 @@ class Shards(Prefetcher):
 
     @property
     def counters(self) -> list[Counters]:
-        """Of each layer, the devices' added up; what is added to them is lost."""
-        return [added(layers) for layers in zip(*(s.counters for s in self.shards), strict=True)]
+        """Of each layer, for the tiers that compute; the devices count into the same ones."""
+        return self.shards[0].counters
 
     @counters.setter
     def counters(self, counters: list[Counters]) -> None:
-        raise AssertionError(f"each device counts for itself, not {len(counters)} layers for all")
+        for shard in self.shards:
+            shard.counters = counters
 
     @property
     def num_slots(self) -> int:
@@ -172,7 +174,7 @@ class Shards(Prefetcher):
         return sum(shard.pending_bytes for shard in self.shards)
 
     def total(self) -> Counters:
-        return added(shard.total() for shard in self.shards)
+        return self.shards[0].total()
 
     def _each(self, tell: Callable[[Shard], Value]) -> list[Value]:
         return [tell(shard) for shard in self.shards]

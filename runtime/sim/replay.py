@@ -10,8 +10,10 @@ import numpy as np
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, SystemConfig
-from runtime.policy.build import build_planner, build_prefetcher, on_link
+from runtime.policy.build import build_planner, build_prefetcher, build_shards, on_link
 from runtime.policy.counters import Counters, added
+from runtime.policy.prefetcher import Prefetcher
+from runtime.sim.cluster import Cluster, Interconnect
 from runtime.sim.hardware import Hardware, tier_slots
 from runtime.sim.oracle import bound
 from runtime.sim.routing import routing, tokens_per_expert
@@ -95,6 +97,7 @@ def replay(
     budget_slots: int | Sequence[int],
     keeper: Predictor | None = None,
     observer: Observer | None = None,
+    interconnect: Interconnect | None = None,
 ) -> ReplayStats:
     """Runs the steps one after another from empty arenas of `budget_slots` experts; several numbers
     are those of several tiers, the computing one first. With one number and a machine whose host
@@ -108,11 +111,21 @@ def replay(
     each of its requests as a decode (TPOT); `batched` makes steps of several requests.
     Belady eviction is told the whole routing before the first step, so all steps are held at once.
     A system that forecasts with `oracle` is the bound (`runtime.sim.oracle`), whatever `predictor`.
+
+    With an `interconnect`, experts are spread over its devices, of which each is the `hardware` and
+    has `budget_slots` (`runtime.sim.cluster`); an observer is told of one device only.
     """
     if system.predictor == ORACLE:
         # The bound knows; it computes nothing to know it.
         hardware = replace(hardware, predictor_seconds=0.0)  # type: ignore[type-var]
-    run = partial(_run, spec=spec, hardware=hardware, budget_slots=budget_slots, keeper=keeper)
+    run = partial(
+        _run,
+        spec=spec,
+        hardware=hardware,
+        budget_slots=budget_slots,
+        keeper=keeper,
+        interconnect=interconnect,
+    )
     if system.predictor == ORACLE:
         return bound(list(steps), spec, system, run=run, observer=observer)
     return run(steps, predictor, system=system, observer=observer)
@@ -128,33 +141,50 @@ def _run(
     budget_slots: int | Sequence[int],
     keeper: Predictor | None,
     observer: Observer | None,
+    interconnect: Interconnect | None,
 ) -> ReplayStats:
     if system.eviction == "belady":
         steps = list(steps)
         options = {**system.eviction_options, "future": routing(steps, spec)}
         system = replace(system, eviction_options=options)
     filled = isinstance(budget_slots, int)
+    if interconnect is not None:
+        hardware = interconnect.of_device(hardware)
     if isinstance(budget_slots, int):
         budget_slots = tier_slots(hardware, budget_slots, spec.num_layers * spec.num_experts)
     slowed = hardware.overheads.compute_speed_transferring < 1
     system = on_link(system, slows_computing=slowed)
-    prefetcher = build_prefetcher(
-        system,
-        spec,
-        num_slots=budget_slots,
-        chunk_bytes=[hardware.chunk_bytes] * spec.num_layers,
-    )
-    for below in prefetcher.tiers[1:] if filled else ():
-        below.fill(spec.num_experts)
-    planner = build_planner(system, spec, prefetcher)
+    chunk_bytes = [hardware.chunk_bytes] * spec.num_layers
     active = predictor if system.prefetch else None
-    simulator = Simulator(
-        prefetcher, hardware, predictor=active, planner=planner, observer=observer
-    )
+    simulate = partial(Simulator, hardware=hardware, predictor=active)
+    prefetcher: Prefetcher
+    simulator: Simulator | Cluster
+    if interconnect is None:
+        prefetcher = build_prefetcher(system, spec, num_slots=budget_slots, chunk_bytes=chunk_bytes)
+        planners = [build_planner(system, spec, prefetcher)]
+        simulator = simulate(prefetcher, planner=planners[0], observer=observer)
+    else:
+        prefetcher = build_shards(
+            system,
+            spec,
+            num_slots=budget_slots,
+            chunk_bytes=chunk_bytes,
+            num_devices=interconnect.num_devices,
+        )
+        planners = [build_planner(system, spec, shard) for shard in prefetcher.shards]
+        watchers = [observer] + [None] * (len(planners) - 1)
+        simulators = [
+            simulate(shard, planner=planner, observer=watcher)
+            for shard, planner, watcher in zip(prefetcher.shards, planners, watchers, strict=True)
+        ]
+        simulator = Cluster(simulators, prefetcher.shards, interconnect)
+    if filled:
+        prefetcher.fill(spec.num_experts)
     stats = ReplayStats(
         prefill=[Counters() for _ in range(spec.num_layers)],
         decode=[Counters() for _ in range(spec.num_layers)],
     )
+    at_once = int if interconnect is None else interconnect.tokens_at_once
     running: set[int] = set()
     for step in steps:
         requests = set(step.requests_T.tolist())
@@ -165,32 +195,40 @@ def _run(
         running = requests | running if is_prefill else requests
         started, stalled = simulator.now, simulator.stall_seconds
         predicting = simulator.predictor_seconds
-        replay_step(simulator, active, step, spec=spec, hardware=hardware, keeper=keeper)
+        replay_step(
+            simulator,
+            active,
+            step,
+            spec=spec,
+            layer_seconds=hardware.layer_seconds(at_once(len(step.tokens_T))),
+            keeper=keeper,
+        )
         prefetcher.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
         times.append(simulator.now - started)
         if not is_prefill:
             stats.decode_stall_seconds += simulator.stall_seconds - stalled
             stats.decode_predictor_seconds += simulator.predictor_seconds - predicting
-        if planner.governor is not None and not is_prefill:
-            planner.governor.switch.step_ended(times[-1])
+        for planner in planners if not is_prefill else ():
+            if planner.governor is not None:
+                planner.governor.switch.step_ended(times[-1])
     stats.stall_seconds = simulator.stall_seconds
     stats.predictor_seconds = simulator.predictor_seconds
     return stats
 
 
 def replay_step(
-    simulator: Simulator,
+    simulator: Simulator | Cluster,
     predictor: Predictor | None,
     step: Step,
     *,
     spec: ModelSpec,
-    hardware: Hardware,
+    layer_seconds: float,
     keeper: Predictor | None = None,
 ) -> None:
-    """One forward pass: the events in the order in which a model produces them."""
+    """One forward pass: the events in the order in which a model produces them; a layer without
+    its experts takes `layer_seconds`."""
     simulator.begin_step()
-    num_tokens = len(step.tokens_T)
     signals = predictor.signals if predictor is not None else frozenset()
     if predictor is not None:
         simulator.forecast(predictor.begin_step(step.tokens_T, step.requests_T), layer_now=-1)
@@ -200,7 +238,7 @@ def replay_step(
         if predictor is not None and Signal.LAYER_INPUT in signals:
             forecasts = predictor.layer_input(layer, step.layer_input(layer))
             simulator.forecast(forecasts, layer_now=layer)
-        simulator.compute(hardware.layer_seconds(num_tokens))
+        simulator.compute(layer_seconds)
         if predictor is not None and Signal.GATE_INPUT in signals:
             forecasts = predictor.gate_input(layer, step.gate_input(layer))
             simulator.forecast(forecasts, layer_now=layer)

@@ -121,12 +121,19 @@ class Simulator:
         """What the layer's experts will be worth after this step."""
         self._prefetcher.valued(layer, value_E)
 
-    def run_experts(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
-        """The router has spoken: brings and computes the layer's experts."""
+    def run_experts(
+        self, layer: int, tokens_per_expert: dict[int, int], *, computed_after: float = 0.0
+    ) -> None:
+        """The router has spoken: brings and computes the layer's experts.
+
+        `computed_after`: seconds until the tokens are here, from other devices.
+        """
         prefetcher = self._prefetcher
         if self._forecasts:
             self._discard_forecasts(layer)
         pending = prefetcher.routed(layer, tokens_per_expert)
+        if computed_after:
+            self.compute(computed_after)
         while pending:
             expert = self._next_ready(layer, pending)
             pending.remove(expert)

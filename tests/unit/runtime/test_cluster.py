@@ -1,0 +1,202 @@
+"""Several simulated devices against timelines worked out by hand, and against one device."""
+
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from runtime.config import ORACLE, HardwareConfig, ShapeConfig, SystemConfig
+from runtime.sim.cluster import Interconnect
+from runtime.sim.hardware import described
+from runtime.sim.overheads import Overheads
+from runtime.sim.replay import replay
+from tests.builders.traces import make_spec
+
+SPEC = make_spec(num_layers=3, num_experts=8, top_k=2)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A layer takes 10 s and .1 s a token, an expert 1 s a token, a chunk 2 s (of three)."""
+
+    name: str = "toy"
+    predictor_seconds: float = 3.0
+    chunk_bytes: tuple[int, ...] = (1, 1, 1)
+    overheads: Overheads = Overheads()
+
+    def transfer_seconds(self, num_bytes, *, tier=0):
+        return 2.0 * num_bytes
+
+    def layer_seconds(self, num_tokens):
+        return 10.0 if num_tokens == 1 else 10.0 + 0.1 * num_tokens
+
+    def expert_seconds(self, num_tokens):
+        return 1.0 * num_tokens
+
+
+class Step:
+    """`chosen[layer][token]` are a token's experts."""
+
+    def __init__(self, chosen, requests):
+        self.chosen = chosen
+        self.requests_T = np.array(requests)
+        self.tokens_T = np.zeros(len(requests), dtype=np.int64)
+
+    def experts(self, layer):
+        return np.array(self.chosen[layer])
+
+
+def run(steps, *, interconnect=None, slots=8, spec=SPEC, hardware=None, **switches):
+    return replay(
+        steps,
+        None,
+        spec=spec,
+        system=SystemConfig(**{"per_layer": False, **switches}),
+        hardware=hardware or Machine(),
+        budget_slots=slots,
+        interconnect=interconnect,
+    )
+
+
+def together(*, nodes=1, devices=1, **links):
+    free = {"device_latency_seconds": 0.0, "device_bytes_per_second": float("inf")}
+    return Interconnect(
+        num_nodes=nodes, devices_per_node=devices, token_bytes=1, **{**free, **links}
+    )
+
+
+def random_steps(seed, *, tokens=1, num=30):
+    rng = random.Random(seed)
+    layers, experts = SPEC.num_layers, range(SPEC.num_experts)
+    return [
+        Step(
+            [[rng.sample(experts, 2) for _ in range(tokens)] for _ in range(layers)],
+            list(range(tokens)),
+        )
+        for _ in range(num)
+    ]
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"eviction": "lfu", "chunked": False},
+        {"early_preemption": False, "reordered": False},
+        {"predictor": ORACLE, "eviction": "belady"},
+    ],
+)
+def test_cluster__of_one_device_is_that_device(switches):
+    steps = random_steps(1, tokens=3)
+    alone = run(steps, **switches).as_dict()
+    assert run(steps, interconnect=together(), **switches).as_dict() == alone
+
+
+def test_cluster__devices_fetch_and_compute_at_once():
+    """Experts 0 and 1 of layer 0 are on two devices: 10 + 6 + 1 s, on one 10 + 12 + 1."""
+    spec = make_spec(num_layers=1, num_experts=8, top_k=2)
+    step = Step([[[0, 1]]], [0])
+    assert run([step], spec=spec).tpot_seconds == [23.0]
+    stats = run([step], spec=spec, interconnect=together(devices=2))
+    assert stats.tpot_seconds == [17.0]
+    assert stats.stall_seconds == 6.0
+    assert stats.total.misses == 2
+
+
+def test_cluster__a_layer_is_over_when_the_last_device_is():
+    """0, 2 and 4 are the first device's: it fetches for 18 s while the other has one expert."""
+    spec = make_spec(num_layers=1, num_experts=8, top_k=4)
+    stats = run([Step([[[0, 1, 2, 4]]], [0])], spec=spec, interconnect=together(devices=2))
+    assert stats.tpot_seconds == [10.0 + 18.0 + 1.0]
+
+
+def test_cluster__tokens_travel_while_experts_are_fetched_and_back_after():
+    """Fetching takes 6 s: 2 s there are hidden, 2 s back are not; resident, both are paid."""
+    spec = make_spec(num_layers=1, num_experts=8, top_k=2)
+    step = Step([[[0, 1]]], [0])
+    slow = together(devices=2, device_latency_seconds=2.0)
+    assert run([step, step], spec=spec, interconnect=slow).tpot_seconds == [19.0, 15.0]
+
+
+def test_cluster__machines_share_tokens_and_pay_for_what_crosses():
+    """Four requests on two machines: each computes a layer for two; of an expert's four tokens two
+    come over the network, 1 s a byte, and go back."""
+    spec = make_spec(num_layers=1, num_experts=8, top_k=1)
+    step = Step([[[0]] * 4], [0, 1, 2, 3])
+    network = together(nodes=2, node_bytes_per_second=1.0, node_latency_seconds=0.5)
+    stats = run([step, step], spec=spec, interconnect=network)
+    fetching, travel, computing = 6.0, 2.5, 4.0
+    assert stats.tpot_seconds == pytest.approx(
+        [10.2 + fetching + computing + travel, 10.2 + travel + computing + travel]
+    )
+
+
+def test_interconnect__shares_of_tokens_that_cross():
+    both = Interconnect(
+        num_nodes=2,
+        devices_per_node=4,
+        token_bytes=8,
+        device_latency_seconds=0.0,
+        device_bytes_per_second=1.0,
+        node_bytes_per_second=2.0,
+    )
+    assert both.num_devices == 8
+    # Of 16 tokens 8 come from the other machine, 6 from this one's other devices.
+    assert both.travel_seconds(16) == 8 * 8 / 2 + 6 * 8 / 1
+    assert both.travel_seconds(0) == 0.0
+    assert [both.tokens_at_once(n) for n in (1, 2, 5)] == [1, 1, 3]
+
+
+def test_interconnect__a_device_has_its_share_of_disk_and_host_memory():
+    shape = ShapeConfig(num_layers=2, num_experts=4, top_k=1, expert_bytes=100, layer_bytes=1)
+    config = HardwareConfig(
+        name="h",
+        measured=False,
+        link_bytes_per_second=1.0,
+        store_bytes_per_second=8.0,
+        memory_bytes_per_second=1.0,
+        flops=1.0,
+        host_bytes=400.0,
+    )
+    hardware = described(config, shape)
+    one = Interconnect(devices_per_node=4, token_bytes=1).of_device(hardware)
+    assert one.store_bytes_per_second == 2.0
+    assert one.host_share == 0.125
+    # Two machines' memories hold all experts of the two between them.
+    two = Interconnect(num_nodes=2, devices_per_node=4, token_bytes=1).of_device(hardware)
+    assert two.host_share == 1.0
+
+
+def test_cluster__more_devices_take_no_longer_with_free_links():
+    steps = random_steps(2, tokens=4)
+    times = [
+        sum(run(steps, slots=8 // n, interconnect=together(devices=n)).tpot_seconds)
+        for n in (1, 2, 4)
+    ]
+    assert times[0] > times[1] > times[2]
+    hits = [run(steps, slots=s, interconnect=together(devices=2)).total.hit_rate for s in (4, 12)]
+    assert (
+        hits[1]
+        == 1
+        - SPEC.num_layers
+        * SPEC.num_experts
+        / run(steps, slots=12, interconnect=together(devices=2)).total.requests
+    )
+    assert hits[0] < hits[1]
+
+
+def test_cluster__shared_oracle_bound_is_not_slower_than_demand():
+    steps = random_steps(4, tokens=2)
+    demand = SystemConfig(prefetch=False, per_layer=False)
+    bound = replace(demand, prefetch=True, predictor=ORACLE, eviction="belady")
+    options = {"spec": SPEC, "hardware": Machine(), "budget_slots": 4}
+    found = [
+        sum(
+            replay(
+                steps, None, system=system, interconnect=together(devices=2), **options
+            ).tpot_seconds
+        )
+        for system in (demand, bound)
+    ]
+    assert found[1] < found[0]
