@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from collect.errors import TraceError
 from collect.traces.layout import TraceSignal
+from collect.traces.places import Place, place_of
 from collect.traces.split import Split
 from predictors.spec import ModelSpec
 
@@ -139,18 +140,24 @@ def to_json(manifest: TraceManifest) -> bytes:
     return manifest.model_dump_json(indent=1).encode() + b"\n"
 
 
-def read_manifest(folder: Path) -> TraceManifest:
+def has_manifest(where: str | Path | Place) -> bool:
+    """Whether a trace, finished or not, lies there."""
+    return place_of(where).size(MANIFEST) is not None
+
+
+def read_manifest(where: str | Path | Place) -> TraceManifest:
     """TraceError when there is none, or it is not one, or a bit of it has changed."""
-    path = folder / MANIFEST
+    place = place_of(where)
+    path = f"{place.where}/{MANIFEST}"
     try:
-        manifest = TraceManifest.model_validate_json(path.read_bytes())
+        manifest = TraceManifest.model_validate_json(place.read(MANIFEST))
     except FileNotFoundError:
         raise TraceError(
-            f"{folder} is not a trace: it has no {MANIFEST}. "
-            f"Make one: python -m collect output={folder}"
+            f"{place.where} is not a trace: it has no {MANIFEST}. "
+            f"Make one: python -m collect output={place.where}"
         ) from None
     except NotADirectoryError:
-        raise TraceError(f"{folder} is not a trace: a trace is a folder") from None
+        raise TraceError(f"{place.where} is not a trace: a trace is a folder") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

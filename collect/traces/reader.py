@@ -1,6 +1,5 @@
 """Opens a trace: every file's digest is checked before it is parsed, columns are memory-mapped."""
 
-import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import TypeAdapter
 from collect.errors import TraceError
 from collect.traces.arrow import map_stream
 from collect.traces.column import Column
+from collect.traces.copies import local_copy
 from collect.traces.layout import TraceSignal, column_name, columns
 from collect.traces.manifest import (
     FileRecord,
@@ -19,6 +19,7 @@ from collect.traces.manifest import (
     TraceManifest,
     read_manifest,
 )
+from collect.traces.places import FolderPlace, Place, place_of
 from collect.traces.split import Split
 from collect.traces.step import Phase, Step
 from predictors.errors import unknown
@@ -26,22 +27,26 @@ from predictors.spec import ModelSpec
 
 REQUESTS = TypeAdapter(list[Request])
 
+AGAIN = "run the same `python -m collect` again: it records what is missing"
 
-def check_file(folder: Path, record: FileRecord, *, verify: bool = True) -> None:
-    """TraceError when it is not a plain file with the promised bytes."""
-    path = folder / record.name
-    again = "run the same `python -m collect` again: it records what is missing"
-    if not path.is_file() or path.is_symlink():
+
+def check_file(
+    where: str | Path | Place, record: FileRecord, *, verify: bool = True, again: str = AGAIN
+) -> None:
+    """TraceError when it is not a plain file with the promised bytes; `again` says what to do."""
+    place = place_of(where)
+    path = f"{place.where}/{record.name}"
+    size = place.size(record.name)
+    if size is None:
         raise TraceError(f"{path} is missing: {again}")
     again = f"Delete it and {again}"
-    if path.stat().st_size != record.size:
+    if size != record.size:
         raise TraceError(
-            f"{path} is damaged: {path.stat().st_size:,} bytes where {record.size:,} were written. "
+            f"{path} is damaged: {size:,} bytes where {record.size:,} were written. "
             f"Nothing of it was read. {again}."
         )
     if verify:
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = place.sha256(record.name)
         if found != record.sha256:
             raise TraceError(
                 f"{path} is damaged: sha256 {found[:12]}... where {record.sha256[:12]}... was "
@@ -61,8 +66,13 @@ class Trace:
         manifest: TraceManifest,
         shards: list[dict[str, NDArray]],
         requests: list[Request],
+        *,
+        where: str | None = None,
     ):
         self.path = folder
+        """On this machine."""
+        self.where = where or str(folder)
+        """As the user named it: a folder or an address."""
         self.manifest = manifest
         self.spec: ModelSpec = manifest.plan.spec
         self.request_table = requests
@@ -72,33 +82,40 @@ class Trace:
 
     @classmethod
     def open(
-        cls, path: str | Path, *, model: ModelSpec | None = None, verify: bool = True
+        cls, where: str | Path | Place, *, model: ModelSpec | None = None, verify: bool = True
     ) -> "Trace":
-        """Opens the trace at `path`, when it is whole and, if `model` is given, of that model.
+        """Opens the trace there, when it is whole and, if `model` is given, of that model.
 
+        One that lies in an object store is copied to this machine first, unless it was before.
         `verify=False` compares sizes only: for a trace that this process has just written.
 
         Raises:
             TraceError: no trace, not finished, damaged, or of another model (both sides named).
         """
-        folder = Path(path)
-        manifest = read_manifest(folder)
+        place = place_of(where)
+        manifest = read_manifest(place)
         plan = manifest.plan
         if model is not None:
             plan.spec.require(
                 model,
-                this=f"the trace {folder}",
+                this=f"the trace {place.where}",
                 that="the model",
                 error=TraceError,
                 hint="Collect a trace of this model: python -m collect model=... output=PATH",
             )
         if not manifest.complete:
+            records = {name for name in place.names() if name.endswith(".shard.json")}
+            have = len(manifest.shards) + len(records)
             raise TraceError(
-                f"{folder} is not finished: {len(manifest.shards)} of {len(plan.units)} parts. "
+                f"{place.where} is not finished: {have} of {len(plan.units)} parts. "
                 "Run the same `python -m collect` again: it records what is missing."
             )
-        for record in manifest.files():
-            check_file(folder, record, verify=verify)
+        if isinstance(place, FolderPlace):
+            folder = place.path
+            for record in manifest.files():
+                check_file(place, record, verify=verify)
+        else:
+            folder = local_copy(place, manifest)
         wanted = columns(plan.spec, plan.signals)
         shards, requests = [], []
         for shard in manifest.shards:
@@ -108,7 +125,7 @@ class Trace:
             requests += REQUESTS.validate_json((folder / shard.requests.name).read_bytes())
             shards.append(arrays)
         requests.sort(key=lambda request: request.index)
-        return cls(folder, manifest, shards, requests)
+        return cls(folder, manifest, shards, requests, where=place.where)
 
     @property
     def digest(self) -> str:

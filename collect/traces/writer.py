@@ -1,22 +1,23 @@
 """Makes a trace unit by unit; killed at any point it resumes with nothing torn, lost or doubled.
 
 A unit's two files get a temporary name in the trace's folder, are fsynced, renamed, and then named
-in `trace.json`, itself replaced atomically. What `trace.json` does not name is not there: the unit
-is recorded again and replaces it. Names and content depend on the plan alone, so that one process,
-many processes or many machines on a shared folder write the same trace.
+in a record of the unit, a third file made in the same way. A unit without a record is not there:
+it is recorded again and replaces what is left of it. When all are there, `trace.json` names every
+shard and the records go. Names and content depend on the plan alone and no file has two writers, so
+that one process, many processes or many machines on shared storage write the same trace, and need
+no lock.
 """
 
 import hashlib
 import importlib.metadata
-import os
-import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from collect.errors import TraceError
 from collect.traces.arrow import DATASET_INFO, STATE, dataset_info, dataset_state, write_stream
@@ -28,25 +29,25 @@ from collect.traces.manifest import (
     ShardRecord,
     TraceManifest,
     TracePlan,
+    has_manifest,
     make_manifest,
     read_manifest,
     to_json,
 )
+from collect.traces.places import Place, place_of
 from collect.traces.reader import REQUESTS, Trace, check_file
-from predictors.files import sync_folder, write_atomic
 
 EXPONENT = np.uint16(0x7C00)
 """Bits of a half's exponent."""
 
-LOCK = ".lock"
-LOCK_SECONDS = 60.0
-"""The lock is held for the time of writing `trace.json`: milliseconds."""
+RECORD = ".shard.json"
+"""Behind a unit's stem: the `ShardRecord` that says that the unit is there."""
 
 
 class HashingFile:
     """A binary file that hashes what is written, so that nothing is read back for its digest."""
 
-    def __init__(self, file: BinaryIO):
+    def __init__(self, file: IO[bytes]):
         self._file = file
         self._sha256 = hashlib.sha256()
         self.size = 0
@@ -87,25 +88,30 @@ def halved(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
 
 
 class TraceWriter:
-    """Begins a trace in `folder`, or goes on with the one there."""
+    """Begins a trace in a place, or goes on with the one there."""
 
-    def __init__(self, folder: str | Path, plan: TracePlan):
-        """Raises TraceError when the folder holds a trace of another plan, or something else."""
-        self.folder = Path(folder)
+    def __init__(self, where: str | Path | Place, plan: TracePlan, *, joins: bool = False):
+        """`joins`: as one of several writers, whose coordinator has looked after what is there.
+
+        Raises TraceError when the place holds a trace of another plan, or something else.
+        """
+        self.place = place_of(where)
         self.plan = plan
         self._columns = columns(plan.spec, plan.signals)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with self._locked():
-            self._remove_orphans()
-            if (self.folder / MANIFEST).exists():
-                self._check_same(read_manifest(self.folder))
-            else:
-                self._check_empty()
-                self._publish([])
+        if not joins:
+            self.place.tidy(everything=False)
+        if not has_manifest(self.place):
+            self._check_empty()
+            # Of several that begin at once, one does.
+            self.place.create(MANIFEST, to_json(self._manifest([])))
+        manifest = read_manifest(self.place)
+        self._check_same(manifest)
+        if not joins:
+            self._check_whole(manifest)
 
     def missing(self) -> list[int]:
         """Units still to be written, ascending."""
-        done = {shard.unit for shard in read_manifest(self.folder).shards}
+        done = committed(self.place, self.plan)
         return [unit for unit in range(len(self.plan.units)) if unit not in done]
 
     def write(
@@ -118,81 +124,68 @@ class TraceWriter:
         order = arrays["request"]
         assert (np.diff(order) >= 0).all(), "rows of a unit stand in the order of its requests"
         assert set(arrays) == set(self._columns), "a unit has the plan's columns"
-        stem = f"{unit:05d}-{self.plan.units[unit][:12]}"
-        data = self._write_data(f"{stem}.arrow", arrays)
+        stem = unit_stem(self.plan, unit)
         listed = REQUESTS.dump_json(list(requests), indent=1) + b"\n"
-        with self._locked():
-            record = ShardRecord(
-                unit=unit,
-                rows=len(order),
-                data=data,
-                requests=self._write_small(f"{stem}.requests.json", listed),
-            )
-            others = [one for one in read_manifest(self.folder).shards if one.unit != unit]
-            self._publish(sorted([*others, record], key=lambda shard: shard.unit))
+        record = ShardRecord(
+            unit=unit,
+            rows=len(order),
+            data=self._write_data(f"{stem}.arrow", arrays),
+            requests=self._write_small(f"{stem}.requests.json", listed),
+        )
+        self.place.write(f"{stem}{RECORD}", record.model_dump_json(indent=1).encode() + b"\n")
         return record
 
     def finish(self) -> Trace:
-        """Makes the folder one that `datasets.load_from_disk` opens; every unit must be there.
+        """Makes the place one that `datasets.load_from_disk` opens; every unit must be there.
 
         Until now it had no `state.json`, so nobody took the part for the whole.
         """
-        with self._locked():
-            manifest = read_manifest(self.folder)
-            if not manifest.complete:
-                missing = len(self.plan.units) - len(manifest.shards)
-                assert not missing, f"finish with {missing} units missing"
-                extra = [
-                    self._write_small(DATASET_INFO, dataset_info(self._columns)),
-                    self._write_small(STATE, dataset_state(manifest)),
-                ]
-                self._publish(manifest.shards, extra=extra, complete=True)
-        return Trace.open(self.folder, verify=False)
+        if not read_manifest(self.place).complete:
+            done = committed(self.place, self.plan)
+            missing = len(self.plan.units) - len(done)
+            assert not missing, f"finish with {missing} units missing"
+            draft = self._manifest([done[unit] for unit in sorted(done)])
+            extra = [
+                self._write_small(DATASET_INFO, dataset_info(self._columns)),
+                self._write_small(STATE, dataset_state(draft)),
+            ]
+            whole = self._manifest(draft.shards, extra=extra, complete=True)
+            self.place.write(MANIFEST, to_json(whole))
+        self._remove_records()
+        self.place.tidy(everything=True)
+        return Trace.open(self.place, verify=False)
 
     def _write_data(self, name: str, arrays: Mapping[str, NDArray]) -> FileRecord:
-        temporary = self.folder / f".{name}.{socket.gethostname()}.{os.getpid()}.tmp"
-        try:
-            with temporary.open("wb") as file:
-                sink = HashingFile(file)
-                write_stream(sink, self._columns, arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.folder / name)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(self.folder)
+        with self.place.sink(name) as file:
+            sink = HashingFile(file)
+            write_stream(sink, self._columns, arrays)
         return FileRecord(name=name, sha256=sink.hexdigest(), size=sink.size)
 
     def _write_small(self, name: str, data: bytes) -> FileRecord:
-        """Under the lock, so that whoever holds it knows every other temporary file for dead."""
-        write_atomic(self.folder / name, data)
+        self.place.write(name, data)
         return FileRecord(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
-    def _publish(
+    def _manifest(
         self,
         shards: Sequence[ShardRecord],
         *,
         extra: Sequence[FileRecord] = (),
         complete: bool = False,
-    ) -> None:
-        manifest = make_manifest(
+    ) -> TraceManifest:
+        return make_manifest(
             plan=self.plan,
             tool_version=tool_version(),
             complete=complete,
             shards=tuple(shards),
             extra=tuple(extra),
         )
-        write_atomic(self.folder / MANIFEST, to_json(manifest))
-
-    def _locked(self) -> FileLock:
-        return FileLock(self.folder / LOCK, timeout=LOCK_SECONDS)
 
     def _check_same(self, manifest: TraceManifest) -> None:
         there, wanted = (plan.model_dump(mode="json") for plan in (manifest.plan, self.plan))
         self.plan.spec.require(
             manifest.plan.spec,
             this="what is asked for",
-            that=f"the trace {self.folder}",
+            that=f"the trace {self.place.where}",
             error=TraceError,
             hint="Give another output=PATH, or delete that folder.",
         )
@@ -204,43 +197,79 @@ class TraceWriter:
                 f"{key}: there {_short(there[key])}, asked {_short(wanted[key])}" for key in told
             )
             raise TraceError(
-                f"{self.folder} holds another trace ({listed}). "
+                f"{self.place.where} holds another trace ({listed}). "
                 "Give another output=PATH, or delete that folder."
             )
-        for record in manifest.files():
-            if (self.folder / record.name).exists():
-                check_file(self.folder, record)
-        kept = [
-            shard
-            for shard in manifest.shards
-            if (self.folder / shard.data.name).exists()
-            and (self.folder / shard.requests.name).exists()
-        ]
-        whole = not manifest.complete or all(
-            (self.folder / record.name).exists() for record in manifest.extra
-        )
-        if len(kept) < len(manifest.shards) or not whole:
-            (self.folder / STATE).unlink(missing_ok=True)
-            self._publish(kept)
+
+    def _check_whole(self, manifest: TraceManifest) -> None:
+        """TraceError for a damaged file; what was deleted is no longer said to be there."""
+        sizes: dict[str, int | None] = {}
+        done = committed(self.place, self.plan)
+        named = [record for shard in done.values() for record in (shard.data, shard.requests)]
+        for record in (*named, *manifest.extra):
+            sizes[record.name] = self.place.size(record.name)
+            if sizes[record.name] is not None:
+                check_file(self.place, record)
+        kept = {
+            unit: shard
+            for unit, shard in done.items()
+            if sizes[shard.data.name] is not None and sizes[shard.requests.name] is not None
+        }
+        for unit in done.keys() - kept.keys():
+            self.place.remove(f"{unit_stem(self.plan, unit)}{RECORD}")
+        whole = all(sizes[record.name] is not None for record in manifest.extra)
+        if len(kept) < len(done) or not whole:
+            self.place.remove(STATE)
+            shards = [kept[unit] for unit in sorted(kept)]
+            self.place.write(MANIFEST, to_json(self._manifest(shards)))
+        elif manifest.complete:
+            self._remove_records()
+
+    def _remove_records(self) -> None:
+        """`trace.json` names every shard: the records have done their work."""
+        for name in self.place.names():
+            if name.endswith(RECORD):
+                self.place.remove(name)
 
     def _check_empty(self) -> None:
-        found = sorted(path.name for path in self.folder.iterdir() if path.name != LOCK)
-        if found:
+        found = [name for name in self.place.names() if name != MANIFEST]
+        if found and not has_manifest(self.place):
             raise TraceError(
-                f"{self.folder} is not empty and holds no trace (it has {found[0]}): "
+                f"{self.place.where} is not empty and holds no trace (it has {found[0]}): "
                 "give another output=PATH"
             )
 
-    def _remove_orphans(self) -> None:
-        """What killed writers left. Shards of living writers elsewhere stay; they hold no lock."""
-        host = f".{socket.gethostname()}."
-        for path in self.folder.glob(".*"):
-            if path.name.endswith(".tmp"):
-                pid = int(path.suffixes[-2][1:])
-                if host in path.name and not _alive(pid):
-                    path.unlink(missing_ok=True)
-            elif path.name != LOCK:
-                path.unlink(missing_ok=True)
+
+def unit_stem(plan: TracePlan, unit: int) -> str:
+    """What the names of a unit's files begin with."""
+    return f"{unit:05d}-{plan.units[unit][:12]}"
+
+
+def committed(where: str | Path | Place, plan: TracePlan) -> dict[int, ShardRecord]:
+    """The units that are there: those in `trace.json`, and those that have a record beside it."""
+    place = place_of(where)
+    stems = {unit_stem(plan, unit): unit for unit in range(len(plan.units))}
+    found = {}
+    for name in place.names():
+        unit = stems.get(name.removesuffix(RECORD))
+        if unit is not None and name.endswith(RECORD):
+            # Removed meanwhile, by one who has finished the trace: `trace.json` has it.
+            with suppress(FileNotFoundError):
+                found[unit] = _record(place, name)
+    # Read last: it says all when records are removed.
+    for shard in read_manifest(place).shards:
+        found[shard.unit] = shard
+    return found
+
+
+def _record(place: Place, name: str) -> ShardRecord:
+    try:
+        return ShardRecord.model_validate_json(place.read(name))
+    except ValidationError:
+        raise TraceError(
+            f"{place.where}/{name} is damaged. Delete it and run the same `python -m collect` "
+            "again: it records what is missing"
+        ) from None
 
 
 def tool_version() -> str:
@@ -249,16 +278,6 @@ def tool_version() -> str:
         return importlib.metadata.version("moecast")
     except importlib.metadata.PackageNotFoundError:
         return "source"
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()
 
 
 def _short(value: object) -> str:

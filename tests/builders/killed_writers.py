@@ -3,7 +3,7 @@
     python -m tests.builders.killed_writers FOLDER
 
 makes FOLDER/whole without interruption, and FOLDER/0, FOLDER/1, ... of which each writer got a
-SIGKILL before its n-th fsync or rename; prints how many. One process forks them all: importing
+SIGKILL before its n-th fsync, rename or link; prints how many. One process forks them all: importing
 takes a hundred times longer than writing.
 """
 
@@ -17,7 +17,7 @@ from tests.builders.traces import make_trace
 
 
 def killed_before(operation: int) -> None:
-    """SIGKILL for this process, in place of its n-th fsync or rename."""
+    """SIGKILL for this process, in place of its n-th fsync, rename or link."""
     left = operation
 
     def counted(real: Callable) -> Callable:
@@ -31,6 +31,7 @@ def killed_before(operation: int) -> None:
         return wrapped
 
     os.fsync = counted(os.fsync)
+    os.link = counted(os.link)
     Path.replace = counted(Path.replace)
 
 

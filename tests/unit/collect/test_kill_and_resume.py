@@ -34,8 +34,8 @@ def test_writer__killed_at_every_disk_operation_resumes(tmp_path: Path) -> None:
         check=True,
     )
     num_killed = int(made.stdout)
-    # trace.json, two units (data, requests, trace.json), two JSON files, trace.json: each file is
-    # fsynced, renamed, and its folder fsynced.
+    # trace.json, two units (data, requests, record), two JSON files, trace.json: each file is
+    # fsynced, renamed (linked, the first), and its folder fsynced.
     assert num_killed == 3 * (1 + 2 * 3 + 3)
     whole = content(tmp_path / "whole")
     for number in range(num_killed):
@@ -93,4 +93,4 @@ def test_collect__killed_while_recording_resumes(tmp_path: Path) -> None:
     assert content(folder) == content(tmp_path / "whole")
     kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.requests.json")}
     again = [name for name, when in written.items() if kept[name] != when]
-    assert len(again) <= 1, "what was named in trace.json is not recorded again"
+    assert len(again) <= 1, "what has its record is not recorded again"
