@@ -62,7 +62,8 @@ class Engine:
         """What `hold` gave last and has not taken back."""
         self._ordered: dict[int, list[int]] = {}
         """Layers whose router has spoken and whose experts are asked for."""
-        self._request = -1
+        self._requests: frozenset[int] = frozenset()
+        """Whose tokens the last step computed."""
         self._since = time.perf_counter()
         """When the computation last turned to something else than routed experts."""
         self._closed = False
@@ -75,9 +76,9 @@ class Engine:
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
         self._turn.begin()
-        new_request = bool(len(requests_T)) and int(requests_T[0]) != self._request
-        if new_request:
-            self._request = int(requests_T[0])
+        requests = frozenset(np.unique(requests_T).tolist())
+        new_request = not requests <= self._requests
+        self._requests = requests
         with self._condition:
             if not self._is_intact:
                 self._repair()
@@ -87,8 +88,8 @@ class Engine:
             self.prefetcher.begin_step(new_request=new_request)
             for worker in self.workers:
                 worker.look_after(float("inf"))
-        num_rows = len(np.unique(requests_T))
-        self.stats.begin_step(len(tokens_T), is_prefill=new_request or len(tokens_T) > num_rows)
+        is_prefill = new_request or len(tokens_T) > len(requests)
+        self.stats.begin_step(len(tokens_T), is_prefill=is_prefill)
         self._since = time.perf_counter()
         self.driver.begin_step(tokens_T, requests_T)
 
@@ -108,6 +109,20 @@ class Engine:
         self._demand(layer, {e: n for e, n in tokens_per_expert.items() if 0 <= e < last})
         self._clock_layer(layer)
         self.driver.routed(layer, experts_TK, logits_TE)
+
+    def partly_routed(self, layer: int, experts_TK: Ints) -> None:
+        """A part of the step's tokens has been routed, the others have yet to reach the layer."""
+        experts = np.unique(experts_TK)
+        experts = experts[(experts >= 0) & (experts < self._num_experts)]
+        with self._condition:
+            for e in self.prefetcher.partly_routed(layer, experts.tolist()):
+                self._shared.errors.pop((layer, e), None)
+            self._condition.notify_all()
+
+    def failed(self, layer: int) -> frozenset[int]:
+        """The layer's experts whose bytes did not arrive when they were last asked for."""
+        with self._condition:
+            return frozenset(e for one, e in self._shared.errors if one == layer)
 
     def _clock_layer(self, layer: int) -> None:
         if self._timeline is not None:
@@ -154,8 +169,10 @@ class Engine:
         with self._condition:
             self._let_go()
             self._abandon_leftovers()
+            early = self.prefetcher.early(layer)
             for e in tokens_per_expert:
-                self._shared.errors.pop((layer, e), None)
+                if e not in early:
+                    self._shared.errors.pop((layer, e), None)
             order = self.prefetcher.routed(layer, tokens_per_expert)
             self._ordered[layer] = order
             self._condition.notify_all()

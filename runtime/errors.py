@@ -42,3 +42,7 @@ class StoreError(MoecastError):
 
 class ChatError(MoecastError):
     """Messages that the model's chat template cannot write down."""
+
+
+class GroupError(MoecastError):
+    """Generations that cannot go through a model together."""

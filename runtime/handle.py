@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from predictors.spec import ModelSpec
 from runtime.engine import Engine
+from runtime.front import Front
 from runtime.hf.probes import Probes
 
 
@@ -19,6 +20,7 @@ class Handle:
         *,
         spec: ModelSpec,
         engine: Engine,
+        front: Front,
         probes: Probes,
         folder: Path,
     ):
@@ -26,7 +28,8 @@ class Handle:
         self.folder = folder
         self._model = model
         self.engine = engine
-        self._probes = probes
+        self.front = front
+        self.probes = probes
 
     @property
     def budget_bytes(self) -> int:
@@ -45,5 +48,5 @@ class Handle:
 
     def close(self) -> None:
         """Ends the worker and closes the files; the model can not be used afterwards."""
-        self._probes.close()
+        self.probes.close()
         self.engine.close()

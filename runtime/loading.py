@@ -12,6 +12,7 @@ from runtime.assemble import build_engine
 from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.errors import CheckpointError
 from runtime.forecasters import systems_forecaster, systems_keeper
+from runtime.front import Front
 from runtime.handle import Handle
 from runtime.hf import experts as experts_function
 from runtime.hf.adapters.served import Served
@@ -125,10 +126,13 @@ def load(
         keeper=systems_keeper(system, spec, name=config.name, entries=entries),
     )
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
-    probes = Probes(plain, signals, engine)
+    front = Front(engine)
+    probes = Probes(plain, signals, front)
     for layer in layers:
-        layer.kind.attach(layer.experts, Served(engine, layer.index))
-    plain.moecast = Handle(plain, spec=spec, engine=engine, probes=probes, folder=folder)
+        layer.kind.attach(layer.experts, Served(front, layer.index))
+    plain.moecast = Handle(
+        plain, spec=spec, engine=engine, front=front, probes=probes, folder=folder
+    )
     plain.close = plain.moecast.close
     guard(plain, layers)
     release_unused()

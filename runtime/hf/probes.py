@@ -73,6 +73,20 @@ def normalised(hidden: Tensor) -> Tensor:
     return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + RMS_EPSILON)
 
 
+class Lane:
+    """Which requests a generation's forward passes belong to. Several generations that take turns
+    at one model have one each; otherwise there is one for all."""
+
+    def __init__(self) -> None:
+        self.first_request = 0
+        self.num_requests = 0
+        self.past = Past()
+        self.is_encoded = False
+        """An encoder's step has begun new requests that no decoder's step has continued yet."""
+        self.part = "decoder"
+        """Which part of the model the last forward pass was of."""
+
+
 class _Steps:
     """Tells the steps of a model's parts: when each begins and ends, whose tokens it computes.
 
@@ -82,11 +96,8 @@ class _Steps:
 
     def __init__(self, model: PreTrainedModel, listener: Listener):
         self._listener = listener
-        self._first_request = 0
-        self._num_requests = 0
-        self._past = Past()
-        self._is_encoded = False
-        """An encoder's step has begun new requests that no decoder's step has continued yet."""
+        self._next_request = 0
+        self.lane = Lane()
         if model.config.is_encoder_decoder:
             parts = [(model.get_encoder(), self._encoder), (model.get_decoder(), self._decoder)]
         else:
@@ -96,30 +107,32 @@ class _Steps:
     def _encoder(self, args: tuple, kwargs: dict) -> None:
         tokens = tokens_of(args, kwargs)
         self._new_requests(len(tokens))
-        self._is_encoded = True
+        self.lane.is_encoded = True
+        self.lane.part = "encoder"
         self._begin(tokens)
 
     def _decoder(self, args: tuple, kwargs: dict) -> None:
         tokens = tokens_of(args, kwargs)
-        if not self._past.continues(kwargs.get("past_key_values")):
+        lane = self.lane
+        if not lane.past.continues(kwargs.get("past_key_values")):
             # Beams of an encoded request are decoder rows one after another.
-            continues = self._is_encoded and len(tokens) % self._num_requests == 0
+            continues = lane.is_encoded and len(tokens) % lane.num_requests == 0
             if not continues:
                 self._new_requests(len(tokens))
-            self._is_encoded = False
+            lane.is_encoded = False
+        lane.part = "decoder"
         self._begin(tokens)
 
     def _new_requests(self, count: int) -> None:
-        self._first_request += self._num_requests
-        self._num_requests = count
+        self.lane.first_request, self.lane.num_requests = self._next_request, count
+        self._next_request += count
 
     def _begin(self, tokens: Tensor) -> None:
         num_rows, num_tokens = tokens.shape
-        rows_per_request = max(1, num_rows // max(1, self._num_requests))
+        rows_per_request = max(1, num_rows // max(1, self.lane.num_requests))
         rows = np.repeat(np.arange(num_rows, dtype=np.int64) // rows_per_request, num_tokens)
-        self._listener.begin_step(
-            tokens.detach().reshape(-1).to("cpu", torch.int64).numpy(), self._first_request + rows
-        )
+        tokens_T = tokens.detach().reshape(-1).to("cpu", torch.int64).numpy()
+        self._listener.begin_step(tokens_T, self.lane.first_request + rows)
 
 
 def _computing(model: PreTrainedModel) -> list[nn.Module]:
@@ -189,7 +202,8 @@ class Probes:
         """
         self._listener = listener
         self._complete = complete
-        self._handles: list[Any] = [*_Steps(model, listener).handles]
+        self._steps = _Steps(model, listener)
+        self._handles: list[Any] = [*self._steps.handles]
         layers = moe_layers(model)
         self._num_experts = max(layer.num_experts for layer in layers)
         for layer in layers:
@@ -210,6 +224,15 @@ class Probes:
 
     def _add(self, handle) -> None:
         self._handles.append(handle)
+
+    @property
+    def lane(self) -> Lane:
+        """Of the generation whose forward passes come next."""
+        return self._steps.lane
+
+    @lane.setter
+    def lane(self, lane: Lane) -> None:
+        self._steps.lane = lane
 
     def __enter__(self) -> "Probes":
         return self

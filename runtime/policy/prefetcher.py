@@ -59,6 +59,9 @@ class Prefetcher:
         self.techniques = techniques
         self._predicted: dict[int, dict[int, None]] = {}
         """What was predicted for each layer since it was last routed."""
+        self._early: dict[int, dict[int, bool]] = {}
+        """What a part of the step's tokens was routed to in each layer that the others have yet to
+        reach, and whether it was ready then."""
 
     @property
     def counters(self) -> list[Counters]:
@@ -71,11 +74,13 @@ class Prefetcher:
 
     def begin_step(self, *, new_request: bool) -> None:
         """A forward pass starts."""
+        self._forget_early()
         for tier in self.tiers:
             tier.cache.begin_step(new_request=new_request)
 
     def end_step(self) -> None:
         """The forward pass is over."""
+        self._forget_early()
         for tier in self.tiers:
             tier.cache.end_step()
 
@@ -92,6 +97,7 @@ class Prefetcher:
             tier.repair(tasks, copies=copies)
             copies = tasks
         self._predicted.clear()
+        self._early.clear()
 
     def forecast(self, layer: int, probability_E: Sequence[float]) -> None:
         """A predictor's scores of a layer, for policies that drop by them."""
@@ -124,13 +130,40 @@ class Prefetcher:
         self.top.drop_speculation(layer)
         self._predicted.pop(layer, None)
 
+    def partly_routed(self, layer: int, experts: Collection[int]) -> list[int]:
+        """A part of the step's tokens needs these, and the other tokens have yet to reach the
+        layer: they are asked for at once, in the order in which they are routed (klotski 5).
+
+        Returns those that are asked for now.
+        """
+        if not self.techniques.early_preemption:
+            return []
+        early = self._early.setdefault(layer, {})
+        new = [e for e in experts if e not in early]
+        for e in new:
+            early[e] = self.top.is_ready((layer, e))
+            self._count_asked(layer, e)
+            self.top.claim((layer, e))
+        return new
+
+    def early(self, layer: int) -> Collection[int]:
+        """What `partly_routed` has asked for in a layer that is not routed yet."""
+        return self._early.get(layer, ())
+
+    def _forget_early(self) -> None:
+        for layer, experts in self._early.items():
+            self.abandon(layer, list(experts))
+        self._early.clear()
+
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> list[int]:
         """Algorithm 2, PushPreciseExperts: returns the order in which to compute.
 
         The experts that have a slot are pinned until `used`; the others are pinned when they get
         one.
         """
-        self._count_routed(layer, tokens_per_expert)
+        early = self._early.pop(layer, {})
+        self._count_routed(layer, tokens_per_expert, early)
+        self.abandon(layer, [e for e in early if e not in tokens_per_expert])
         for tier in self.tiers:
             tier.cache.routed(layer, tokens_per_expert)
         # What is about to be claimed needs no dropping, unless experts wait for their turn.
@@ -145,7 +178,8 @@ class Prefetcher:
         )
         if self.techniques.early_preemption:
             for e in order:
-                self.top.claim((layer, e))
+                if e not in early:
+                    self.top.claim((layer, e))
         return order
 
     def demand(self, expert: Expert) -> None:
@@ -170,22 +204,33 @@ class Prefetcher:
             top.claim((layer, e))
         return bool(anew)
 
-    def _count_routed(self, layer: int, experts: Mapping[int, int]) -> None:
+    def _count_routed(
+        self, layer: int, experts: Mapping[int, int], early: Mapping[int, bool]
+    ) -> None:
         top, counters = self.top, self.top.counters[layer]
+        for e in experts:
+            if e not in early:
+                self._count_asked(layer, e)
         named = self._predicted.pop(layer, {})
         counters.predicted += len(named)
-        counters.predicted_in_time += sum(top.is_ready((layer, e)) for e in named)
-        for e in experts:
-            expert = (layer, e)
-            entry = top.cache.get(expert)
-            ready = top.is_ready(expert)
-            top.count_asked(expert)
-            counters.needed_predicted_in_time += ready and e in named
-            if entry is not None:
-                counters.bytes_used += entry.speculative_bytes
-                entry.speculative_bytes = 0
-            if e in named and not ready:
-                top.late.add(expert)
+        counters.predicted_in_time += sum(
+            early[e] if e in early else top.is_ready((layer, e)) for e in named
+        )
+
+    def _count_asked(self, layer: int, e: int) -> None:
+        """A router asks for the expert; not the first one to do so, where it is asked for early."""
+        top, counters, expert = self.top, self.top.counters[layer], (layer, e)
+        entry = top.cache.get(expert)
+        ready = top.is_ready(expert)
+        is_named = e in self._predicted.get(layer, {})
+        top.count_asked(expert)
+        counters.needed_predicted += is_named
+        counters.needed_predicted_in_time += ready and is_named
+        if entry is not None:
+            counters.bytes_used += entry.speculative_bytes
+            entry.speculative_bytes = 0
+        if is_named and not ready:
+            top.late.add(expert)
 
     def _resident(self, layer: int) -> list[int]:
         return [e for one, e in self.top.cache if one == layer]

@@ -3,6 +3,7 @@ plain Transformers with all of them: logits, and the tokens that `generate` make
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 import runtime
 from runtime.config import ModelConfig
 from runtime.errors import BudgetError, CheckpointError
+from runtime.group import Group
 from runtime.hf.adapters.registry import kind_of
 from runtime.hf.layers import expert_banks
 from runtime.plain import load_plain
@@ -71,6 +73,22 @@ def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     return found
 
 
+def outputs_in_a_group(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The same, in step with two others, one of which begins later and ends earlier."""
+    beside = torch.tensor([[7, 11, 13, 17, 19]])
+    decoder = {"decoder_input_ids": beside} if model.config.is_encoder_decoder else {}
+    with Group(model) as group:
+        member = group.start(partial(outputs, model), seed=0)
+        group.start(partial(outputs, model), seed=0)
+        group.step()
+        group.start(lambda: model(input_ids=beside, **decoder), seed=1)
+        ended = []
+        while group.members:
+            ended += group.step()
+    assert [one.error for one in ended] == [None, None, None]
+    return member.result
+
+
 def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
     expected = outputs(load_plain(folder, dtype=dtype))
     assert torch.isfinite(expected["logits"]).all()
@@ -86,6 +104,10 @@ def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
         stats = handle.stats()
         # Experts were dropped and fetched again.
         assert family.always_same or stats["misses"] > stats["arena_slots"]
+        found = outputs_in_a_group(model)
+        assert {
+            name: torch.equal(found[name], value) for name, value in expected.items()
+        } == dict.fromkeys(expected, True)
 
 
 def expert_keys(folder: Path) -> list[str]:
