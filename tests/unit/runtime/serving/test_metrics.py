@@ -1,0 +1,307 @@
+"""`/metrics` parses, has every name of the table, and says what happened."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from runtime.errors import Fault, TransferError
+from runtime.monitor import Monitor
+from runtime.serving.choice import Choice, Reason
+from runtime.serving.errors import QueueFull
+from runtime.serving.metric_names import EXPERTS, METRICS, REQUESTS, Kind
+from runtime.serving.metrics import Metrics
+from runtime.serving.sampling import Sampling
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.served import serve
+
+MODEL = {"model_name": "m", "engine": "0"}
+INFO = {"version": "1", "system": "promoe", "predictor": "skip", "eviction": "lru"}
+VLLMS_DASHBOARD = {
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_sum",
+    "vllm:e2e_request_latency_seconds_count",
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:inter_token_latency_seconds_bucket",
+    "vllm:inter_token_latency_seconds_sum",
+    "vllm:inter_token_latency_seconds_count",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:time_to_first_token_seconds_sum",
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:kv_cache_usage_perc",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:request_success_total",
+    "vllm:request_queue_time_seconds_sum",
+    "vllm:request_prefill_time_seconds_sum",
+    "vllm:request_decode_time_seconds_sum",
+    "vllm:request_max_num_generation_tokens_sum",
+}
+"""What examples/observability/prometheus_grafana/grafana.json of vLLM's repository queries, all of
+it by `model_name` (commit 4b5c627c)."""
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(model_name="m", max_running=2, context_tokens=100)
+
+
+def asked(*, num_prompt_tokens: int = 3, at: float = 100.0) -> Choice:
+    """A choice whose times are ours."""
+    sampling = Sampling(max_new_tokens=20)
+    choice = Choice([1] * num_prompt_tokens, sampling, deliver=lambda _: None)
+    choice.asked_at = at
+    return choice
+
+
+def start(metrics: Metrics, choice: Choice, at: float) -> None:
+    choice.started_at = at
+    metrics.requests.started(choice)
+
+
+def step(metrics: Metrics, at: float, *choices: Choice) -> None:
+    """Each has one token more."""
+    for choice in choices:
+        choice.num_tokens += 1
+        choice.last_token_at = at
+        choice.first_token_at = choice.first_token_at or at
+    metrics.requests.stepped(0.5, list(choices))
+
+
+def end(metrics: Metrics, choice: Choice, at: float, reason: Reason) -> None:
+    choice.ended_at, choice.reason = at, reason
+    metrics.requests.ended(choice)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory):
+    folder = tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3)
+    model = serve(folder, budget="25%", host_budget="75%", predictor="skip")
+    model.generate(torch.arange(1, 8)[None], max_new_tokens=6, do_sample=False, pad_token_id=0)
+    yield model
+    model.close()
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def of(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return value(metrics, name, **MODEL, **labels)
+
+
+def test_every_name_of_the_table__is_there_with_its_labels_and_kind(
+    metrics: Metrics, model
+) -> None:
+    metrics.watch(Monitor(model.moecast.engine), info=INFO)
+    metrics.requests.refused(QueueFull("full"))
+    body, content_type = metrics.render()
+    assert content_type.startswith("text/plain")
+    families = {one.name: one for one in parse_text(body.decode())}
+    for metric in METRICS.values():
+        if metric.name == "moecast_prefetching":
+            continue  # this system is not governed: see below
+        family = families[metric.family]
+        assert family.type == metric.kind
+        assert family.documentation == metric.help
+        assert family.samples, metric.name
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels)
+    ours = {name for name in families if name.startswith(("vllm:", "moecast_"))}
+    ours = {name for name in ours if not name.endswith("_created")}
+    assert ours == {one.family for one in METRICS.values()}
+    assert "process_resident_memory_bytes" in families
+
+
+def test_vllms_own_dashboard__finds_every_series_before_the_first_request(metrics: Metrics) -> None:
+    body, _ = metrics.render()
+    series = {
+        sample.name
+        for family in parse_text(body.decode())
+        for sample in family.samples
+        if sample.labels.get("model_name") == "m"
+    }
+    assert series >= VLLMS_DASHBOARD
+
+
+def test_sequence__adds_to_each_duration_what_it_took(metrics: Metrics) -> None:
+    one = asked(num_prompt_tokens=7, at=100)
+    metrics.requests.queued(one)
+    assert of(metrics, "vllm:num_requests_waiting") == 1
+    assert of(metrics, "vllm:num_requests_running") == 0
+    start(metrics, one, 102)
+    assert of(metrics, "vllm:num_requests_waiting") == 0
+    assert of(metrics, "vllm:num_requests_running") == 1
+    assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(7 / 200)
+    for at in (105, 105.5, 107):
+        step(metrics, at, one)
+    assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(10 / 200)
+    end(metrics, one, 107.25, Reason.LENGTH)
+    sums = {
+        "vllm:e2e_request_latency_seconds": 7.25,
+        "vllm:request_queue_time_seconds": 2,
+        "vllm:time_to_first_token_seconds": 5,
+        "vllm:request_inference_time_seconds": 5.25,
+        "vllm:request_prefill_time_seconds": 3,
+        "vllm:request_decode_time_seconds": 2,
+        "vllm:inter_token_latency_seconds": 2,
+        "vllm:request_time_per_output_token_seconds": 1,
+        "vllm:request_prompt_tokens": 7,
+        "vllm:request_generation_tokens": 3,
+        "vllm:request_max_num_generation_tokens": 3,
+        "vllm:request_params_max_tokens": 20,
+    }
+    assert {name: of(metrics, f"{name}_sum") for name in sums} == pytest.approx(sums)
+    counts = {name: of(metrics, f"{name}_count") for name in sums}
+    assert counts.pop("vllm:inter_token_latency_seconds") == 2
+    assert set(counts.values()) == {1}
+    assert of(metrics, "vllm:prompt_tokens_total") == metrics.requests.num_prompt_tokens == 7
+    assert of(metrics, "vllm:generation_tokens_total") == 3
+    assert metrics.requests.num_generated_tokens == 3
+    assert of(metrics, "vllm:request_success_total", finished_reason="length") == 1
+    assert of(metrics, "vllm:request_success_total", finished_reason="stop") == 0
+    assert of(metrics, "vllm:num_requests_running") == of(metrics, "vllm:kv_cache_usage_perc") == 0
+
+
+def test_step__counts_the_tokens_that_went_through_the_model(metrics: Metrics) -> None:
+    one, other = asked(num_prompt_tokens=7), asked(num_prompt_tokens=5)
+    for choice in (one, other):
+        metrics.requests.queued(choice)
+        start(metrics, choice, 101)
+    step(metrics, 102, one)
+    step(metrics, 103, one, other)
+    metrics.requests.stepped(0.5, [one, other])  # neither had a token
+    assert of(metrics, "vllm:iteration_tokens_total_sum") == 7 + (1 + 5)
+    assert of(metrics, "vllm:iteration_tokens_total_count") == 3
+    assert value(metrics, "moecast_group_size", model_name="m") == 2
+    assert of(metrics, "vllm:generation_tokens_total") == 3
+    assert value(metrics, "moecast_step_seconds_sum", model_name="m") == pytest.approx(1.5)
+
+
+def test_refusal__is_counted_by_what_the_client_was_told(metrics: Metrics) -> None:
+    metrics.requests.refused(QueueFull("full"))
+    assert value(metrics, "moecast_requests_rejected_total", model_name="m", status="429") == 1
+
+
+def test_cache_usage__of_a_model_without_a_longest_sequence_is_no_number() -> None:
+    metrics = Metrics(model_name="m", max_running=2)
+    assert math.isnan(of(metrics, "vllm:kv_cache_usage_perc") or 0)
+
+
+ENDS = st.sampled_from([*Reason])
+LIVES = st.tuples(st.booleans(), st.integers(0, 4), st.integers(1, 9), ENDS)
+
+
+@given(lives=st.lists(LIVES, max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_gauges__are_zero_when_all_have_ended_wherever_they_were(lives) -> None:
+    metrics = Metrics(model_name="m", max_running=4, context_tokens=100)
+    choices = []
+    for starts, num_tokens, num_prompt_tokens, reason in lives:
+        one = asked(num_prompt_tokens=num_prompt_tokens)
+        metrics.requests.queued(one)
+        if starts:
+            start(metrics, one, 101)
+            for number in range(num_tokens):
+                step(metrics, 102 + number, one)
+        choices.append((one, reason))
+    running = sum(starts for starts, *_ in lives)
+    assert of(metrics, "vllm:num_requests_running") == running
+    assert of(metrics, "vllm:num_requests_waiting") == len(lives) - running
+    for one, reason in choices:
+        end(metrics, one, 200, reason)
+    assert of(metrics, "vllm:num_requests_running") == of(metrics, "vllm:num_requests_waiting") == 0
+    assert of(metrics, "vllm:kv_cache_usage_perc") == 0
+    ends = [of(metrics, "vllm:request_success_total", finished_reason=one) for one in Reason]
+    assert sum(ends) == len(lives)
+    assert of(metrics, "vllm:e2e_request_latency_seconds_count") == running
+    given_tokens = sum(num_tokens for starts, num_tokens, *_ in lives if starts)
+    assert of(metrics, "vllm:generation_tokens_total") == given_tokens
+
+
+def test_experts__are_the_engines_own_counters(metrics: Metrics, model) -> None:
+    monitor = Monitor(model.moecast.engine)
+    metrics.watch(monitor, info=INFO)
+    state = monitor.snapshot()
+    assert [tier.name for tier in state.tiers] == ["device", "host"]
+    for tier in state.tiers:
+        at = {"model_name": "m", "tier": tier.name}
+        assert value(metrics, "moecast_cache_budget_bytes", **at) == tier.budget_bytes
+        assert value(metrics, "moecast_cache_bytes", **at) == tier.used_bytes > 0
+        assert value(metrics, "moecast_pinned_experts", **at) == 0
+        assert value(metrics, "moecast_expert_bytes_total", **at) == tier.total.bytes_moved > 0
+        issued = value(metrics, "moecast_prefetch_issued_bytes_total", **at)
+        assert issued == tier.total.bytes_prefetched
+        for layer, counters in enumerate(tier.layers):
+            here = {**at, "layer": str(layer)}
+            found = [
+                value(metrics, f"moecast_expert_cache_{name}_total", **here)
+                for name in ("hits", "joins", "misses")
+            ]
+            assert found == [counters.hits, counters.joins, counters.misses]
+            assert sum(found) == counters.requests > 0
+    layers = state.computing_layers
+    recall = [
+        value(metrics, "moecast_predictor_recall", model_name="m", layer=str(i)) for i in (0, 1)
+    ]
+    assert recall == [None, layers[1].needed_predicted / layers[1].requests]
+    assert value(metrics, "moecast_stall_seconds_total", model_name="m") == state.stall_seconds
+    assert value(metrics, "moecast_io_errors_total", model_name="m", kind="read") == 0
+    assert value(metrics, "moecast_server_info", model_name="m", **INFO) == 1
+
+
+def test_io_errors__are_told_by_kind(tmp_path: Path, metrics: Metrics) -> None:
+    model = serve(tiny_qwen2_moe(tmp_path), budget="50%")
+    metrics.watch(Monitor(model.moecast.engine), info=INFO)
+
+    def read(*_: object) -> None:
+        raise TransferError("its checksum is wrong", fault=Fault.DAMAGED)
+
+    with model.moecast as handle:
+        handle.engine.store.read = read
+        with pytest.raises(TransferError):
+            model(torch.tensor([[1, 2]]))
+        errors = {
+            fault: value(metrics, "moecast_io_errors_total", model_name="m", kind=fault)
+            for fault in Fault
+        }
+    assert errors.pop(Fault.DAMAGED) >= 1
+    assert set(errors.values()) == {0}
+
+
+def test_prefetching__is_told_of_systems_that_switch(metrics: Metrics, model) -> None:
+    engine = model.moecast.engine
+    metrics.watch(Monitor(engine), info=INFO)
+    assert value(metrics, "moecast_prefetching", model_name="m") is None
+
+    class Governed:
+        prefetching = True
+
+    engine.workers[0].shared.governor = Governed
+    try:
+        assert value(metrics, "moecast_prefetching", model_name="m") == 1
+        Governed.prefetching = False
+        assert value(metrics, "moecast_prefetching", model_name="m") == 0
+    finally:
+        engine.workers[0].shared.governor = None
+
+
+def test_two_servers__in_one_process_do_not_add_up() -> None:
+    one, other = (Metrics(model_name="m", max_running=1) for _ in range(2))
+    one.requests.queued(asked())
+    assert of(one, "vllm:num_requests_waiting") == 1
+    assert of(other, "vllm:num_requests_waiting") == 0
+
+
+def test_table__has_no_name_twice_and_ends_counters_as_prometheus_does() -> None:
+    assert len(METRICS) == len(REQUESTS) + len(EXPERTS)
+    for metric in METRICS.values():
+        if metric.kind is Kind.COUNTER:
+            assert metric.name.endswith("_total")
