@@ -15,6 +15,7 @@ PACKAGES = (
     "zoo",
     "runtime",
     "runtime.bench",
+    "runtime.batch",
     "collect",
     "train",
     "train.evaluate",

@@ -73,6 +73,12 @@ class Correlation(Predictor):
         pairs_LFE = np.zeros((layers, experts, experts), np.float32)
         return cls(spec, pairs_LFE, np.zeros((layers, experts), np.float32), **options)
 
+    @property
+    def shares_LE(self) -> Floats | None:
+        """Share of tokens with each expert, as counted so far; None before the first token."""
+        tokens_L = self._uses_LE.sum(axis=1, keepdims=True) / self.spec.top_k
+        return None if (tokens_L < 1).any() else self._uses_LE / tokens_L
+
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         self._before_TK = None
         made = self._uses_LE[0].sum() / self.spec.top_k

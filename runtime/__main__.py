@@ -12,6 +12,12 @@ COMMANDS = (
         summary="continue a prompt with a model whose experts stay within a memory budget",
     ),
     Command(
+        name="batch",
+        config="batch",
+        run="runtime.commands.batch:run",
+        summary="continue a file of prompts, at the highest tokens a second; it may be interrupted",
+    ),
+    Command(
         name="verify",
         config="verify",
         run="runtime.commands.verify:run",

@@ -1,6 +1,8 @@
 """Shows a predictor the model's events and hands its forecasts to the planner, live."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from runtime.keeper import Keeper
@@ -30,6 +32,20 @@ class PredictorDriver:
         self.all_signals = self.signals | (frozenset() if keeper is None else keeper.signals)
         """What must be captured: the keeper's too."""
         self.seconds = 0.0
+
+    @property
+    def predictor(self) -> Predictor | None:
+        """What it forecasts with."""
+        return self._predictor
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is forecast and nothing learned: what is computed meanwhile is no request."""
+        predictor, self._predictor = self._predictor, None
+        try:
+            yield
+        finally:
+            self._predictor = predictor
 
     @property
     def forecasts_with(self) -> str | None:

@@ -79,8 +79,15 @@ def _dependency(given: Mapping[str, Any]) -> Predictor:
     return Dependency(**given)
 
 
-FROM_NOTHING: Makers = {"dependency": _dependency}
-"""Kinds that are made of nothing but the model's shape."""
+def _correlation(given: Mapping[str, Any]) -> Predictor:
+    from predictors.correlation import Correlation
+
+    return Correlation.empty(**given)
+
+
+FROM_NOTHING: Makers = {"dependency": _dependency, "correlation": _correlation}
+"""Kinds that are made of nothing but the model's shape; a correlation table fills while it serves
+(klotski 4: "if the MoE model is performed for the first time")."""
 
 
 def systems_forecaster(

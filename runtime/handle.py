@@ -1,7 +1,8 @@
 """`model.moecast`: what a served model can be asked beside generating."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
@@ -9,6 +10,9 @@ from predictors.spec import ModelSpec
 from runtime.engine import Engine
 from runtime.front import Front
 from runtime.hf.probes import Probes
+
+if TYPE_CHECKING:
+    from runtime.batch.journal import Result
 
 
 class Handle:
@@ -39,6 +43,13 @@ class Handle:
     def stats(self) -> dict[str, Any]:
         """Counters, times (seconds) and memory (bytes) since the model was loaded."""
         return self.engine.report()
+
+    def generate_many(self, prompts: Iterable[Any], **options: Any) -> "list[Result]":
+        """Continues many prompts, at the highest tokens a second: `runtime.batch.many`."""
+        # Here, because serving one prompt needs none of it.
+        from runtime.batch.many import generate_many
+
+        return generate_many(self._model, prompts, **options)
 
     def __enter__(self) -> "Handle":
         return self

@@ -134,6 +134,7 @@ def load(
         plain, spec=spec, engine=engine, front=front, probes=probes, folder=folder
     )
     plain.close = plain.moecast.close
+    plain.generate_many = plain.moecast.generate_many
     guard(plain, layers)
     release_unused()
     return plain

@@ -244,7 +244,7 @@ def _same_token(model: PreTrainedModel) -> Callable[[], object]:
 def _expert_seconds(model: PreTrainedModel, layer: MoeLayer, store: Store) -> tuple[float, float]:
     """One expert on one token and on `EXPERT_TOKENS`, seconds."""
     weights = store.layouts[0].weights(torch.empty(slot_bytes(store), dtype=torch.uint8).zero_())
-    run = _expert(layer, weights)
+    run = expert_call(layer, weights)
     width = model.config.get_text_config().hidden_size
     hidden = torch.zeros(EXPERT_TOKENS, width, dtype=model.dtype)
     times = [(seconds(lambda: run(hidden[:1])), seconds(lambda: run(hidden))) for _ in range(7)]
@@ -252,7 +252,7 @@ def _expert_seconds(model: PreTrainedModel, layer: MoeLayer, store: Store) -> tu
     return one, many
 
 
-def _expert(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:
+def expert_call(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:
     """One expert on hidden states `(tokens, hidden)`.
 
     Where the module has a loop of its own, one product with as many weights stands for it.

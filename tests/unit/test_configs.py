@@ -26,6 +26,7 @@ GIVEN = {
     "inflate": ["output=somewhere", "expert_size=8MiB"],
     "import": ["source=somewhere"],
     "pack": ["output=somewhere"],
+    "batch": ["input=somewhere", "output=somewhere"],
 }
 """What the user must give: there is no sensible default."""
 

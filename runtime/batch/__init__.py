@@ -1,0 +1,1 @@
+"""Many prompts at the highest tokens a second: batches that go through the layers together."""

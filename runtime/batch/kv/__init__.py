@@ -1,0 +1,1 @@
+"""Caches of keys and values: kept, offloaded beyond a budget, or cut to sinks and a window."""

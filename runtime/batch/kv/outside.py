@@ -1,0 +1,128 @@
+"""Where keys and values are that have no room beside the computation: a file, or host memory.
+
+Shape suffixes: T tokens, B rows, H heads, D width of a head.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from runtime.errors import TransferError
+
+Fetch = Callable[[], Tensor]
+
+
+class Outside(Protocol):
+    """Tokens of one tensor of one layer, in their order; only ever appended to."""
+
+    def write(self, first: int, part_TBHD: Tensor) -> None:
+        """Tokens `first` and on; those before have been written."""
+        ...
+
+    def read(self, num_tokens: int) -> Tensor:
+        """`[T, B, H, D]`: the first ones, on the CPU."""
+        ...
+
+    def close(self) -> None:
+        """What it takes is free again."""
+        ...
+
+
+class OnDisk:
+    """A file of its own without a name: it is gone when it is closed, or when the process is,
+    however that ends. Read and written with `pread` and `pwrite`, never mapped."""
+
+    def __init__(self, folder: Path | None):
+        """
+        Raises:
+            TransferError: no file can be made there.
+        """
+        self._where = Path(tempfile.gettempdir()) if folder is None else folder
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder, prefix="moecast-kv-")  # noqa: SIM115
+        except OSError as error:
+            raise TransferError(
+                f"kv_folder={self._where}: {error.strerror}; give a folder that can be written"
+            ) from error
+        self._handle = self._file.fileno()
+        self._shape: torch.Size | None = None
+        self._dtype = torch.float32
+
+    def write(self, first: int, part_TBHD: Tensor) -> None:
+        self._shape, self._dtype = part_TBHD.shape[1:], part_TBHD.dtype
+        view = memoryview(_bytes(part_TBHD.cpu().contiguous()).numpy())
+        position = first * self._token_bytes
+        while view:
+            try:
+                done = os.pwrite(self._handle, view, position)
+            except OSError as error:
+                raise TransferError(
+                    f"a cache cannot be written to {self._where}: {error.strerror}; give another "
+                    "folder with kv_folder=PATH, a larger kv_budget, or a smaller n"
+                ) from error
+            view, position = view[done:], position + done
+
+    def read(self, num_tokens: int) -> Tensor:
+        assert self._shape is not None
+        found = torch.empty((num_tokens, *self._shape), dtype=self._dtype)
+        view = memoryview(_bytes(found).numpy())
+        position = 0
+        while view:
+            try:
+                done = os.preadv(self._handle, [view], position)
+            except OSError as error:
+                raise TransferError(
+                    f"a cache cannot be read back from {self._where}: {error.strerror}"
+                ) from error
+            if not done:
+                raise TransferError(
+                    f"a cache in {self._where} ends after {position} bytes: somebody has cut it"
+                )
+            view, position = view[done:], position + done
+        return found
+
+    @property
+    def _token_bytes(self) -> int:
+        assert self._shape is not None
+        return self._shape.numel() * self._dtype.itemsize
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class OnHost:
+    """Host memory below a device, pinned where that is possible so that copies run beside the
+    computation."""
+
+    def __init__(self, num_tokens: int):
+        """
+        Args:
+            num_tokens: the most that will be written.
+        """
+        self._num_tokens = num_tokens
+        self._memory: Tensor | None = None
+
+    def write(self, first: int, part_TBHD: Tensor) -> None:
+        if self._memory is None:
+            self._memory = torch.empty(
+                (self._num_tokens, *part_TBHD.shape[1:]),
+                dtype=part_TBHD.dtype,
+                pin_memory=part_TBHD.is_cuda,
+            )
+        self._memory[first : first + len(part_TBHD)].copy_(part_TBHD)
+
+    def read(self, num_tokens: int) -> Tensor:
+        assert self._memory is not None
+        return self._memory[:num_tokens]
+
+    def close(self) -> None:
+        self._memory = None
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,152 @@
+"""`python -m runtime batch`: a file of prompts, as many tokens a second as the machine gives."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import AutoConfig, PreTrainedModel
+
+from runtime.batch.config import BatchConfig
+from runtime.batch.encoding import decoder_of, encoder_of, tokenizer_of
+from runtime.batch.groups import Ran, run_batches
+from runtime.batch.journal import Journal, Result
+from runtime.batch.placing import served
+from runtime.batch.planning import Planned, caches_of
+from runtime.batch.prompts import read_prompts
+from runtime.batch.rows import Batch, in_batches, padding_share
+from runtime.batch.show import show_plan
+from runtime.commands.progress import progress
+from runtime.machine import peak_memory_bytes
+from runtime.models import identity, resolve
+
+
+class PromptsFailed(RuntimeError):
+    """Not the user's fault, and what has been written stays: the same command tries the others."""
+
+
+def run(config: BatchConfig) -> dict[str, Any]:
+    """Checks the whole input, plans, and writes a line as each prompt ends."""
+    console = Console()
+    folder = resolve(config.model)
+    tokenizer = tokenizer_of(folder)
+    encoder = encoder_of(AutoConfig.from_pretrained(folder), tokenizer)
+    prompts, digest = read_prompts(config.input, encoder, max_new_tokens=config.max_new_tokens)
+    batches = in_batches(prompts, config.batch_size)
+    with Journal(
+        config.output,
+        settings_of(config, folder, digest),
+        known={one.id for one in prompts},
+        fsync=config.fsync,
+        overwrite=config.overwrite,
+    ) as journal:
+        left = [one for one in batches if any(p.id not in journal.done for p in one)]
+        console.print(
+            f"{len(prompts)} prompts, {len(journal.done)} of them done; {len(left)} batches of "
+            f"{config.batch_size} to run, {100 * padding_share(batches):.1f} % of them padding",
+            highlight=False,
+        )
+        if not left:
+            return {"prompts": len(prompts), "written": 0, "output": str(config.output)}
+        model, made = served(config, left)
+        with model.moecast:
+            show_plan(console, made)
+            ran, seconds = generated(
+                console, config, model, batches, made, journal, decoder_of(tokenizer)
+            )
+            stats = model.moecast.stats()
+    if ran.failed:
+        raise PromptsFailed(
+            f"{len(prompts) - len(journal.done)} of {len(prompts)} prompts have no result: "
+            f"{ran.failed[0][1]}; the others are in {config.output}, and the same command tries "
+            "again"
+        )
+    console.print(
+        f"{ran.num_tokens} tokens in {seconds:.1f} s, {ran.num_tokens / seconds:.1f} a second: "
+        f"{config.output}",
+        highlight=False,
+        soft_wrap=True,
+        markup=False,
+    )
+    return {
+        "prompts": len(prompts),
+        "written": ran.num_rows,
+        "output": str(config.output),
+        "tokens": ran.num_tokens,
+        "seconds": seconds,
+        "tokens_per_second": ran.num_tokens / seconds,
+        "group_steps": ran.num_steps,
+        "padding_share": padding_share(batches),
+        "plan": made.plan.as_dict(),
+        "costs": vars(made.measured.costs),
+        "kv_budget": made.kv_budget,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "stats": stats,
+    }
+
+
+def settings_of(config: BatchConfig, folder: Path, digest: str) -> dict[str, Any]:
+    """All that results depend on; not n, budgets or systems, which change no bit."""
+    return {
+        "input_sha256": digest,
+        "model": {**identity(folder, config.model), "dtype": config.model.dtype},
+        "store": packed_as(config.store.path),
+        "batch_size": config.batch_size,
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "seed": config.seed if config.temperature else None,
+        "window": [config.sinks, config.window] if config.window else None,
+    }
+
+
+def packed_as(store: Path | None) -> list[list[int]] | None:
+    """Bits and group size of a packed store's weights; None where they are the checkpoint's."""
+    if store is None:
+        return None
+    from runtime.store.packed.manifest import read_manifest
+
+    contents, _ = read_manifest(store.expanduser())
+    codings = {
+        (part.bits, part.group_size)
+        for layer in contents.layers
+        for chunk in layer.chunks
+        for part in chunk.parts
+    }
+    return sorted(map(list, codings)) if any(bits for bits, _ in codings) else None
+
+
+def generated(
+    console: Console,
+    config: BatchConfig,
+    model: PreTrainedModel,
+    batches: list[Batch],
+    made: Planned,
+    journal: Journal,
+    text: Callable[[list[int]], str] | None,
+) -> tuple[Ran, float]:
+    """Runs what is left of all batches; with the time it took, in seconds."""
+    num_left = sum(one.id not in journal.done for batch in batches for one in batch)
+    caches = caches_of(model, config, made.kv_budget)
+    start = time.perf_counter()
+    try:
+        with progress(console, "prompts", total=num_left) as advance:
+
+            def emit(result: Result) -> None:
+                journal.append(result)
+                advance(1)
+
+            ran = run_batches(
+                model,
+                batches,
+                n=made.plan.n,
+                caches=caches,
+                emit=emit,
+                text=text,
+                done=frozenset(journal.done),
+                temperature=config.temperature,
+                seed=config.seed,
+            )
+    finally:
+        caches.close()
+    return ran, time.perf_counter() - start
