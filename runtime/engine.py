@@ -12,10 +12,12 @@ from predictors.base import Floats, Ints
 from runtime.driver import PredictorDriver
 from runtime.errors import CheckpointError, TransferError
 from runtime.policy.eviction import Expert
+from runtime.policy.placement import Placement
 from runtime.policy.prefetcher import Prefetcher
 from runtime.stats import Stats
 from runtime.store.base import Store, decoded_bytes
 from runtime.tiers.arena import Arena
+from runtime.tiers.devices import Devices
 from runtime.tiers.worker import Hand, Shared, Worker
 from runtime.timeline import Told
 from runtime.turn import Turn
@@ -37,10 +39,13 @@ class Engine:
         shared: Shared,
         driver: PredictorDriver,
         watchdog_seconds: float,
+        placement: Placement | None = None,
     ):
         """
         Args:
-            arenas: the one that computes first, as for `workers`.
+            arenas: the one that computes first, as for `workers`; with several devices those of
+                the first, then those of the next, as `prefetcher.tiers` are.
+            placement: which of several devices an expert belongs to.
             watchdog_seconds: a transfer that takes longer is taken for hung.
         """
         self.store = store
@@ -49,9 +54,16 @@ class Engine:
         self.workers = tuple(workers)
         self.driver = driver
         self.stats = Stats()
-        self._arena = self.arenas[0]
+        tops = [
+            (arena, worker.link)
+            for arena, worker in zip(self.arenas, self.workers, strict=True)
+            if worker.tier.is_top
+        ]
+        self._devices = Devices(
+            [arena for arena, _ in tops], [link for _, link in tops], placement or Placement()
+        )
+        self._bottoms = [worker for worker in self.workers if worker.tier.below is None]
         self._num_experts = store.num_experts
-        self._link = self.workers[0].link
         self._shared = shared
         self._condition = shared.condition
         self._timeline = shared.timeline
@@ -199,10 +211,10 @@ class Engine:
             expert, slot = self._wait(layer, order)
             start = time.perf_counter()
             try:
-                yield expert, self._arena.weights(layer, slot)
+                yield expert, self._devices.weights((layer, expert), slot)
             finally:
                 order.remove(expert)
-                self._link.computed(slot)
+                self._devices.computed((layer, expert), slot)
                 self._since = time.perf_counter()
                 if self._timeline is not None:
                     self._timeline.computed((layer, expert), start, self._since)
@@ -224,9 +236,9 @@ class Engine:
             TransferError: the expert's bytes did not arrive.
         """
         if self._held == (layer, expert):
-            entry = self.prefetcher.top.cache.get(self._held)
+            entry = self.prefetcher.entry(self._held)
             assert entry is not None
-            return self._arena.weights(layer, entry.slot)
+            return self._devices.weights(self._held, entry.slot)
         with self._condition:
             self._let_go()
         order = self._ordered.get(layer)
@@ -235,14 +247,14 @@ class Engine:
         _, slot = self._wait(layer, [expert])
         order.remove(expert)
         self._held = layer, expert
-        return self._arena.weights(layer, slot)
+        return self._devices.weights(self._held, slot)
 
     def _let_go(self) -> None:
         if self._held is None:
             return
-        entry = self.prefetcher.top.cache.get(self._held)
+        entry = self.prefetcher.entry(self._held)
         assert entry is not None
-        self._link.computed(entry.slot)
+        self._devices.computed(self._held, entry.slot)
         self.prefetcher.used(self._held)
         self._condition.notify_all()
         self._held = None
@@ -274,16 +286,15 @@ class Engine:
             return slot
 
     def _first_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:
-        top = self.prefetcher.top
         for e in candidates:
-            if top.is_ready((layer, e)):
-                entry = top.cache.get((layer, e))
+            if self.prefetcher.is_ready((layer, e)):
+                entry = self.prefetcher.entry((layer, e))
                 assert entry is not None
                 return e, entry.slot
         return None
 
     def _wait_for(self, layer: int, candidates: Sequence[int]) -> tuple[int, int]:
-        condition, bottom = self._condition, self.workers[-1]
+        condition = self._condition
         patience = self._watchdog_seconds / 2
         checked = active = time.monotonic()
         while True:
@@ -293,13 +304,14 @@ class Engine:
             for e in candidates:
                 if (error := self._shared.errors.get((layer, e))) is not None:
                     raise error
-            if bottom.is_frozen:
+            num_lost = sum(worker.num_lost for worker in self._bottoms)
+            if any(worker.is_frozen for worker in self._bottoms):
                 raise TransferError(
-                    f"layer {layer}: {bottom.num_lost} reads of experts have hung for more than "
+                    f"layer {layer}: {num_lost} reads of experts have hung for more than "
                     f"{self._watchdog_seconds} s; the disk does not answer: check it and ask again"
                 )
             # Where a read hangs, another one by this thread could hang as well, and nobody watches.
-            if not bottom.num_lost and bottom.help(self._hand):
+            if not num_lost and any(worker.help(self._hand) for worker in self._bottoms):
                 active = time.monotonic()
                 continue
             condition.wait(patience)
@@ -346,9 +358,12 @@ class Engine:
         """Counters of the policy core, times and memory."""
         with self._condition:
             counters = self.prefetcher.total()
-            entries = self.prefetcher.top.cache.entries.values()
-            pending = sum(entry.speculative_bytes for entry in entries)
-            below = {worker.name: worker.tier.total().as_dict() for worker in self.workers[1:]}
+            pending = self.prefetcher.pending_bytes
+            below = {
+                worker.name: worker.tier.total().as_dict()
+                for worker in self.workers
+                if not worker.tier.is_top
+            }
         governor = self._shared.governor
         return {
             **counters.as_dict(),
@@ -358,7 +373,7 @@ class Engine:
             "joint_rate": counters.joint_rate,
             "predictor_seconds": self.driver.seconds,
             "arena_bytes": self.arena_bytes,
-            "arena_slots": self.prefetcher.top.cache.num_slots,
+            "arena_slots": self.prefetcher.num_slots,
             "lower_tiers": below,
             "governor": None if governor is None else governor.as_dict(),
             "lost_threads": sum(worker.num_lost for worker in self.workers),

@@ -23,6 +23,7 @@ from predictors.base import Ints
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.policy.counters import added
+from runtime.sim.cluster import Interconnect
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
 from runtime.sim.step import Together, first_request
@@ -192,9 +193,12 @@ class Ground:
         *,
         share: float,
         batch: int = 1,
+        interconnect: Interconnect | None = None,
     ) -> dict[str, Any]:
-        """One replay; `share` of all experts fit. Times in seconds, of the reference model's number
-        of layers; the first prefill finds an empty arena and is left out of `ttft_seconds`.
+        """One replay; `share` of all experts fit (on each device of an `interconnect`).
+
+        Times in seconds, of the reference model's number of layers; the first prefill finds an
+        empty arena and is left out of `ttft_seconds`.
 
         `batch` requests are prefilled together and then decode together, where it is above 1.
         """
@@ -217,6 +221,7 @@ class Ground:
             system=system,
             hardware=described_as,
             budget_slots=min(slots, spec.num_layers * spec.num_experts),
+            interconnect=interconnect,
         )
         decode, prefill = added(stats.decode), added(stats.prefill)
         decoding, prefilling = sum(stats.tpot_seconds), sum(stats.ttft_seconds)

@@ -1,4 +1,7 @@
-"""Which device an expert belongs to, where a model's experts are spread over several."""
+"""Which device an expert belongs to, where a model's experts are spread over several.
+
+Shape suffixes: E experts.
+"""
 
 from dataclasses import dataclass
 
@@ -34,3 +37,26 @@ class Placement:
         """Experts of the whole model that are the device's."""
         layers = range(num_layers)
         return sum(int(self.mask(layer, device, num_experts).sum()) for layer in layers)
+
+
+@dataclass(frozen=True)
+class Blocks(Placement):
+    """Neighbouring experts together: what Transformers' expert parallelism gives its ranks."""
+
+    num_experts: int = 1
+    """Of each layer; as many for each rank."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.num_experts % self.num_devices == 0, (self.num_experts, self.num_devices)
+
+    @property
+    def num_local(self) -> int:
+        """Experts of a layer that one rank has."""
+        return self.num_experts // self.num_devices
+
+    def device(self, expert: Expert) -> int:
+        return expert[1] // self.num_local
+
+    def mask(self, layer: int, device: int, num_experts: int) -> NDArray[np.bool_]:  # noqa: ARG002
+        return np.arange(num_experts) // self.num_local == device

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from runtime.policy.cache import Entry
-from runtime.policy.counters import Counters
+from runtime.policy.counters import Counters, added
 from runtime.policy.eviction import Expert, Probabilities
 from runtime.policy.placement import Placement
 from runtime.policy.prefetcher import Prefetcher, Techniques, computing_order
@@ -52,8 +52,8 @@ class Shard(Prefetcher):
         own = [(e, urgent) for e, urgent in pairs if self.owns((layer, e))]
         super().predicted(layer, [e for e, _ in own], [urgent for _, urgent in own])
 
-    def partly_routed(self, layer: int, experts: Collection[int]) -> None:
-        super().partly_routed(layer, self._own(layer, list(experts)))
+    def partly_routed(self, layer: int, experts: Collection[int]) -> list[int]:
+        return super().partly_routed(layer, self._own(layer, list(experts)))
 
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> list[int]:
         own = self._own(layer, list(tokens_per_expert))
@@ -81,7 +81,6 @@ class Shards(Prefetcher):
         super().__init__(tiers, techniques=shards[0].techniques)
         self.shards = tuple(shards)
         self._placement = placement
-        self.counters = shards[0].counters
 
     def of(self, expert: Expert) -> Shard:
         """The core of the expert's device."""
@@ -119,8 +118,12 @@ class Shards(Prefetcher):
     def predicted(self, layer: int, experts: Sequence[int], urgency: Sequence[float]) -> None:
         self._each(lambda shard: shard.predicted(layer, experts, urgency))
 
-    def partly_routed(self, layer: int, experts: Collection[int]) -> None:
-        self._each(lambda shard: shard.partly_routed(layer, experts))
+    def partly_routed(self, layer: int, experts: Collection[int]) -> list[int]:
+        asked = self._each(lambda shard: shard.partly_routed(layer, experts))
+        return [e for one in asked for e in one]
+
+    def early(self, layer: int) -> Collection[int]:
+        return [e for shard in self.shards for e in shard.early(layer)]
 
     def cancel(self, layer: int) -> None:
         self._each(lambda shard: shard.cancel(layer))
@@ -157,8 +160,10 @@ class Shards(Prefetcher):
 
     @property
     def counters(self) -> list[Counters]:
-        """Of each layer, for the tiers that compute; the devices count into the same ones."""
-        return self.shards[0].counters
+        """Of each layer, the devices' added up."""
+        # A replay lets them all count into the same ones.
+        own = {id(shard.counters): shard.counters for shard in self.shards}
+        return [added(layers) for layers in zip(*own.values(), strict=True)]
 
     @counters.setter
     def counters(self, counters: list[Counters]) -> None:
@@ -174,7 +179,7 @@ class Shards(Prefetcher):
         return sum(shard.pending_bytes for shard in self.shards)
 
     def total(self) -> Counters:
-        return self.shards[0].total()
+        return added(self.counters)
 
     def _each(self, tell: Callable[[Shard], Value]) -> list[Value]:
         return [tell(shard) for shard in self.shards]

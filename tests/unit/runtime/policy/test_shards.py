@@ -205,3 +205,17 @@ def test_shards__below_a_device_the_host_is_filled_with_what_is_its_own():
         assert len(held) == 5
         assert all(Placement(2).device(expert) == device for expert in held)
         assert not list(shard.top.cache)
+
+
+def test_shards__asked_for_early_each_device_asks_for_its_own():
+    core = shards(2)
+    core.begin_step(new_request=True)
+    assert sorted(core.partly_routed(0, [0, 1, 2])) == [0, 1, 2]
+    assert core.partly_routed(0, [1]) == []
+    assert sorted(core.early(0)) == [0, 1, 2]
+    drain(core)
+    assert sorted(core.routed(0, {0: 1, 1: 1})) == [0, 1]
+    assert core.early(0) == []
+    core.used((0, 0))
+    core.used((0, 1))
+    assert not any(entry.pins for tier in core.tiers for entry in tier.cache.entries.values())
