@@ -1,0 +1,113 @@
+"""Every line is JSON, says when and what, and no key stands in any."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.serving.logs import HIDDEN, JsonLines, log_as_json, moment
+
+KEY = "sk-secret-1"
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """What is logged while the test runs; the process's own handlers are put back."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    written = io.StringIO()
+    log_as_json(secrets=[KEY, KEY + "0"], stream=written)
+    yield written
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(stream: io.StringIO) -> list[dict]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_line__has_the_event_its_fields_and_the_time(stream: io.StringIO) -> None:
+    before = datetime.now(UTC)
+    logging.getLogger("a.b").info(
+        "request", extra={"fields": {"request_id": "r-1", "status": 200, "code": None}}
+    )
+    (line,) = lines(stream)
+    at = datetime.fromisoformat(line.pop("time"))
+    assert abs((at - before).total_seconds()) < 5
+    assert line == {
+        "level": "info",
+        "logger": "a.b",
+        "event": "request",
+        "request_id": "r-1",
+        "status": 200,
+    }
+
+
+def test_moment__is_utc_to_the_millisecond() -> None:
+    assert moment(0.0416) == "1970-01-01T00:00:00.041Z"
+
+
+def test_exception__is_on_the_same_line(stream: io.StringIO) -> None:
+    try:
+        raise RuntimeError("two\nlines")
+    except RuntimeError:
+        logging.getLogger("x").exception("it failed")
+    (line,) = lines(stream)
+    assert line["event"] == "it failed"
+    assert "RuntimeError: two\nlines" in line["error"]
+
+
+def test_any_librarys_line__is_json_too_and_written_once(stream: io.StringIO) -> None:
+    uvicorn = logging.getLogger("uvicorn.error")
+    uvicorn.addHandler(logging.StreamHandler(io.StringIO()))
+    log_as_json(stream=stream)
+    uvicorn.warning("Invalid HTTP request received.")
+    logging.getLogger("uvicorn").warning("100%% %s", "odd\u2028text")
+    assert [line["event"] for line in lines(stream)] == [
+        "Invalid HTTP request received.",
+        "100% odd\u2028text",
+    ]
+
+
+def test_what_is_no_json__is_written_as_text(stream: io.StringIO) -> None:
+    logging.getLogger("x").info("kept", extra={"fields": {"path": io, "at": {1, 2}}})
+    (line,) = lines(stream)
+    assert "module 'io'" in line["path"]
+
+
+@pytest.mark.parametrize("key", [KEY, KEY + "0"])
+def test_key__is_in_no_line_wherever_it_is_put(stream: io.StringIO, key: str) -> None:
+    log = logging.getLogger("x")
+    log.info("Bearer %s", key, extra={"fields": {"headers": {"authorization": [f"Bearer {key}"]}}})
+    log.info("x", extra={"fields": {key: (key, {"a": key.encode()})}})
+    try:
+        raise RuntimeError(f"refused {key}")
+    except RuntimeError:
+        log.exception("failed with %r", {"key": key})
+    text = stream.getvalue()
+    assert KEY not in text
+    assert text.count(HIDDEN) >= 6
+    assert len(lines(stream)) == 3
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(KEY),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(message=st.text(), value=VALUES)
+@settings(max_examples=100, deadline=None)
+def test_line__is_one_line_of_json_without_the_key_whatever_is_logged(message: str, value) -> None:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "%s %s", (message, KEY), None)
+    record.fields = {"value": value, "text": message}
+    line = JsonLines(secrets=[KEY]).format(record)
+    assert "\n" not in line
+    assert KEY not in line
+    assert json.loads(line)["level"] == "info"
