@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from omegaconf import OmegaConf
 from configs.compose import ConfigError, compose_typed, sweep
 from configs.help import command_help, program_help
 from configs.run_folder import default_run_dir, describe
+from predictors.config import SECRET
 from predictors.errors import MoecastError, unknown
 from predictors.files import write_json
 
 HELP = ("-h", "--help", "help")
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+HIDDEN = "(not kept)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,11 +133,31 @@ def run_once(
     run = getattr(import_module(module), function)
     if folder is not None and command.records:
         resolved = OmegaConf.to_container(tree, resolve=True)
-        write_json(folder / "run.json", describe(label, argv, resolved, config.seed))
+        record = describe(label, without_secrets(argv, config), resolved, config.seed)
+        record["config"].update(dict.fromkeys(secrets_of(config), HIDDEN))
+        write_json(folder / "run.json", record)
     results = run(config)
     if folder is not None and command.records and results is not None:
         write_json(folder / "results.json", results)
     return results
+
+
+def secrets_of(config: Any) -> list[str]:
+    """The options whose values are written nowhere, of those that are set."""
+    return [
+        field.name
+        for field in fields(config)
+        if SECRET in field.metadata and getattr(config, field.name) is not None
+    ]
+
+
+def without_secrets(argv: Sequence[str], config: Any) -> list[str]:
+    """The arguments as they may be kept."""
+    names = secrets_of(config)
+    return [
+        f"{one.partition('=')[0]}={HIDDEN}" if one.partition("=")[0] in names else one
+        for one in argv
+    ]
 
 
 def run_sweep(program: str, command: Command, options: Sequence[str]) -> None:

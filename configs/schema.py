@@ -15,6 +15,7 @@ PACKAGES = (
     "zoo",
     "runtime",
     "runtime.bench",
+    "runtime.serving",
     "runtime.batch",
     "collect",
     "train",

@@ -13,6 +13,9 @@ SEVERAL = "several"
 """Key of a field's metadata: its option takes several choices of the group of its name, `a,b` or
 `all`; the value is what it is without an argument."""
 
+SECRET = "secret"
+"""Key of a field's metadata: what it is set to is written nowhere."""
+
 
 @dataclass(kw_only=True)
 class RunConfig:

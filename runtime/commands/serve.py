@@ -1,0 +1,116 @@
+"""`python -m runtime serve`: an OpenAI-compatible server."""
+
+import asyncio
+import atexit
+import logging
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+from rich.console import Console
+
+from predictors.errors import MoecastError
+from runtime.serving.config import ServeConfig
+
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+"""The extra `serve`."""
+
+
+class EngineFailed(RuntimeError):
+    """Ours, not the user's: the engine thread ended in an error while serving."""
+
+
+def run(config: ServeConfig) -> dict[str, Any]:
+    """Serves until it is told to end; returns what it has done."""
+    require_extra()
+    # Not before: they need the extra.
+    from runtime.budget import parse_size
+    from runtime.serving.app import Settings, build_app, logged
+    from runtime.serving.keys import VARIABLE, keys_of
+    from runtime.serving.opening import name_of, open_served
+    from runtime.serving.orders import Limits
+    from runtime.serving.server import listen, serve, url_of
+    from runtime.serving.service import Service
+
+    keys = keys_of(config.key, os.environ)
+    if not (keys or config.is_local or config.insecure):
+        raise MoecastError(
+            f"host={config.host} can be reached from other machines: set key=... or {VARIABLE}, "
+            "or insecure=true if anybody may use the model"
+        )
+    service = Service(
+        lambda: open_served(config),
+        max_running=config.max_running,
+        max_waiting=config.max_waiting,
+    )
+    settings = Settings(
+        version=own_version(),
+        keys=keys,
+        checks_host=config.is_local and not keys and not config.insecure,
+        max_body_bytes=parse_size(config.max_body, name="max_body"),
+        limits=Limits(
+            max_new_tokens=config.max_new_tokens,
+            max_choices=config.max_choices,
+            max_stop=config.max_stop,
+            max_together=config.max_running + config.max_waiting,
+        ),
+        log_prompts=config.log_prompts,
+    )
+    console = Console()
+    with listen(config.host, config.port) as listener:
+        url = url_of(listener)
+
+        def tell() -> None:
+            console.print(f"{name_of(config)} at {url}/v1", highlight=False, soft_wrap=True)
+
+        logging.basicConfig(level=logging.INFO)
+        reason = asyncio.run(
+            serve(
+                logged(build_app(service, settings)),
+                service,
+                listener,
+                grace_seconds=config.grace,
+                on_listening=tell,
+            )
+        )
+    if isinstance(service.error, MoecastError):
+        raise service.error
+    if service.error is not None:
+        raise EngineFailed(f"the engine failed: {service.error}") from service.error
+    if not service.close(timeout_seconds=0):
+        leave_thread()
+    served = service.served
+    return {
+        "model": name_of(config),
+        "url": url,
+        "ended": reason,
+        "stats": None if served is None else served.model.moecast.stats(),
+    }
+
+
+def require_extra() -> None:
+    """Raises MoecastError when the server's packages are not installed."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise MoecastError(f"serve needs {', '.join(missing)}: pip install '.[serve]'")
+
+
+def own_version() -> str:
+    try:
+        return version("moecast")
+    except PackageNotFoundError:
+        return ""
+
+
+def leave_thread() -> None:
+    """The engine thread is still in a load or a forward pass, which nothing can interrupt; Python
+    would abort while it takes such a thread's stack apart. So the process ends without that."""
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    atexit.register(end)

@@ -1,0 +1,93 @@
+"""What requests are checked and written with: facts of the served model, and its tokenizer."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from runtime.chat_template import EndOfTurn, end_of_turn, has_template, special_ids
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""What a model's generation_config.json may recommend, taken where a request says nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    name: str
+    """What clients call the model."""
+    aliases: frozenset[str]
+    """What it is understood by, too."""
+    tokenizer: PreTrainedTokenizerBase
+    """Ready for several threads: see `shareable`."""
+    vocab_size: int
+    """Of the model: the tokenizer may know fewer."""
+    context: int | None
+    """Tokens of prompt and answer together, at most; None: unlimited."""
+    logit_bytes: int
+    """Of one position's logits, as the model makes them."""
+    end_ids: frozenset[int]
+    """What ends the model's text."""
+    end_of_turn: EndOfTurn
+    """What ends an answer in a chat, beside these."""
+    special: dict[str, int] = field(default_factory=dict)
+    """Special tokens by their text."""
+    recommended: dict[str, float] = field(default_factory=dict)
+    has_template: bool = True
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
+
+    def knows(self, name: str | None) -> bool:
+        """Whether a request's `model` is this one; none means whatever is served."""
+        return name is None or name == self.name or name in self.aliases
+
+
+def facts_of(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    aliases: frozenset[str],
+    chat_template: Path | None = None,
+) -> Facts:
+    """Reads them off the loaded model; the chat template's file, if there is one, is put in."""
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+    text_config = model.config.get_text_config()
+    return Facts(
+        name=name,
+        aliases=aliases,
+        tokenizer=shareable(tokenizer),
+        vocab_size=text_config.vocab_size,
+        context=getattr(text_config, "max_position_embeddings", None),
+        logit_bytes=text_config.vocab_size * model.dtype.itemsize,
+        end_ids=ids_of(model.generation_config.eos_token_id),
+        end_of_turn=end_of_turn(tokenizer),
+        special={str(tokenizer.convert_ids_to_tokens(i)): i for i in special_ids(tokenizer)},
+        recommended=recommended(model.generation_config),
+        has_template=has_template(tokenizer),
+    )
+
+
+def shareable(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The same tokenizer, which several threads may use from now on, for encoding and decoding.
+
+    Its first call takes back padding and truncation that its file may ask for; changing that while
+    another thread uses it fails ("Already borrowed"). Later calls find nothing to change.
+    """
+    tokenizer("ready")
+    return tokenizer
+
+
+def ids_of(token_ids: Any) -> frozenset[int]:
+    """Of a configuration's entry: none, one or several."""
+    if token_ids is None:
+        return frozenset()
+    return frozenset(token_ids if isinstance(token_ids, list | tuple) else [token_ids])
+
+
+def recommended(generation_config: Any) -> dict[str, float]:
+    """Sampling as the model's makers recommend it."""
+    found = {name: getattr(generation_config, name, None) for name in SAMPLING}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,106 @@
+"""From the engine thread to the event loop: what the choices of one request tell."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+
+from runtime.serving.choice import Choice, Ended, Event, Failed
+from runtime.serving.orders import Order
+from runtime.serving.service import Service
+
+
+class ClientGone(Exception):
+    """Nobody listens any more."""
+
+
+class Quiet:
+    """Nothing was told for a while."""
+
+
+class Mailbox:
+    """One request's choices: submitted together, heard together, cancelled together.
+
+    What is in it is bounded by the tokens that the request may have.
+    """
+
+    def __init__(self, service: Service, order: Order, *, request_id: str):
+        """Within the event loop."""
+        self.order = order
+        self._service = service
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, list[Event]] | ClientGone] = asyncio.Queue()
+        self.choices = [
+            Choice(
+                prompt.tokens,
+                order.sampling(number, choice),
+                deliver=partial(self._deliver, number * order.num_choices + choice),
+                request_id=request_id,
+            )
+            for number, prompt in enumerate(order.prompts)
+            for choice in range(order.num_choices)
+        ]
+
+    def submit(self) -> None:
+        """Raises what `Service.submit` raises."""
+        self._service.submit(self.choices)
+
+    def _deliver(self, index: int, events: list[Event]) -> None:
+        """In the engine thread. A loop that is closed has nobody who would listen."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, events))
+
+    def hang_up(self) -> None:
+        """The client has gone: whoever listens hears ClientGone."""
+        self._queue.put_nowait(ClientGone())
+
+    async def events(
+        self, quiet_seconds: float | None = None
+    ) -> AsyncIterator[tuple[int, list[Event]] | Quiet]:
+        """What each choice tells, until all have ended.
+
+        Args:
+            quiet_seconds: without anything told for so long, Quiet comes.
+
+        Raises:
+            RequestError: a choice failed; the others are cancelled.
+            ClientGone: the client went; all are cancelled.
+        """
+        left = len(self.choices)
+        while left:
+            try:
+                async with asyncio.timeout(quiet_seconds):
+                    told = await self._queue.get()
+            except TimeoutError:
+                yield Quiet()
+                continue
+            if isinstance(told, ClientGone):
+                raise told
+            for event in told[1]:
+                if isinstance(event, Failed):
+                    raise event.error
+            left -= any(isinstance(event, Ended) for event in told[1])
+            yield told
+
+    def cancel(self) -> None:
+        """Ends whatever has not ended."""
+        open_choices = [choice for choice in self.choices if choice.reason is None]
+        if open_choices:
+            self._service.cancel(open_choices)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self.order.prompts)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def usage_log(self) -> dict[str, int]:
+        """For the log's line."""
+        return {
+            "choices": len(self.choices),
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+        }
