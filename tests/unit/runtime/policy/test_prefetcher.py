@@ -64,6 +64,8 @@ class Machine(RuleBasedStateMachine):
         self.flying = [[] for _ in self.slots]
         self.lost = [[] for _ in self.slots]
         self.pending: dict[int, list[int]] = {}
+        self.early: dict[int, set[int]] = {}
+        self.broken: set[tuple[int, int]] = set()
         self.moved = 0
 
     experts = st.sets(st.integers(0, EXPERTS - 1), min_size=1, max_size=EXPERTS).map(sorted)
@@ -79,11 +81,37 @@ class Machine(RuleBasedStateMachine):
         self.core.cancel(layer)
 
     @rule(layer=layers, experts=experts)
-    def route(self, layer, experts):
+    def route_a_part(self, layer, experts):
         if layer not in self.pending:
+            early = self.early.setdefault(layer, set())
+            before = self.core.total().requests
+            assert self.core.partly_routed(layer, experts) == sorted(set(experts) - early)
+            assert self.core.total().requests - before == len(set(experts) - early)
+            early.update(experts)
+
+    @rule(layer=layers, experts=experts, all_of_early=st.booleans())
+    def route(self, layer, experts, all_of_early):
+        if layer not in self.pending:
+            early = self.early.pop(layer, set())
+            if all_of_early:
+                experts = sorted(early.union(experts))
+            before = self.core.total().requests
             order = self.core.routed(layer, once(experts))
+            # Each is counted when it is asked for first.
+            assert self.core.total().requests - before == len(set(experts) - early)
             assert sorted(order) == experts
-            self.pending[layer] = order
+            if any((layer, e) in self.broken for e in experts):
+                self.core.abandon(layer, order)
+            else:
+                self.pending[layer] = order
+            self.broken = {expert for expert in self.broken if expert[0] != layer}
+
+    @rule()
+    def end_step(self):
+        """Layers that a part of the step only has reached are given up."""
+        self.core.end_step()
+        self.early.clear()
+        self.broken.clear()
 
     def at(self, depth):
         depth = min(depth, len(self.slots) - 1)
@@ -110,6 +138,8 @@ class Machine(RuleBasedStateMachine):
         layer, expert = task.expert
         if end == "failed" and expert in self.pending.get(layer, []):
             self.core.abandon(layer, self.pending.pop(layer))
+        if end == "failed" and expert in self.early.get(layer, ()):
+            self.broken.add(task.expert)
 
     @rule(data=st.data(), depth=depths)
     def hang(self, data, depth):
@@ -162,11 +192,13 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def pins_are_held_by_pending_experts_and_copies_only(self):
         for (layer, e), entry in self.core.top.cache.entries.items():
-            assert entry.pins == (e in self.pending.get(layer, [])), (layer, e, entry)
+            asked = e in self.pending.get(layer, ()) or e in self.early.get(layer, ())
+            assert entry.pins == asked, (layer, e, entry)
         if len(self.slots) > 1:
             copying = [task.expert for task in self.flying[0] + self.lost[0]]
             for expert, entry in self.core.tiers[1].cache.entries.items():
-                wanted = expert[1] in self.pending.get(expert[0], [])
+                layer, e = expert
+                wanted = e in self.pending.get(layer, ()) or e in self.early.get(layer, ())
                 assert entry.pins <= wanted + copying.count(expert), (expert, entry)
                 assert entry.pins >= copying.count(expert), (expert, entry)
 
@@ -179,6 +211,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self):
         """Whatever happened, everything asked for can still be computed to the end."""
+        self.core.end_step()
         for one, flying, lost in zip(self.core.tiers, self.flying, self.lost, strict=True):
             for task in flying:
                 one.done(task)
