@@ -2,17 +2,20 @@
 
 import asyncio
 import atexit
-import logging
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from predictors.errors import MoecastError
 from runtime.serving.config import ServeConfig
+
+if TYPE_CHECKING:
+    from runtime.serving.metrics import Metrics
+    from runtime.serving.service import Service
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 """The extra `serve`."""
@@ -29,8 +32,10 @@ def run(config: ServeConfig) -> dict[str, Any]:
     from runtime.budget import parse_size
     from runtime.serving.app import Settings, build_app, logged
     from runtime.serving.keys import VARIABLE, keys_of
+    from runtime.serving.logs import log_as_json
     from runtime.serving.opening import name_of, open_served
     from runtime.serving.orders import Limits
+    from runtime.serving.routes.measured import routes as measured_routes
     from runtime.serving.server import listen, serve, url_of
     from runtime.serving.service import Service
 
@@ -58,6 +63,8 @@ def run(config: ServeConfig) -> dict[str, Any]:
         ),
         log_prompts=config.log_prompts,
     )
+    log_as_json(secrets=keys)
+    metrics = measured(service, config)
     console = Console()
     with listen(config.host, config.port) as listener:
         url = url_of(listener)
@@ -65,10 +72,9 @@ def run(config: ServeConfig) -> dict[str, Any]:
         def tell() -> None:
             console.print(f"{name_of(config)} at {url}/v1", highlight=False, soft_wrap=True)
 
-        logging.basicConfig(level=logging.INFO)
         reason = asyncio.run(
             serve(
-                logged(build_app(service, settings)),
+                logged(build_app(service, settings, routers=[measured_routes(metrics)])),
                 service,
                 listener,
                 grace_seconds=config.grace,
@@ -88,6 +94,31 @@ def run(config: ServeConfig) -> dict[str, Any]:
         "ended": reason,
         "stats": None if served is None else served.model.moecast.stats(),
     }
+
+
+def measured(service: "Service", config: ServeConfig) -> "Metrics":
+    """Counts what the service does, and the engine's own counters from when there is one."""
+    from runtime.monitor import Monitor
+    from runtime.serving.metrics import Metrics
+    from runtime.serving.opening import name_of
+    from runtime.serving.service import State
+
+    metrics = Metrics(model_name=name_of(config), max_running=config.max_running)
+    service.add_observer(metrics.requests)
+    info = {
+        "version": own_version(),
+        "system": config.system.name,
+        "predictor": config.predictor or config.system.predictor or "none",
+        "eviction": config.system.eviction,
+    }
+
+    def watch(state: State) -> None:
+        if state is State.READY and service.served is not None:
+            metrics.requests.context_tokens = service.served.facts.context
+            metrics.watch(Monitor(service.served.model.moecast.engine), info=info)
+
+    service.on_change(watch)
+    return metrics
 
 
 def require_extra() -> None:

@@ -1,6 +1,6 @@
 """The HTTP application: routes around one service."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import APIRouter, FastAPI, Request
@@ -40,7 +40,7 @@ def build_app(
     service: Service,
     settings: Settings,
     *,
-    routers: Iterable[Callable[[Service], APIRouter]] = (),
+    routers: Iterable[APIRouter] = (),
 ) -> FastAPI:
     """
     Args:
@@ -58,7 +58,7 @@ def build_app(
     )
     app.include_router(tokens.routes(service))
     for router in routers:
-        app.include_router(router(service))
+        app.include_router(router)
     app.add_exception_handler(RequestError, answer_refusal)
     app.add_exception_handler(ChatError, answer_chat_error)
     app.add_exception_handler(RequestValidationError, answer_invalid)
