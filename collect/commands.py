@@ -18,7 +18,8 @@ from collect.traces.step import Phase
 def record(config: CollectConfig) -> dict[str, Any]:
     """Records, completes or opens the trace; returns what it holds."""
     # Transformers takes seconds to import; a wrong option is told before that.
-    from collect.record import collect_part, default_folder, settings_of
+    from collect.record import collect, collect_part, default_folder, settings_of
+    from collect.traces.writer import committed
 
     console = Console()
     settings = settings_of(
@@ -34,20 +35,34 @@ def record(config: CollectConfig) -> dict[str, Any]:
         config.model, config.data, signals=signals, settings=settings
     )
     started = time.monotonic()
-    trace = collect_part(
-        config.model,
-        config.data,
-        folder=folder,
-        signals=signals,
-        settings=settings,
-        budget=config.budget,
-        console=console,
-        worker=config.worker,
-        num_workers=config.num_workers,
-    )
+    asked: dict[str, Any] = {
+        "folder": folder,
+        "signals": signals,
+        "settings": settings,
+        "budget": config.budget,
+        "console": console,
+    }
+    trace: Trace | None
+    if config.num_workers > 1:
+        trace = collect_part(
+            config.model,
+            config.data,
+            worker=config.worker,
+            num_workers=config.num_workers,
+            **asked,
+        )
+    else:
+        assert config.run_dir is not None
+        trace = collect(
+            config.model,
+            config.data,
+            launcher=config.launcher,
+            logs=config.run_dir / "workers",
+            **asked,
+        )
     if trace is None:
-        manifest = read_manifest(folder)
-        have, want = len(manifest.shards), len(manifest.plan.units)
+        plan = read_manifest(folder).plan
+        have, want = len(committed(folder, plan)), len(plan.units)
         console.print(
             f"{folder}: {have} of {want} parts are there, the other workers write the rest",
             highlight=False,
@@ -84,14 +99,14 @@ def report(trace: Trace, console: Console, *, seconds: float) -> dict[str, Any]:
     held_out = len(trace.rows("held_out"))
     size = sum(file.size for file in trace.manifest.files())
     console.print(
-        f"{trace.path}: {trace.num_tokens:,} tokens of {len(trace.request_table):,} requests "
+        f"{trace.where}: {trace.num_tokens:,} tokens of {len(trace.request_table):,} requests "
         f"({decode:,} generated, {held_out:,} held out), {size:,} bytes, digest "
         f"{trace.digest[:12]}, {seconds:.1f} s",
         highlight=False,
         soft_wrap=True,
     )
     return {
-        "trace": str(trace.path),
+        "trace": trace.where,
         "complete": True,
         "digest": trace.digest,
         "model": trace.spec.as_dict(),

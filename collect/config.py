@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from collect.launch.config import LauncherConfig
 from collect.traces.layout import ALL_SIGNALS
 from predictors.config import RunConfig
 from predictors.errors import MoecastError, unknown
@@ -64,9 +65,10 @@ class DataConfig:
 class CollectConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    output: Path | None = None
-    """The trace's folder; one that is there already is completed. Default:
-    runs/traces/MODEL/DATA-DIGEST, where the digest tells settings apart."""
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    output: str | None = None
+    """The trace's folder, or an address (s3://BUCKET/PATH); one that is there already is completed.
+    Default: runs/traces/MODEL/DATA-DIGEST, where the digest tells settings apart."""
     signals: list[str] = field(default_factory=lambda: [str(signal) for signal in ALL_SIGNALS])
     """What to record for each token and layer."""
     batch_size: int = 64
@@ -82,7 +84,8 @@ class CollectConfig(RunConfig):
     worker: int = 0
     """Number of this process among `num_workers` that write one trace together."""
     num_workers: int = 1
-    """Processes, on any machines that share the folder, that divide the work units."""
+    """Processes that were started by hand, on any machines that share the folder, and divide the
+    work units; `launcher` starts workers by itself."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "shard_mib", "num_workers"):
@@ -91,6 +94,11 @@ class CollectConfig(RunConfig):
         if not 0 <= self.worker < self.num_workers:
             raise MoecastError(
                 f"worker={self.worker}: must be 0..{self.num_workers - 1} (num_workers - 1)"
+            )
+        if self.num_workers > 1 and not self.launcher.is_this_process:
+            raise MoecastError(
+                f"num_workers={self.num_workers} is for processes that are started by hand: with "
+                "launcher.workers=N leave it out"
             )
         if self.temperature < 0:
             raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")

@@ -13,3 +13,7 @@ class PromptError(MoecastError):
 
 class DiskSpaceError(MoecastError):
     """The disk has not got the bytes that a trace needs."""
+
+
+class LaunchError(MoecastError):
+    """Workers that can not be had, or units that they could not do."""

@@ -1,6 +1,5 @@
 """What will be recorded, before it is: work units, their names, their bytes."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from collect.errors import DiskSpaceError, PromptError
 from collect.prompts import Prompt
 from collect.traces.layout import TraceSignal
 from collect.traces.manifest import ModelRecord, TracePlan, digest_of
+from collect.traces.places import place_of
 from predictors.spec import ModelSpec
 
 RECORDING_VERSION = 1
@@ -153,14 +153,14 @@ def most_rows(unit: Sequence[EncodedPrompt], settings: Settings) -> int:
     return sum(len(prompt.tokens) + settings.new_tokens for prompt in unit)
 
 
-def require_space(folder: Path, needed_bytes: int) -> None:
-    """DiskSpaceError when the disk under `folder` has not got the bytes."""
+def require_space(where: str | Path, needed_bytes: int) -> None:
+    """DiskSpaceError when the disk on which the trace lies has not got the bytes."""
     needed = needed_bytes + SPARE_BYTES
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
+    place = place_of(where)
+    free = place.free_bytes()
+    if free is not None and free < needed:
         raise DiskSpaceError(
-            f"{folder}: the trace needs up to {needed:,} bytes, {free:,} are free. Take fewer "
+            f"{place.where}: the trace needs up to {needed:,} bytes, {free:,} are free. Take fewer "
             "prompts (data.num_prompts=...), fewer signals (signals=[gate_input,experts]), or "
             "another disk (output=PATH)"
         )

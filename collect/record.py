@@ -1,271 +1,181 @@
 """Runs prompts through a model and writes the trace of what its layers saw and chose."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from rich.console import Console
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from collect.config import DataConfig
-from collect.errors import TraceError
-from collect.plan import (
-    EncodedPrompt,
-    Settings,
-    batches,
-    encode,
-    make_plan,
-    most_rows,
-    require_space,
-    units,
-)
-from collect.progress import Advance, prompts_progress
-from collect.prompts import load_prompts
-from collect.recorder import PROBES, Recorder
+from collect.launch.config import LauncherConfig
+from collect.launch.crews import dispatcher_for
+from collect.launch.task import Report, Work
+from collect.order import Order, default_folder, order_of, settings_of
+from collect.plan import Settings, most_rows, require_space
+from collect.progress import prompts_progress
 from collect.traces.layout import ALL_SIGNALS, TraceSignal, row_bytes
-from collect.traces.manifest import MANIFEST, Request, TracePlan, digest_of, read_manifest
+from collect.traces.manifest import TracePlan, has_manifest
 from collect.traces.reader import Trace
-from collect.traces.split import split_of
 from collect.traces.writer import TraceWriter
-from predictors.spec import ModelSpec
 from runtime.config import ModelConfig
-from runtime.models import identity, resolve
-from runtime.probes import Probes
 
+__all__ = ["collect", "collect_part", "default_folder", "open_parts", "settings_of"]
 
-def settings_of(data: DataConfig, **options: Any) -> Settings:
-    """Settings from the data's own lengths and `temperature`, `top_p`, `seed`, `batch_size`,
-    `shard_bytes`."""
-    return Settings(
-        new_tokens=data.new_tokens,
-        max_prompt_tokens=data.max_prompt_tokens,
-        chat=data.chat,
-        **options,
-    )
-
-
-def default_folder(
-    model: ModelConfig, data: DataConfig, *, signals: Sequence[TraceSignal], settings: Settings
-) -> Path:
-    """runs/traces/MODEL/DATA-DIGEST: other settings, another folder."""
-    asked = [vars(model), vars(data), list(signals), vars(settings)]
-    return Path("runs", "traces", model.name, f"{data.name}-{digest_of(asked)[:8]}")
+LOGS = Path("runs", "workers")
+"""Of workers, where the caller has no run folder."""
 
 
 def collect(
     model_config: ModelConfig,
     data_config: DataConfig,
     *,
-    folder: Path,
+    folder: Path | str,
     signals: Sequence[TraceSignal] = ALL_SIGNALS,
     settings: Settings | None = None,
     budget: str = "100%",
     console: Console | None = None,
+    launcher: LauncherConfig | None = None,
+    logs: Path = LOGS,
 ) -> Trace:
     """Makes, completes or just opens the trace in `folder`; idempotent.
 
     Where the trace is there already, no model is loaded.
 
     Args:
+        folder: a folder, or an address such as s3://BUCKET/PATH.
         signals: what to record.
         settings: lengths, sampling, seed; `settings_of(data_config)` unless given.
-        budget: memory for experts while recording.
+        budget: memory for experts while recording, in each worker.
         console: where to say what is being done; None is silent.
+        launcher: workers that do it; this process unless given.
+        logs: folder for what those workers say.
 
     Raises:
         TraceError: the folder holds something else, or values do not fit in half precision.
         PromptError: no prompts to be had.
         DiskSpaceError: not enough room, said before anything is recorded.
         CheckpointError: no such model.
+        LaunchError: workers could not be had, or could not do some parts.
     """
-    trace = collect_part(
-        model_config,
-        data_config,
-        folder=folder,
-        signals=signals,
-        settings=settings,
-        budget=budget,
-        console=console,
-    )
-    assert trace is not None, "one worker does all the work"
-    return trace
+    order = order_of(model_config, data_config, folder, signals, settings, budget)
+    if launcher is None or launcher.is_this_process:
+        trace = _recorded(order, console, worker=0, num_workers=1)
+        assert trace is not None, "one worker does all the work"
+        return trace
+    return order.finished() or _launched(order, launcher, console, logs)
 
 
 def collect_part(
     model_config: ModelConfig,
     data_config: DataConfig,
     *,
-    folder: Path,
+    folder: Path | str,
+    worker: int,
+    num_workers: int,
     signals: Sequence[TraceSignal] = ALL_SIGNALS,
     settings: Settings | None = None,
     budget: str = "100%",
     console: Console | None = None,
-    worker: int = 0,
-    num_workers: int = 1,
 ) -> Trace | None:
-    """`collect` as one of several workers; None when others have units still to write."""
-    settings = settings or settings_of(data_config)
-    signals = tuple(signal for signal in ALL_SIGNALS if signal in signals)
-    model_folder = resolve(model_config)
-    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
-    prompts = encode(load_prompts(data_config, seed=settings.seed), tokenizer, settings)
+    """`collect` as one of several workers that were started by hand; None when others have units
+    still to write."""
+    order = order_of(model_config, data_config, folder, signals, settings, budget)
+    return _recorded(order, console, worker=worker, num_workers=num_workers)
 
-    def planned(spec: ModelSpec) -> tuple[TracePlan, list[list[EncodedPrompt]]]:
-        work = units(prompts, settings, bytes_per_row=row_bytes(spec, signals))
-        plan = make_plan(spec, signals=signals, data=data_config, settings=settings, work=work)
-        return plan, work
 
-    spec = recorded_spec(folder, identity(model_folder, model_config), model_config.dtype)
-    if spec is not None and read_manifest(folder).complete:
-        writer = TraceWriter(folder, planned(spec)[0])
-        if not writer.missing():
-            return writer.finish()
-    from runtime import load
-
-    model = load(model_config, budget=budget)
-    with model.moecast as handle:
-        plan, work = planned(handle.spec)
-        job = Job(model, plan, work, settings)
+def _recorded(
+    order: Order, console: Console | None, *, worker: int, num_workers: int
+) -> Trace | None:
+    """In this process; the last worker to end finishes the trace."""
+    trace = order.finished()
+    if trace is not None:
+        return trace
+    job = order.load()
+    with job.model.moecast:
         job.check_model()
-        return job.run(folder, console=console, worker=worker, num_workers=num_workers)
-
-
-def recorded_spec(folder: Path, identity: dict[str, str], dtype: str) -> ModelSpec | None:
-    """Spec of the trace in `folder`, when that trace is of this very model."""
-    if not (folder / MANIFEST).exists():
-        return None
-    spec = read_manifest(folder).plan.spec
-    same = all(getattr(spec, name) == value for name, value in identity.items())
-    return spec if same and dtype in ("auto", spec.dtype) else None
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that recording needs, once the model is there."""
-
-    model: PreTrainedModel
-    plan: TracePlan
-    work: Sequence[Sequence[EncodedPrompt]]
-    settings: Settings
-
-    def check_model(self) -> None:
-        """TraceError when the model has an encoder, or prompt and generated tokens can exceed its
-        context."""
-        if self.model.config.is_encoder_decoder:
-            raise TraceError(
-                f"{type(self.model).__name__} has an encoder: its tokens go through the encoder's "
-                "layers or the decoder's, and a trace's through all; such models are served "
-                "(python -m runtime), not recorded"
-            )
-        text = self.model.config.get_text_config()
-        context = getattr(text, "max_position_embeddings", None)
-        longest = max(len(prompt.tokens) for unit in self.work for prompt in unit)
-        if context is not None and longest + self.settings.new_tokens > context:
-            raise TraceError(
-                f"prompts of {longest} tokens and data.new_tokens={self.settings.new_tokens} "
-                f"exceed the model's context of {context}: lower data.max_prompt_tokens or "
-                "data.new_tokens"
-            )
-
-    def run(
-        self, folder: Path, *, console: Console | None, worker: int, num_workers: int
-    ) -> Trace | None:
-        """Records this worker's missing units; the last worker to end finishes the trace."""
-        bytes_per_row = row_bytes(self.plan.spec, self.plan.signals)
-
-        def bytes_of(some: Sequence[int]) -> int:
-            return bytes_per_row * sum(most_rows(self.work[i], self.settings) for i in some)
-
-        if not (folder / MANIFEST).exists():
-            require_space(folder, bytes_of(range(len(self.work))))
-        writer = TraceWriter(folder, self.plan)
-        missing = writer.missing()
-        require_space(folder, bytes_of(missing))
+        rows = [most_rows(unit, order.settings) for unit in job.work]
+        writer, missing = begun(order.where, job.plan, rows)
         mine = [unit for unit in missing if unit % num_workers == worker]
-        num_prompts = sum(len(self.work[unit]) for unit in mine)
-        if console is not None:
-            console.print(
-                f"{folder}: {num_prompts} prompts to record in {len(mine)} of {len(self.work)} "
-                f"parts, at most {bytes_of(mine):,} bytes ({bytes_per_row:,} a token)",
-                highlight=False,
-                soft_wrap=True,
-            )
-        with prompts_progress(console, total=num_prompts) as advance:
+        total = sum(len(job.work[unit]) for unit in mine)
+        announce(console, order.where, job.plan, rows, mine, num_prompts=total)
+        with prompts_progress(console, total=total) as advance:
             for unit in mine:
-                writer.write(unit, *self.record_unit(unit, advance))
-        return None if writer.missing() else writer.finish()
+                writer.write(unit, *job.record_unit(unit, advance))
+    return None if writer.missing() else writer.finish()
 
-    def record_unit(self, unit: int, advance: Advance) -> tuple[dict[str, Any], list[Request]]:
-        """`(arrays, requests)` of a unit; the same whoever records it, and when."""
-        recorder = Recorder(self.plan.signals, end_tokens=end_tokens(self.model))
-        probes = {PROBES[signal] for signal in self.plan.signals}
-        with Probes(self.model, probes, recorder, complete=True), torch.random.fork_rng():
-            for number, batch in enumerate(batches(self.work[unit], self.settings.batch_size)):
-                seed = digest_of([self.plan.units[unit], number])
-                torch.manual_seed(int(seed[:15], 16))
-                generate(self.model, batch, self.settings, recorder.begin_batch)
-                advance(len(batch))
-        arrays = recorder.take()
-        rows = np.bincount(arrays["request"], minlength=self.work[unit][-1].index + 1)
-        requests = [
-            Request(
-                index=prompt.index,
-                digest=prompt.digest,
-                dataset=prompt.dataset,
-                split=split_of(prompt.digest),
-                prompt_tokens=len(prompt.tokens),
-                generated_tokens=int(rows[prompt.index]) - len(prompt.tokens),
+
+def _launched(order: Order, launcher: LauncherConfig, console: Console | None, logs: Path) -> Trace:
+    """By workers, each with the model loaded; this process loads none."""
+    order_json = {"order": order.as_json()}
+    tell = None if console is None else console.print
+    with dispatcher_for(
+        launcher, "collect.record:open_parts", order_json, folder=logs, tell=tell
+    ) as dispatcher:
+        about = dispatcher.begin()
+        plan = TracePlan.model_validate(about["plan"])
+        prompts = about["prompts"]
+        writer, missing = begun(order.where, plan, about["rows"])
+        total = sum(prompts[unit] for unit in missing)
+        announce(console, order.where, plan, about["rows"], missing, num_prompts=total)
+        with prompts_progress(console, total=total) as advance:
+            outcome = dispatcher.run(
+                [plan.units[unit] for unit in missing],
+                advance=advance,
+                amounts=[prompts[unit] for unit in missing],
             )
-            for prompt in self.work[unit]
-        ]
-        return arrays, requests
+    outcome.require_all("parts of the trace")
+    return writer.finish()
 
 
-def end_tokens(model: PreTrainedModel) -> list[int]:
-    """Ids that end a text; none for a model that knows no end."""
-    found = model.generation_config.eos_token_id if model.generation_config else None
-    if found is None:
-        return []
-    return list(found) if isinstance(found, list | tuple) else [found]
+def open_parts(order: dict[str, Any]) -> Work:
+    """A worker's side: the model is loaded once, each unit is named by its digest in the plan."""
+    asked = Order.from_json(order)
+    # Open until the worker's end: the process goes, and with it the model.
+    job = asked.load()
+    job.check_model()
+    numbers = {digest: unit for unit, digest in enumerate(job.plan.units)}
+
+    def do(digest: str, report: Report) -> None:
+        writer = TraceWriter(asked.where, job.plan, joins=True)
+        unit = numbers[digest]
+        if not writer.has(unit):
+            writer.write(unit, *job.record_unit(unit, report))
+
+    about = {
+        "plan": job.plan.model_dump(mode="json"),
+        "prompts": [len(unit) for unit in job.work],
+        "rows": [most_rows(unit, job.settings) for unit in job.work],
+    }
+    return Work(do, about)
 
 
-def generate(
-    model: PreTrainedModel,
-    batch: Sequence[EncodedPrompt],
-    settings: Settings,
-    begin_batch: Callable[[list[int], Any], None],
+def begun(where: str, plan: TracePlan, rows: Sequence[int]) -> tuple[TraceWriter, list[int]]:
+    """The trace's writer and the units that are missing; DiskSpaceError when they have no room."""
+    bytes_per_row = row_bytes(plan.spec, plan.signals)
+    if not has_manifest(where):
+        require_space(where, bytes_per_row * sum(rows))
+    writer = TraceWriter(where, plan)
+    missing = writer.missing()
+    require_space(where, bytes_per_row * sum(rows[unit] for unit in missing))
+    return writer, missing
+
+
+def announce(
+    console: Console | None,
+    where: str,
+    plan: TracePlan,
+    rows: Sequence[int],
+    mine: Sequence[int],
+    *,
+    num_prompts: int,
 ) -> None:
-    """Left-padded prefill, then token by token as the model goes on by itself.
-
-    One token more than is recorded is chosen: the last one never enters the model.
-    """
-    longest = max(len(prompt.tokens) for prompt in batch)
-    ends = end_tokens(model)
-    padding = ends[0] if ends else 0
-    tokens_BS = torch.full((len(batch), longest), padding, dtype=torch.int64)
-    mask_BS = torch.zeros_like(tokens_BS)
-    for row, prompt in enumerate(batch):
-        tokens_BS[row, longest - len(prompt.tokens) :] = torch.tensor(prompt.tokens)
-        mask_BS[row, longest - len(prompt.tokens) :] = 1
-    begin_batch([prompt.index for prompt in batch], mask_BS.numpy())
-    sampling: dict[str, Any] = {"do_sample": False}
-    if settings.temperature > 0:
-        sampling = {
-            "do_sample": True,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "top_k": 0,
-        }
-    model.generate(
-        tokens_BS.to(model.device),
-        attention_mask=mask_BS.to(model.device),
-        generation_config=GenerationConfig(
-            max_new_tokens=settings.new_tokens + 1,
-            eos_token_id=ends or None,
-            pad_token_id=padding,
-            **sampling,
-        ),
-    )
+    """How much is to be done, and the bytes that it will take."""
+    if console is not None:
+        bytes_per_row = row_bytes(plan.spec, plan.signals)
+        most = bytes_per_row * sum(rows[unit] for unit in mine)
+        console.print(
+            f"{where}: {num_prompts} prompts to record in {len(mine)} of {len(plan.units)} "
+            f"parts, at most {most:,} bytes ({bytes_per_row:,} a token)",
+            highlight=False,
+            soft_wrap=True,
+        )

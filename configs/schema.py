@@ -17,6 +17,7 @@ PACKAGES = (
     "runtime.bench",
     "runtime.serving",
     "runtime.batch",
+    "collect.launch",
     "collect",
     "train",
     "train.evaluate",

@@ -137,7 +137,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "model": trace.spec.as_dict(),
         "predictor": config.predictor.kind,
         "trace": {
-            "path": str(trace.path.resolve()),
+            "path": str(trace.path.resolve()) if trace.where == str(trace.path) else trace.where,
             "digest": trace.digest,
             "tokens": trace.num_tokens,
             "held_out_tokens": len(trace.rows("held_out")),

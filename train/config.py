@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from collect.config import DataConfig
+from collect.launch.config import LauncherConfig
 from predictors.config import PredictorConfig, RunConfig
 from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
@@ -45,10 +45,11 @@ class TrainConfig(RunConfig):
     other_hardware: HardwareConfig = field(default_factory=HardwareConfig)
     shape: ShapeConfig = field(default_factory=ShapeConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
-    trace: Path | None = None
-    """A trace's folder; made when it is not there. Default: runs/traces/MODEL/DATA."""
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+    trace: str | None = None
+    """A trace's folder or address; made when it is not there. Default: runs/traces/MODEL/DATA."""
     shifted: DataConfig = field(default_factory=DataConfig)
-    shifted_trace: Path | None = None
+    shifted_trace: str | None = None
     """The same for prompts of another distribution, on which predictors are scored too."""
     score_shifted: bool = True
     """Score on the shifted prompts; false saves recording them."""

@@ -56,7 +56,7 @@ def families_for(
     for signal in {one for family in found for one in family.needs.signals}:
         if signal not in trace.signals:
             raise TrainError(
-                f"trace={trace.path} has no {signal}, which {', '.join(kinds)} need: collect one "
+                f"trace={trace.where} has no {signal}, which {', '.join(kinds)} need: collect one "
                 f"with signals=[{','.join(sorted({*trace.signals, signal}))}]"
             )
     return found

@@ -1,7 +1,6 @@
 """The trace to train on: the one that is named, or one made for the occasion."""
 
 import json
-from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
@@ -10,7 +9,7 @@ from collect.config import DataConfig
 from collect.record import collect, default_folder, settings_of
 from collect.traces import Trace, TraceSignal
 from collect.traces.layout import ALL_SIGNALS
-from collect.traces.manifest import MANIFEST, read_manifest
+from collect.traces.manifest import has_manifest, read_manifest
 from runtime.config import ModelConfig
 from runtime.models import identity, resolve
 from train.config import TrainConfig
@@ -22,7 +21,7 @@ class Wanted(Protocol):
 
     model: ModelConfig
     data: DataConfig
-    trace: Path | None
+    trace: str | None
     seed: int
 
 
@@ -64,7 +63,7 @@ def _trace(
     signals: tuple[TraceSignal, ...],
     *,
     needed: tuple[TraceSignal, ...],
-    named: Path | None,
+    named: str | None,
     key: str,
 ) -> Trace:
     """Opens the trace of this model and data; records it first, or what is missing of it.
@@ -72,7 +71,7 @@ def _trace(
     A finished trace that was named is taken whatever its prompts were, if it is of this model. One
     of the same prompts with all signals will do where fewer are asked for.
     """
-    if named is not None and (named / MANIFEST).exists() and read_manifest(named).complete:
+    if named is not None and has_manifest(named) and read_manifest(named).complete:
         trace = Trace.open(named)
         if trace.manifest.plan.source != "imported":
             require_model(trace, config.model, key=key)
@@ -93,7 +92,7 @@ def _trace(
     settings = settings_of(data, seed=config.seed)
     if named is None:
         whole = default_folder(config.model, data, signals=ALL_SIGNALS, settings=settings)
-        if (whole / MANIFEST).exists():
+        if has_manifest(whole):
             signals = ALL_SIGNALS
     folder = named or default_folder(config.model, data, signals=signals, settings=settings)
     return collect(
@@ -120,6 +119,6 @@ def require_model(trace: Trace, model: ModelConfig, *, key: str) -> None:
             for key, value in wrong.items()
         )
         raise TrainError(
-            f"{key}={trace.path} was recorded from another model ({listed}). "
+            f"{key}={trace.where} was recorded from another model ({listed}). "
             "Name another folder to record one of this model"
         )

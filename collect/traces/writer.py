@@ -114,6 +114,10 @@ class TraceWriter:
         done = committed(self.place, self.plan)
         return [unit for unit in range(len(self.plan.units)) if unit not in done]
 
+    def has(self, unit: int) -> bool:
+        """Whether this unit is there."""
+        return self.place.size(f"{unit_stem(self.plan, unit)}{RECORD}") is not None
+
     def write(
         self, unit: int, arrays: Mapping[str, NDArray], requests: Sequence[Request]
     ) -> ShardRecord:

@@ -16,8 +16,8 @@ OURS = "moecast"
 class EvaluateConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    trace: Path | None = None
-    """A trace's folder; made when it is not there. Default: runs/traces/MODEL/DATA."""
+    trace: str | None = None
+    """A trace's folder or address; made when it is not there. Default: runs/traces/MODEL/DATA."""
     system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
     """Systems to compare; the baseline and the bound are always among them."""
     hardware: list[HardwareConfig] = field(

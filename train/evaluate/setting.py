@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS
-from collect.traces.manifest import MANIFEST, read_manifest
+from collect.traces.manifest import has_manifest, read_manifest
 from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import CheckpointError
@@ -24,7 +24,7 @@ def open_trace(config: EvaluateConfig) -> Trace:
         PromptError, DiskSpaceError, CheckpointError: it cannot be recorded.
     """
     named = config.trace
-    if named is not None and (named / MANIFEST).exists() and read_manifest(named).complete:
+    if named is not None and has_manifest(named) and read_manifest(named).complete:
         return Trace.open(named)
     from train.tracing import trace_for
 

@@ -51,7 +51,7 @@ def results_of(run_dir: Path) -> dict[str, Any]:
     return results
 
 
-def trace_of(results: dict[str, Any], path: Path | None) -> Trace:
+def trace_of(results: dict[str, Any], path: str | None) -> Trace:
     """The trace that the results were measured on."""
     known = path or results["trace"].get("path")
     if known is None:

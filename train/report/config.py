@@ -9,7 +9,7 @@ from predictors.errors import MoecastError
 
 @dataclass(kw_only=True)
 class ReportConfig(RunConfig):
-    trace: Path | None = None
+    trace: str | None = None
     """The trace that the run was trained on; where it was then unless given."""
     ceiling: Path | None = None
     """Accuracy against trace size, as `benchmarks/ceiling.py` wrote it, to be drawn too."""

@@ -1,0 +1,193 @@
+"""launcher=ray: an actor for each worker, on this machine or on a cluster that was named.
+
+Anyone who reaches Ray's ports can run code. So what is started here listens on loopback and shows
+no dashboard; another cluster is joined only by its address, and with a token.
+"""
+
+import os
+import queue
+import secrets
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from collect.errors import LaunchError
+from collect.launch.config import LauncherConfig
+from collect.launch.task import Kind, Message, Task
+from collect.launch.worker import serve
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Ray's least, about; nothing of ours goes through its object store."""
+PATIENCE_SECONDS = 0.2
+"""How long an actor waits for more to say: one call brings many messages."""
+
+LOOPBACK = "127.0.0.1"
+ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Off, Ray binds all its ports to loopback. `_node_ip_address="127.0.0.1"` does not: Ray 2.60 turns
+it into the machine's outward address and listens on every interface. Read when Ray is imported."""
+
+
+class Seat:
+    """What runs in an actor: the worker's loop in a thread, and a queue in each direction."""
+
+    def __init__(self, task: str):
+        self._units: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        threading.Thread(
+            target=serve,
+            args=(Task.from_json(task), self._units.get, self._said.put),
+            daemon=True,
+        ).start()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def give(self, unit: str) -> None:
+        self._units.put(unit)
+
+    def hear(self) -> list[str]:
+        """What there is to tell, as JSON; waits a moment for the first of it."""
+        try:
+            found = [self._said.get(timeout=PATIENCE_SECONDS)]
+        except queue.Empty:
+            return []
+        while not self._said.empty():
+            found.append(self._said.get())
+        return [message.to_json() for message in found]
+
+
+def join(config: LauncherConfig) -> bool:
+    """Starts Ray on this machine, or joins the cluster that was named; False when this process has
+    done so before, and will end it by itself.
+
+    Raises:
+        LaunchError: no Ray, no token, or no such cluster.
+    """
+    if find_spec("ray") is None:
+        raise LaunchError("launcher=ray needs Ray: pip install 'moecast[ray]'")
+    # No network unless it is asked for.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if config.address is None:
+        os.environ.setdefault(ALONE, "0")
+        # Of this run only; without it Ray would write one to the user's home folder.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    else:
+        _require_token()
+    import ray
+
+    if ray.is_initialized():
+        return False
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if config.address is not None:
+        _join(config.address, quiet)
+        return True
+    ray.init(
+        # Not that of RAY_ADDRESS: joining is said on the command line.
+        address="local",
+        num_cpus=config.workers * config.cpus,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        **quiet,
+    )
+    if ray.util.get_node_ip_address() != LOOPBACK:
+        ray.shutdown()
+        raise LaunchError(
+            f"Ray does not keep to loopback here: it was imported before, or {ALONE} is set to 1. "
+            "Unset it, or name the cluster that is meant with launcher.address"
+        )
+    return True
+
+
+def _join(address: str, quiet: dict[str, Any]) -> None:
+    import ray
+
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise LaunchError(
+            f"launcher.address={address}: no Ray cluster can be joined there "
+            f"({' '.join(str(error).split())[:300]}). Start one: RAY_AUTH_MODE=token ray start "
+            "--head, or leave the address out to use this machine"
+        ) from error
+
+
+def _require_token() -> None:
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():
+        raise LaunchError(
+            "a Ray cluster is joined with a token, and there is none: set RAY_AUTH_TOKEN_PATH to "
+            f"the cluster's token file, or put it in {file} (ray get-auth-token --generate makes "
+            "one; start the cluster with RAY_AUTH_MODE=token)"
+        )
+
+
+class RayCrew:
+    """An actor for each worker; Ray schedules them where their resources are free."""
+
+    def __init__(self, task: Task, config: LauncherConfig):
+        self._own = join(config)
+        import ray
+
+        self._ray = ray
+        self._task = task
+        self._config = config
+        self._actors: dict[int, Any] = {}
+        self._heard: dict[Any, int] = {}
+        """Reference of each `hear` that is under way to its worker."""
+
+    def pid(self, worker: int) -> int:
+        return self._ray.get(self._actors[worker].pid.remote())
+
+    def start(self, worker: int) -> None:
+        config = self._config
+        options: dict[str, Any] = {
+            "num_cpus": config.cpus,
+            "num_gpus": config.gpus,
+            # The dispatcher replaces it.
+            "max_restarts": 0,
+            # `hear` waits while `give` comes.
+            "max_concurrency": 3,
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(self._task.threads)}},
+        }
+        if config.memory_gib is not None:
+            options["memory"] = config.memory_gib << 30
+        actor = self._ray.remote(Seat).options(**options).remote(self._task.to_json())
+        self._actors[worker] = actor
+        self._listen(worker)
+
+    def give(self, worker: int, unit: str) -> None:
+        self._actors[worker].give.remote(unit)
+
+    def events(self, timeout_seconds: float) -> list[tuple[int, Message]]:
+        ended, _ = self._ray.wait(list(self._heard), timeout=timeout_seconds)
+        found = []
+        for reference in ended:
+            worker = self._heard.pop(reference)
+            try:
+                lines = self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:
+                found.append((worker, Message(Kind.DIED, error=_reason(worker, error))))
+                continue
+            messages = [Message.from_json(line) for line in lines]
+            found += [(worker, message) for message in messages]
+            if any(message.kind is Kind.DIED for message in messages):
+                self._ray.kill(self._actors[worker])
+            else:
+                self._listen(worker)
+        return found
+
+    def close(self) -> None:
+        for actor in self._actors.values():
+            self._ray.kill(actor)
+        if self._own:
+            self._ray.shutdown()
+
+    def _listen(self, worker: int) -> None:
+        self._heard[self._actors[worker].hear.remote()] = worker
+
+
+def _reason(worker: int, error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return f"worker {worker}'s actor died: {said[:300]}"
