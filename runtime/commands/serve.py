@@ -2,20 +2,17 @@
 
 import asyncio
 import atexit
+import gc
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from predictors.errors import MoecastError
 from runtime.serving.config import ServeConfig
-
-if TYPE_CHECKING:
-    from runtime.serving.metrics import Metrics
-    from runtime.serving.service import Service
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 """The extra `serve`."""
@@ -35,9 +32,10 @@ def run(config: ServeConfig) -> dict[str, Any]:
     from runtime.serving.logs import log_as_json
     from runtime.serving.opening import name_of, open_served
     from runtime.serving.orders import Limits
-    from runtime.serving.routes.measured import routes as measured_routes
+    from runtime.serving.routes import measured, page
     from runtime.serving.server import listen, serve, url_of
     from runtime.serving.service import Service
+    from runtime.serving.watch import Watch
 
     keys = keys_of(config.key, os.environ)
     if not (keys or config.is_local or config.insecure):
@@ -64,7 +62,16 @@ def run(config: ServeConfig) -> dict[str, Any]:
         log_prompts=config.log_prompts,
     )
     log_as_json(secrets=keys)
-    metrics = measured(service, config)
+    watch = Watch(
+        model_name=name_of(config),
+        max_running=config.max_running,
+        max_waiting=config.max_waiting,
+        system=config.system.name,
+        eviction=config.system.eviction,
+        version=own_version(),
+    )
+    watch.attach(service)
+    routers = [measured.routes(watch.metrics), page.routes(watch.status)]
     console = Console()
     with listen(config.host, config.port) as listener:
         url = url_of(listener)
@@ -74,13 +81,16 @@ def run(config: ServeConfig) -> dict[str, Any]:
 
         reason = asyncio.run(
             serve(
-                logged(build_app(service, settings, routers=[measured_routes(metrics)])),
+                logged(build_app(service, settings, routers=routers)),
                 service,
                 listener,
                 grace_seconds=config.grace,
                 on_listening=tell,
             )
         )
+    # Python would look through all that Torch and Transformers made once more, which takes seconds
+    # of the few that a process is given between being told to end and being killed.
+    gc.freeze()
     if isinstance(service.error, MoecastError):
         raise service.error
     if service.error is not None:
@@ -94,31 +104,6 @@ def run(config: ServeConfig) -> dict[str, Any]:
         "ended": reason,
         "stats": None if served is None else served.model.moecast.stats(),
     }
-
-
-def measured(service: "Service", config: ServeConfig) -> "Metrics":
-    """Counts what the service does, and the engine's own counters from when there is one."""
-    from runtime.monitor import Monitor
-    from runtime.serving.metrics import Metrics
-    from runtime.serving.opening import name_of
-    from runtime.serving.service import State
-
-    metrics = Metrics(model_name=name_of(config), max_running=config.max_running)
-    service.add_observer(metrics.requests)
-    info = {
-        "version": own_version(),
-        "system": config.system.name,
-        "predictor": config.predictor or config.system.predictor or "none",
-        "eviction": config.system.eviction,
-    }
-
-    def watch(state: State) -> None:
-        if state is State.READY and service.served is not None:
-            metrics.requests.context_tokens = service.served.facts.context
-            metrics.watch(Monitor(service.served.model.moecast.engine), info=info)
-
-    service.on_change(watch)
-    return metrics
 
 
 def require_extra() -> None:
