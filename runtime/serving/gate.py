@@ -25,6 +25,8 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """Others could forge lines of a log, or fill it."""
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """What may be asked without a key: nothing about the model or its users is told there."""
+PROBED = OPEN_PATHS | {"/metrics"}
+"""What others ask for every few seconds, which would fill the log."""
 BODY_SECONDS = 30.0
 """Time in which a request's body must have come."""
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -105,7 +107,8 @@ class RequestLog:
                 "seconds": round(time.monotonic() - start, 6),
                 "client": (scope.get("client") or ("",))[0],
             }
-            log.info("request", extra={"fields": fields})
+            level = logging.DEBUG if scope["path"] in PROBED and status < 400 else logging.INFO
+            log.log(level, "request", extra={"fields": fields})
 
 
 class HostCheck:

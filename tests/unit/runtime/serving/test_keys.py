@@ -1,0 +1,93 @@
+"""Which keys are configured, and what shows one."""
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from predictors.errors import MoecastError
+from runtime.serving.config import ServeConfig, is_loopback
+from runtime.serving.keys import VARIABLE, Keys, keys_of
+
+
+def test_keys__come_from_the_option_before_the_environment() -> None:
+    assert keys_of("a,b", {VARIABLE: "c"}) == {"a", "b"}
+    assert keys_of(None, {VARIABLE: " c , d,"}) == {"c", "d"}
+    assert keys_of(None, {}) == frozenset()
+
+
+def test_keys__are_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("first\n\n second \n")
+    assert keys_of(f"@{path}", {}) == {"first", "second"}
+
+
+@pytest.mark.parametrize("key", ["", ",", "@/nowhere", "with space", "schlüssel", "line\nbreak"])
+def test_keys__that_are_none_are_refused(key: str) -> None:
+    with pytest.raises(MoecastError):
+        keys_of(key, {})
+
+
+def test_empty_environment__is_a_mistake_and_no_open_door() -> None:
+    with pytest.raises(MoecastError, match=VARIABLE):
+        keys_of(None, {VARIABLE: ""})
+
+
+def basic(text: bytes) -> bytes:
+    return b"Basic " + base64.b64encode(text)
+
+
+@pytest.mark.parametrize(
+    ("shown", "accepted"),
+    [
+        (b"Bearer one", True),
+        (b"bearer   two ", True),
+        (basic(b"anybody:one"), True),
+        (basic(b":two"), True),
+        (b"Bearer three", False),
+        (b"Bearer one,two", False),
+        (b"Bearer", False),
+        (b"Bearer ", False),
+        (b"", False),
+        (b"one", False),
+        (b"Token one", False),
+        (basic(b"one"), False),
+        (basic(b"one:"), False),
+        (b"Basic !!", False),
+        (b"Basic \xff", False),
+    ],
+)
+def test_key__is_shown_as_bearer_or_password(shown: bytes, accepted: bool) -> None:
+    assert Keys({"one", "two"}).accept(shown) is accepted
+
+
+def test_keys__are_kept_as_digests_only() -> None:
+    assert "secret-key" not in repr(vars(Keys({"secret-key"})))
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("192.168.0.1", False),
+        ("localhost.evil.example", False),
+        ("example.org", False),
+        ("", False),
+    ],
+)
+def test_loopback__is_known_without_asking_a_name_server(host: str, local: bool) -> None:
+    assert is_loopback(host) is local
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"port": -1}, {"port": 65536}, {"max_running": 0}, {"max_waiting": -1}, {"grace": -1}]
+)
+def test_config__names_what_is_out_of_range(wrong: dict) -> None:
+    with pytest.raises(MoecastError, match=f"{next(iter(wrong))}="):
+        ServeConfig(**wrong)
