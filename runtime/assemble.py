@@ -7,16 +7,18 @@ import torch
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from runtime.budget import parse_budget, slots_of
+from runtime.budget import parse_budget, slots_of, spread_slots
 from runtime.config import SystemConfig
 from runtime.driver import PredictorDriver
 from runtime.engine import Engine
 from runtime.keeper import Keeper
-from runtime.policy.build import build_planner, build_prefetcher, on_link
+from runtime.policy.build import build_planner, build_prefetcher, build_shards, on_link
+from runtime.policy.placement import Placement
 from runtime.store.base import Store, decoded_bytes, slot_bytes
 from runtime.tiers.arena import Arena
 from runtime.tiers.cuda import CudaLink
 from runtime.tiers.link import HostLink, Link, StoreLink
+from runtime.tiers.numa import cpus_near, near
 from runtime.tiers.worker import Shared, Worker
 from runtime.timeline import Timeline
 
@@ -45,12 +47,38 @@ def arena_slots(
     )
 
 
-def host_slots(size: int, spec: ModelSpec, *, budget: str | int | None, scratch_bytes: int) -> int:
-    """Slots of the host tier below a device: all experts, or what free memory allows."""
-    if budget is None:
-        total = spec.num_layers * spec.num_experts * size + scratch_bytes
-        budget = min(total, int(HOST_SHARE * psutil.virtual_memory().available))
-    return arena_slots(size, spec, budget=budget, scratch_bytes=scratch_bytes, name="host_budget")
+def device_slots(
+    size: int,
+    spec: ModelSpec,
+    placement: Placement,
+    *,
+    budget: str | int,
+    scratch_bytes: int,
+    name: str = "budget",
+) -> list[int]:
+    """Slots of each device; the budget is that of all of them together."""
+    if placement.num_devices == 1:
+        return [arena_slots(size, spec, budget=budget, scratch_bytes=scratch_bytes, name=name)]
+    shape = {"num_layers": spec.num_layers, "num_experts": spec.num_experts}
+    owned = [placement.num_owned(device, **shape) for device in range(placement.num_devices)]
+    return spread_slots(
+        parse_budget(budget, total_bytes=sum(owned) * size + scratch_bytes),
+        slot_bytes=size,
+        scratch_bytes=scratch_bytes,
+        top_k=spec.top_k,
+        owned=owned,
+        name=name,
+    )
+
+
+def host_budget_of(
+    size: int, spec: ModelSpec, *, budget: str | int | None, scratch_bytes: int
+) -> str | int:
+    """The host tier below a device: as told, or all experts, or what free memory allows."""
+    if budget is not None:
+        return budget
+    total = spec.num_layers * spec.num_experts * size + scratch_bytes
+    return min(total, int(HOST_SHARE * psutil.virtual_memory().available))
 
 
 def build_engine(
@@ -62,32 +90,51 @@ def build_engine(
     budget: str | int,
     host_budget: str | int | None = None,
     device: torch.device | str = "cpu",
+    devices: Sequence[torch.device] = (),
     timeline: Timeline | None = None,
     keeper: Predictor | None = None,
 ) -> Engine:
-    """An engine that serves the store's experts from `budget` bytes on the device.
+    """An engine that serves the store's experts from `budget` bytes on the device, or on all of
+    `devices` together, each with an arena, a link and workers of its own.
 
     On the CPU there is one tier, unless `host_budget` asks for another below it: then experts are
     copied from arena to arena, as they would be to a device.
     """
-    device = torch.device(device)
+    places = list(devices) or [torch.device(device)]
+    placement = Placement(len(places))
     size, scratch_bytes, decoded = slot_bytes(store), store.scratch_bytes, decoded_bytes(store)
-    is_cuda = device.type == "cuda"
-    if is_cuda or host_budget is not None:
-        upper = arena_slots(size, spec, budget=budget, scratch_bytes=decoded)
-        lower = host_slots(size, spec, budget=host_budget, scratch_bytes=scratch_bytes)
-        arenas = [
-            Arena(store.layouts, upper, device=device),
-            Arena(store.layouts, lower, pinned=is_cuda),
+    has_host = places[0].type == "cuda" or host_budget is not None
+    top = device_slots(
+        size,
+        spec,
+        placement,
+        budget=budget,
+        scratch_bytes=decoded if has_host else scratch_bytes + decoded,
+    )
+    below: list[int | None] = [None] * len(places)
+    if has_host:
+        of_host = host_budget_of(size, spec, budget=host_budget, scratch_bytes=scratch_bytes)
+        below = [
+            *device_slots(
+                size,
+                spec,
+                placement,
+                budget=of_host,
+                scratch_bytes=scratch_bytes,
+                name="host_budget",
+            )
         ]
-        copy: Link = (
-            CudaLink(arenas[1], arenas[0], device) if is_cuda else HostLink(arenas[1], arenas[0])
-        )
-        links = [copy, StoreLink(store, arenas[1])]
-    else:
-        slots = arena_slots(size, spec, budget=budget, scratch_bytes=scratch_bytes + decoded)
-        arenas = [Arena(store.layouts, slots)]
-        links = [StoreLink(store, arenas[0])]
+    arenas: list[Arena] = []
+    links: list[Link] = []
+    near_by = [cpus_near(place, number) for number, place in enumerate(places)]
+    for number, place in enumerate(places):
+        with near(near_by[number]):
+            made = tiers_of(
+                store, place, top[number], below[number], closes=number == len(places) - 1
+            )
+        for arena, link in made:
+            arenas.append(arena)
+            links.append(link)
     return connect(
         store,
         spec,
@@ -97,7 +144,22 @@ def build_engine(
         links=links,
         timeline=timeline,
         keeper=keeper,
+        near_by=near_by,
     )
+
+
+def tiers_of(
+    store: Store, device: torch.device, slots: int, below: int | None, *, closes: bool
+) -> list[tuple[Arena, Link]]:
+    """One device's arenas and what fills them, the computing one first."""
+    if below is None:
+        arena = Arena(store.layouts, slots)
+        return [(arena, StoreLink(store, arena, closes=closes))]
+    is_cuda = device.type == "cuda"
+    arena = Arena(store.layouts, slots, device=device)
+    host = Arena(store.layouts, below, pinned=is_cuda)
+    copy: Link = CudaLink(host, arena, device) if is_cuda else HostLink(host, arena)
+    return [(arena, copy), (host, StoreLink(store, host, closes=closes))]
 
 
 def connect(
@@ -110,14 +172,28 @@ def connect(
     links: Sequence[Link],
     timeline: Timeline | None = None,
     keeper: Predictor | None = None,
+    near_by: Sequence[frozenset[int] | None] = (None,),
 ) -> Engine:
-    """An engine over arenas and the links that fill them, the computing tier first."""
+    """An engine over arenas and the links that fill them, the computing tier first.
+
+    Args:
+        near_by: processors near each device; the arenas and links are those of the first device,
+            then as many of the next.
+    """
     system = on_link(system, slows_computing=not isinstance(links[0], CudaLink))
-    prefetcher = build_prefetcher(
-        system,
-        spec,
-        num_slots=[arena.num_slots for arena in arenas],
-        chunk_bytes=[layout.chunk_bytes for layout in store.layouts],
+    num_devices = len(near_by)
+    each = len(arenas) // num_devices
+    num_slots = [arena.num_slots for arena in arenas]
+    chunk_bytes = [layout.chunk_bytes for layout in store.layouts]
+    prefetcher = (
+        build_prefetcher(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
+        if num_devices == 1
+        else build_shards(
+            system,
+            spec,
+            num_slots=[num_slots[i : i + each] for i in range(0, len(num_slots), each)],
+            chunk_bytes=chunk_bytes,
+        )
     )
     planner = build_planner(system, spec, prefetcher)
     shared = Shared(timeline, planner.governor)
@@ -126,10 +202,12 @@ def connect(
             tier,
             link,
             shared,
-            "disk" if tier.below is None else "copy",
+            ("disk" if tier.below is None else "copy")
+            + (f" {number // each}" if num_devices > 1 else ""),
             STORE_THREADS if tier.below is None else COPY_THREADS,
+            cpus=near_by[number // each],
         )
-        for tier, link in zip(prefetcher.tiers, links, strict=True)
+        for number, (tier, link) in enumerate(zip(prefetcher.tiers, links, strict=True))
     ]
     return Engine(
         store=store,
@@ -144,4 +222,5 @@ def connect(
             None if keeper is None else Keeper(keeper, prefetcher, shared),
         ),
         watchdog_seconds=system.watchdog_seconds,
+        placement=Placement(num_devices),
     )

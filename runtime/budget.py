@@ -1,6 +1,7 @@
 """Budgets as users write them, and the slots that they buy."""
 
 import re
+from collections.abc import Sequence
 
 from runtime.errors import BudgetError
 
@@ -54,6 +55,34 @@ def _bytes(text: str) -> int | None:
     if size is None or size[2].upper() not in UNITS:
         return None
     return int(float(size[1]) * UNITS[size[2].upper()])
+
+
+def spread_slots(
+    budget_bytes: int,
+    *,
+    slot_bytes: int,
+    scratch_bytes: int,
+    top_k: int,
+    owned: Sequence[int],
+    name: str = "budget",
+) -> list[int]:
+    """Slots of each of several devices that own so many experts: the budget in proportion.
+
+    A step may need all its experts from one device, so each has `top_k` slots at least.
+
+    Raises:
+        BudgetError: less than that, with that least budget in bytes.
+    """
+    total = sum(owned)
+    least = -(-top_k * slot_bytes * total // min(owned)) + scratch_bytes
+    if budget_bytes < least:
+        raise BudgetError(
+            f"{name} of {budget_bytes} bytes is too small for {len(owned)} devices: each needs "
+            f"{top_k} experts of {slot_bytes} bytes; the least budget is {least} bytes "
+            f"({name}={least})"
+        )
+    room = budget_bytes - scratch_bytes
+    return [min(own, room * own // (total * slot_bytes)) for own in owned]
 
 
 def slots_of(

@@ -210,6 +210,8 @@ class ServedConfig(RunConfig):
     """Kind (stride), zoo entry (NAME, NAME@digest) or folder of one; none: the system's own."""
     device: str = "auto"
     """Where the model computes: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    devices: list[str] = field(default_factory=list)
+    """Several in place of `device`: experts are spread over them (cuda:0,cuda:1)."""
     host_budget: str | None = None
     """Memory for experts on the host, below a device; none: all of them, where memory is free."""
     trace_events: Path | None = None

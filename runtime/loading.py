@@ -1,5 +1,6 @@
 """`runtime.load`: an ordinary Transformers model whose experts live in an arena of fixed size."""
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -55,6 +56,7 @@ def load(
     system: SystemConfig | None = None,
     dtype: str | None = None,
     device: str | torch.device = "auto",
+    devices: str | Sequence[str | torch.device] = (),
     store: StoreConfig | str | Path | None = None,
     trace_events: str | Path | None = None,
     entries: Path | None = None,
@@ -75,6 +77,8 @@ def load(
         system: what to drop and how to fetch; `promoe` unless given.
         dtype: overrides the checkpoint's own.
         device: where the model computes; "auto" is a GPU if there is one.
+        devices: several, such as "cuda:0,cuda:1": experts are spread over them and computed where
+            they are, all else on the first; `budget` and `host_budget` are of all together.
         store: folder of a packed store, or how the checkpoint is read; in place unless given.
         trace_events: file for a Chrome trace of what happened when; none unless given.
         entries: folder with an entry for each kind, looked at before the zoo.
@@ -88,7 +92,8 @@ def load(
     release_unused()
     config = model_config(model, dtype)
     folder = resolve(config)
-    where = choose_device(device)
+    places = choose_devices(devices)
+    where = places[0] if places else choose_device(device)
     plain, banks = load_stripped(folder, config.dtype, where)
     release_unused()
     layers = moe_layers(plain)
@@ -122,14 +127,16 @@ def load(
         budget=budget,
         host_budget=host_budget,
         device=where,
+        devices=places,
         timeline=None if trace_events is None else Timeline(trace_events),
         keeper=systems_keeper(system, spec, name=config.name, entries=entries),
     )
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
     front = Front(engine)
+    home = where if len(set(places)) > 1 else None
     probes = Probes(plain, signals, front)
     for layer in layers:
-        layer.kind.attach(layer.experts, Served(front, layer.index))
+        layer.kind.attach(layer.experts, Served(front, layer.index, home=home))
     plain.moecast = Handle(
         plain, spec=spec, engine=engine, front=front, probes=probes, folder=folder
     )
@@ -149,6 +156,7 @@ def load_served(config: ServedConfig, *, budget: str | int) -> PreTrainedModel:
         host_budget=config.host_budget,
         system=config.system,
         device=config.device,
+        devices=config.devices,
         store=config.store,
         trace_events=config.trace_events,
     )
@@ -174,6 +182,23 @@ def choose_device(device: str | torch.device) -> torch.device:
             "build of torch"
         )
     return chosen
+
+
+def choose_devices(devices: str | Sequence[str | torch.device]) -> list[torch.device]:
+    """The devices that are meant, none for an empty list; `cpu,cpu` are two with an arena each.
+
+    Raises:
+        CheckpointError: one of them is not there, or they are of different kinds.
+    """
+    named = devices.split(",") if isinstance(devices, str) and devices else devices
+    chosen = [choose_device(one.strip() if isinstance(one, str) else one) for one in named]
+    if len({one.type for one in chosen}) > 1:
+        raise CheckpointError(
+            f"devices={','.join(map(str, chosen))}: an expert's output would depend on where it is "
+            "computed; name devices of one kind, such as cuda:0,cuda:1"
+        )
+    # `cuda` alone would be another device than `cuda:0` to whoever compares them.
+    return [torch.device(one.type, one.index or 0) if one.type == "cuda" else one for one in chosen]
 
 
 def load_stripped(folder: Path, dtype: str, device: torch.device) -> tuple[PreTrainedModel, Banks]:

@@ -25,7 +25,13 @@ _SUMS: WeakKeyDictionary[type[nn.Module], Sum | None] = WeakKeyDictionary()
 
 def expert_output(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Tensor) -> Tensor:
     """One expert on its tokens, `(N, D)`: the same operations in the same order as the eager loop
-    of the module's own class."""
+    of the module's own class.
+
+    Tokens travel to the device that the expert is on, and its output back; between two devices of
+    one kind no bit changes.
+    """
+    home = hidden_ND.device
+    hidden_ND = hidden_ND.to(next(iter(weights.values())).device)
 
     def linear(x: Tensor, name: str) -> Tensor:
         x = x @ weights[name] if module.is_transposed else F.linear(x, weights[name])
@@ -35,7 +41,7 @@ def expert_output(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Tens
         hidden = module._apply_gate(linear(hidden_ND, "gate_up_proj"))
     else:
         hidden = module.act_fn(linear(hidden_ND, "up_proj"))
-    output = linear(hidden, "down_proj")
+    output = linear(hidden, "down_proj").to(home)
     return module.post_expert_norm(output) if module.has_post_expert_norm else output
 
 

@@ -47,16 +47,15 @@ def build_shards(
     system: SystemConfig,
     spec: ModelSpec,
     *,
-    num_slots: Sequence[int],
+    num_slots: Sequence[Sequence[int]],
     chunk_bytes: Sequence[Sequence[int]],
-    num_devices: int,
 ) -> Shards:
-    """The same once for each of several devices, each with tiers of `num_slots` experts."""
-    placement = Placement(num_devices)
+    """The same once for each of several devices, with tiers of `num_slots[device]` experts."""
+    placement = Placement(len(num_slots))
     shards = []
-    for device in range(num_devices):
+    for device, slots in enumerate(num_slots):
         own = of_device(system, spec, placement, device)
-        tiers = build_tiers(own, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
+        tiers = build_tiers(own, spec, num_slots=slots, chunk_bytes=chunk_bytes)
         shards.append(
             Shard(tiers, techniques=techniques(system), placement=placement, device=device)
         )

@@ -86,7 +86,7 @@ def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Sto
         system=SystemConfig(prefetch=False, per_layer=False, chunked=False, reordered=False),
         predictor=None,
         arenas=[arena],
-        links=[_Borrowed(store, arena)],
+        links=[StoreLink(store, arena, closes=False)],
     )
     for layer in layers:
         layer.kind.attach(layer.experts, Served(engine, layer.index))
@@ -95,13 +95,6 @@ def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Sto
             return _measured(model, layers, engine)
     finally:
         engine.close()
-
-
-class _Borrowed(StoreLink):
-    """A link that leaves the store open: it is somebody else's."""
-
-    def close(self) -> None:
-        """The store stays open."""
 
 
 @torch.no_grad()

@@ -167,9 +167,8 @@ def _run(
         prefetcher = build_shards(
             system,
             spec,
-            num_slots=budget_slots,
+            num_slots=[budget_slots] * interconnect.num_devices,
             chunk_bytes=chunk_bytes,
-            num_devices=interconnect.num_devices,
         )
         planners = [build_planner(system, spec, shard) for shard in prefetcher.shards]
         watchers = [observer] + [None] * (len(planners) - 1)

@@ -30,9 +30,14 @@ class Link(Protocol):
 class StoreLink:
     """Reads chunks of a store into an arena in host memory."""
 
-    def __init__(self, store: Store, arena: Arena):
+    def __init__(self, store: Store, arena: Arena, *, closes: bool = True):
+        """
+        Args:
+            closes: the store is this link's own; off where others read from it too.
+        """
         self._store = store
         self._arena = arena
+        self._closes = closes
 
     def transfer(self, task: Task) -> None:
         layer, expert = task.expert
@@ -43,7 +48,8 @@ class StoreLink:
         """The CPU computes while it is asked to: nothing is left to wait for."""
 
     def close(self) -> None:
-        self._store.close()
+        if self._closes:
+            self._store.close()
 
 
 class HostLink:

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -59,6 +60,8 @@ class Worker:
     shared: Shared
     name: str
     num_threads: int = 1
+    cpus: frozenset[int] | None = None
+    """Processors near the memory that its link writes to; None: any."""
     busy_seconds: float = 0.0
     """Of transfers that brought their bytes, added up."""
     _hands: list[Hand] = field(default_factory=list)
@@ -79,6 +82,8 @@ class Worker:
         hand.thread.start()
 
     def _run(self, hand: Hand) -> None:
+        if self.cpus is not None:
+            os.sched_setaffinity(0, self.cpus)  # of this thread
         while not hand.is_lost:
             with self.shared.condition:
                 task = None

@@ -32,5 +32,5 @@ class Interface(Kind):
 
     def attach(self, module: nn.Module, served: Served) -> None:
         serve(module, served)
-        module.moecast_ready = served.ready
+        module.moecast_ready = served.in_place
         module.moecast_sum = sum_of(module)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -17,16 +18,35 @@ class ExpertSource(Protocol):
 
 
 class Served:
-    """One layer of a source."""
+    """One layer of a source.
 
-    def __init__(self, source: ExpertSource, layer: int):
+    Where experts lie on several devices, a module whose tokens do not travel to them has their
+    parameters brought to `home`.
+    """
+
+    def __init__(self, source: ExpertSource, layer: int, *, home: torch.device | None = None):
+        """
+        Args:
+            home: where the model computes, if experts may lie elsewhere.
+        """
         self._source = source
         self._layer = layer
+        self._home = home
 
     def ready(self, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """The wanted experts, ascending in `wanted`, each when it is ready."""
+        for expert, weights in self.in_place(wanted):
+            yield expert, self._brought(weights)
+
+    def in_place(self, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """The same, on the device that each belongs to."""
         return self._source.ready(self._layer, wanted)
 
     def hold(self, expert: int) -> dict[str, Tensor]:
         """The expert's parameters, valid until the next expert of the model is asked for."""
-        return self._source.hold(self._layer, expert)
+        return self._brought(self._source.hold(self._layer, expert))
+
+    def _brought(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self._home is None:
+            return weights
+        return {name: tensor.to(self._home) for name, tensor in weights.items()}

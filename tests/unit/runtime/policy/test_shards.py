@@ -21,9 +21,8 @@ def shards(num_devices, *, slots=(4,), **switches):
     return build_shards(
         SystemConfig(**{"per_layer": False, **switches}),
         SPEC,
-        num_slots=slots,
+        num_slots=[slots] * num_devices,
         chunk_bytes=CHUNKS,
-        num_devices=num_devices,
     )
 
 
@@ -107,9 +106,8 @@ def test_shards__one_device_does_what_one_core_does():
         {"eviction": "moe-infinity-sequence", "cancel": True},
     ):
         system = SystemConfig(per_layer=False, **switches)
-        build = {"chunk_bytes": CHUNKS, "num_slots": (5,)}
-        one = build_prefetcher(system, SPEC, **build)
-        other = build_shards(system, SPEC, num_devices=1, **build)
+        one = build_prefetcher(system, SPEC, chunk_bytes=CHUNKS, num_slots=(5,))
+        other = build_shards(system, SPEC, chunk_bytes=CHUNKS, num_slots=[(5,)])
         rng = random.Random(3)
         for step in range(8):
             for core in (one, other):
@@ -184,7 +182,7 @@ def test_shards__cut_short_are_repaired_tier_by_tier():
 def test_shards__of_a_fixed_set_each_device_fixes_its_own():
     counts = [[8 - e for e in range(8)]] * SPEC.num_layers
     system = SystemConfig(eviction="static", eviction_options={"counts": counts}, per_layer=False)
-    core = build_shards(system, SPEC, num_slots=(7,), chunk_bytes=CHUNKS, num_devices=2)
+    core = build_shards(system, SPEC, num_slots=[(7,), (7,)], chunk_bytes=CHUNKS)
     core.begin_step(new_request=True)
     for layer in range(SPEC.num_layers):
         for e in range(8):
