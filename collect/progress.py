@@ -1,4 +1,4 @@
-"""How far a recording is: a bar on a terminal, a line now and then elsewhere."""
+"""How far work is, of all workers together: a bar on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -13,45 +13,46 @@ LINE_SECONDS = 10.0
 
 
 class Advance(Protocol):
-    """Called with the number of prompts that are done since the last call."""
+    """Called with the amount that is done since the last call; negative for what is lost."""
 
-    def __call__(self, num_prompts: int, /) -> None: ...
+    def __call__(self, amount: int, /) -> None: ...
 
 
 @contextmanager
-def prompts_progress(console: Console | None, *, total: int) -> Iterator[Advance]:
-    """Reports prompts done of `total`; None as console reports nothing."""
+def progress(console: Console | None, done: str, things: str, *, total: int) -> Iterator[Advance]:
+    """Reports things done of `total` (`recorded` 3 of 7 `prompts`); None as console is silent."""
     if console is None:
         yield lambda _: None
     elif console.is_terminal:
         columns = (
-            TextColumn("recording"),
+            TextColumn(done),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("prompts"),
+            TextColumn(things),
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=console) as bar:
             task = bar.add_task("", total=total)
-            yield lambda num_prompts: bar.advance(task, num_prompts)
+            yield lambda amount: bar.advance(task, amount)
     else:
-        yield _Lines(console, total)
+        yield _Lines(console, done, things, total)
 
 
 class _Lines:
-    def __init__(self, console: Console, total: int):
+    def __init__(self, console: Console, verb: str, things: str, total: int):
         self._console = console
+        self._verb, self._things = verb, things
         self._total = total
         self._done = 0
         self._started = self._told = time.monotonic()
 
-    def __call__(self, num_prompts: int) -> None:
-        self._done += num_prompts
+    def __call__(self, amount: int) -> None:
+        self._done += amount
         now = time.monotonic()
         if now - self._told >= LINE_SECONDS or self._done == self._total:
             self._told = now
             seconds = now - self._started
             self._console.print(
-                f"recorded {self._done} of {self._total} prompts in {seconds:.0f} s",
+                f"{self._verb} {self._done} of {self._total} {self._things} in {seconds:.0f} s",
                 highlight=False,
             )

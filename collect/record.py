@@ -12,7 +12,7 @@ from collect.launch.crews import dispatcher_for
 from collect.launch.task import Report, Work
 from collect.order import Order, default_folder, order_of, settings_of
 from collect.plan import Settings, most_rows, require_space
-from collect.progress import prompts_progress
+from collect.progress import progress
 from collect.traces.layout import ALL_SIGNALS, TraceSignal, row_bytes
 from collect.traces.manifest import TracePlan, has_manifest
 from collect.traces.reader import Trace
@@ -98,7 +98,7 @@ def _recorded(
         mine = [unit for unit in missing if unit % num_workers == worker]
         total = sum(len(job.work[unit]) for unit in mine)
         announce(console, order.where, job.plan, rows, mine, num_prompts=total)
-        with prompts_progress(console, total=total) as advance:
+        with progress(console, "recorded", "prompts", total=total) as advance:
             for unit in mine:
                 writer.write(unit, *job.record_unit(unit, advance))
     return None if writer.missing() else writer.finish()
@@ -117,7 +117,7 @@ def _launched(order: Order, launcher: LauncherConfig, console: Console | None, l
         writer, missing = begun(order.where, plan, about["rows"])
         total = sum(prompts[unit] for unit in missing)
         announce(console, order.where, plan, about["rows"], missing, num_prompts=total)
-        with prompts_progress(console, total=total) as advance:
+        with progress(console, "recorded", "prompts", total=total) as advance:
             outcome = dispatcher.run(
                 [plan.units[unit] for unit in missing],
                 advance=advance,

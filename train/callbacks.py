@@ -4,6 +4,7 @@
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +49,49 @@ class SaveEachEpoch(Callback):
         trainer.save_checkpoint(self._path)
 
 
+class Patience:
+    """Which pass is the best by validation accuracy, and when to stop looking for a better one."""
+
+    def __init__(self, patience: int):
+        self._patience = patience
+        self.best: float | None = None
+        self.best_pass = 0
+
+    def is_better(self, number: int, accuracy: float) -> bool:
+        """Whether this pass is the best so far; it is then."""
+        if self.best is not None and accuracy <= self.best:
+            return False
+        self.best, self.best_pass = accuracy, number
+        return True
+
+    def is_over(self, number: int) -> bool:
+        """Whether none has been better for a while."""
+        return number - self.best_pass >= self._patience
+
+
 class BestPass(Callback):
     """Keeps the weights of the pass with the best validation accuracy, and stops when none has
     been better for a while. The checkpoint carries what it keeps."""
 
     def __init__(self, *, patience: int):
-        self._patience = patience
-        self.best: float | None = None
-        self.best_pass = 0
+        self._patience = Patience(patience)
         self._weights: dict[str, Tensor] = {}
+
+    @property
+    def best(self) -> float | None:
+        return self._patience.best
+
+    @property
+    def best_pass(self) -> int:
+        return self._patience.best_pass
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         found = float(trainer.callback_metrics["val/mean_accuracy"])
-        if self.best is None or found > self.best:
-            self.best, self.best_pass = found, trainer.current_epoch
+        if self._patience.is_better(trainer.current_epoch, found):
             self._weights = {
                 name: value.detach().cpu().clone() for name, value in pl_module.named_parameters()
             }
-        elif trainer.current_epoch - self.best_pass >= self._patience:
+        elif self._patience.is_over(trainer.current_epoch):
             trainer.should_stop = True
 
     def restore(self, module: LightningModule) -> None:
@@ -79,8 +105,27 @@ class BestPass(Callback):
         return {"best": self.best, "best_pass": self.best_pass, "weights": self._weights}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.best_pass = state_dict["best"], state_dict["best_pass"]
+        self._patience.best = state_dict["best"]
+        self._patience.best_pass = state_dict["best_pass"]
         self._weights = dict(state_dict["weights"])
+
+
+class EachPass(Callback):
+    """Keeps the weights and the accuracies of every pass, where the best one is told later, from
+    the accuracies of networks that others train; `report` is called after each pass."""
+
+    def __init__(self, report: Callable[[int], None]):
+        self._report = report
+        self.weights: list[dict[str, Tensor]] = []
+        self.accuracies: list[Tensor] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module.accuracy_F, Tensor)
+        self.accuracies.append(pl_module.accuracy_F.clone())
+        self.weights.append(
+            {name: value.detach().cpu().clone() for name, value in pl_module.named_parameters()}
+        )
+        self._report(1)
 
 
 class PlainProgress(Callback):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.loggers import Logger
+from rich.console import Console
 
 from collect.traces import Trace
 from predictors.base import Predictor
@@ -24,6 +25,7 @@ from train.fit import FitSettings, fit, settings_for
 from train.keeping import SIGNALS as KEEPER_SIGNALS
 from train.keeping import keeper_for, show_keeper
 from train.kinds import fitting, needed_kinds, options_of, signals_of, wanted_kinds
+from train.launching import fit_launched
 from train.loggers import finish, log_entries, log_report, log_summary, make_logger
 from train.parity import Parity
 from train.pipeline import exported, families_for, machine, write_entries
@@ -65,7 +67,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
     signals = signals_of(kinds)
     with clock.part("trace", f"trace of {config.model.name} on {config.data.name}"):
         needed = signals_of(needed_kinds(config.predictor.kind))
-        trace = trace_for(config, signals, needed=needed)
+        trace = trace_for(
+            config,
+            signals,
+            needed=needed,
+            launcher=config.launcher,
+            logs=config.run_dir / "workers",
+        )
     left_out = set(kinds) - set(fitting(kinds, trace.signals))
     if left_out:
         sys.stderr.write(f"left out, for want of signals in the trace: {sorted(left_out)}\n")
@@ -173,14 +181,27 @@ def learn(
     networks = sum(len(family.labels) for family in families)
     told = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
     with clock.part("training", told):
-        fitted = fit(
-            trace,
-            families,
-            settings,
-            run_dir=config.run_dir,
-            logger=logger,
-            fresh=config.fresh,
-        )
+        if config.launcher.is_this_process:
+            fitted = fit(
+                trace,
+                families,
+                settings,
+                run_dir=config.run_dir,
+                logger=logger,
+                fresh=config.fresh,
+            )
+        else:
+            fitted = fit_launched(
+                trace,
+                config.model,
+                families,
+                settings,
+                launcher=config.launcher,
+                run_dir=config.run_dir,
+                logger=logger,
+                console=Console(stderr=True),
+                fresh=config.fresh,
+            )
     with clock.part("export", "exporting to ONNX and comparing with torch"):
         learned, agreement = exported(fitted.families, trace, int8=config.predictor.int8)
     return learned, agreement, fitted.record(settings)

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from collect.traces import Trace, TraceSignal
 from collect.traces.split import Split
 from predictors.base import Floats, Ints
+from predictors.spec import ModelSpec
 from train.context import contexts
 from train.errors import TrainError
 
@@ -144,6 +145,15 @@ def shuffled(rows: NDArray[np.int64], *, pool_rows: int, seed: int, epoch: int) 
         yield random.permutation(mixed[first : first + pool_rows])
 
 
+def rows_of_pool(
+    spec: ModelSpec, needs: Needs, *, batch_size: int, pool_bytes: int = POOL_BYTES
+) -> int:
+    """Whole batches; decides, with the seed, which rows meet in a batch."""
+    copies = len(needs.signals) * (1 + len(needs.decays))
+    row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
+    return max(1, pool_bytes // row_bytes // batch_size) * batch_size
+
+
 class TraceBatches(IterableDataset):
     """Whole batches; a training pass drops the last, smaller one, so that steps are alike."""
 
@@ -157,10 +167,12 @@ class TraceBatches(IterableDataset):
         seed: int = 0,
         epoch: int | None = None,
         pool_bytes: int = POOL_BYTES,
+        pool_rows: int | None = None,
         share: tuple[int, int] = (0, 1),
     ):
-        """`epoch` None: in the trace's order, nothing dropped (evaluation). `share`: the number of
-        this device and how many there are; each takes every so manyth of a batch's tokens."""
+        """`epoch` None: in the trace's order, nothing dropped (evaluation). `pool_rows`: instead of
+        what fits in `pool_bytes`. `share`: the number of this device and how many there are; each
+        takes every so manyth of a batch's tokens."""
         self._trace = trace
         self._rows = part_rows(trace, part)
         self._batch_size = batch_size
@@ -168,10 +180,9 @@ class TraceBatches(IterableDataset):
         self._seed = seed
         self._epoch = epoch
         self._share = share
-        spec = trace.spec
-        copies = len(self._needs.signals) * (1 + len(self._needs.decays))
-        row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
-        self._pool_rows = max(1, pool_bytes // row_bytes // batch_size) * batch_size
+        self._pool_rows = pool_rows or rows_of_pool(
+            trace.spec, self._needs, batch_size=batch_size, pool_bytes=pool_bytes
+        )
         if epoch is not None and len(self._rows) < batch_size:
             raise TrainError(
                 f"the trace has {len(self._rows):,} tokens to train on, a batch {batch_size:,}: "
@@ -213,8 +224,17 @@ class TraceBatches(IterableDataset):
 class TraceData(LightningDataModule):
     """Training and validation batches of one trace; a pass's order is set by seed and epoch."""
 
-    def __init__(self, trace: Trace, *, batch_size: int, seed: int, needs: Collection[Needs] = ()):
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        batch_size: int,
+        seed: int,
+        needs: Collection[Needs] = (),
+        pool_rows: int | None = None,
+    ):
         super().__init__()
+        self._pool_rows = pool_rows
         self._trace = trace
         self._batch_size = batch_size
         self._seed = seed
@@ -232,6 +252,7 @@ class TraceData(LightningDataModule):
             needs=self.needs,
             seed=self._seed,
             epoch=epoch,
+            pool_rows=self._pool_rows,
             share=share,
         )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
 from torch import nn
@@ -137,22 +137,8 @@ def fit(
     resumed = checkpoint.exists()
     record = {"trace": trace.digest, **asdict(settings)}
     progress = RichProgressBar() if sys.stderr.isatty() else PlainProgress()
-    trainer = Trainer(
-        accelerator="auto",
-        devices=settings.devices,
-        precision=settings.precision,
-        max_epochs=settings.max_epochs,
-        logger=logger,
-        log_every_n_steps=10,
-        callbacks=[RunRecord(record), best, SaveEachEpoch(checkpoint), progress],
-        plugins=[SafeCheckpointIO()],
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=isinstance(progress, RichProgressBar),
-        num_sanity_val_steps=0,
-        reload_dataloaders_every_n_epochs=1,
-        use_distributed_sampler=False,
-    )
+    callbacks = [RunRecord(record), best, SaveEachEpoch(checkpoint), progress]
+    trainer = trainer_for(settings, callbacks, logger=logger)
     started = time.perf_counter()
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
@@ -175,6 +161,28 @@ def fit(
         resumed,
         best.best_pass,
         best.best,
+    )
+
+
+def trainer_for(
+    settings: FitSettings, callbacks: list[Callback], *, logger: Logger | None = None
+) -> Trainer:
+    """Lightning's trainer, with checkpoints that are safe and nothing that we do not use."""
+    return Trainer(
+        accelerator="auto",
+        devices=settings.devices,
+        precision=settings.precision,
+        max_epochs=settings.max_epochs,
+        logger=logger or False,
+        log_every_n_steps=10,
+        callbacks=callbacks,
+        plugins=[SafeCheckpointIO()],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=any(isinstance(one, RichProgressBar) for one in callbacks),
+        num_sanity_val_steps=0,
+        reload_dataloaders_every_n_epochs=1,
+        use_distributed_sampler=False,
     )
 
 

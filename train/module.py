@@ -27,6 +27,8 @@ class StackFit(LightningModule):
         self._total_steps = total_steps
         self._hits_F = torch.zeros(len(self.labels))
         self._wanted_F = torch.zeros(len(self.labels))
+        self.accuracy_F = torch.zeros(len(self.labels))
+        """Of the last validation."""
 
     def transfer_batch_to_device(
         self,
@@ -49,14 +51,8 @@ class StackFit(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         # One mean over all tokens, not a mean of the batches' means.
-        accuracy_F = self._hits_F / self._wanted_F.clamp(min=1)
-        for label, accuracy in zip(self.labels, accuracy_F, strict=True):
-            self.log(f"val/accuracy/{label}", accuracy)
-        groups = [label.rpartition("/")[0] for label in self.labels]
-        for group in dict.fromkeys(groups):
-            mine = [f for f, one in enumerate(groups) if one == group]
-            self.log(f"val/mean_accuracy/{group}", accuracy_F[mine].mean())
-        self.log("val/mean_accuracy", accuracy_F.mean())
+        self.accuracy_F = self._hits_F / self._wanted_F.clamp(min=1)
+        self.log_dict(accuracies(self.labels, self.accuracy_F))
         self._hits_F.zero_()
         self._wanted_F.zero_()
 
@@ -78,3 +74,13 @@ class StackFit(LightningModule):
         warmup = max(1, round(WARMUP_SHARE * self._total_steps))
         left = (self._total_steps - step) / max(1, self._total_steps - warmup)
         return min(1.0, (step + 1) / warmup, max(0.0, left))
+
+
+def accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:
+    """What is logged of a validation: each figure, the mean of each group of them, and of all."""
+    found = {f"val/accuracy/{label}": one for label, one in zip(labels, accuracy_F, strict=True)}
+    groups = [label.rpartition("/")[0] for label in labels]
+    for group in dict.fromkeys(groups):
+        mine = [f for f, one in enumerate(groups) if one == group]
+        found[f"val/mean_accuracy/{group}"] = accuracy_F[mine].mean()
+    return found | {"val/mean_accuracy": accuracy_F.mean()}

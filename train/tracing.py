@@ -1,12 +1,14 @@
 """The trace to train on: the one that is named, or one made for the occasion."""
 
 import json
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
 
 from collect.config import DataConfig
-from collect.record import collect, default_folder, settings_of
+from collect.launch.config import LauncherConfig
+from collect.record import LOGS, collect, default_folder, settings_of
 from collect.traces import Trace, TraceSignal
 from collect.traces.layout import ALL_SIGNALS
 from collect.traces.manifest import has_manifest, read_manifest
@@ -30,6 +32,8 @@ def trace_for(
     signals: tuple[TraceSignal, ...],
     *,
     needed: tuple[TraceSignal, ...] | None = None,
+    launcher: LauncherConfig | None = None,
+    logs: Path = LOGS,
 ) -> Trace:
     """The trace to train on, with these signals: what nobody reads may be most of the bytes.
 
@@ -41,7 +45,14 @@ def trace_for(
         TraceError, PromptError, DiskSpaceError, CheckpointError: as `collect.record.collect`.
     """
     return _trace(
-        config, config.data, signals, needed=needed or signals, named=config.trace, key="trace"
+        config,
+        config.data,
+        signals,
+        needed=needed or signals,
+        named=config.trace,
+        key="trace",
+        launcher=launcher,
+        logs=logs,
     )
 
 
@@ -54,6 +65,8 @@ def shifted_for(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
         needed=signals,
         named=config.shifted_trace,
         key="shifted_trace",
+        launcher=config.launcher,
+        logs=LOGS if config.run_dir is None else config.run_dir / "workers",
     )
 
 
@@ -65,6 +78,8 @@ def _trace(
     needed: tuple[TraceSignal, ...],
     named: str | None,
     key: str,
+    launcher: LauncherConfig | None,
+    logs: Path,
 ) -> Trace:
     """Opens the trace of this model and data; records it first, or what is missing of it.
 
@@ -102,6 +117,8 @@ def _trace(
         signals=signals,
         settings=settings,
         console=Console(stderr=True),
+        launcher=launcher,
+        logs=logs,
     )
 
 

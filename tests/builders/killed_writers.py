@@ -3,8 +3,8 @@
     python -m tests.builders.killed_writers FOLDER
 
 makes FOLDER/whole without interruption, and FOLDER/0, FOLDER/1, ... of which each writer got a
-SIGKILL before its n-th fsync, rename or link; prints how many. One process forks them all: importing
-takes a hundred times longer than writing.
+SIGKILL before its n-th fsync, rename or link; prints how many. One process forks them all:
+importing takes a hundred times longer than writing.
 """
 
 import os
