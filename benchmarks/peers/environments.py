@@ -61,9 +61,9 @@ class BuildFailed(RuntimeError):
     """An environment that could not be built; says in which log why."""
 
 
-def names() -> list[str]:
+def names(requirements: Path = REQUIREMENTS) -> list[str]:
     """Of all environments: one for each file of requirements."""
-    return sorted(path.stem for path in REQUIREMENTS.glob("*.txt"))
+    return sorted(path.stem for path in requirements.glob("*.txt"))
 
 
 def interpreter(name: str, folder: Path = FOLDER) -> Path:
@@ -71,20 +71,20 @@ def interpreter(name: str, folder: Path = FOLDER) -> Path:
     return folder / name / "bin" / "python"
 
 
-def fingerprint(name: str) -> str:
+def fingerprint(name: str, requirements: Path = REQUIREMENTS) -> str:
     """Digest of everything that an environment is made from."""
-    parts = [(REQUIREMENTS / f"{name}.txt").read_bytes(), sys.version.encode()]
+    parts = [(requirements / f"{name}.txt").read_bytes(), sys.version.encode()]
     parts.append(repr(SOURCES.get(name)).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def is_built(name: str, folder: Path = FOLDER) -> bool:
+def is_built(name: str, folder: Path = FOLDER, requirements: Path = REQUIREMENTS) -> bool:
     """Whether it is there, whole and from the present files."""
     stamp = folder / name / STAMP
-    return stamp.is_file() and stamp.read_text().strip() == fingerprint(name)
+    return stamp.is_file() and stamp.read_text().strip() == fingerprint(name, requirements)
 
 
-def build(name: str, folder: Path) -> None:
+def build(name: str, folder: Path, requirements: Path = REQUIREMENTS) -> None:
     """Makes one environment anew.
 
     Raises:
@@ -105,14 +105,14 @@ def build(name: str, folder: Path) -> None:
 
         run(sys.executable, "-m", "venv", target)
         pip = (interpreter(name, folder), "-m", "pip", "install")
-        run(*pip, "-r", REQUIREMENTS / f"{name}.txt")
+        run(*pip, "-r", requirements / f"{name}.txt")
         if (source := SOURCES.get(name)) is not None:
             with tempfile.TemporaryDirectory() as scratch:
                 python, into = interpreter(name, folder), Path(scratch)
                 download = ("-m", "pip", "download", "--no-deps", "--no-binary", ":all:")
                 run(python, *download, "--dest", into, source.package)
                 run(*pip, "--no-deps", edited(into, source), **source.environment)
-    (target / STAMP).write_text(fingerprint(name) + "\n")
+    (target / STAMP).write_text(fingerprint(name, requirements) + "\n")
 
 
 def edited(scratch: Path, source: SourceBuild) -> Path:
@@ -133,18 +133,20 @@ def edited(scratch: Path, source: SourceBuild) -> Path:
     return tree
 
 
-def main(arguments: dict[str, str]) -> int:
+def main(
+    arguments: dict[str, str], folder: Path = FOLDER, requirements: Path = REQUIREMENTS
+) -> int:
     console = Console(highlight=False, soft_wrap=True)
-    folder = Path(arguments.get("folder", FOLDER))
-    wanted = arguments["only"].split(",") if "only" in arguments else names()
+    folder = Path(arguments.get("folder", folder))
+    wanted = arguments["only"].split(",") if "only" in arguments else names(requirements)
     failed = 0
     for name in wanted:
-        if is_built(name, folder):
+        if is_built(name, folder, requirements):
             console.print(f"{name}: there")
             continue
         console.print(f"{name}: building")
         try:
-            build(name, folder)
+            build(name, folder, requirements)
         except BuildFailed as error:
             console.print(str(error))
             failed += 1

@@ -16,11 +16,9 @@ ends early; a peer that cannot run is a row that says why.
 
 import json
 import os
-import platform
 import sys
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from benchmarks.machine import machine
 from benchmarks.peers.figures import row
 from benchmarks.peers.fused import Checkpoint, write_fused
 from benchmarks.peers.gguf_file import write_gguf
@@ -47,30 +46,6 @@ PROMPTS = (
     "It was late in the evening when the old man came to the door and",
     "def and class statements bind names in the current namespace. A class",
 )
-
-
-def machine(threads: int) -> dict[str, Any]:
-    """What the figures were taken on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    ahead = {
-        path.parts[3]: int(path.read_text())
-        for path in Path("/sys/block").glob("*/queue/read_ahead_kb")
-    }
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "memory_bytes": pages,
-        "kernel": platform.release(),
-        "read_ahead_kib": {
-            name: size for name, size in ahead.items() if not name.startswith("loop")
-        },
-        "load_average_at_start": os.getloadavg()[0],
-        "date": datetime.now(UTC).date().isoformat(),
-        "python": platform.python_version(),
-    }
 
 
 def layouts(model: Path, work: Path, console: Console) -> dict[Weights, Path]:

@@ -44,12 +44,16 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        listener = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         raise MoecastError(
             f"host={host} port={port}: cannot listen there ({error.strerror or error}); "
             "choose another port, or port=0 for one that is free"
         ) from error
+    # Connections inherit it; asyncio sets it only on sockets that name their protocol. Without it
+    # the second part of an answer waits for the first one's acknowledgement: 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def url_of(listener: socket.socket) -> str:
