@@ -15,8 +15,8 @@ from runtime.policy.eviction import Expert
 from runtime.policy.tier import Tier
 
 ABSENT, BELOW, COMING, CACHED, PINNED = ".", "h", "f", "c", "p"
-"""Where an expert is: on disk only; in host memory below the device; on its way to where it is
-computed; there; there, and about to be computed or being computed."""
+"""Where an expert is: on disk only; in host memory below the device; there in part, or on its way;
+there; there, and about to be computed or being computed."""
 
 
 @dataclass(frozen=True, kw_only=True)

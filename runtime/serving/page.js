@@ -9,7 +9,7 @@ const KEPT = 120; // points of a curve: two minutes
 const STATES = {
   p: ["pinned", "in use now"],
   c: ["cached", "here"],
-  f: ["coming", "on its way"],
+  f: ["coming", "on its way, or here in part"],
   h: ["below", "in host memory, below the device"],
   ".": ["absent", "on disk only"],
 };
@@ -124,11 +124,11 @@ function drawCells() {
   const columns = Math.max(1, ...cells.map((row) => row.length));
   if (!cells.length || !width) return;
   const left = 26, scale = window.devicePixelRatio || 1;
-  const size = Math.max(2, (width - left) / columns);
+  const size = Math.max(2, (width - left) / columns), top = 4;
   const height = Math.max(4, Math.min(16, size, 520 / cells.length));
-  canvas.height = Math.ceil((height * cells.length + 16) * scale);
+  canvas.height = Math.ceil((height * cells.length + 20) * scale);
   canvas.width = Math.ceil(width * scale);
-  canvas.style.height = `${height * cells.length + 16}px`;
+  canvas.style.height = `${height * cells.length + 20}px`;
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   const pen = canvas.getContext("2d");
@@ -139,7 +139,7 @@ function drawCells() {
     cells.forEach((row, layer) => {
       for (let expert = 0; expert < row.length; expert += 1) {
         if (row[expert] === letter) {
-          pen.fillRect(left + expert * size, layer * height, size - gap, height - gap);
+          pen.fillRect(left + expert * size, top + layer * height, size - gap, height - gap);
         }
       }
     });
@@ -150,21 +150,21 @@ function drawCells() {
   pen.textAlign = "right";
   const every = Math.ceil(11 / height);
   cells.forEach((_, layer) => {
-    if (layer % every === 0) pen.fillText(layer, left - 5, (layer + 0.5) * height);
+    if (layer % every === 0) pen.fillText(layer, left - 5, top + (layer + 0.5) * height);
   });
   pen.textAlign = "left";
   const step = columns > 40 ? 10 * Math.ceil(columns / 160) : 4;
   for (let expert = 0; expert < columns; expert += step) {
-    pen.fillText(expert, left + expert * size, height * cells.length + 9);
+    pen.fillText(expert, left + expert * size, top + height * cells.length + 9);
   }
-  canvas.geometry = { left, size, height };
+  canvas.geometry = { left, top, size, height };
 }
 
 function showTip(event) {
-  const { left, size, height } = find("cells").geometry ?? {};
+  const { left, top, size, height } = find("cells").geometry ?? {};
   const tip = find("tip");
   const expert = Math.floor((event.offsetX - left) / size);
-  const layer = Math.floor(event.offsetY / height);
+  const layer = Math.floor((event.offsetY - top) / height);
   const letter = cells[layer]?.[expert];
   tip.hidden = letter === undefined || expert < 0;
   if (tip.hidden) return;

@@ -1,0 +1,179 @@
+"""The status page in a real browser: what it says, what it looks like, and that nothing fails."""
+
+import asyncio
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from PIL import Image
+
+from runtime.serving.routes import page
+from runtime.serving.server import listen, url_of
+from tests.builders.browser import document, needs_chromium, picture
+from tests.builders.server import ServerProcess, server_process
+
+KEY = "the-test's-key"
+PATHS = ["/", "/page.css", "/page.js", "/status", "/metrics"]
+CACHED = {"light": (0x1F, 0x66, 0xBD), "dark": (0x5B, 0x9B, 0xE6)}
+"""Of `--cached` in page.css."""
+BACKGROUND = {"light": (0xFC, 0xFC, 0xFB), "dark": (0x14, 0x14, 0x13)}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The reference model, which has answered one request."""
+    folder = tmp_path_factory.mktemp("server")
+    options = ["system=moecast", "budget=50%", "model.dtype=float32"]
+    with server_process(folder, options, environment={"MOECAST_API_KEY": KEY}) as server:
+        answer = httpx.post(
+            f"{server.url}/v1/completions",
+            headers={"Authorization": f"Bearer {KEY}"},
+            json={"prompt": "The heart pumps blood", "max_tokens": 24, "temperature": 0},
+            timeout=60,
+        )
+        answer.raise_for_status()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server: ServerProcess) -> str:
+    """As a person opens it who gives the key where the browser asks for it."""
+    needs_chromium()
+    return server.url.replace("http://", f"http://:{KEY}@") + "/"
+
+
+def text_of(dom: str, name: str) -> str:
+    """What a person reads in the element of this id."""
+    found = re.search(rf'<(\w+)[^>]* id="{name}"[^>]*>(.*?)</\1>', dom, re.DOTALL)
+    assert found, name
+    return " ".join(re.sub(r"<[^>]*>", " ", found[2]).split())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_page__needs_the_key_as_everything_does(server: ServerProcess, path: str) -> None:
+    refused = httpx.get(f"{server.url}{path}")
+    assert refused.status_code == 401
+    assert refused.headers["www-authenticate"].startswith("Basic")  # so a browser asks
+    assert httpx.get(f"{server.url}{path}", auth=("anyone", KEY)).status_code == 200
+    assert httpx.get(f"{server.url}{path}", auth=("anyone", "x")).status_code == 401
+
+
+def test_page__loads_nothing_from_elsewhere(server: ServerProcess) -> None:
+    with httpx.Client(auth=("", KEY)) as client:
+        for path in PATHS[:3]:
+            answer = client.get(f"{server.url}{path}")
+            # The one address in them names the namespace of SVG.
+            assert set(re.findall(r"https?://[^\s\"'`]*", answer.text)) <= {
+                "http://www.w3.org/2000/svg",
+                "http://:KEY@host/)",
+            }
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+
+
+def test_status__is_what_the_page_needs_and_tells_no_text(server: ServerProcess) -> None:
+    said = httpx.get(f"{server.url}/status", auth=("", KEY))
+    assert "heart" not in said.text
+    status = said.json()
+    assert status["state"] == "ready"
+    assert status["queue"]["running"] == status["queue"]["waiting"] == 0
+    assert status["tokens"]["generated"] == 24
+    assert status["experts"]["requests"] > 0
+    assert status["tiers"][0]["num_pinned"] == 0
+    assert [len(row) for row in status["cells"]] == [60] * 12
+    cells = "".join(status["cells"])
+    assert cells.count("c") + cells.count("f") == status["tiers"][0]["num_used"]
+    names = {key: status["served"][key] for key in ("system", "predictor", "eviction")}
+    assert names == {"system": "moecast", "predictor": "residual", "eviction": "reuse"}
+
+
+def test_browser__shows_what_the_server_did(
+    server: ServerProcess, url: str, tmp_path: Path
+) -> None:
+    dom, complaints = document(url, tmp_path)
+    status = httpx.get(f"{server.url}/status", auth=("", KEY)).json()
+    experts = status["experts"]
+    assert complaints == ""
+    assert text_of(dom, "state") == "ready"
+    assert text_of(dom, "model") == "qwen2-moe-tiny"
+    assert text_of(dom, "served") == "moecast, forecasts by residual, drops by reuse"
+    rate = 100 * experts["hits"] / experts["requests"]
+    assert f"{rate:.1f} % in all; nothing runs now" in text_of(dom, "hits")
+    assert "24 generated" in text_of(dom, "tokens")
+    assert "0 running of 8; 0 of 64 waiting" in text_of(dom, "queue")
+    present = "".join(status["cells"]).count("c")
+    assert text_of(dom, "cells-said").startswith(f"{present} of 720 experts are here")
+    assert dom.count('<th scope="row">') == 12
+    assert 'class="trace" d="M' in dom  # a curve of more than one answer
+    assert "failed transfers none" in text_of(dom, "facts")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_browser__draws_the_map(
+    server: ServerProcess, url: str, tmp_path: Path, theme: str
+) -> None:
+    pixels = colours(picture(url, tmp_path, dark=theme == "dark"))
+    status = httpx.get(f"{server.url}/status", auth=("", KEY)).json()
+    assert pixels[BACKGROUND[theme]] > 50_000
+    # A cell has at least 8 by 8 pixels of one colour at this width.
+    assert pixels[CACHED[theme]] > 64 * "".join(status["cells"]).count("c")
+
+
+def test_browser__on_a_telephone_nothing_is_cut_off(url: str, tmp_path: Path) -> None:
+    path = picture(url, tmp_path, size=(500, 1800))  # Chromium has no narrower windows
+    image = Image.open(path).convert("RGB")
+    last_columns = {image.getpixel((x, y)) for x in range(490, 500) for y in range(0, 1800, 7)}
+    assert last_columns == {BACKGROUND["light"]}
+
+
+def colours(path: Path) -> dict[tuple[int, int, int], int]:
+    """How many pixels have each colour."""
+    image = Image.open(path).convert("RGB")
+    found = image.getcolors(image.width * image.height)
+    assert found is not None
+    counted: dict = defaultdict(int)
+    counted.update({colour: count for count, colour in found})
+    return counted
+
+
+def test_browser__says_when_the_server_stops_answering(tmp_path: Path) -> None:
+    needs_chromium()
+    asked: list[int] = []
+
+    def status() -> dict:
+        asked.append(1)
+        if len(asked) % 100 > 2:
+            raise RuntimeError("the test's server has had enough")
+        return {
+            "model": "m",
+            "version": "1",
+            "state": "loading",
+            "uptime_seconds": float(len(asked)),
+            "queue": {"running": 0, "waiting": 0, "max_running": 1, "max_waiting": 1},
+            "tokens": {"prompt": 0, "generated": 0},
+            "memory": {"resident_bytes": 1},
+            "served": None,
+        }
+
+    app = FastAPI()
+    app.include_router(page.routes(status))
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        try:
+            dom, complaints = document(f"{url_of(listener)}/", tmp_path)
+        finally:
+            server.should_exit = True
+            thread.join(10)
+    assert "500" in complaints
+    assert text_of(dom, "model") == "m"
+    assert text_of(dom, "state").startswith("the server answers 500; shown is what it was at")
+    assert 'class="lost-answer"' in dom
