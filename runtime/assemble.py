@@ -1,6 +1,7 @@
 """Arenas, links, policy core and workers for one model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import psutil
 import torch
@@ -12,8 +13,15 @@ from runtime.config import SystemConfig
 from runtime.driver import PredictorDriver
 from runtime.engine import Engine
 from runtime.keeper import Keeper
-from runtime.policy.build import build_planner, build_prefetcher, build_shards, on_link
-from runtime.policy.placement import Placement
+from runtime.policy.build import (
+    build_planner,
+    build_prefetcher,
+    build_shard,
+    build_shards,
+    on_link,
+)
+from runtime.policy.placement import Part, Placement
+from runtime.policy.prefetcher import Prefetcher
 from runtime.store.base import Store, decoded_bytes, slot_bytes
 from runtime.tiers.arena import Arena
 from runtime.tiers.cuda import CudaLink
@@ -91,33 +99,36 @@ def build_engine(
     host_budget: str | int | None = None,
     device: torch.device | str = "cpu",
     devices: Sequence[torch.device] = (),
+    part: Part | None = None,
     timeline: Timeline | None = None,
     keeper: Predictor | None = None,
 ) -> Engine:
     """An engine that serves the store's experts from `budget` bytes on the device, or on all of
-    `devices` together, each with an arena, a link and workers of its own.
+    `devices` together, each with an arena, a link and workers of its own; of a `part`, its experts
+    only, of which a budget in percent is a share.
 
     On the CPU there is one tier, unless `host_budget` asks for another below it: then experts are
     copied from arena to arena, as they would be to a device.
     """
     places = list(devices) or [torch.device(device)]
     placement = Placement(len(places))
+    sized = spec if part is None else replace(spec, num_experts=part.blocks.num_local)
     size, scratch_bytes, decoded = slot_bytes(store), store.scratch_bytes, decoded_bytes(store)
     has_host = places[0].type == "cuda" or host_budget is not None
     top = device_slots(
         size,
-        spec,
+        sized,
         placement,
         budget=budget,
         scratch_bytes=decoded if has_host else scratch_bytes + decoded,
     )
     below: list[int | None] = [None] * len(places)
     if has_host:
-        of_host = host_budget_of(size, spec, budget=host_budget, scratch_bytes=scratch_bytes)
+        of_host = host_budget_of(size, sized, budget=host_budget, scratch_bytes=scratch_bytes)
         below = [
             *device_slots(
                 size,
-                spec,
+                sized,
                 placement,
                 budget=of_host,
                 scratch_bytes=scratch_bytes,
@@ -145,6 +156,7 @@ def build_engine(
         timeline=timeline,
         keeper=keeper,
         near_by=near_by,
+        part=part,
     )
 
 
@@ -173,28 +185,30 @@ def connect(
     timeline: Timeline | None = None,
     keeper: Predictor | None = None,
     near_by: Sequence[frozenset[int] | None] = (None,),
+    part: Part | None = None,
 ) -> Engine:
     """An engine over arenas and the links that fill them, the computing tier first.
 
     Args:
         near_by: processors near each device; the arenas and links are those of the first device,
             then as many of the next.
+        part: the experts that are asked for here, of a model on one device; None: all.
     """
     system = on_link(system, slows_computing=not isinstance(links[0], CudaLink))
     num_devices = len(near_by)
     each = len(arenas) // num_devices
     num_slots = [arena.num_slots for arena in arenas]
     chunk_bytes = [layout.chunk_bytes for layout in store.layouts]
-    prefetcher = (
-        build_prefetcher(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
-        if num_devices == 1
-        else build_shards(
-            system,
-            spec,
-            num_slots=[num_slots[i : i + each] for i in range(0, len(num_slots), each)],
-            chunk_bytes=chunk_bytes,
+    prefetcher: Prefetcher
+    if num_devices > 1:
+        by_device = [num_slots[i : i + each] for i in range(0, len(num_slots), each)]
+        prefetcher = build_shards(system, spec, num_slots=by_device, chunk_bytes=chunk_bytes)
+    elif part is not None:
+        prefetcher = build_shard(
+            system, spec, part.blocks, part.rank, num_slots=num_slots, chunk_bytes=chunk_bytes
         )
-    )
+    else:
+        prefetcher = build_prefetcher(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
     planner = build_planner(system, spec, prefetcher)
     shared = Shared(timeline, planner.governor)
     workers = [

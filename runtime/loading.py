@@ -57,6 +57,7 @@ def load(
     dtype: str | None = None,
     device: str | torch.device = "auto",
     devices: str | Sequence[str | torch.device] = (),
+    expert_parallel: bool = False,
     store: StoreConfig | str | Path | None = None,
     trace_events: str | Path | None = None,
     entries: Path | None = None,
@@ -79,6 +80,9 @@ def load(
         device: where the model computes; "auto" is a GPU if there is one.
         devices: several, such as "cuda:0,cuda:1": experts are spread over them and computed where
             they are, all else on the first; `budget` and `host_budget` are of all together.
+        expert_parallel: this process is one of those of `torch.distributed`, which all load the
+            model and are called alike; each serves its share of the experts, and `budget` is its
+            own (`runtime.hf.ranks`). Sums differ from `eager`'s in their order.
         store: folder of a packed store, or how the checkpoint is read; in place unless given.
         trace_events: file for a Chrome trace of what happened when; none unless given.
         entries: folder with an entry for each kind, looked at before the zoo.
@@ -110,6 +114,12 @@ def load(
         experts.close()
         experts = open_store(store.path, spec, checkpoint=folder, page_cache=store.page_cache)
     system = system or SystemConfig()
+    part = None
+    if expert_parallel:
+        # Here, because torch's meshes of devices take memory that one process has no use for.
+        from runtime.hf import ranks
+
+        part = ranks.own_part(layers, experts, places)
     engine = build_engine(
         experts,
         spec,
@@ -128,6 +138,7 @@ def load(
         host_budget=host_budget,
         device=where,
         devices=places,
+        part=part,
         timeline=None if trace_events is None else Timeline(trace_events),
         keeper=systems_keeper(system, spec, name=config.name, entries=entries),
     )
@@ -136,7 +147,12 @@ def load(
     home = where if len(set(places)) > 1 else None
     probes = Probes(plain, signals, front)
     for layer in layers:
-        layer.kind.attach(layer.experts, Served(front, layer.index, home=home))
+        served = Served(front, layer.index, home=home)
+        if part is not None:
+            served = ranks.ServedPart(front, layer.index, part)
+        layer.kind.attach(layer.experts, served)
+    if part is not None:
+        ranks.join_ranks(layers, part, where)
     plain.moecast = Handle(
         plain, spec=spec, engine=engine, front=front, probes=probes, folder=folder
     )

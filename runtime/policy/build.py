@@ -52,14 +52,26 @@ def build_shards(
 ) -> Shards:
     """The same once for each of several devices, with tiers of `num_slots[device]` experts."""
     placement = Placement(len(num_slots))
-    shards = []
-    for device, slots in enumerate(num_slots):
-        own = of_device(system, spec, placement, device)
-        tiers = build_tiers(own, spec, num_slots=slots, chunk_bytes=chunk_bytes)
-        shards.append(
-            Shard(tiers, techniques=techniques(system), placement=placement, device=device)
-        )
+    shards = [
+        build_shard(system, spec, placement, device, num_slots=slots, chunk_bytes=chunk_bytes)
+        for device, slots in enumerate(num_slots)
+    ]
     return Shards(shards, placement=placement)
+
+
+def build_shard(
+    system: SystemConfig,
+    spec: ModelSpec,
+    placement: Placement,
+    device: int,
+    *,
+    num_slots: Sequence[int],
+    chunk_bytes: Sequence[Sequence[int]],
+) -> Shard:
+    """One of them."""
+    own = of_device(system, spec, placement, device)
+    tiers = build_tiers(own, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
+    return Shard(tiers, techniques=techniques(system), placement=placement, device=device)
 
 
 def of_device(

@@ -60,3 +60,11 @@ class Blocks(Placement):
 
     def mask(self, layer: int, device: int, num_experts: int) -> NDArray[np.bool_]:  # noqa: ARG002
         return np.arange(num_experts) // self.num_local == device
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process has of a model whose other experts are with other processes."""
+
+    blocks: Blocks
+    rank: int

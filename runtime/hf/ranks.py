@@ -1,0 +1,91 @@
+"""Experts spread over processes, one a node or a GPU: Transformers' expert parallelism, with
+offloading beneath it.
+
+Transformers' own plan cuts fused parameters along their experts, and a served model has none. What
+follows the cut is taken from Transformers as it is: experts are numbered anew in each process, the
+processes' implementation of the exchange (`EPImplementationInterface`) stands around the experts
+module, ids beyond the last mean "elsewhere". A process reads, caches and forecasts its own experts
+only (moe-infinity-sequence-level 7).
+
+All processes compute the same tokens, and add up what each has of a layer: a collective, so that
+all have to be called alike. A process that fails leaves the others waiting for as long as
+`init_process_group(timeout=)` says.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from runtime.errors import CheckpointError
+from runtime.hf.adapters.interface import Interface
+from runtime.hf.adapters.served import ExpertSource, Served
+from runtime.hf.experts import sum_of
+from runtime.hf.layers import MoeLayer
+from runtime.policy.placement import Blocks, Part
+from runtime.store.base import Store
+
+
+class ServedPart(Served):
+    """One layer's experts of this process, as its module numbers them: from 0."""
+
+    def __init__(self, source: ExpertSource, layer: int, part: Part):
+        super().__init__(source, layer)
+        self._first = part.rank * part.blocks.num_local
+
+    def in_place(self, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        for expert, weights in super().in_place([self._first + e for e in wanted]):
+            yield expert - self._first, weights
+
+    def hold(self, expert: int) -> dict[str, Tensor]:
+        return super().hold(self._first + expert)
+
+
+def own_part(
+    layers: Sequence[MoeLayer], store: Store, devices: Sequence[torch.device]
+) -> Part | None:
+    """What this process serves; None where it is the only one.
+
+    Raises:
+        CheckpointError: no processes, or a model that they can not share.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise CheckpointError(
+            "expert_parallel=True needs the processes to know of one another: start them with "
+            "torchrun and call torch.distributed.init_process_group first"
+        )
+    if dist.get_world_size() == 1:
+        return None
+    if devices:
+        raise CheckpointError(
+            "expert_parallel and devices together: start one process for each device in place of "
+            "devices"
+        )
+    if not all(isinstance(layer.kind, Interface) and sum_of(layer.experts) for layer in layers):
+        raise CheckpointError(
+            "this model's experts compute in a loop of their own, which Transformers' expert "
+            "parallelism does not reach; serve it from one process"
+        )
+    num_experts, world = store.num_experts, dist.get_world_size()
+    if num_experts % world or set(store.experts_per_layer) != {num_experts}:
+        raise CheckpointError(
+            f"{world} processes can not share layers of {sorted(set(store.experts_per_layer))} "
+            "experts evenly; take a number of processes that divides them"
+        )
+    return Part(Blocks(world, num_experts=num_experts), dist.get_rank())
+
+
+def join_ranks(layers: Sequence[MoeLayer], part: Part, device: torch.device) -> None:
+    """Puts Transformers' exchange between processes around every experts module."""
+    # Here, because a model that is served from one process has no use for it.
+    from transformers.distributed.expert_parallel import EpDispatchExpertsParallel
+
+    mesh = init_device_mesh(device.type, (part.blocks.num_devices,))
+    for layer in layers:
+        module = layer.experts
+        module.num_experts = part.blocks.num_local
+        module._is_expert_parallel = True
+        # The same mesh twice: the processes that share experts share every batch.
+        EpDispatchExpertsParallel().install_forward(module, mesh, tp_mesh=mesh)
