@@ -63,6 +63,7 @@ def build_app(
     app.add_exception_handler(ChatError, answer_chat_error)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(HTTPException, answer_http)
+    app.add_exception_handler(Exception, answer_failure)
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if settings.keys:
@@ -84,6 +85,12 @@ def answer_refusal(_request: Request, error: Exception) -> JSONResponse:
     if error.retry_after_seconds is not None:
         headers["Retry-After"] = str(error.retry_after_seconds)
     return JSONResponse(error.body(), error.status, headers)
+
+
+def answer_failure(request: Request, _error: Exception) -> JSONResponse:
+    """What nobody foresaw; it is raised again for the log."""
+    message = f"the server failed; its log says more under request id {request.state.request_id}"
+    return JSONResponse(error_body(message, kind="server_error"), 500)
 
 
 def answer_chat_error(_request: Request, error: Exception) -> JSONResponse:

@@ -5,7 +5,7 @@ Limits that the server is configured with are checked where requests are turned 
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from runtime.serving.errors import RequestError
 
@@ -15,9 +15,17 @@ MOST_LOGPROBS = 20
 LONGEST_STOP = 1024
 MOST_BIASES = 1024
 
+
+def require_characters(text: str) -> str:
+    """Raises ValueError for halves of characters, which JSON can spell and no encoding can."""
+    text.encode()
+    return text
+
+
+Text = Annotated[str, AfterValidator(require_characters)]
 TokenId = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
-StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+StopString = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
 
 HARMLESS = frozenset(
     {
@@ -60,7 +68,7 @@ class StreamOptions(Request):
 class Sampled(Request):
     """What completions and chats share."""
 
-    model: str | None = None
+    model: Text | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -123,9 +131,9 @@ class Sampled(Request):
 
 class CompletionRequest(Sampled):
     prompt: (
-        str
+        Text
         | Tokens
-        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[Text], Field(min_length=1)]
         | Annotated[list[Tokens], Field(min_length=1)]
     )
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -146,14 +154,14 @@ class CompletionRequest(Sampled):
 
 class TextPart(Request):
     type: Annotated[str, Field(pattern="^text$")]
-    text: str
+    text: Text
 
 
 class Message(Request):
     """Who speaks (`name`) is taken and not looked at: templates know roles only."""
 
-    role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    role: Annotated[Text, Field(min_length=1, max_length=64)]
+    content: Text | list[TextPart] | None = None
     name: str | None = None
     refusal: str | None = None
 
@@ -192,8 +200,8 @@ class ChatRequest(Sampled):
 class TokenizeRequest(Request):
     """Of a text, or of messages as the chat template writes them."""
 
-    model: str | None = None
-    prompt: str | None = None
+    model: Text | None = None
+    prompt: Text | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
 
@@ -205,5 +213,5 @@ class TokenizeRequest(Request):
 
 
 class DetokenizeRequest(Request):
-    model: str | None = None
+    model: Text | None = None
     tokens: list[TokenId]

@@ -1,0 +1,258 @@
+"""What can not be answered is refused in OpenAI's shape, and names what is at fault."""
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.builders.serving import Running
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+PROMPT = {"prompt": "The heart", "max_tokens": 2}
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """The error, which must have OpenAI's shape and nothing beside it."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {}, "prompt"),
+        (COMPLETIONS, {"prompt": ""}, "prompt"),
+        (COMPLETIONS, {"prompt": []}, "prompt"),
+        (COMPLETIONS, {"prompt": [[]]}, "prompt"),
+        (COMPLETIONS, {"prompt": [8192]}, "prompt"),
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (COMPLETIONS, {"prompt": [2**70]}, "prompt"),
+        (COMPLETIONS, {"prompt": [True]}, "prompt"),
+        (COMPLETIONS, {"prompt": [1.5]}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a", 1]}, "prompt"),
+        (COMPLETIONS, {"prompt": None}, "prompt"),
+        (COMPLETIONS, {"prompt": {"a": 1}}, "prompt"),
+        (COMPLETIONS, {"prompt": ["a"] * 73}, "prompt"),
+        (COMPLETIONS, {**PROMPT, "prompt": "a b " * 2000}, "prompt"),
+        (COMPLETIONS, {**PROMPT, "max_tokens": -1}, "max_tokens"),
+        (COMPLETIONS, {**PROMPT, "max_tokens": 2048}, "max_tokens"),
+        (COMPLETIONS, {**PROMPT, "max_tokens": 4097}, "max_tokens"),
+        (COMPLETIONS, {**PROMPT, "max_tokens": "2"}, "max_tokens"),
+        (COMPLETIONS, {**PROMPT, "max_tokens": True}, "max_tokens"),
+        (COMPLETIONS, {**PROMPT, "max_tokens": 1.5}, "max_tokens"),
+        (COMPLETIONS, {**PROMPT, "n": 0}, "n"),
+        (COMPLETIONS, {**PROMPT, "n": 5}, "n"),
+        (COMPLETIONS, {**PROMPT, "n": 10**30}, "n"),
+        (COMPLETIONS, {**PROMPT, "best_of": 2}, "best_of"),
+        (COMPLETIONS, {**PROMPT, "temperature": -0.1}, "temperature"),
+        (COMPLETIONS, {**PROMPT, "temperature": 2.1}, "temperature"),
+        (COMPLETIONS, {**PROMPT, "top_p": 1.1}, "top_p"),
+        (COMPLETIONS, {**PROMPT, "min_p": -1}, "min_p"),
+        (COMPLETIONS, {**PROMPT, "top_k": -2}, "top_k"),
+        (COMPLETIONS, {**PROMPT, "repetition_penalty": 0}, "repetition_penalty"),
+        (COMPLETIONS, {**PROMPT, "presence_penalty": 3}, "presence_penalty"),
+        (COMPLETIONS, {**PROMPT, "seed": 2**63}, "seed"),
+        (COMPLETIONS, {**PROMPT, "stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        (COMPLETIONS, {**PROMPT, "stop": ""}, "stop"),
+        (COMPLETIONS, {**PROMPT, "stop": [None]}, "stop"),
+        (COMPLETIONS, {**PROMPT, "stop_token_ids": [8192]}, "stop_token_ids"),
+        (COMPLETIONS, {**PROMPT, "logprobs": 21}, "logprobs"),
+        (COMPLETIONS, {**PROMPT, "logit_bias": {"8192": 1}}, "logit_bias"),
+        (COMPLETIONS, {**PROMPT, "logit_bias": {"x": 1}}, "logit_bias"),
+        (COMPLETIONS, {**PROMPT, "logit_bias": {"-1": 1}}, "logit_bias"),
+        (COMPLETIONS, {**PROMPT, "logit_bias": {"1": 101}}, "logit_bias"),
+        (COMPLETIONS, {**PROMPT, "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        (COMPLETIONS, {**PROMPT, "suffix": "end"}, "suffix"),
+        (COMPLETIONS, {**PROMPT, "stream_options": {"include_usage": True}}, "stream_options"),
+        (COMPLETIONS, {**PROMPT, "stream": True, "stream_options": {"x": 1}}, "stream_options"),
+        (COMPLETIONS, {**PROMPT, "temprature": 1}, "temprature"),
+        (COMPLETIONS, {**PROMPT, "é": 1}, "\\xe9"),
+        (COMPLETIONS, {"prompt": "\ud800"}, "prompt"),
+        (COMPLETIONS, {"prompt": ["\ud800"]}, "prompt"),
+        (COMPLETIONS, {**PROMPT, "stop": "\udfff"}, "stop"),
+        (COMPLETIONS, {**PROMPT, "model": "\udfff"}, "model"),
+        (COMPLETIONS, {**PROMPT, "logit_bias": {"\udfff": 1}}, "logit_bias"),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": [{}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": 1}]}, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages",
+        ),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
+        (CHAT, {"messages": HELLO, "max_tokens": 0}, "max_tokens"),
+        (CHAT, {"messages": HELLO, "top_logprobs": 1}, "top_logprobs"),
+        (CHAT, {"messages": HELLO, "logprobs": 1}, "logprobs"),
+        (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"messages": HELLO, "modalities": ["text", "audio"]}, "modalities"),
+        (CHAT, {"messages": HELLO, "echo": True}, "echo"),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
+        ("/detokenize", {"tokens": [8192]}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+    ],
+)
+def test_field_at_fault__is_named(
+    server: Running, path: str, body: dict[str, Any], param: str
+) -> None:
+    with server.http() as client:
+        content = json.dumps(body)
+        answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
+    error = error_of(answer, 400)
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"NaN",
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b"[" * 100_000,
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "a", "seed": 1e400}',
+        b'{"prompt": "a", "\\ud800": 1}',
+    ],
+)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+def test_what_is_no_request__is_400_and_no_failure(
+    server: Running, path: str, content: bytes
+) -> None:
+    with server.http() as client:
+        answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
+    error_of(answer, 400)
+
+
+def test_context_too_long__has_openais_code(server: Running) -> None:
+    with server.http() as client:
+        error = error_of(client.post(COMPLETIONS, json={"prompt": [1] * 2048}), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert "2048" in error["message"]
+        messages = [{"role": "user", "content": "word " * 3000}]
+        error = error_of(client.post(CHAT, json={"messages": messages}), 400)
+        assert error["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_unknown_model__is_404_and_names_the_one_that_is_served(server: Running, path: str) -> None:
+    with server.http() as client:
+        body = (
+            {"model": "gpt-5", "messages": HELLO} if path == CHAT else {"model": "gpt-5", **PROMPT}
+        )
+        error = error_of(client.post(path, json=body), 404)
+        assert error["code"] == "model_not_found"
+        assert "qwen2-moe-tiny" in error["message"]
+        assert error_of(client.get("/v1/models/gpt-5"), 404)["code"] == "model_not_found"
+
+
+def test_unknown_path_and_method__have_the_shape_too(server: Running) -> None:
+    with server.http() as client:
+        error_of(client.get("/v2/anything"), 404)
+        answer = client.get(COMPLETIONS)
+        error_of(answer, 405)
+        assert answer.headers["allow"] == "POST"
+
+
+def test_docs__are_not_served_since_they_load_from_elsewhere(server: Running) -> None:
+    with server.http() as client:
+        for path in ("/docs", "/redoc"):
+            error_of(client.get(path), 404)
+        assert client.get("/openapi.json").json()["info"]["title"] == "moecast"
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_type_that_a_form_can_send__is_refused(server: Running, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    with server.http() as client:
+        answer = client.post(COMPLETIONS, content=json.dumps(PROMPT), headers=headers)
+    error_of(answer, 415)
+
+
+def test_other_origins__are_granted_nothing(server: Running) -> None:
+    origin = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "POST"}
+    with server.http() as client:
+        for answer in (client.options(COMPLETIONS, headers=origin), client.get("/v1/models")):
+            assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_large_body__is_refused_before_it_is_read(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 1048577\r\n\r\n"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_large_body_in_chunks__is_refused(server: Running) -> None:
+    def chunks() -> Any:
+        yield b'{"prompt": "'
+        for _ in range(20):
+            yield b"a" * 65536
+        yield b'"}'
+
+    with server.http() as client:
+        answer = client.post(
+            COMPLETIONS, content=chunks(), headers={"Content-Type": "application/json"}
+        )
+    error_of(answer, 413)
+
+
+def test_body_of_the_largest_size__is_read(server: Running) -> None:
+    content = json.dumps({"prompt": "a"}).encode()
+    content += b" " * ((1 << 20) - len(content))
+    with server.http() as client:
+        answer = client.post(
+            COMPLETIONS, content=content, headers={"Content-Type": "application/json"}
+        )
+    assert answer.status_code == 200, answer.text
+
+
+def test_request_id__is_told_back_where_it_is_a_word(server: Running) -> None:
+    with server.http() as client:
+        assert (
+            client.get("/health", headers={"X-Request-Id": "a-1"}).headers["x-request-id"] == "a-1"
+        )
+        for forged in ("a b", "x" * 129, '"', "é"):
+            told = client.get("/health", headers={"X-Request-Id": forged.encode()}).headers
+            assert told["x-request-id"] != forged
+            assert len(told["x-request-id"]) == 32
+        told = client.post(CHAT, json={}, headers={"X-Request-Id": "b"}).headers
+        assert told["x-request-id"] == "b"
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}},
+        {"tools": None, "functions": None, "logit_bias": None, "stop": None, "n": None},
+        {"reasoning_effort": "low", "parallel_tool_calls": False, "prompt_cache_key": "x"},
+        {"logit_bias": {}, "stop": [], "frequency_penalty": 0, "model": "qwen2-moe-tiny"},
+    ],
+)
+def test_fields_that_change_nothing__are_taken(server: Running, harmless: dict[str, Any]) -> None:
+    with server.http() as client:
+        answer = client.post(CHAT, json={"messages": HELLO, "max_tokens": 1, **harmless})
+    assert answer.status_code == 200, answer.text
