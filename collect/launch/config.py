@@ -35,7 +35,7 @@ class LauncherConfig:
     cpus: int = 1
     """ray, slurm: cores that a worker asks for."""
     gpus: int = 0
-    """ray, slurm: GPUs that a worker asks for."""
+    """GPUs of each worker; local: that many of those that are visible here."""
     memory_gib: int | None = None
     """ray, slurm: memory that a worker asks for."""
     minutes: int = 1440

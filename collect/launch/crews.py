@@ -40,7 +40,7 @@ def crew_for(config: LauncherConfig, task: Task, folder: Path) -> Crew:
         return SlurmCrew(task, config, config.folder or folder)
     from collect.launch.local import LocalCrew
 
-    return LocalCrew(task, folder)
+    return LocalCrew(task, folder, gpus=config.gpus)
 
 
 def threads_of(config: LauncherConfig) -> int:

@@ -17,8 +17,9 @@ TAIL_BYTES = 600
 class LocalCrew:
     """Each worker is `python -m collect.launch.worker`, its log FOLDER/worker-N.log."""
 
-    def __init__(self, task: Task, folder: Path):
+    def __init__(self, task: Task, folder: Path, *, gpus: int = 0):
         self._task = task
+        self._gpus = gpus
         self._folder = folder
         self._processes: dict[int, subprocess.Popen[str]] = {}
         self._events: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
@@ -30,7 +31,6 @@ class LocalCrew:
         return {worker: process.pid for worker, process in self._processes.items()}
 
     def start(self, worker: int) -> None:
-        path = os.pathsep.join(filter(None, sys.path))
         with self._log(worker).open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "collect.launch.worker"],
@@ -39,13 +39,25 @@ class LocalCrew:
                 stderr=log,
                 text=True,
                 bufsize=1,
-                env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(self._task.threads)},
+                env=os.environ | self._own_environment(worker),
                 # Ctrl-C is for the dispatcher alone, which then ends its workers.
                 start_new_session=True,
             )
         self._processes[worker] = process
         threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()
         self._say(worker, self._task.to_json())
+
+    def _own_environment(self, worker: int) -> dict[str, str]:
+        own = {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "OMP_NUM_THREADS": str(self._task.threads),
+        }
+        if self._gpus:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            first = worker * self._gpus
+            every = visible.split(",") if visible else [str(i) for i in range(first + self._gpus)]
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(every[first : first + self._gpus])
+        return own
 
     def give(self, worker: int, unit: str) -> None:
         self._say(worker, unit)

@@ -45,3 +45,13 @@ def open_work(folder: str, refuses: str = "", breaks: bool = False) -> Work:
         return {"unit": unit}
 
     return Work(do, about={"folder": folder})
+
+
+def open_surroundings() -> Work:
+    """Each unit says what its worker may use."""
+
+    def do(unit: str, report: Report) -> Any:
+        gpus, threads = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ["OMP_NUM_THREADS"]
+        return {"gpus": gpus, "threads": threads}
+
+    return Work(do)
