@@ -10,6 +10,7 @@ import pytest
 
 from tests.builders.entries import tiny_entry
 from tests.builders.hub import fake_hub
+from tests.builders.stores import s3_bucket
 from tests.builders.web import served
 from zoo.catalogue import Zoo
 from zoo.entry import open_entry
@@ -56,31 +57,8 @@ def memory(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Place]:
 
 @contextmanager
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    server = pytest.importorskip("moto.server", reason="moto is not installed")
-    pytest.importorskip("s3fs", reason="s3fs is not installed")
-    import boto3
-    import s3fs
-
-    # Its buckets outlive the server.
-    bucket = "".join(one for one in tmp_path.name.lower() if one.isalnum())
-
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    try:
-        yield ObjectPlace(f"s3://{bucket}/zoo")
-    finally:
-        s3fs.S3FileSystem.clear_instance_cache()
-        running.stop()
+    with s3_bucket(tmp_path.name, monkeypatch) as bucket:
+        yield ObjectPlace(f"{bucket}/zoo")
 
 
 @contextmanager
