@@ -14,13 +14,14 @@ def tiny_qwen2_moe(
     top_k: int = 2,
     hidden_size: int = 32,
     expert_width: int = 16,
+    vocab_size: int = 64,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Path:
     """Saves a random Qwen2-MoE; returns its folder."""
     torch.manual_seed(seed)
     config = Qwen2MoeConfig(
-        vocab_size=64,
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=4,

@@ -1,16 +1,19 @@
 """A server within the test's own process: its service can be looked into, its steps held up."""
 
 import asyncio
+import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 
-from runtime.config import ModelConfig
+from runtime.config import BUILTIN_MODELS, ModelConfig
 from runtime.serving.app import Settings, build_app, logged
 from runtime.serving.choice import Choice
 from runtime.serving.config import ServeConfig
@@ -19,13 +22,37 @@ from runtime.serving.opening import open_served
 from runtime.serving.orders import Limits
 from runtime.serving.server import Ending, listen, serve, url_of
 from runtime.serving.service import Served, Service, State
+from tests.builders.models import tiny_qwen2_moe
 
 WAIT_SECONDS = 60.0
+CONFIGURED = {
+    "config.json": {"max_position_embeddings": 2048, "eos_token_id": 0},
+    "generation_config.json": {"eos_token_id": 0},
+}
+"""As the reference model is."""
 
 
 def reference(**options: Any) -> Served:
     """The reference model in float32, half of its experts in memory."""
     return open_served(ServeConfig(model=ModelConfig(dtype="float32"), **options))
+
+
+def speaking_model(folder: Path) -> Path:
+    """A tiny random model that speaks with the reference model's tokenizer and chat template, and
+    is fifty times as quick as that."""
+    tiny_qwen2_moe(folder, vocab_size=8192)
+    for path in (BUILTIN_MODELS / "qwen2_moe_tiny").iterdir():
+        if path.name.startswith(("tokenizer", "chat_template")):
+            shutil.copy(path, folder)
+    for name, more in CONFIGURED.items():
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    return folder
+
+
+def tiny(folder: Path, **options: Any) -> Served:
+    """Such a model, half of its experts in memory."""
+    return open_served(ServeConfig(model=ModelConfig(name="tiny", id=str(folder)), **options))
 
 
 @dataclass

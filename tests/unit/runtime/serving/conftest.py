@@ -1,13 +1,19 @@
-"""One server of the reference model for a whole file of tests."""
+"""One server of a tiny model for a whole file of tests."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.builders.serving import Running, running_server
+from tests.builders.serving import Running, running_server, speaking_model, tiny
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return speaking_model(tmp_path_factory.mktemp("speaking"))
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with running_server() as running:
+def server(folder: Path) -> Iterator[Running]:
+    with running_server(lambda: tiny(folder)) as running:
         yield running

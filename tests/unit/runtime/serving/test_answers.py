@@ -1,0 +1,405 @@
+"""Answers are what the model generates, in shapes that OpenAI's own package reads strictly."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel
+
+from runtime.config import BUILTIN_MODELS
+from runtime.serving.vocabulary import Vocabulary
+from tests.builders.models import plain_eager
+from tests.builders.serving import Running
+
+TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+MODEL = "tiny"
+PROMPTS = [
+    "The heart pumps blood",
+    "def",
+    "It was late in the evening when the old man came to the door",
+    "Return a new list",
+    "If the argument is a string, it is converted to an integer. Otherwise",
+    "She opened the letter, read it twice, and said nothing",
+    "The river runs through the valley and into the sea. " * 6,
+    "A",
+]
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@dataclass
+class Plain:
+    """Plain Transformers, asked without a server."""
+
+    model: PreTrainedModel
+
+    def tokens(self, prompt: list[int], number: int, **options: Any) -> list[int]:
+        inputs = torch.tensor([prompt])
+        found = self.model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=number,
+            **{"do_sample": False, **options},
+        )
+        return found[0, len(prompt) :].tolist()
+
+    def text(self, prompt: str, number: int, **options: Any) -> str:
+        return text_of(self.tokens(ids(prompt), number, **options))
+
+    def logprobs_TV(self, tokens: list[int]) -> Tensor:
+        with torch.no_grad():
+            return torch.log_softmax(self.model(torch.tensor([tokens])).logits[0].float(), -1)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Plain:
+    return Plain(plain_eager(folder, dtype=torch.float32))
+
+
+def text_of(tokens: list[int]) -> str:
+    return TOKENIZER.decode(tokens, skip_special_tokens=True)
+
+
+def ids(prompt: str) -> list[int]:
+    return TOKENIZER(prompt)["input_ids"]
+
+
+def raw(server: Running, path: str, **body: Any) -> dict[str, Any]:
+    with server.http() as client:
+        answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(server: Running, path: str, **body: Any) -> list[Any]:
+    """What a stream sends, parsed; the last one is [DONE]."""
+    with server.http() as client:
+        answer = client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    lines = [line for line in answer.text.split("\n\n") if line and not line.startswith(":")]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def test_models__are_what_openai_reads(server: Running) -> None:
+    with server.http() as client:
+        listed = client.get("/v1/models").json()
+        one = client.get(f"/v1/models/{MODEL}").json()
+    assert listed == {"object": "list", "data": [one]}
+    Model.model_validate(one, strict=True)
+    assert one["id"] == MODEL
+    assert one["max_model_len"] == 2048
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_text__is_what_generate_gives(server: Running, plain: Plain, prompt: str) -> None:
+    with server.http() as client:
+        body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "model": MODEL}
+        answer = client.post("/v1/completions", json=body).json()
+    Completion.model_validate(answer, strict=True)
+    tokens = plain.tokens(ids(prompt), 12)
+    assert answer["choices"][0]["text"] == text_of(tokens)
+    assert answer["usage"] == {
+        "prompt_tokens": len(ids(prompt)),
+        "completion_tokens": len(tokens),
+        "total_tokens": len(ids(prompt)) + len(tokens),
+    }
+
+
+def test_greedy_text__is_the_same_among_others(server: Running, plain: Plain) -> None:
+    def ask(number: int) -> str:
+        body = {"prompt": PROMPTS[number], "max_tokens": 10 + number, "temperature": 0}
+        return raw(server, "/v1/completions", **body)["choices"][0]["text"]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ask, range(8)))
+    assert found == [plain.text(p, 10 + i) for i, p in enumerate(PROMPTS)]
+
+
+def test_chat__is_answered_up_to_the_end_of_its_turn(server: Running, plain: Plain) -> None:
+    prompt = TOKENIZER.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+    answer = raw(server, "/v1/chat/completions", messages=HELLO, max_tokens=12, temperature=0)
+    ChatCompletion.model_validate(answer, strict=True)
+    end = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+    tokens = plain.tokens(prompt, 12, eos_token_id=[0, end])
+    assert answer["choices"][0]["message"]["content"] == text_of(tokens)
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+    assert answer["usage"]["completion_tokens"] == len(tokens)
+
+
+def test_chat__takes_its_own_answers_back_and_text_in_parts(server: Running) -> None:
+    client = server.openai()
+    first = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=3)
+    spoken: list[Any] = [*HELLO, first.choices[0].message.model_dump()]
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    spoken.append({"role": "user", "content": parts})
+    again = client.chat.completions.create(model=MODEL, messages=spoken, max_tokens=3)
+    plain_parts = [{"role": "user", "content": "one two"}]
+    told = [*HELLO, {"role": "assistant", "content": first.choices[0].message.content}]
+    encoded = TOKENIZER.apply_chat_template([*told, *plain_parts], add_generation_prompt=True)
+    assert again.usage is not None
+    assert again.usage.prompt_tokens == len(encoded["input_ids"])
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_stream__says_the_same_in_parts(server: Running, chat: bool) -> None:
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    body: dict[str, Any] = {"messages": HELLO} if chat else {"prompt": PROMPTS[0]}
+    body |= {"max_tokens": 12, "temperature": 0}
+    whole = raw(server, path, **body)
+    chunks = events(server, path, **body, stream_options={"include_usage": True})
+    *parts, last = chunks
+    assert last["choices"] == []
+    assert last["usage"] == whole["usage"]
+    assert all(part["usage"] is None for part in parts)
+    assert (
+        len({chunk["id"] for chunk in chunks}) == len({chunk["created"] for chunk in chunks}) == 1
+    )
+    choices = [part["choices"][0] for part in parts]
+    assert [one["finish_reason"] for one in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
+    if chat:
+        for chunk in chunks:
+            ChatCompletionChunk.model_validate(chunk, strict=True)
+        assert choices[0]["delta"]["role"] == "assistant"
+        assert all("role" not in one["delta"] for one in choices[1:])
+        text = "".join(one["delta"].get("content", "") for one in choices)
+        assert text == whole["choices"][0]["message"]["content"]
+    else:
+        assert "".join(one["text"] for one in choices) == whole["choices"][0]["text"]
+    assert len(choices) > 5
+    unasked = events(server, path, **body)
+    assert all("usage" not in chunk for chunk in unasked)
+
+
+def test_stream__never_cuts_a_character(server: Running) -> None:
+    """Made to say nothing but the three bytes of one."""
+    vocabulary = Vocabulary(TOKENIZER)
+    bytes_of = {tuple(vocabulary.bytes(token)): token for token in range(256)}
+    bias = {str(bytes_of[byte,]): 100 for byte in "€".encode()}
+    body: dict[str, Any] = {"prompt": "a", "max_tokens": 150, "temperature": 2, "seed": 3}
+    body["logit_bias"] = bias
+    whole = raw(server, "/v1/completions", **body)["choices"][0]["text"]
+    chunks = events(server, "/v1/completions", **body)
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert "".join(texts) == whole
+    assert "€" in whole
+    valid = whole.rstrip("\ufffd")
+    assert "".join(texts[:-1]).count("\ufffd") == valid.count("\ufffd")
+
+
+def test_several_prompts_and_answers__come_in_order(server: Running, plain: Plain) -> None:
+    prompts = PROMPTS[:3]
+    body = {"prompt": prompts, "n": 2, "max_tokens": 6, "temperature": 0}
+    answer = raw(server, "/v1/completions", **body)
+    Completion.model_validate(answer, strict=True)
+    expected = [plain.text(prompt, 6) for prompt in prompts for _ in range(2)]
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    assert answer["usage"]["prompt_tokens"] == sum(len(ids(prompt)) for prompt in prompts)
+    assert answer["usage"]["completion_tokens"] == 36
+    texts = dict.fromkeys(range(6), "")
+    for chunk in events(server, "/v1/completions", **body):
+        texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert list(texts.values()) == expected
+
+
+def test_tokens_as_prompt__are_taken_as_they_are(server: Running) -> None:
+    tokens = ids(PROMPTS[0])
+    body = {"max_tokens": 5, "temperature": 0}
+    texts = {
+        raw(server, "/v1/completions", prompt=prompt, **body)["choices"][0]["text"]
+        for prompt in (PROMPTS[0], tokens, [tokens], [PROMPTS[0]])
+    }
+    assert len(texts) == 1
+
+
+def test_seed__draws_as_torch_does_and_the_next_answer_by_the_next_seed(
+    server: Running, plain: Plain
+) -> None:
+    body = {"prompt": PROMPTS[0], "max_tokens": 10, "temperature": 0.8, "top_p": 0.9, "n": 2}
+    answer = raw(server, "/v1/completions", **body, seed=5)
+    expected = []
+    for seed in (5, 6):
+        torch.manual_seed(seed)
+        sampling = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "top_k": 0}
+        expected.append(plain.text(PROMPTS[0], 10, **sampling))
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert expected[0] != expected[1]
+
+
+def test_no_seed__draws_anew(server: Running) -> None:
+    body = {"prompt": PROMPTS[0], "max_tokens": 16, "temperature": 2}
+    texts = {raw(server, "/v1/completions", **body)["choices"][0]["text"] for _ in range(3)}
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_string__ends_the_text_before_it(server: Running, plain: Plain, stream: bool) -> None:
+    text = plain.text(PROMPTS[0], 30)
+    stop = text[20:24]
+    body = {"prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, "stop": [stop, "never\0"]}
+    if stream:
+        choices = [one["choices"][0] for one in events(server, "/v1/completions", **body)]
+        found, reason = "".join(one["text"] for one in choices), choices[-1]["finish_reason"]
+    else:
+        choice = raw(server, "/v1/completions", **body)["choices"][0]
+        found, reason = choice["text"], choice["finish_reason"]
+    assert found == text[: text.index(stop)]
+    assert reason == "stop"
+
+
+def test_stop_token__ends_the_text_and_is_not_in_it(server: Running, plain: Plain) -> None:
+    tokens = plain.tokens(ids(PROMPTS[0]), 30)
+    stop = tokens[7]
+    body = {"prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, "stop_token_ids": [stop]}
+    answer = raw(server, "/v1/completions", **body)
+    place = tokens.index(stop)
+    assert answer["choices"][0]["text"] == text_of(tokens[:place])
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == place + 1
+
+
+def test_end_of_text__ends_it_unless_ignored(server: Running) -> None:
+    bias = {"0": 100}
+    body = {"prompt": PROMPTS[0], "max_tokens": 4, "temperature": 0, "logit_bias": bias}
+    ended = raw(server, "/v1/completions", **body)
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    assert ended["usage"]["completion_tokens"] == 1
+    ignored = raw(server, "/v1/completions", **body, ignore_eos=True)
+    assert ignored["choices"][0]["finish_reason"] == "length"
+    assert ignored["usage"]["completion_tokens"] == 4
+    special = raw(server, "/v1/completions", **body, ignore_eos=True, stop="<|endoftext|>")
+    assert special["usage"]["completion_tokens"] == 1
+    later = raw(server, "/v1/completions", **body, min_tokens=3)
+    assert later["usage"]["completion_tokens"] == 4
+
+
+def test_logprobs__are_the_models_own(server: Running, plain: Plain) -> None:
+    body = {"prompt": PROMPTS[0], "max_tokens": 6, "temperature": 0.5, "seed": 1, "logprobs": 3}
+    answer = raw(server, "/v1/completions", **body, frequency_penalty=1)
+    Completion.model_validate(answer, strict=True)
+    told = answer["choices"][0]["logprobs"]
+    assert "".join(told["tokens"]) == answer["choices"][0]["text"]
+    tokens = ids(PROMPTS[0]) + ids(answer["choices"][0]["text"])
+    rows = plain.logprobs_TV(tokens)
+    start = len(ids(PROMPTS[0]))
+    if len(tokens) == start + 6:  # else the text is cut into other tokens than were drawn
+        expected = [float(rows[place - 1, tokens[place]]) for place in range(start, len(tokens))]
+        assert told["token_logprobs"] == pytest.approx(expected, abs=1e-4)
+        for place, top in enumerate(told["top_logprobs"]):
+            values = rows[start + place - 1].topk(3).values.tolist()
+            assert sorted(top.values(), reverse=True) == pytest.approx(values, abs=1e-4)
+    assert told["text_offset"][0] == 0
+    for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
+        assert answer["choices"][0]["text"][offset:].startswith(token)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1])
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_echo_with_logprobs__scores_the_prompt(
+    server: Running, plain: Plain, num_tokens: int, as_tokens: bool
+) -> None:
+    """As lm-evaluation-harness asks of a server."""
+    prompts = PROMPTS[:2] + [PROMPTS[4]]
+    asked: Any = [ids(prompt) for prompt in prompts] if as_tokens else prompts
+    answer = raw(
+        server,
+        "/v1/completions",
+        prompt=asked,
+        max_tokens=num_tokens,
+        temperature=0,
+        logprobs=1,
+        echo=True,
+        seed=1234,
+    )
+    for prompt, choice in zip(prompts, answer["choices"], strict=True):
+        tokens = ids(prompt)
+        rows = plain.logprobs_TV(tokens)
+        told = choice["logprobs"]
+        length = len(tokens)
+        assert len(told["tokens"]) == length + num_tokens
+        expected = [float(rows[place, token]) for place, token in enumerate(tokens[1:])]
+        assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+        assert told["token_logprobs"][1:length] == expected
+        best = rows.max(-1).values.tolist()
+        assert [max(top.values()) for top in told["top_logprobs"][1:length]] == best[:-1]
+        assert choice["text"].startswith(prompt)
+        assert "".join(told["tokens"]) == choice["text"]
+        new = plain.tokens(tokens, num_tokens) if num_tokens else []
+        assert choice["text"] == prompt + text_of(new)
+        assert told["text_offset"][length:] == [len(prompt)] * num_tokens
+
+
+def test_echo_alone__begins_with_the_prompt(server: Running, plain: Plain) -> None:
+    body = {"prompt": PROMPTS[0], "max_tokens": 5, "temperature": 0, "echo": True}
+    text = raw(server, "/v1/completions", **body)["choices"][0]["text"]
+    assert text == PROMPTS[0] + plain.text(PROMPTS[0], 5)
+    chunks = events(server, "/v1/completions", **body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+
+
+def test_chat_logprobs__name_each_token_and_its_bytes(server: Running) -> None:
+    body = {"messages": HELLO, "max_tokens": 5, "temperature": 0, "logprobs": True}
+    answer = raw(server, "/v1/chat/completions", **body, top_logprobs=2)
+    ChatCompletion.model_validate(answer, strict=True)
+    choice = answer["choices"][0]
+    content = choice["logprobs"]["content"]
+    assert len(content) == answer["usage"]["completion_tokens"]
+    assert b"".join(bytes(one["bytes"]) for one in content).decode() == choice["message"]["content"]
+    for one in content:
+        assert one["top_logprobs"][0]["logprob"] == one["logprob"]  # greedy
+        assert len(one["top_logprobs"]) == 2
+    chunks = events(server, "/v1/chat/completions", **body, top_logprobs=2)
+    streamed = [
+        one
+        for chunk in chunks
+        for one in (chunk["choices"][0]["logprobs"] or {}).get("content", [])
+    ]
+    assert streamed == content
+
+
+def test_no_tokens_asked__answers_nothing(server: Running) -> None:
+    answer = raw(server, "/v1/completions", prompt="a", max_tokens=0)
+    assert answer["choices"][0]["text"] == ""
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_tokenize__and_back(server: Running) -> None:
+    told = raw(server, "/tokenize", prompt=PROMPTS[0])
+    assert told == {"count": 5, "max_model_len": 2048, "tokens": ids(PROMPTS[0])}
+    assert raw(server, "/detokenize", tokens=told["tokens"]) == {"prompt": PROMPTS[0]}
+    chat = raw(server, "/tokenize", messages=HELLO)["tokens"]
+    assert chat == TOKENIZER.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
+
+
+def test_openai_client__unmodified(server: Running, plain: Plain) -> None:
+    client = server.openai()
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "moecast"
+    done = client.completions.create(model=MODEL, prompt="The", max_tokens=4, temperature=0, n=2)
+    assert done.choices[0].text == plain.text("The", 4)
+    streamed = client.chat.completions.create(
+        model=MODEL,
+        messages=HELLO,
+        max_completion_tokens=4,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(streamed)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 4
+    with pytest.raises(openai.BadRequestError, match="n=9: at most 4"):
+        client.completions.create(model=MODEL, prompt="The", n=9)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="The")
