@@ -16,6 +16,7 @@ PACKAGES = (
     "runtime",
     "runtime.bench",
     "runtime.serving",
+    "runtime.chat",
     "runtime.batch",
     "collect.launch",
     "collect",

@@ -6,6 +6,7 @@ from configs.cli import Command, main
 
 SUMMARIES = {
     "generate": "continue a prompt with a model whose experts stay within a memory budget",
+    "chat": "talk to a model in the terminal, as fast as its experts are brought",
     "serve": "an OpenAI-compatible server: all clients share one budget and what is read",
     "batch": "continue a file of prompts, at the highest tokens a second; it may be interrupted",
     "verify": "compare logits and tokens with plain Transformers eager, for several budgets",

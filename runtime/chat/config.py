@@ -1,0 +1,35 @@
+"""What `python -m runtime chat` can be told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from predictors.errors import MoecastError
+from runtime.config import ServedConfig
+
+
+@dataclass(kw_only=True)
+class ChatConfig(ServedConfig):
+    budget: str = "50%"
+    """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
+    system_prompt: str | None = None
+    """What the model is told before the conversation."""
+    max_new_tokens: int = 512
+    """Tokens of an answer at most."""
+    temperature: float = 0.7
+    """0: greedy; above: sampled, by `seed`."""
+    top_p: float = 0.95
+    """Sample from the likeliest tokens that have this share of the probability together."""
+    chat_template: Path | None = None
+    """File with a chat template (Jinja) in place of the tokenizer's; without either, turns are
+    written as plain text."""
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
+        if self.temperature < 0:
+            raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
+        if not 0 < self.top_p <= 1:
+            raise MoecastError(f"top_p={self.top_p}: must be above 0 and at most 1")
+
+
+SCHEMAS: dict[str, type] = {"chat": ChatConfig}

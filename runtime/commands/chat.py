@@ -1,0 +1,190 @@
+"""`python -m runtime chat`: a conversation with a model whose experts stay within a budget."""
+
+import contextlib
+import sys
+import unicodedata
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from runtime.chat.answering import Answer, Answering
+from runtime.chat.config import ChatConfig
+from runtime.chat.conversation import Conversation
+from runtime.chat_template import end_of_turn
+from runtime.commands.report import stats_table
+from runtime.errors import ChatError, TransferError
+from runtime.handle import Handle
+from runtime.loading import load_served
+
+HELP = """/reset   forget the conversation (the system prompt stays)
+/stats   hits, bytes, times and memory since the start
+/quit    end (so does Ctrl-D); Ctrl-C stops an answer
+A line that ends with \\ goes on in the next one; // begins a message that begins with /."""
+MORE = "\\"
+
+
+def run(config: ChatConfig) -> dict[str, Any]:
+    """Talks until the user leaves; returns counts and statistics, and nothing of what was said."""
+    console = Console(highlight=False)
+    torch.manual_seed(config.seed)
+    model = load_served(config, budget=config.budget)
+    with model.moecast as handle:
+        tokenizer = AutoTokenizer.from_pretrained(handle.folder, local_files_only=True)
+        if config.chat_template is not None:
+            tokenizer.chat_template = config.chat_template.read_text(encoding="utf-8")
+        text_config = model.config.get_text_config()
+        chat = Chat(
+            console,
+            handle,
+            config,
+            Conversation(
+                tokenizer,
+                context=getattr(text_config, "max_position_embeddings", None),
+                max_new_tokens=config.max_new_tokens,
+                system_prompt=config.system_prompt,
+            ),
+            Answering(
+                model,
+                tokenizer,
+                end_of_turn=end_of_turn(tokenizer),
+                temperature=config.temperature,
+                top_p=config.top_p,
+                tell=lambda text: console.out(printable(text), end="", highlight=False),
+            ),
+        )
+        chat.talk()
+        return {"model": handle.spec.as_dict(), **chat.counts, "stats": handle.stats()}
+
+
+class Chat:
+    """The terminal's side; where input or output is no terminal, there is nothing but answers."""
+
+    def __init__(
+        self,
+        console: Console,
+        handle: Handle,
+        config: ChatConfig,
+        conversation: Conversation,
+        answering: Answering,
+    ):
+        self._console = console
+        self._handle = handle
+        self._config = config
+        self._conversation = conversation
+        self._answering = answering
+        self._is_terminal = console.is_terminal and sys.stdin.isatty()
+        self.counts = {"num_answers": 0, "num_tokens": 0, "num_interrupted": 0}
+
+    def talk(self) -> None:
+        """Until /quit or the end of the input."""
+        if self._is_terminal:
+            # Line editing and the history of this conversation; not everywhere there.
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401
+            self._note("/help lists the commands; /quit ends")
+        while (message := self._read()) is not None:
+            if message.startswith("/") and not message.startswith("//"):
+                if not self._obey(message):
+                    return
+            elif message.strip():
+                self._answer(message.removeprefix("/"))
+
+    def _read(self) -> str | None:
+        """The next message; None at the end of the input."""
+        lines: list[str] = []
+        while True:
+            line = self._line("... " if lines else "> ")
+            if line is None:
+                return "\n".join(lines) if lines else None
+            if not line.endswith(MORE):
+                return "\n".join([*lines, line])
+            lines.append(line.removesuffix(MORE))
+
+    def _line(self, prompt: str) -> str | None:
+        if not self._is_terminal:
+            line = sys.stdin.readline()
+            return line.rstrip("\n") if line else None
+        while True:
+            try:
+                return input(prompt)
+            except EOFError:
+                self._console.print()
+                return None
+            except KeyboardInterrupt:
+                self._console.print()
+                self._note("/quit or Ctrl-D ends")
+
+    def _obey(self, command: str) -> bool:
+        """Carries out a command; False ends the conversation."""
+        match command.strip():
+            case "/quit" | "/exit":
+                return False
+            case "/reset":
+                self._conversation.reset()
+                self._note("forgotten")
+            case "/stats":
+                config, stats = self._config, self._handle.stats()
+                table = stats_table(stats, budget=config.budget, system=config.system.name)
+                self._console.print(table)
+            case "/help":
+                self._console.print(HELP, markup=False)
+            case other:
+                self._note(f"{other} is not a command; /help lists them")
+        return True
+
+    def _answer(self, message: str) -> None:
+        conversation = self._conversation
+        conversation.say("user", message)
+        try:
+            prompt = conversation.prompt()
+            if prompt.num_dropped:
+                self._note(
+                    f"the oldest {prompt.num_dropped} messages do not fit the model's context of "
+                    f"{conversation.context} tokens any more: forgotten"
+                )
+            room = prompt.room or self._config.max_new_tokens
+            before = self._handle.stats()
+            answer = self._answering.answer(
+                prompt.tokens, max_new_tokens=min(room, self._config.max_new_tokens)
+            )
+        except (ChatError, TransferError) as error:
+            conversation.take_back()
+            self._console.print()
+            self._note(f"error: {error}")
+            return
+        self._console.print()
+        conversation.say("assistant", answer.text)
+        self.counts["num_answers"] += 1
+        self.counts["num_tokens"] += answer.num_tokens
+        self.counts["num_interrupted"] += answer.interrupted
+        if answer.interrupted:
+            self._note("stopped")
+        if self._is_terminal:
+            self._note(summary(answer, before, self._handle.stats()))
+
+    def _note(self, text: str) -> None:
+        """Not the model's words: on a terminal they are dim, elsewhere they go to stderr."""
+        if self._is_terminal:
+            self._console.print(text, style="dim", markup=False)
+        else:
+            sys.stderr.write(f"{text}\n")
+
+
+def summary(answer: Answer, before: dict[str, Any], after: dict[str, Any]) -> str:
+    """What an answer cost, on a line."""
+    parts = [f"{answer.num_tokens} tokens"]
+    if answer.first_token_seconds is not None:
+        parts.append(f"first after {answer.first_token_seconds:.2f} s")
+    if answer.tokens_per_second is not None:
+        parts.append(f"{answer.tokens_per_second:.1f} tokens/s")
+    requests = after["requests"] - before["requests"]
+    if requests:
+        parts.append(f"hits {100 * (after['hits'] - before['hits']) / requests:.0f} %")
+    return ", ".join(parts)
+
+
+def printable(text: str) -> str:
+    """Without what a terminal obeys: a model may have read escape sequences."""
+    return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")

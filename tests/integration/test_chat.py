@@ -1,0 +1,121 @@
+"""`python -m runtime chat` as people and pipes use it."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "runtime", "chat", "temperature=0", "budget=50%"]
+ON_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Makes standard input the process's own terminal, so that ^C reaches it as a signal."""
+WAIT_SECONDS = 60.0
+
+
+def piped(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, f"run_dir={folder}", "max_new_tokens=12", *options],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+
+
+def test_pipe__gets_answers_and_nothing_else(tmp_path: Path) -> None:
+    done = piped("Hello\n/what\n/reset\nHello\n\n/quit\nnever read\n", tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, *rest = [one for one in done.stdout.split("\n") if one]
+    lines = [first, *rest]
+    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]  # forgotten: the same again
+    assert "/what is not a command; /help lists them" in done.stderr
+    assert "forgotten" in done.stderr
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["num_answers"], results["num_tokens"]) == (2, 24)
+    assert results["stats"]["requests"] > 0
+    assert "Hello" not in (tmp_path / "results.json").read_text()
+
+
+def test_pipe__a_message_too_long_is_refused_and_the_next_one_answered(tmp_path: Path) -> None:
+    text = "word " * 3000 + "\nHello\\\nagain"
+    done = piped(text, tmp_path, "system_prompt=You are kind.")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"error: this message takes \d+ tokens .* context is 2048", done.stderr)
+    assert json.loads((tmp_path / "results.json").read_text())["num_answers"] == 1
+    assert done.stdout.strip()
+
+
+class Terminal:
+    """A chat on a terminal of its own."""
+
+    def __init__(self, folder: Path):
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ON_TERMINAL, *COMMAND, f"run_dir={folder}"],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=ROOT,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        )
+        os.close(slave)
+        self.text = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def wait_for(self, pattern: str) -> str:
+        """What was shown since the last time, up to the pattern."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not (found := re.search(pattern, self.text, re.DOTALL)):
+            assert time.monotonic() < deadline, self.text
+            if select.select([self._master], [], [], 0.2)[0]:
+                self.text += os.read(self._master, 4096).decode(errors="replace")
+        shown, self.text = self.text[: found.end()], self.text[found.end() :]
+        return shown
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    made = Terminal(tmp_path)
+    yield made
+    made.close()
+
+
+def test_terminal__ctrl_c_stops_the_answer_and_not_the_program(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    terminal.wait_for("/help lists the commands.*> ")
+    terminal.type("\x03")
+    terminal.wait_for("/quit or Ctrl-D ends.*> ")
+    terminal.type("Tell me a long story\r")
+    terminal.wait_for(r"story\r\n.{40}")  # it has begun to answer
+    terminal.type("\x03")
+    terminal.wait_for(r"stopped.*tokens, first after .* tokens/s, hits \d+ %.*> ")
+    terminal.type("/stats\r")
+    assert "hits" in terminal.wait_for("peak memory of the process.*> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(WAIT_SECONDS) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["num_answers"], results["num_interrupted"]) == (1, 1)
+    assert 1 < results["num_tokens"] < 512
