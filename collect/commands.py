@@ -9,6 +9,7 @@ from rich.console import Console
 
 from collect.config import CollectConfig, ImportConfig
 from collect.errors import TraceError
+from collect.launch.dispatch import Outcome
 from collect.traces.layout import TraceSignal
 from collect.traces.manifest import read_manifest
 from collect.traces.reader import Trace
@@ -43,6 +44,7 @@ def record(config: CollectConfig) -> dict[str, Any]:
         "console": console,
     }
     trace: Trace | None
+    launched: list[Outcome] = []
     if config.num_workers > 1:
         trace = collect_part(
             config.model,
@@ -58,6 +60,7 @@ def record(config: CollectConfig) -> dict[str, Any]:
             config.data,
             launcher=config.launcher,
             logs=config.run_dir / "workers",
+            heard=launched.append,
             **asked,
         )
     if trace is None:
@@ -69,7 +72,8 @@ def record(config: CollectConfig) -> dict[str, Any]:
             soft_wrap=True,
         )
         return {"trace": str(folder), "complete": False, "parts": have, "parts_planned": want}
-    return report(trace, console, seconds=time.monotonic() - started)
+    found = report(trace, console, seconds=time.monotonic() - started)
+    return found | {"launched": launched[0].as_dict() if launched else None}
 
 
 def import_log(config: ImportConfig) -> dict[str, Any]:

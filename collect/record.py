@@ -1,6 +1,6 @@
 """Runs prompts through a model and writes the trace of what its layers saw and chose."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from rich.console import Console
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
 from collect.launch.crews import dispatcher_for
+from collect.launch.dispatch import Outcome
 from collect.launch.task import Report, Work
 from collect.order import Order, default_folder, order_of, settings_of
 from collect.plan import Settings, most_rows, require_space
@@ -36,6 +37,7 @@ def collect(
     console: Console | None = None,
     launcher: LauncherConfig | None = None,
     logs: Path = LOGS,
+    heard: Callable[[Outcome], object] = lambda _: None,
 ) -> Trace:
     """Makes, completes or just opens the trace in `folder`; idempotent.
 
@@ -49,6 +51,7 @@ def collect(
         console: where to say what is being done; None is silent.
         launcher: workers that do it; this process unless given.
         logs: folder for what those workers say.
+        heard: told how it went, when workers were started.
 
     Raises:
         TraceError: the folder holds something else, or values do not fit in half precision.
@@ -62,7 +65,7 @@ def collect(
         trace = _recorded(order, console, worker=0, num_workers=1)
         assert trace is not None, "one worker does all the work"
         return trace
-    return order.finished() or _launched(order, launcher, console, logs)
+    return order.finished() or _launched(order, launcher, console, logs, heard)
 
 
 def collect_part(
@@ -104,7 +107,13 @@ def _recorded(
     return None if writer.missing() else writer.finish()
 
 
-def _launched(order: Order, launcher: LauncherConfig, console: Console | None, logs: Path) -> Trace:
+def _launched(
+    order: Order,
+    launcher: LauncherConfig,
+    console: Console | None,
+    logs: Path,
+    heard: Callable[[Outcome], object],
+) -> Trace:
     """By workers, each with the model loaded; this process loads none."""
     order_json = {"order": order.as_json()}
     tell = None if console is None else console.print
@@ -123,6 +132,7 @@ def _launched(order: Order, launcher: LauncherConfig, console: Console | None, l
                 advance=advance,
                 amounts=[prompts[unit] for unit in missing],
             )
+    heard(outcome)
     outcome.require_all("parts of the trace")
     return writer.finish()
 

@@ -60,6 +60,8 @@ class Fitted:
     """The pass whose weights these are, counted from 0."""
     validation_accuracy: float | None
     """Mean over all networks, on training requests that were set aside."""
+    launched: dict[str, int] | None = None
+    """How the workers did, when there were any."""
 
     def record(self, settings: FitSettings) -> dict[str, Any]:
         """For results.json: what was trained, how, and what came of it."""
@@ -74,6 +76,7 @@ class Fitted:
             "best_pass": self.best_pass,
             "validation_accuracy": self.validation_accuracy,
             "weights_digest": digest_of(self.families),
+            "launched": self.launched,
         }
 
 

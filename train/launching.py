@@ -60,6 +60,7 @@ def fit_launched(
         for unit in units:
             (folder / unit).unlink(missing_ok=True)
     missing = [unit for unit in units if not is_there(folder / unit)]
+    launched = None
     if missing:
         needs = together([family.needs for family in families])
         arguments = {
@@ -80,6 +81,7 @@ def fit_launched(
             with progress(console, "trained", "passes", total=passes * len(missing)) as advance:
                 outcome = dispatcher.run(missing, advance=advance, amounts=[passes] * len(missing))
         outcome.require_all("groups of networks")
+        launched = outcome.as_dict()
     learned = {one: read_group(folder / unit) for unit, one in units.items()}
     data = TraceData(
         trace,
@@ -92,8 +94,15 @@ def fit_launched(
         family.eval()
         family.calibrate(data.validation())
     seconds = time.perf_counter() - started
-    resumed = len(missing) < len(units)
-    return Fitted(list(families), steps, seconds, resumed, patience.best_pass, patience.best)
+    return Fitted(
+        list(families),
+        steps,
+        seconds,
+        resumed=len(missing) < len(units),
+        best_pass=patience.best_pass,
+        validation_accuracy=patience.best,
+        launched=launched,
+    )
 
 
 def assemble(

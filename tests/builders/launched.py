@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from collect.launch.task import Report, Work
+from collect.launch.task import Kind, Message, Report, Task, Work
 from predictors.errors import MoecastError
 from predictors.files import write_atomic
 
@@ -55,3 +55,39 @@ def open_surroundings() -> Work:
         return {"gpus": gpus, "threads": threads}
 
     return Work(do)
+
+
+class InlineCrew:
+    """One worker in this very process, that no process has to be started for. `broken` units fail,
+    as often as they are tried."""
+
+    def __init__(self, task: Task, *, broken: str | None = None):
+        self._work = Task.from_json(task.to_json()).open()
+        self._broken = broken
+        self._said: list[tuple[int, Message]] = []
+        self.given: list[str] = []
+
+    def start(self, worker: int) -> None:
+        self._say(worker, Message(Kind.READY, value=self._work.about))
+
+    def give(self, worker: int, unit: str) -> None:
+        self.given.append(unit)
+        if self._broken is not None and self._broken in unit:
+            self._say(worker, Message(Kind.FAILED, unit, error="OSError: broken"))
+            return
+
+        def report(amount: int) -> None:
+            self._say(worker, Message(Kind.ADVANCED, unit, amount=amount))
+
+        self._say(worker, Message(Kind.DONE, unit, value=self._work.do(unit, report)))
+
+    def events(self, timeout_seconds: float) -> list[tuple[int, Message]]:
+        said, self._said = self._said, []
+        return said
+
+    def close(self) -> None:
+        pass
+
+    def _say(self, worker: int, message: Message) -> None:
+        # What can not be told in JSON could not be told by another process.
+        self._said.append((worker, Message.from_json(message.to_json())))

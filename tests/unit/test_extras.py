@@ -1,0 +1,37 @@
+"""What is optional is not needed: every module of ours imports where the engines are not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+IMPORT = """
+import importlib, pkgutil, sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("ray", "submitit", "s3fs", "cloudpickle"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+count = 0
+for root in ("predictors", "zoo", "runtime", "collect", "train", "configs"):
+    package = importlib.import_module(root)
+    for found in pkgutil.walk_packages(package.__path__, f"{root}."):
+        importlib.import_module(found.name)
+        count += 1
+print(count)
+"""
+
+
+def test_core__imports_without_ray_and_submitit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    num_sources = sum(
+        len(list((ROOT / root).rglob("*.py")))
+        for root in ("predictors", "zoo", "runtime", "collect", "train", "configs")
+    )
+    assert int(done.stdout) == num_sources - 6, "the packages themselves are not counted"

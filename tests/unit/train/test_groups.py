@@ -1,0 +1,160 @@
+"""Training by groups: the very weights of training all together, however the layers are cut."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch.loggers import CSVLogger
+
+from collect.errors import LaunchError
+from collect.launch.config import LauncherConfig
+from collect.launch.task import Task
+from collect.traces import Trace
+from runtime.config import ModelConfig
+from runtime.models import identity
+from tests.builders.launched import InlineCrew
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.traces import make_spec, make_trace
+from train.family import Family
+from train.fit import FitSettings, Fitted, digest_of, fit
+from train.groups import groups_of, own_labels
+from train.launching import fit_launched
+from train.networks import PlainFamily, edges
+from train.pipeline import families_for
+
+KINDS = ("mlp", "stride", "pre-attention", "residual")
+SETTINGS = FitSettings(
+    kinds=KINDS,
+    width=24,
+    loss="bce",
+    max_epochs=4,
+    batch_size=64,
+    lr=2e-2,
+    weight_decay=1e-2,
+    seed=3,
+    patience=1,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    folder = tiny_qwen2_moe(tmp_path_factory.mktemp("model") / "tiny", num_layers=5)
+    return ModelConfig(name="tiny", id=str(folder), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory, model: ModelConfig) -> Trace:
+    spec = make_spec(num_layers=5, hidden_size=32)
+    spec = replace(spec, **identity(Path(model.id), model))
+    return make_trace(tmp_path_factory.mktemp("trace") / "t", spec=spec, requests_per_unit=60)
+
+
+@pytest.fixture(scope="module")
+def together(trace: Trace, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
+    folder = tmp_path_factory.mktemp("together")
+    families = families_for(trace, model, SETTINGS, KINDS)
+    return fit(trace, families, SETTINGS, run_dir=folder, logger=CSVLogger(folder))
+
+
+def by_groups(
+    trace: Trace,
+    model: ModelConfig,
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    *,
+    layers: int,
+    broken: str | None = None,
+) -> tuple[Fitted | LaunchError, list[str]]:
+    """What came of it, and the groups that were trained."""
+    crews: list[InlineCrew] = []
+
+    def inline(_: LauncherConfig, task: Task, __: Path) -> InlineCrew:
+        crews.append(InlineCrew(task, broken=broken))
+        return crews[-1]
+
+    patch.setattr("collect.launch.crews.crew_for", inline)
+    made: Fitted | LaunchError
+    try:
+        made = fit_launched(
+            trace,
+            model,
+            families_for(trace, model, SETTINGS, KINDS),
+            SETTINGS,
+            launcher=LauncherConfig(workers=1, layers=layers, retries=1),
+            run_dir=folder,
+            logger=CSVLogger(folder),
+        )
+    except LaunchError as error:
+        made = error
+    return made, [unit for crew in crews for unit in crew.given]
+
+
+@given(st.integers(2, 9), st.integers(1, 10), st.sets(st.sampled_from(KINDS), min_size=1))
+def test_groups__have_every_network_once(num_layers: int, layers: int, kinds: set[str]) -> None:
+    spec = make_spec(num_layers=num_layers)
+    plain = [kind for kind in ("mlp", "stride", "pre-attention") if kind in kinds]
+    if plain == ["stride"] and num_layers == 2:
+        return
+    families: list[Family] = []
+    if plain:
+        families.append(PlainFamily(spec, edges(spec, plain), width=2, loss="bce"))
+    groups = groups_of(spec, sorted(kinds), layers=layers)
+    assert sum(one.kind == "residual" for one in groups) == ("residual" in kinds)
+    found = [label for one in groups if one.kind == "plain" for label in own_labels(one, families)]
+    assert sorted(found) == sorted(label for family in families for label in family.labels)
+    assert all(one.last - one.first < layers for one in groups if one.kind == "plain")
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_fit__by_groups_is_bitwise_what_it_is_together(
+    layers: int,
+    trace: Trace,
+    model: ModelConfig,
+    together: Fitted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, trained = by_groups(trace, model, tmp_path, monkeypatch, layers=layers)
+    assert isinstance(made, Fitted)
+    assert len(trained) == 1 + -(-5 // layers)
+    for one, other in zip(together.families, made.families, strict=True):
+        for (name, value), (_, found) in zip(
+            one.state_dict().items(), other.state_dict().items(), strict=True
+        ):
+            assert torch.equal(value, found), name
+    assert digest_of(made.families) == digest_of(together.families)
+    assert (made.steps, made.best_pass) == (together.steps, together.best_pass)
+    assert made.validation_accuracy == together.validation_accuracy
+
+
+def test_fit__a_failed_group_stops_no_other_and_a_second_run_trains_only_it(
+    trace: Trace,
+    model: ModelConfig,
+    together: Fitted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = "plain-layers-02-03"
+    failed, trained = by_groups(trace, model, tmp_path, monkeypatch, layers=2, broken=broken)
+    assert isinstance(failed, LaunchError)
+    assert "1 of 4 groups of networks failed, the others are done" in str(failed)
+    assert "OSError: broken" in str(failed)
+    assert len(trained) == 4 + 1, "it was tried again"
+    made, trained = by_groups(trace, model, tmp_path, monkeypatch, layers=2)
+    assert isinstance(made, Fitted)
+    assert len(trained) == 1
+    assert trained[0].startswith(broken)
+    assert made.resumed
+    assert digest_of(made.families) == digest_of(together.families)
+    # A torn file is trained again; a whole run trains nothing.
+    (victim,) = (tmp_path / "groups").glob("plain-layers-00-01-*")
+    victim.write_bytes(victim.read_bytes()[:-1])
+    made, trained = by_groups(trace, model, tmp_path, monkeypatch, layers=2)
+    assert trained == [victim.name]
+    made, trained = by_groups(trace, model, tmp_path, monkeypatch, layers=2)
+    assert trained == []
+    assert isinstance(made, Fitted)
+    assert digest_of(made.families) == digest_of(together.families)
