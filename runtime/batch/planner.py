@@ -131,6 +131,8 @@ class Demand:
     num_batches: int
     kv_bytes: Callable[[int], int]
     """Of the caches of the first so many batches, when their last tokens have come."""
+    working_bytes: int = 0
+    """Of caches that are beside the computation for a moment, where others are outside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +222,11 @@ def fitting_n(demand: Demand, kv_budget: int, most: int, *, offloads: bool) -> i
         PlanError: not even one batch's do.
     """
     if offloads:
+        if kv_budget < demand.working_bytes:
+            raise PlanError(
+                f"kv_budget of {kv_budget} bytes is less than one layer's cache takes to work "
+                f"with; the least is kv_budget={demand.working_bytes}, or a smaller batch_size"
+            )
         return most
     if demand.kv_bytes(1) > kv_budget:
         rows = max(1, demand.batch_size * kv_budget // max(1, demand.kv_bytes(1)))

@@ -51,6 +51,7 @@ def demand_of(
         batch_size=len(batches[0]),
         num_batches=len(batches),
         kv_bytes=lambda n: sums(n) + working,
+        working_bytes=working,
     )
 
 

@@ -94,9 +94,8 @@ def settings_of(config: BatchConfig, folder: Path, digest: str) -> dict[str, Any
         "store": packed_as(config.store.path),
         "batch_size": config.batch_size,
         "max_new_tokens": config.max_new_tokens,
-        "temperature": config.temperature,
-        "seed": config.seed if config.temperature else None,
-        "window": [config.sinks, config.window] if config.window else None,
+        "temperature, seed": [config.temperature, config.seed] if config.temperature else None,
+        "sinks, window": [config.sinks, config.window] if config.window else None,
     }
 
 

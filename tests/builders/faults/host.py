@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.builders.faults import packing, scenarios
+from tests.builders.faults import packing, results, scenarios
 from tests.builders.faults.bench import Bench, make_bench
 
 GRACE_SECONDS = 3.0
@@ -36,7 +36,8 @@ def child(bench: Bench, request: dict[str, Any], *, write: int, stderr: Path) ->
     code = 1
     try:
         name = request["scenario"]
-        scenario = getattr(packing if hasattr(packing, name) else scenarios, name)
+        owner = next(one for one in (packing, results, scenarios) if hasattr(one, name))
+        scenario = getattr(owner, name)
         result = scenario(bench, **request["arguments"])
         os.write(write, json.dumps(result).encode() + b"\n")
         code = 0

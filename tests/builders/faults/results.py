@@ -1,0 +1,70 @@
+"""Writes results of a batch run in processes that are killed at a chosen system call."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from runtime.batch.config import Fsync
+from runtime.batch.journal import Journal, Result
+from tests.builders.faults.bench import Bench
+from tests.builders.faults.syscalls import CannotTraceError, injected
+
+IDS = list(range(6))
+CALLS = ("write", "fsync", "rename", "ftruncate", "openat")
+
+
+def results_are_killed(bench: Bench, *, folder: str) -> dict[str, Any]:
+    """SIGKILL at the n-th system call of each kind, until a run comes to its end; after each kill
+    the file holds whole lines and at most one torn one, and the next run completes it."""
+    result: dict[str, Any] = {"kills": 0, "wrong": []}
+    for name in CALLS:
+        call = 1
+        while True:
+            path = Path(folder) / f"{name}-{call}" / "out.jsonl"
+            path.parent.mkdir()
+            status = _killed(f"{name}:signal=SIGKILL:when={call}", path)
+            if status is not None:
+                break
+            result["kills"] += 1
+            _complete(path)
+            # Once more, over a line that a power cut has left torn.
+            path.write_bytes(path.read_bytes()[:-5])
+            _complete(path)
+            found = [json.loads(line)["id"] for line in path.read_text().splitlines()]
+            left = sorted(file.name for file in path.parent.iterdir() if file.name[0] != ".")
+            if sorted(found) != IDS or left != ["out.jsonl", "out.jsonl.settings.json"]:
+                result["wrong"].append(f"{name} {call}: {found} {left}")
+            call += 1
+        if status != "complete":
+            return {"skip": status}
+    return result
+
+
+def _complete(path: Path) -> None:
+    with Journal(path, {"input": "x"}, known=IDS, fsync=Fsync.EACH) as journal:
+        for own in IDS:
+            if own not in journal.done:
+                journal.append(Result(own, "text " * own, [own] * 3, "length"))
+
+
+def _killed(inject: str, path: Path) -> str | None:
+    """Writes in a process of its own: None when it was killed, else how it ended."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with injected(inject, paths=[], log=path.parent / ".strace.log"):
+                _complete(path)
+            code = 0
+        except CannotTraceError:
+            code = 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return None
+    assert os.WEXITSTATUS(status) != 1, "writing failed after a kill"
+    return "complete" if os.WEXITSTATUS(status) == 0 else "strace may not attach here"

@@ -1,0 +1,158 @@
+"""`python -m runtime batch`: from a file of prompts to a file of results."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.compose import compose_typed
+from runtime.batch.errors import InputError, OutputError, PlanError
+from runtime.commands import batch as command
+from runtime.commands.batch import PromptsFailed, run
+from runtime.errors import TransferError
+from tests.builders.models import tiny_qwen2_moe
+
+COUNT = 14
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("MOECAST_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def write_prompts(path: Path, count: int = COUNT, new_tokens: int = 6) -> Path:
+    lines = [
+        {"id": f"p{i}", "tokens": [1 + (7 * i + j) % 60 for j in range(2 + i % 9)]}
+        | ({"max_new_tokens": new_tokens + 3} if i % 4 == 0 else {})
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return path
+
+
+def options(folder: Path, tmp_path: Path, **more: object) -> list[str]:
+    given = {
+        "model.id": folder,
+        "model.name": "tiny",
+        "input": tmp_path / "prompts.jsonl",
+        "output": tmp_path / "out.jsonl",
+        "budget": "30%",
+        "batch_size": 3,
+        "n": 2,
+        "max_new_tokens": 6,
+        "device": "cpu",
+        **more,
+    }
+    return [f"{key}={value}" for key, value in given.items()]
+
+
+def ran(folder: Path, tmp_path: Path, **more: object) -> dict:
+    write_prompts(tmp_path / "prompts.jsonl")
+    return run(compose_typed("batch", options(folder, tmp_path, **more))[0])
+
+
+def results(path: Path) -> dict[str, dict]:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({one["id"] for one in found}) == len(found)
+    return {one["id"]: one for one in found}
+
+
+def test_batch__writes_a_line_for_each_prompt_and_plans(folder, tmp_path):
+    done = ran(folder, tmp_path, n="auto")
+    found = results(tmp_path / "out.jsonl")
+    assert sorted(found) == sorted(f"p{i}" for i in range(COUNT))
+    assert all(one["finish_reason"] == "length" for one in found.values())
+    assert len(found["p4"]["tokens"]) == 9
+    assert len(found["p5"]["tokens"]) == 6
+    assert done["written"] == COUNT
+    assert done["tokens"] == sum(len(one["tokens"]) for one in found.values())
+    assert [row["number"] for row in done["plan"]["inequalities"]] == [4, 5, 6, 7]
+    assert 1 <= done["plan"]["n"] <= 5
+    assert done["costs"]["attention"] > 0
+    assert done["costs"]["expert_io"] > 0
+
+
+def test_batch__again_has_nothing_to_do_and_other_settings_are_refused(folder, tmp_path):
+    ran(folder, tmp_path)
+    before = (tmp_path / "out.jsonl").read_bytes()
+    # What changes no bit may change: n, budgets, systems.
+    again = ran(folder, tmp_path, n=1, budget="100%", system="on-demand", kv_budget="1MiB")
+    assert again["written"] == 0
+    for key, value in {
+        "batch_size": 2,
+        "temperature": 0.5,
+        "window": 8,
+        "max_new_tokens": 5,
+    }.items():
+        with pytest.raises(OutputError, match=rf"{key}(, seed)? was"):
+            ran(folder, tmp_path, **{key: value})
+    (tmp_path / "prompts.jsonl").write_text('{"id": "p0", "tokens": [1]}\n')
+    with pytest.raises(OutputError, match="input_sha256 was"):
+        run(compose_typed("batch", options(folder, tmp_path))[0])
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+    ran(folder, tmp_path, batch_size=2, overwrite="true")
+    assert len(results(tmp_path / "out.jsonl")) == COUNT
+
+
+@pytest.mark.parametrize("more", [{"kv_budget": "30kB"}, {"n": 4}, {"memory": "200kB"}])
+def test_batch__memory_changes_no_result(folder, tmp_path, more):
+    ran(folder, tmp_path, output=tmp_path / "plain.jsonl", n=1, system="on-demand")
+    if "memory" in more:
+        more = {**more, "n": "auto"}
+    done = ran(folder, tmp_path, **more)
+    assert results(tmp_path / "out.jsonl") == results(tmp_path / "plain.jsonl")
+    if "kv_budget" in more:
+        assert done["plan"]["offloaded_bytes"] > 0
+    if "memory" in more:
+        assert done["stats"]["arena_bytes"] + done["plan"]["kv_bytes"] <= 200_000
+
+
+def test_batch__what_does_not_fit_is_refused_and_the_model_is_closed(folder, tmp_path):
+    with pytest.raises(PlanError, match=r"n=4 needs \d+ bytes .* n=\d fits"):
+        ran(folder, tmp_path, n=4, kv_budget="60kB", kv_offload="none")
+    with pytest.raises(PlanError, match="the least is kv_budget="):
+        ran(folder, tmp_path, kv_budget="3kB")
+    with pytest.raises(PlanError, match="least is memory="):
+        ran(folder, tmp_path, memory="90kB", n="auto")
+
+
+def test_batch__a_bad_line_stops_it_before_the_model_is_loaded(folder, tmp_path, monkeypatch):
+    write_prompts(tmp_path / "prompts.jsonl")
+    with (tmp_path / "prompts.jsonl").open("a") as file:
+        file.write('{"prompt": "text"}\n')
+    monkeypatch.setattr(command, "served", None)
+    with pytest.raises(InputError, match=rf"line {COUNT + 1}: this model has no tokenizer"):
+        run(compose_typed("batch", options(folder, tmp_path))[0])
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_batch__a_failed_batch_leaves_the_others_and_the_next_run_completes(
+    folder, tmp_path, monkeypatch
+):
+    real = command.caches_of
+
+    def failing(*arguments):
+        caches = real(*arguments)
+        make, made = caches.make, []
+
+        def once(padding_B, **known):
+            made.append(padding_B)
+            if len(made) == 2:
+                raise TransferError("the disk is full")
+            return make(padding_B, **known)
+
+        caches.make = once
+        return caches
+
+    monkeypatch.setattr(command, "caches_of", failing)
+    with pytest.raises(PromptsFailed, match=r"3 of 14 prompts have no result: the disk is full"):
+        ran(folder, tmp_path)
+    assert len(results(tmp_path / "out.jsonl")) == COUNT - 3
+    monkeypatch.undo()
+    assert ran(folder, tmp_path)["written"] == 3
+    assert len(results(tmp_path / "out.jsonl")) == COUNT
