@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.serving.routes import page
 from runtime.serving.server import listen, url_of
@@ -92,6 +93,32 @@ def test_status__is_what_the_page_needs_and_tells_no_text(server: ServerProcess)
     assert cells.count("c") + cells.count("f") == status["tiers"][0]["num_used"]
     names = {key: status["served"][key] for key in ("system", "predictor", "eviction")}
     assert names == {"system": "moecast", "predictor": "residual", "eviction": "reuse"}
+
+
+def test_metrics__tell_what_the_server_did(server: ServerProcess) -> None:
+    text = httpx.get(f"{server.url}/metrics", auth=("", KEY)).text
+    status = httpx.get(f"{server.url}/status", auth=("", KEY)).json()
+    sums: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            ours = sample.labels.get("model_name") == "qwen2-moe-tiny"
+            if ours and not sample.name.endswith("_created"):
+                sums[sample.name] += sample.value
+                if reason := sample.labels.get("finished_reason"):
+                    sums[reason] += sample.value
+    assert sums["length"] == sums["vllm:request_success_total"] == 1
+    assert sums["vllm:generation_tokens_total"] == sums["vllm:request_generation_tokens_sum"] == 24
+    assert sums["vllm:prompt_tokens_total"] == sums["vllm:request_prompt_tokens_sum"] > 0
+    assert sums["vllm:inter_token_latency_seconds_count"] == 23
+    assert sums["vllm:time_to_first_token_seconds_count"] == 1
+    assert sums["moecast_step_seconds_count"] == 24
+    assert sums["vllm:num_requests_running"] == sums["vllm:num_requests_waiting"] == 0
+    assert sums["vllm:kv_cache_usage_perc"] == sums["moecast_pinned_experts"] == 0
+    assert sums["moecast_expert_cache_hits_total"] == status["experts"]["hits"] > 0
+    assert sums["moecast_cache_budget_bytes"] == status["tiers"][0]["budget_bytes"] > 0
+    assert sums["moecast_prefetching"] == 1
+    parts = [sums[f"vllm:request_{one}_time_seconds_sum"] for one in ("queue", "inference")]
+    assert sum(parts) == pytest.approx(sums["vllm:e2e_request_latency_seconds_sum"])
 
 
 def test_browser__would_complain_of_a_script_that_fails(tmp_path: Path) -> None:

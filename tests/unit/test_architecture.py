@@ -26,6 +26,10 @@ HEAVY = {
     "onnxruntime",
     "onnx",
     "matplotlib",
+    "fastapi",
+    "uvicorn",
+    "prometheus_client",
+    "ray",
 }
 SOURCES = sorted(
     path for package in [*MAY_IMPORT, "configs"] for path in (ROOT / package).rglob("*.py")

@@ -23,6 +23,10 @@ SLOW = [
     "onnxruntime",
     "pandas",
     "matplotlib",
+    "fastapi",
+    "uvicorn",
+    "prometheus_client",
+    "ray",
 ]
 PROBE = """
 import importlib, json, sys
