@@ -5,7 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from predictors.config import RunConfig
+from predictors.config import SEVERAL, RunConfig
 from predictors.errors import MoecastError
 
 MISSING: Any = "???"
@@ -282,10 +282,28 @@ class DoctorConfig(RunConfig):
     """Time in which routing is recorded for the outlook, at most."""
     digests: bool = False
     """Hash every weights file, and compare with what its origin says."""
+    users: int | None = None
+    """Users at the same time: in place of examining this machine, say what each `hardware` needs to
+    give each of them `tps` tokens a second."""
+    tps: float | None = None
+    """Tokens a second of each of the `users`."""
+    hardware: list[HardwareConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
+    """Machines that a load is replayed on; `local` only with `shape=trace`."""
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    """The model whose bytes a load's replays have; their routing is that of `model`."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0:
             raise MoecastError(f"seconds={self.seconds}: must be above 0")
+        if (self.users is None) != (self.tps is None):
+            raise MoecastError(
+                f"users={self.users}, tps={self.tps}: give both for a load (users=8 tps=5), "
+                "neither to examine this machine"
+            )
+        if self.users is not None and self.users < 1:
+            raise MoecastError(f"users={self.users}: must be at least 1")
+        if self.tps is not None and self.tps <= 0:
+            raise MoecastError(f"tps={self.tps}: must be above 0")
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""`python -m runtime doctor`: this machine, this model, which budget."""
+"""`python -m runtime doctor`: this machine, this model, which budget; or which machines."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
+from runtime.commands import capacity
 from runtime.commands.diagnosis import show
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig
@@ -32,7 +33,9 @@ STAGES = 4
 
 
 def run(config: DoctorConfig) -> dict[str, Any]:
-    """Looks at everything, shows it, and returns it."""
+    """Looks at everything, or at what a load needs; shows it, and returns it."""
+    if config.users is not None:
+        return capacity.run(config)
     console = Console()
     folder = resolve(config.model)
     available = available_memory_bytes()
