@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from runtime.errors import ChatError
 from runtime.serving.errors import RequestError, error_body
-from runtime.serving.gate import BodyLimit, HostCheck, KeyCheck, RequestLog
+from runtime.serving.gate import BODY_SECONDS, BodyLimit, HostCheck, KeyCheck, RequestLog
 from runtime.serving.keys import Keys
 from runtime.serving.orders import Limits
 from runtime.serving.routes import about, generation, tokens
@@ -32,6 +32,7 @@ class Settings:
     checks_host: bool = False
     """Answer only where this machine's own names are asked for."""
     max_body_bytes: int = 1 << 20
+    body_seconds: float = BODY_SECONDS
     limits: Limits = field(default_factory=Limits)
     log_prompts: bool = False
 
@@ -65,7 +66,7 @@ def build_app(
     app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(Exception, answer_failure)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, seconds=settings.body_seconds)
     if settings.keys:
         app.add_middleware(KeyCheck, keys=Keys(settings.keys))
     if settings.checks_host:

@@ -25,7 +25,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """Others could forge lines of a log, or fill it."""
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """What may be asked without a key: nothing about the model or its users is told there."""
-PROBED = OPEN_PATHS | {"/metrics"}
+PROBED = OPEN_PATHS | {"/metrics", "/status"}
 """What others ask for every few seconds, which would fill the log."""
 BODY_SECONDS = 30.0
 """Time in which a request's body must have come."""
@@ -169,7 +169,7 @@ class BodyLimit:
     not as application/json.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float = BODY_SECONDS):
+    def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float):
         self._app = app
         self._max_bytes = max_bytes
         self._seconds = seconds

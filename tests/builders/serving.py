@@ -37,10 +37,10 @@ def reference(**options: Any) -> Served:
     return open_served(ServeConfig(model=ModelConfig(dtype="float32"), **options))
 
 
-def speaking_model(folder: Path) -> Path:
+def speaking_model(folder: Path, **shape: Any) -> Path:
     """A tiny random model that speaks with the reference model's tokenizer and chat template, and
     is fifty times as quick as that."""
-    tiny_qwen2_moe(folder, vocab_size=8192)
+    tiny_qwen2_moe(folder, vocab_size=8192, **shape)
     for path in (BUILTIN_MODELS / "qwen2_moe_tiny").iterdir():
         if path.name.startswith(("tokenizer", "chat_template")):
             shutil.copy(path, folder)

@@ -1,0 +1,213 @@
+"""Who is let in: every route but two needs a key, and no answer or log line tells one."""
+
+import base64
+import io
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from runtime.serving.app import Settings, build_app, logged
+from runtime.serving.gate import OPEN_PATHS
+from runtime.serving.logs import log_as_json
+from runtime.serving.routes import measured, page
+from runtime.serving.service import Service
+from runtime.serving.watch import Watch
+from tests.builders.serving import WAIT_SECONDS, Running, running_server, tiny
+
+KEYS = frozenset({"first-key", "second-key"})
+PATHS = {"{name:path}": "tiny", "{name}": "tiny"}
+
+
+def never() -> Any:
+    raise AssertionError("nothing is loaded here")
+
+
+def application(**settings: Any) -> tuple[FastAPI, TestClient]:
+    """The whole application as it is served; the model is still to be loaded."""
+    service = Service(never, max_running=1, max_waiting=1)
+    watch = Watch(model_name="m", max_running=1, max_waiting=1, system="s", eviction="e")
+    watch.attach(service)
+    routers = [measured.routes(watch.metrics), page.routes(watch.status)]
+    app = build_app(service, Settings(**settings), routers=routers)
+    return app, TestClient(logged(app), base_url="http://localhost", raise_server_exceptions=False)
+
+
+def asked(app: FastAPI) -> list[tuple[str, str]]:
+    """Every method of every route, and what is none."""
+    found = [("GET", "/none"), ("POST", "/health/more"), ("GET", "/health/"), ("GET", "//health")]
+    for route in routes_of(app):
+        path = route.path
+        for pattern, value in PATHS.items():
+            path = path.replace(pattern, value)
+        found += [(method, path) for method in (route.methods or {"GET"}) | {"OPTIONS", "DELETE"}]
+    return found
+
+
+def routes_of(app: FastAPI) -> list[Any]:
+    """Routes of included routers too, which FastAPI keeps within objects of their own."""
+    found: list[Any] = []
+
+    def collect(routes: Any) -> None:
+        for one in routes:
+            if isinstance(one, Route):
+                found.append(one)
+            else:
+                inner = getattr(one, "routes", None) or one.original_router.routes
+                collect(inner)
+
+    collect(app.routes)
+    return found
+
+
+def test_every_route_is_known_to_this_test() -> None:
+    app, _ = application()
+    assert {route.path for route in routes_of(app)} >= {
+        "/health",
+        "/ready",
+        "/version",
+        "/metrics",
+        "/",
+        "/status",
+        "/openapi.json",
+        "/tokenize",
+        "/detokenize",
+        "/v1/models",
+        "/v1/models/{name:path}",
+        "/v1/completions",
+        "/v1/chat/completions",
+    }
+
+
+def test_key__is_needed_everywhere_but_for_two_paths() -> None:
+    app, client = application(keys=KEYS)
+    for method, path in asked(app):
+        wrong = {"Authorization": "Bearer third-key"}
+        for headers in ({}, wrong):
+            answer = client.request(method, path, headers=headers)
+            if path in OPEN_PATHS:
+                assert answer.status_code in (200, 405, 503), (method, path)
+                continue
+            assert answer.status_code == 401, (method, path)
+            assert answer.headers["www-authenticate"].startswith("Basic")
+            if method != "HEAD":
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert "third-key" not in answer.text
+        for shown in ("Bearer first-key", "Bearer second-key", basic("second-key")):
+            answer = client.request(method, path, headers={"Authorization": shown})
+            assert answer.status_code != 401, (method, path)
+
+
+def basic(key: str) -> str:
+    return "Basic " + base64.b64encode(f"me:{key}".encode()).decode()
+
+
+def test_without_keys__none_is_asked_for() -> None:
+    _, client = application()
+    assert client.get("/version").status_code == 200
+    assert client.get("/metrics").status_code == 200
+
+
+def test_body__is_not_read_before_the_key_is_known() -> None:
+    _, client = application(keys=KEYS)
+    assert client.post("/v1/completions", content=b"x" * (2 << 20)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+        ("LOCALHOST", 200),
+        ("elsewhere.example", 403),
+        ("127.0.0.1.elsewhere.example:8000", 403),
+        ("192.168.1.1", 403),
+    ],
+)
+def test_name_of_another_host__is_refused_where_there_is_no_key(host: str, status: int) -> None:
+    """A page whose name resolves to this machine is of the server's own origin (DNS rebinding)."""
+    _, client = application(checks_host=True)
+    assert client.get("/version", headers={"Host": host}).status_code == status
+    _, client = application()
+    assert client.get("/version", headers={"Host": host}).status_code == 200
+
+
+def test_slow_body__is_not_waited_for(folder: Path) -> None:
+    with running_server(lambda: tiny(folder), ready=False, body_seconds=0.2) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(
+                b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n"
+                b"Content-Type: application/json\r\n\r\n{"
+            )
+            answer = connection.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in answer
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    """What is logged while the test runs."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    log_as_json(secrets=KEYS, stream=stream)
+    yield stream
+    root.handlers[:] = before
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+def test_log__has_ids_and_counts_and_no_prompt_unless_asked(
+    folder: Path, lines: io.StringIO, log_prompts: bool
+) -> None:
+    with running_server(lambda: tiny(folder), keys=KEYS, log_prompts=log_prompts) as server:
+        body = {"prompt": "a very private matter", "max_tokens": 2}
+        for number, key in enumerate(("first-key", "wrong-key")):
+            headers = {"Authorization": f"Bearer {key}", "X-Request-Id": f"id-{number}"}
+            with server.http(headers=headers) as client:
+                client.post("/v1/completions", json=body)
+                client.post("/v1/completions", json={**body, "stream": True})
+                client.post("/v1/completions", json={**body, "temperature": "a very private one"})
+    text = lines.getvalue()
+    assert ("private matter" in text) is log_prompts
+    for secret in (*KEYS, "wrong-key", "very private one"):
+        assert secret not in text
+    told = [json.loads(line) for line in text.splitlines()]
+    requests = [line for line in told if line["event"] == "request"]
+    assert [(line["request_id"], line["status"]) for line in requests] == [
+        *[("id-0", 200)] * 2,
+        ("id-0", 400),
+        *[("id-1", 401)] * 3,
+    ]
+    assert all(line["completion_tokens"] == 2 for line in requests[:2])
+    assert all(line["seconds"] >= 0 and line["path"] == "/v1/completions" for line in requests)
+
+
+def test_failure_that_nobody_foresaw__is_500_with_the_requests_id(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("private detail")
+
+    monkeypatch.setattr("runtime.serving.routes.tokens.tokens_of", broken)
+    with server.http(headers={"X-Request-Id": "id-7"}) as client:
+        answer = client.post("/tokenize", json={"prompt": "a"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert "id-7" in answer.text
+    assert "private detail" not in answer.text
+    assert answer.headers["x-request-id"] == "id-7"
+    deadline = time.monotonic() + WAIT_SECONDS  # the answer may come before the line
+    while "private detail" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

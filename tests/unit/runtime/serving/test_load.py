@@ -1,0 +1,355 @@
+"""Many clients, clients that go, a queue that is full, reads that fail: each answer is its own."""
+
+import contextlib
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from runtime.config import BUILTIN_MODELS
+from runtime.errors import TransferError
+from runtime.policy.tier import Task
+from runtime.serving.service import Served
+from tests.builders.models import plain_eager
+from tests.builders.serving import WAIT_SECONDS, Running, running_server, speaking_model, tiny
+
+TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+PROMPTS = [
+    "The heart pumps blood",
+    "def",
+    "It was late in the evening when the old man came to the door",
+    "Return a new list",
+    "A",
+    "She opened the letter, read it twice, and said nothing",
+    "The river runs through the valley and into the sea",
+    "0 1 2",
+]
+LONG = {"prompt": "The", "max_tokens": 2000, "temperature": 0}
+
+
+def expected(folder: Path, number: int) -> list[str]:
+    """Greedy texts of plain Transformers."""
+    plain, found = plain_eager(folder, dtype=torch.float32), []
+    for prompt in PROMPTS:
+        inputs = torch.tensor([TOKENIZER(prompt)["input_ids"]])
+        tokens = plain.generate(
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=number, do_sample=False
+        )
+        found.append(TOKENIZER.decode(tokens[0, inputs.shape[1] :], skip_special_tokens=True))
+    return found
+
+
+def ask_all(server: Running, number: int) -> list[httpx.Response]:
+    """All prompts at once, from a thread each."""
+
+    def ask(prompt: str) -> httpx.Response:
+        body = {"prompt": prompt, "max_tokens": number, "temperature": 0}
+        with server.http() as client:
+            return client.post("/v1/completions", json=body)
+
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(ask, PROMPTS))
+
+
+def text_of(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def with_link(
+    open_model: Callable[[], Served], wrap: Callable[[Callable[[Task], None], Task], None]
+) -> Callable[[], Served]:
+    """The model, what brings its experts replaced by `wrap(what brought them, task)`."""
+
+    def opened() -> Served:
+        served = open_model()
+        link = served.model.moecast.engine.workers[0].link
+        transfer = link.transfer
+        link.transfer = lambda task: wrap(transfer, task)
+        return served
+
+    return opened
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def is_idle(server: Running) -> bool:
+    return server.service.num_running == server.service.num_waiting == 0
+
+
+def pinned(server: Running) -> int:
+    assert server.service.served is not None
+    entries = server.service.served.model.moecast.engine.prefetcher.top.cache.entries
+    return sum(entry.pins for entry in entries.values())
+
+
+# ---- what others do changes nothing
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("trouble", ["none", "slow", "workers die"])
+def test_texts__are_those_of_generate_whatever_prefetching_does(folder: Path, trouble: str) -> None:
+    numbers = itertools.count(1)
+
+    def disturbed(transfer: Callable[[Task], None], task: Task) -> None:
+        if trouble == "slow":
+            time.sleep(0.001)
+        elif trouble == "workers die" and not task.high and next(numbers) % 20 == 0:
+            raise SystemExit
+        transfer(task)
+
+    opened = with_link(lambda: tiny(folder, budget="30%", predictor="skip"), disturbed)
+    with running_server(opened) as server:
+        found = [text_of(answer) for answer in ask_all(server, 16)]
+        assert found == expected(folder, 16)
+        assert is_idle(server)
+        assert pinned(server) == 0
+        assert server.service.served is not None
+        assert server.service.served.model.moecast.stats()["bytes_prefetched"] > 0
+
+
+def test_expert_that_can_not_be_read__fails_only_who_needs_it(tmp_path: Path) -> None:
+    folder = speaking_model(tmp_path, num_experts=64, top_k=1)
+    texts = expected(folder, 2)
+    broken: set[tuple[int, int]] = set()
+    read: set[tuple[int, int]] = set()
+
+    def breaking(transfer: Callable[[Task], None], task: Task) -> None:
+        read.add(task.expert)
+        if task.expert in broken:
+            raise TransferError(f"expert {task.expert}: input/output error")
+        transfer(task)
+
+    with running_server(with_link(lambda: tiny(folder, budget="10%"), breaking)) as server:
+        body = {"prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0}
+        with server.http() as client:
+            # What the first prompt alone has to read, whatever the arena kept of others'.
+            for prompt in PROMPTS[1:]:
+                client.post("/v1/completions", json={**body, "prompt": prompt})
+            of_others = set(read)
+            read.clear()
+            assert text_of(client.post("/v1/completions", json=body)) == texts[0]
+            broken |= read - of_others
+            assert broken, "the first prompt needs no expert of its own"
+            for prompt in PROMPTS[1:]:
+                client.post("/v1/completions", json={**body, "prompt": prompt})
+        first, *others = ask_all(server, 2)
+        assert first.status_code == 500
+        assert first.json()["error"]["code"] == "expert_transfer_failed"
+        assert [text_of(answer) for answer in others] == texts[1:]
+        with (
+            server.http() as client,
+            client.stream("POST", "/v1/completions", json={**body, "stream": True}) as stream,
+        ):
+            events = [line for line in stream.iter_lines() if line]
+        assert json.loads(events[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+        assert events[-1] == "data: [DONE]"
+        with pytest.raises(openai.APIError, match="could not be read"):
+            list(
+                server.openai().completions.create(
+                    model="tiny", prompt=PROMPTS[0], max_tokens=2, temperature=0, stream=True
+                )
+            )
+        broken.clear()
+        assert [text_of(answer) for answer in ask_all(server, 2)] == texts
+        assert pinned(server) == 0
+
+
+# ---- clients that go
+
+
+@pytest.fixture
+def held(folder: Path) -> Iterator[Running]:
+    """Every step waits until the test lets it go on."""
+    with running_server(lambda: tiny(folder), max_running=2, max_waiting=2) as server:
+        server.steps.hold()
+        yield server
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_goes__stops_its_answer_within_a_step(held: Running, stream: bool) -> None:
+    host, port = held.url.removeprefix("http://").split(":")
+    content = json.dumps({**LONG, "stream": stream}).encode()
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        + f"Content-Length: {len(content)}\r\n\r\n".encode()
+        + content
+    )
+    wait_for(lambda: held.steps.num_steps == 1)
+    (choice,) = [what for event, what in held.steps.told if event == "started"]
+    connection.close()
+    wait_for(lambda: choice.is_cancelled)
+    told = choice.num_tokens
+    held.steps.release()
+    wait_for(lambda: is_idle(held))
+    assert choice.num_tokens == told
+    assert choice.reason == "abort"
+    assert pinned(held) == 0
+
+
+def test_client_that_times_out_in_the_queue__leaves_it(held: Running) -> None:
+    with ThreadPoolExecutor(1) as pool, held.http() as client:
+        running = pool.submit(client.post, "/v1/completions", json={**LONG, "max_tokens": 3})
+        wait_for(lambda: held.steps.num_steps == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{held.url}/v1/completions", json=LONG, timeout=0.3)
+        wait_for(lambda: tuple(event for event, _ in held.steps.told[-2:]) == ("queued", "ended"))
+        assert held.service.num_waiting == 0
+        held.steps.release()
+        assert running.result().status_code == 200
+
+
+def test_many_that_go__leave_nothing(server: Running) -> None:
+    """Requests whose clients wait a moment only, then one that is answered."""
+    num_threads = threading.active_count()
+
+    def impatient(number: int) -> None:
+        body = {**LONG, "stream": bool(number % 2)}
+        with contextlib.suppress(httpx.TimeoutException):
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.05 + number % 5 / 50)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(impatient, range(60)))
+    wait_for(lambda: is_idle(server))
+    with server.http() as client:
+        assert client.post("/v1/completions", json={**LONG, "max_tokens": 10}).status_code == 200
+    assert pinned(server) == 0
+    # Those that tokenise stay for the next request.
+    assert threading.active_count() <= num_threads + 16
+
+
+# ---- a queue that is full
+
+
+def test_full_queue__says_so_at_once_and_keeps_what_it_took(held: Running) -> None:
+    with ThreadPoolExecutor(4) as pool, held.http() as client:
+        taken = [
+            pool.submit(client.post, "/v1/completions", json={**LONG, "max_tokens": 2})
+            for _ in range(4)
+        ]
+        wait_for(lambda: held.service.num_running + held.service.num_waiting == 4)
+        refused = client.post("/v1/completions", json=LONG)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        assert client.post("/v1/chat/completions", json=chat).status_code == 429
+        with pytest.raises(openai.RateLimitError):
+            held.openai().completions.create(model="tiny", prompt="a")
+        assert client.get("/health").status_code == 200
+        held.steps.release()
+        assert [one.result().status_code for one in taken] == [200] * 4
+
+
+def test_request_that_can_never_fit__is_told_so(held: Running) -> None:
+    with held.http() as client:
+        answer = client.post("/v1/completions", json={"prompt": ["a"] * 5})
+    assert answer.status_code == 400
+    assert "more than the 4" in answer.json()["error"]["message"]
+
+
+# ---- the end
+
+
+def test_ending__completes_what_was_accepted_and_takes_nothing_new(folder: Path) -> None:
+    with running_server(lambda: tiny(folder), max_running=1, max_waiting=2) as server:
+        server.steps.hold()
+        with ThreadPoolExecutor(3) as pool, server.http() as client:
+            body = {"prompt": "The", "max_tokens": 5, "temperature": 0}
+            taken = [
+                pool.submit(client.post, "/v1/completions", json={**body, "stream": stream})
+                for stream in (False, True, False)
+            ]
+            wait_for(lambda: server.service.num_running + server.service.num_waiting == 3)
+            server.end()
+            wait_for(lambda: client.get("/ready").status_code == 503)
+            assert client.get("/health").status_code == 200
+            late = client.post("/v1/completions", json=body)
+            assert late.status_code == 503
+            assert late.json()["error"]["code"] == "shutting_down"
+            assert late.headers["retry-after"]
+            server.steps.release()
+            answers = [one.result() for one in taken]
+        assert [answer.status_code for answer in answers] == [200] * 3
+        assert answers[1].text.endswith("data: [DONE]\n\n")
+        assert all("error" not in answer.text for answer in answers)
+        server.thread.join(WAIT_SECONDS)
+        assert not server.thread.is_alive()
+
+
+@pytest.mark.parametrize("how", ["no grace", "told twice"])
+def test_ending_at_once__tells_those_who_wait(folder: Path, how: str) -> None:
+    grace = 0.0 if how == "no grace" else 60.0
+    with running_server(lambda: tiny(folder), max_running=1, grace_seconds=grace) as server:
+        with ThreadPoolExecutor(3) as pool, server.http() as client:
+            taken = [
+                pool.submit(client.post, "/v1/completions", json={**LONG, "stream": stream})
+                for stream in (False, True, False)
+            ]
+            wait_for(lambda: server.service.num_running + server.service.num_waiting == 3)
+            server.end()
+            if how == "told twice":
+                server.end()
+            answers = [one.result() for one in taken]
+        errors = []
+        for answer in answers:
+            content = answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")[-1]
+            errors.append(json.loads(content.removeprefix("data: "))["error"]["code"])
+        assert errors == ["shutting_down"] * 3
+        assert {answer.status_code for answer in answers} == {503, 200}
+        server.thread.join(WAIT_SECONDS)
+        assert not server.thread.is_alive()
+
+
+def test_while_it_loads__health_is_well_and_nothing_is_ready(folder: Path) -> None:
+    go_on = threading.Event()
+
+    def slow() -> Served:
+        assert go_on.wait(WAIT_SECONDS)
+        return tiny(folder)
+
+    with running_server(slow, ready=False) as server, server.http() as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/ready").status_code == 503
+        for path in ("/v1/models", "/v1/models/tiny"):
+            assert client.get(path).status_code == 503
+        answer: Any = client.post("/v1/completions", json={"prompt": "a"})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "loading"
+        go_on.set()
+        wait_for(lambda: client.get("/ready").status_code == 200)
+        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+
+
+def test_engine_that_fails__is_told_and_ends_the_server(folder: Path) -> None:
+    with running_server(lambda: tiny(folder)) as server:
+
+        def broken(*_: Any) -> None:
+            raise RuntimeError("broken")
+
+        assert server.service.served is not None
+        server.service.served.group.step = broken  # type: ignore[method-assign]
+        with server.http() as client:
+            answer = client.post("/v1/completions", json={"prompt": "a"})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "engine_dead"
+        server.thread.join(WAIT_SECONDS)
+        assert not server.thread.is_alive()
+        assert str(server.service.error) == "broken"
