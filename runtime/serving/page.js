@@ -185,10 +185,10 @@ function rate(now, seconds, read) {
 function show(now, seconds) {
   document.title = `${now.model} - moecast`;
   find("model").textContent = now.model;
-  find("state").textContent = now.state;
-  find("state").className = `state ${now.state}`;
+  tell(now.state, now.state);
   showQueue(now);
   showTokens(now, rate(now, seconds, (one) => one.tokens.generated));
+  tile("memory", bytes(now.memory.resident_bytes), "of the process");
   if (!now.experts) return;
   const { system, predictor, eviction } = now.served;
   find("served").textContent = `${system}, forecasts by ${predictor}, drops by ${eviction}`;
@@ -297,10 +297,14 @@ function showFacts(now) {
 
 // ---- asking
 
+// Only when it changes: screen readers read it aloud each time that it is set.
+function tell(text, kind) {
+  if (find("state").textContent !== text) find("state").textContent = text;
+  find("state").className = `state ${kind}`;
+}
+
 function lose(why) {
-  find("state").textContent = answered === null ? why
-    : `${why}; shown is what it was at ${answered.toLocaleTimeString()}`;
-  find("state").className = "state lost";
+  tell(answered === null ? why : `${why}; shown is what it was at ${answered.toLocaleTimeString()}`, "lost");
   document.body.classList.add("lost-answer");
 }
 

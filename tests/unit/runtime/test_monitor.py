@@ -158,3 +158,16 @@ def test_snapshot__while_a_model_generates_never_breaks_it(folder: Path) -> None
     assert not wrong
     assert len(requests) > 3
     assert requests == sorted(requests)
+
+
+def test_several_devices__are_told_apart_and_shown_as_one_map(folder: Path) -> None:
+    model = serve(folder, devices=["cpu", "cpu"], budget="50%", host_budget="100%")
+    with model.moecast as handle:
+        generate(model)
+        monitor = Monitor(handle.engine)
+        snapshot, text = monitor.snapshot(), "".join(monitor.cells())
+        requests = handle.stats()["requests"]
+    names = [(tier.name, tier.computes) for tier in snapshot.tiers]
+    assert names == [("device0", True), ("host0", False), ("device1", True), ("host1", False)]
+    assert snapshot.computing.requests == requests
+    assert text.count(CACHED) == sum(tier.num_used for tier in snapshot.tiers if tier.computes)
