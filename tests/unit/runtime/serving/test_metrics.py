@@ -1,6 +1,7 @@
 """`/metrics` parses, has every name of the table, and says what happened."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -305,3 +306,10 @@ def test_table__has_no_name_twice_and_ends_counters_as_prometheus_does() -> None
     for metric in METRICS.values():
         if metric.kind is Kind.COUNTER:
             assert metric.name.endswith("_total")
+
+
+def test_readme__names_every_metric_and_no_other() -> None:
+    text = (Path(__file__).resolve().parents[4] / "README.md").read_text()
+    table = text.partition("<!-- metrics: begin -->")[2].partition("<!-- metrics: end -->")[0]
+    named = re.findall(r"`((?:vllm:|moecast_)\w+)`", table)
+    assert sorted(named) == sorted(METRICS)
