@@ -3,18 +3,19 @@
 import contextlib
 import sys
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from runtime.chat.answering import Answer, Answering
 from runtime.chat.config import ChatConfig
 from runtime.chat.conversation import Conversation
 from runtime.chat_template import end_of_turn
 from runtime.commands.report import stats_table
-from runtime.errors import ChatError, TransferError
+from runtime.errors import ChatError, CheckpointError, TransferError
 from runtime.handle import Handle
 from runtime.loading import load_served
 
@@ -31,9 +32,7 @@ def run(config: ChatConfig) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
-        tokenizer = AutoTokenizer.from_pretrained(handle.folder, local_files_only=True)
-        if config.chat_template is not None:
-            tokenizer.chat_template = config.chat_template.read_text(encoding="utf-8")
+        tokenizer = tokenizer_of(handle.folder, config.chat_template)
         text_config = model.config.get_text_config()
         chat = Chat(
             console,
@@ -56,6 +55,24 @@ def run(config: ChatConfig) -> dict[str, Any]:
         )
         chat.talk()
         return {"model": handle.spec.as_dict(), **chat.counts, "stats": handle.stats()}
+
+
+def tokenizer_of(folder: Path, chat_template: Path | None) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, with another chat template if there is one.
+
+    Raises:
+        CheckpointError: one of them can not be read.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder}: the tokenizer or the chat template can not be read ({error}); a chat needs "
+            "tokenizer.json beside the weights, and chat_template=FILE one that is there"
+        ) from error
+    return tokenizer
 
 
 class Chat:

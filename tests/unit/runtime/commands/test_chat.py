@@ -1,7 +1,96 @@
-"""What the terminal shows of an answer."""
+"""What the terminal shows of an answer, and what a chat outlasts."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from transformers import AutoTokenizer
 
 from runtime.chat.answering import Answer
-from runtime.commands.chat import printable, summary
+from runtime.chat.config import ChatConfig
+from runtime.chat.conversation import Conversation
+from runtime.commands.chat import Chat, printable, summary, tokenizer_of
+from runtime.config import BUILTIN_MODELS
+from runtime.errors import CheckpointError, TransferError
+
+MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
+
+
+class FakeAnswering:
+    """Says what it was asked, or fails where it is asked to."""
+
+    def __init__(self, tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.asked: list[str] = []
+        self.room: list[int] = []
+
+    def answer(self, prompt: list[int], *, max_new_tokens: int) -> Answer:
+        text = self._tokenizer.decode(prompt)
+        self.asked.append(text)
+        self.room.append(max_new_tokens)
+        if "fail" in text:
+            raise TransferError("the disk is gone")
+        return Answer(text="yes", num_tokens=1)
+
+
+def talk(monkeypatch: pytest.MonkeyPatch, text: str, *, context: int = 2048) -> FakeAnswering:
+    """A conversation in a pipe."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    answering = FakeAnswering(tokenizer)
+    handle = SimpleNamespace(stats=lambda: {"requests": 1, "hits": 1})
+    config = ChatConfig(max_new_tokens=100)
+    conversation = Conversation(tokenizer, context, max_new_tokens=100)
+    Chat(Console(file=io.StringIO()), handle, config, conversation, answering).talk()
+    return answering
+
+
+def test_chat__a_read_that_fails_ends_that_answer_and_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering = talk(monkeypatch, "first\nfail\nsecond\n")
+    assert "error: the disk is gone" in capsys.readouterr().err
+    last = answering.asked[-1]
+    assert "fail" not in last
+    assert last.index("first") < last.index("yes") < last.index("second")
+
+
+def test_chat__says_what_it_forgets_when_the_context_is_full(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering = talk(monkeypatch, "one " * 30 + "\n" + "two " * 30 + "\nthree\n", context=80)
+    said = capsys.readouterr().err
+    assert said.count("do not fit the model's context of 80 tokens any more: forgotten") == 1
+    assert "the oldest 2 messages" in said
+    assert "one" not in answering.asked[-1]
+    assert all(room <= 80 for room in answering.room)
+
+
+def test_chat__an_escaped_slash_begins_a_message_and_a_backslash_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answering = talk(monkeypatch, "//etc\\\nmore\n/reset\nlast\\")
+    assert "/etc\nmore<|im_end|>" in answering.asked[0]
+    assert "//etc" not in answering.asked[0]
+    assert len(answering.asked) == 2
+    assert "etc" not in answering.asked[1]
+    assert "last" in answering.asked[1]
+
+
+def test_tokenizer__that_is_not_there_is_the_users_fault(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        tokenizer_of(tmp_path, None)
+    with pytest.raises(CheckpointError, match="chat_template=FILE"):
+        tokenizer_of(MODEL, tmp_path / "none.jinja")
+
+
+def test_chat_template__given_replaces_the_tokenizers(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}!")
+    tokenizer = tokenizer_of(MODEL, tmp_path / "own.jinja")
+    said = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    assert said == "a!"
 
 
 def test_printable__lets_no_escape_sequence_through() -> None:
