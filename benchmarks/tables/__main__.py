@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.tables import comparing, forecasting
+from benchmarks.tables import comparing, forecasting, grouping, launching
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -40,6 +40,7 @@ def main() -> None:
             comparing.replayed(),
             comparing.live(),
             comparing.peers(),
+            grouping.grouped(),
             reference_model(),
         ],
     )
@@ -55,7 +56,9 @@ def main() -> None:
             comparing.live(every=True),
             comparing.validated(),
             comparing.peers(),
+            grouping.grouped(every=True),
             comparing.papers(),
+            launching.launchers(),
         ],
     )
 
