@@ -13,6 +13,7 @@ from runtime.budget import parse_size
 from runtime.loading import load_served
 from runtime.store.base import decoded_bytes, slot_bytes
 
+MIB = 2**20
 BUFFERS = 16
 """Experts under way that a step computes from, as in configs/system/klotski.yaml."""
 
@@ -42,6 +43,11 @@ def served(config: BatchConfig, batches: list[Batch]) -> tuple[PreTrainedModel, 
             least_experts=_least(model),
             asked=config.asked_n,
         )
+    note = (
+        f"memory divided: {division.experts / MIB:.1f} MiB for experts, "
+        f"{division.caches / MIB:.1f} MiB for caches"
+    )
+    made = replace(made, notes=[*made.notes, note])
     # Of caches that Transformers makes no byte is counted: the plan is what keeps them in.
     return (
         load_served(replace(config, memory=None), budget=division.experts),
