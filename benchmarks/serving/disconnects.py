@@ -8,9 +8,11 @@ threads, descriptors and memory, what runs, waits and is pinned, and one answer.
 """
 
 import asyncio
+import os
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -25,6 +27,8 @@ PROMPTS = (
     "Return a new list with the items of",
 )
 WARM_UP = 48
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""Of asyncio's own pool (concurrent.futures.ThreadPoolExecutor)."""
 
 
 def answer(target: Server) -> str:
@@ -32,6 +36,18 @@ def answer(target: Server) -> str:
     return httpx2.post(f"{target.api}/completions", json=body, timeout=60).json()["choices"][0][
         "text"
     ]
+
+
+def fill_pool(target: Server) -> None:
+    """Lets the server make all threads that it ever has for reading texts: they come one by one, as
+    more texts are read at a time than ever before."""
+    body = {"prompt": "The lungs bring air to the blood. " * 4_000}
+
+    def tokenize(_: int) -> int:
+        return httpx2.post(f"{target.url}/tokenize", json=body, timeout=60).status_code
+
+    with ThreadPoolExecutor(2 * POOL_THREADS) as pool:
+        assert set(pool.map(tokenize, range(2 * POOL_THREADS))) == {200}
 
 
 def footprint(target: Server, *, threads: int | None = None) -> dict[str, int]:
@@ -50,6 +66,7 @@ def disconnects(
 ) -> dict[str, Any]:
     """Lets clients leave; what was there before and after."""
     # Threads and memory that stay for good: the first requests make them.
+    fill_pool(target)
     every = departures(WARM_UP, seed=seed + 1, tokens=tokens, prompts=PROMPTS)
     asyncio.run(leave_all(target.url, every, together=together))
     expected = answer(target)

@@ -78,10 +78,9 @@ def full(target: Server, *, requests: int, tokens: int) -> dict[str, Any]:
 
 def main(arguments: dict[str, str]) -> None:
     requests = int(arguments.get("requests", 500))
-    # As long as the reference model's context lets them be.
     options = {"max_running": RUNNING, "max_waiting": WAITING}
     with server(options) as target:
-        run = full(target, requests=requests, tokens=int(arguments.get("tokens", 2000)))
+        run = full(target, requests=requests, tokens=int(arguments.get("tokens", 500)))
     worst = max(run[name]["p99_ms"] for name in ("one_after_another", f"{TOGETHER}_at_a_time"))
     told = [run[name] for name in ("one_after_another", f"{TOGETHER}_at_a_time")]
     found = {

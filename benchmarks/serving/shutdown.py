@@ -4,7 +4,7 @@
 
 With `grace=0` the process must be gone within 4.1 seconds (vLLM's test_shutdown); with a grace
 period everything that was accepted must be completed, nothing new accepted, no child left.
-`requests=12`, `tokens=400`, `repetitions=5`.
+`requests=12`, `tokens=64`, `repetitions=3`.
 """
 
 import sys
@@ -26,7 +26,7 @@ def ask(url: str, tokens: int) -> dict[str, Any]:
     """One answer of exactly so many tokens; how it ended."""
     body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
     try:
-        answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=120)
+        answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=600)
     except httpx2.TransportError as error:
         return {"status": type(error).__name__, "tokens": 0}
     return {
@@ -89,12 +89,12 @@ def gracefully(target: Server, *, requests: int, tokens: int) -> dict[str, Any]:
 
 def main(arguments: dict[str, str]) -> None:
     requests = int(arguments.get("requests", 12))
-    tokens = int(arguments.get("tokens", 400))
+    tokens = int(arguments.get("tokens", 64))
     now, graceful = [], []
-    for _ in range(int(arguments.get("repetitions", 5))):
+    for _ in range(int(arguments.get("repetitions", 3))):
         with server({"grace": 0}) as target:
             now.append(at_once(target, requests=requests, tokens=1500))
-        with server({"grace": 60}) as target:
+        with server({"grace": 300}) as target:
             graceful.append(gracefully(target, requests=requests, tokens=tokens))
     worst = max(run["seconds"] for run in now)
     found = {

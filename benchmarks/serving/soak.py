@@ -1,0 +1,172 @@
+"""A long mixed load: does the server grow?
+
+    python -m benchmarks.serving.soak minutes=20
+
+`clients=6` clients ask without pause, each time something else: completions and chats, streamed or
+whole, several answers, log-probabilities of prompts, texts to tokenise, requests that are refused,
+and clients that leave. Every five seconds the process's memory, descriptors and threads are looked
+at. Memory's slope is that of a straight line through the second half; a point within it is the
+median of a minute. `model=FOLDER` serves another model than the reference model, `budget=50%`.
+"""
+
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import httpx2
+import numpy as np
+
+from benchmarks.serving.disconnects import PROMPTS, answer, fill_pool
+from benchmarks.serving.leaving import departures, leave
+from benchmarks.serving.results import keep
+from benchmarks.serving.server import Server, server
+
+SAMPLE_SECONDS = 5.0
+MAX_TOKENS = 96
+LEAVES = 0.2
+"""Of the requests, those whose client goes away."""
+REFUSED: tuple[dict[str, Any], ...] = (
+    {"prompt": "a", "max_tokens": 10**6},
+    {"prompt": "a", "n": 99},
+    {"prompt": []},
+    {"prompt": "a", "model": "another"},
+    {"prompt": "word " * 4000},
+)
+
+
+def request(draw: random.Random) -> tuple[str, dict[str, Any], frozenset[int]]:
+    """Path, body, and the statuses that it may get."""
+    said = " ".join(draw.choices(PROMPTS, k=draw.randrange(1, 12)))
+    common: dict[str, Any] = {
+        "max_tokens": draw.randrange(1, MAX_TOKENS),
+        "temperature": draw.choice((0, 0.8)),
+        "stream": draw.random() < 0.5,
+        "n": draw.choice((1, 1, 1, 4)),
+    }
+    kind = draw.random()
+    good = frozenset({200, 429})
+    if kind < 0.1:
+        return "/tokenize", {"prompt": said}, frozenset({200})
+    if kind < 0.2:
+        return "/v1/completions", draw.choice(REFUSED), frozenset({400, 404, 429})
+    if kind < 0.3:
+        return (
+            "/v1/completions",
+            {"prompt": said, "max_tokens": 0, "echo": True, "logprobs": 2},
+            good,
+        )
+    if kind < 0.6:
+        messages = [{"role": "user", "content": said}]
+        return "/v1/chat/completions", common | {"messages": messages}, good
+    return "/v1/completions", common | {"prompt": said, "logprobs": draw.choice((None, 3))}, good
+
+
+async def client(url: str, seed: int, until: float, counts: Counter[str]) -> None:
+    """Asks until the time is over; counts statuses and what was not as it should be."""
+    draw = random.Random(seed)
+    async with httpx2.AsyncClient(timeout=300) as http:
+        while time.monotonic() < until:
+            if draw.random() < LEAVES:
+                (one,) = departures(
+                    1, seed=draw.randrange(10**9), tokens=MAX_TOKENS, prompts=PROMPTS
+                )
+                await leave(url, one)
+                counts["left"] += 1
+                continue
+            path, body, allowed = request(draw)
+            answer = await http.post(url + path, json=body)
+            counts[str(answer.status_code)] += 1
+            counts["unexpected"] += answer.status_code not in allowed
+            if answer.status_code == 429:
+                await asyncio.sleep(1)
+
+
+async def look(target: Server, until: float, samples: list[dict[str, float]]) -> None:
+    start = time.monotonic()
+    while time.monotonic() < until:
+        found = await asyncio.to_thread(target.footprint)
+        samples.append({"seconds": time.monotonic() - start, **found})
+        await asyncio.sleep(SAMPLE_SECONDS)
+
+
+async def run(target: Server, *, seconds: float, clients: int, seed: int) -> dict[str, Any]:
+    """Load and look; what was seen."""
+    until = time.monotonic() + seconds
+    counts: Counter[str] = Counter()
+    samples: list[dict[str, float]] = []
+    asking = (client(target.url, seed + number, until, counts) for number in range(clients))
+    await asyncio.gather(look(target, until, samples), *asking)
+    return {"counts": dict(sorted(counts.items())), "samples": samples}
+
+
+def minutes_of(samples: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Medians by minute."""
+    every: dict[int, list[dict[str, float]]] = {}
+    for one in samples:
+        every.setdefault(int(one["seconds"] // 60), []).append(one)
+    return [
+        {"minute": minute}
+        | {
+            name: float(np.median([one[name] for one in found]))
+            for name in ("rss_bytes", "descriptors", "threads")
+        }
+        for minute, found in every.items()
+    ]
+
+
+def slope(samples: list[dict[str, float]]) -> dict[str, float | None]:
+    """Of memory over the second half, a straight line through all samples (least squares)."""
+    half = samples[len(samples) // 2 :]
+    if len(half) < 3:
+        return {"bytes_per_hour": None, "percent_per_hour": None}
+    hours = np.array([one["seconds"] for one in half]) / 3600
+    memory = np.array([one["rss_bytes"] for one in half])
+    per_hour = float(np.polyfit(hours, memory, 1)[0])
+    return {"bytes_per_hour": per_hour, "percent_per_hour": 100 * per_hour / float(memory.mean())}
+
+
+def main(arguments: dict[str, str]) -> None:
+    minutes = float(arguments.get("minutes", 20))
+    options: dict[str, Any] = {"budget": arguments.get("budget", "50%")}
+    if "model" in arguments:
+        options["model.id"] = arguments["model"]
+    with server(options) as target:
+        # What is made once is there before the first look: threads, files that are read directly.
+        fill_pool(target)
+        answer(target)
+        target.wait_idle()
+        before = target.footprint()
+        seen = asyncio.run(
+            run(
+                target,
+                seconds=60 * minutes,
+                clients=int(arguments.get("clients", 6)),
+                seed=int(arguments.get("seed", 0)),
+            )
+        )
+        target.wait_idle(120)
+        time.sleep(2)
+        after, metrics, left = target.footprint(), target.metrics(), target.taken()
+        ended = target.end()
+    grown = slope(seen["samples"])
+    found = {
+        "minutes": minutes,
+        "counts": seen["counts"],
+        "tokens_generated": metrics["vllm:generation_tokens_total"],
+        "before": before,
+        "after": after,
+        "left": left,
+        "rss_slope": grown,
+        "threads_leaked": after["threads"] - before["threads"],
+        "descriptors_leaked": after["descriptors"] - before["descriptors"],
+        "ended": ended,
+        "by_minute": minutes_of(seen["samples"]),
+    }
+    keep("soak", found, arguments)
+
+
+if __name__ == "__main__":
+    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
