@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from predictors.errors import MoecastError
-from runtime.serving.config import ServeConfig
+from runtime.cluster import prepare
+from runtime.serving.config import RAY, ServeConfig
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 """The extra `serve`."""
@@ -26,16 +27,11 @@ def run(config: ServeConfig) -> dict[str, Any]:
     """Serves until it is told to end; returns what it has done."""
     require_extra()
     # Not before: they need the extra.
-    from runtime.budget import parse_size
-    from runtime.serving.app import Settings, build_app, logged
+    from runtime.serving.assembly import assembled
     from runtime.serving.keys import VARIABLE, keys_of
     from runtime.serving.logs import log_as_json
-    from runtime.serving.opening import name_of, open_served
-    from runtime.serving.orders import Limits
-    from runtime.serving.routes import measured, page
+    from runtime.serving.opening import name_of
     from runtime.serving.server import listen, serve, url_of
-    from runtime.serving.service import Service
-    from runtime.serving.watch import Watch
 
     keys = keys_of(config.key, os.environ)
     if not (keys or config.is_local or config.insecure):
@@ -43,35 +39,14 @@ def run(config: ServeConfig) -> dict[str, Any]:
             f"host={config.host} can be reached from other machines: set key=... or {VARIABLE}, "
             "or insecure=true if anybody may use the model"
         )
-    service = Service(
-        lambda: open_served(config),
-        max_running=config.max_running,
-        max_waiting=config.max_waiting,
-    )
-    settings = Settings(
-        version=own_version(),
-        keys=keys,
-        checks_host=config.is_local and not keys and not config.insecure,
-        max_body_bytes=parse_size(config.max_body, name="max_body"),
-        limits=Limits(
-            max_new_tokens=config.max_new_tokens,
-            max_choices=config.max_choices,
-            max_stop=config.max_stop,
-            max_together=config.max_running + config.max_waiting,
-        ),
-        log_prompts=config.log_prompts,
-    )
+    if config.launcher == RAY:
+        prepare(config.cluster)
+        # Not before: it needs the extra, and Ray reads the environment when it is imported.
+        from runtime.serving.replicas.launch import run as serve_replicas
+
+        return serve_replicas(config, keys, own_version())
     log_as_json(secrets=keys)
-    watch = Watch(
-        model_name=name_of(config),
-        max_running=config.max_running,
-        max_waiting=config.max_waiting,
-        system=config.system.name,
-        eviction=config.system.eviction,
-        version=own_version(),
-    )
-    watch.attach(service)
-    routers = [measured.routes(watch.metrics), page.routes(watch.status)]
+    service, app = assembled(config, keys=keys, version=own_version())
     console = Console()
     with listen(config.host, config.port) as listener:
         url = url_of(listener)
@@ -81,7 +56,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
 
         reason = asyncio.run(
             serve(
-                logged(build_app(service, settings, routers=routers)),
+                app,
                 service,
                 listener,
                 grace_seconds=config.grace,

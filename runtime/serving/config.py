@@ -5,14 +5,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from predictors.config import SECRET
-from predictors.errors import MoecastError
+from predictors.errors import MoecastError, unknown
 from runtime.config import ServedConfig
 
 LARGEST_PORT = 65535
+ROUTING_NAMES = ("cache-aware", "least-loaded", "round-robin")
+"""Of `runtime.policy.routing`, which takes numpy to import."""
+
+LOCAL, RAY = "local", "ray"
 
 
 @dataclass(kw_only=True)
 class ServeConfig(ServedConfig):
+    launcher: str = LOCAL
+    """local: this process; ray: replicas behind Ray Serve (`pip install '.[ray]'`)."""
+    replicas: int = 1
+    """With launcher=ray: servers, each with a model and a budget of its own."""
+    routing: str = "cache-aware"
+    """With launcher=ray: which replica a request goes to: cache-aware (where the experts that its
+    prompt is forecast to need are resident), least-loaded, round-robin."""
+    forecaster: str = "token"
+    """With routing=cache-aware: the zoo's MODEL_NAME/KIND that forecasts from a prompt's tokens."""
+    cluster: str | None = None
+    """With launcher=ray: address of a Ray cluster to join, with its token; none: this machine."""
     budget: str = "50%"
     """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
     host: str = "127.0.0.1"
@@ -51,6 +66,19 @@ class ServeConfig(ServedConfig):
         for name, number in {**least, "max_stop": 0, "port": 0, "grace": 0}.items():
             if getattr(self, name) < number:
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least {number}")
+        if self.replicas < 1:
+            raise MoecastError(f"replicas={self.replicas}: must be at least 1")
+        if self.launcher == LOCAL and (self.replicas > 1 or self.cluster):
+            raise MoecastError(
+                f"replicas={self.replicas}, cluster={self.cluster}: one process serves one "
+                "replica; several are served with launcher=ray"
+            )
+        if self.launcher not in (LOCAL, RAY):
+            raise MoecastError(unknown("launcher", self.launcher, (LOCAL, RAY)))
+        if self.routing not in ROUTING_NAMES:
+            raise MoecastError(unknown("routing", self.routing, ROUTING_NAMES))
+        if self.launcher == RAY and self.port == 0:
+            raise MoecastError("port=0: with launcher=ray name the port to listen at")
         if self.port > LARGEST_PORT:
             raise MoecastError(f"port={self.port}: must be at most {LARGEST_PORT}")
 
