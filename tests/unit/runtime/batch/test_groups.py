@@ -87,11 +87,16 @@ def together(model, batches, *, n=3, caches=None, **options):
     return found, logits.taken(), ran
 
 
-# Fused, one tensor per expert, a loop of the module's own, sliding windows, several kinds of cache.
+FAMILY_NAMES = [
+    "qwen2_moe", "mixtral", "gpt_oss", "granitemoe", "llama4", "deepseek_v3", "olmoe",
+    "qwen3_next", "switch_transformers",
+]  # fmt: skip
+
+
+# Fused, one tensor per expert, a loop of the module's own, sliding windows, several kinds of cache,
+# states that are no keys and values, an encoder.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "name", ["qwen2_moe", "mixtral", "gpt_oss", "granitemoe", "llama4", "deepseek_v3", "olmoe"]
-)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_run_batches__logits_are_bitwise_those_of_each_batch_alone(tmp_path, name, dtype):
     source = save_family(tmp_path / "model", FAMILIES[name], dtype=dtype)
     batches = in_batches(prompts_of(7), 2)

@@ -8,7 +8,9 @@ import pytest
 from configs.compose import compose_typed
 from runtime.batch.errors import InputError, OutputError, PlanError
 from runtime.commands import batch as command
+from runtime.commands import pack
 from runtime.commands.batch import PromptsFailed, run
+from runtime.config import ModelConfig, PackConfig, Quantise
 from runtime.errors import TransferError
 from tests.builders.models import tiny_qwen2_moe
 
@@ -110,6 +112,26 @@ def test_batch__memory_changes_no_result(folder, tmp_path, more):
         assert done["plan"]["offloaded_bytes"] > 0
     if "memory" in more:
         assert done["stats"]["arena_bytes"] + done["plan"]["kv_bytes"] <= 200_000
+
+
+def packed(folder: Path, output: Path, quantise: Quantise) -> Path:
+    config = ModelConfig(name="tiny", id=str(folder))
+    pack.run(PackConfig(model=config, output=output, quantise=quantise, group_size=16))
+    return output
+
+
+def test_batch__quantised_experts_are_other_settings(folder, tmp_path):
+    pytest.importorskip("torchao", reason="the quantise extra")
+    store = packed(folder, tmp_path / "int4", Quantise.INT4)
+    assert ran(folder, tmp_path, **{"store.path": store})["written"] == COUNT
+    with pytest.raises(OutputError, match="store was .*4, 16.* and is None"):
+        ran(folder, tmp_path)
+
+
+def test_batch__the_same_bits_from_another_file_are_the_same_results(folder, tmp_path):
+    ran(folder, tmp_path)
+    store = packed(folder, tmp_path / "raw", Quantise.NONE)
+    assert ran(folder, tmp_path, **{"store.path": store})["written"] == 0
 
 
 def test_batch__what_does_not_fit_is_refused_and_the_model_is_closed(folder, tmp_path):
