@@ -78,12 +78,11 @@ def completion_order(request: CompletionRequest, facts: Facts, limits: Limits) -
             "run and wait here; send fewer prompts in one request",
             param="prompt",
         )
-    told = DEFAULT_COMPLETION if request.max_tokens is None else request.max_tokens
     samplings = []
     for prompt in prompts:
-        budget = room(
-            len(prompt.tokens), facts, limits, DEFAULT_COMPLETION if told is None else told
-        )
+        budget = room(len(prompt.tokens), facts, limits, request.max_tokens)
+        if request.max_tokens is None:
+            budget = min(budget, DEFAULT_COMPLETION)
         with_prompt = bool(request.echo) and request.logprobs is not None
         if with_prompt and len(prompt.tokens) * facts.logit_bytes > ECHO_LOGIT_BYTES:
             raise ContextTooLong(

@@ -70,11 +70,12 @@ def completion_logprobs(
 
 
 def top_of(entry: TokenLogprob, vocabulary: Vocabulary) -> dict[str, float] | None:
-    """By text; of tokens that are written alike, the most likely. None where nothing foretells."""
+    """By text, the token itself among them; of tokens that are written alike, the most likely.
+    None where nothing foretells."""
     if entry.logprob is None:
         return None
     found: dict[str, float] = {}
-    for token, logprob in entry.top:
+    for token, logprob in (*entry.top, (entry.token, entry.logprob)):
         found.setdefault(vocabulary.text(token), finite(logprob))
     return found
 

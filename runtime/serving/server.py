@@ -7,8 +7,10 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from predictors.errors import MoecastError
 from runtime.serving.service import Service, State
@@ -16,15 +18,17 @@ from runtime.serving.service import Service, State
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 1000
-"""Of which most wait or idle; systems allow a process 1024 open files. Beyond, 503."""
+"""Of which most wait or idle; systems allow a process 1024 open files. Beyond, 503 (uvicorn's)."""
+HEADER_SECONDS = 20.0
+"""Time in which a request's headers must have come: connections are few enough to be held up."""
 IDLE_SECONDS = 30
 """A connection on which nothing is asked for so long is closed."""
 LARGEST_HEADERS = 64 << 10
 """Bytes of a request's line and headers."""
-ENGINE_SECONDS = 2.0
+ENGINE_SECONDS = 1.0
 """Time in which the engine thread ends by itself: most forward passes are over by then."""
-FLUSH_SECONDS = 1
-"""Time in which answers that are complete reach their clients."""
+FLUSH_SECONDS = 5
+"""Time in which answers that are complete reach their clients; less where no grace is given."""
 
 
 class HttpServer(uvicorn.Server):
@@ -33,6 +37,35 @@ class HttpServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class TimedProtocol(H11Protocol):
+    """Closes connections whose request does not begin, or whose headers do not end."""
+
+    _closing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _watch_headers(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._forget()
+        elif self._closing is None:
+            self._closing = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _forget(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -61,11 +94,11 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def uvicorn_server(app: ASGIApp) -> HttpServer:
+def uvicorn_server(app: ASGIApp, *, grace_seconds: float) -> HttpServer:
     return HttpServer(
         uvicorn.Config(
             app,
-            http="h11",
+            http=TimedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -74,7 +107,7 @@ def uvicorn_server(app: ASGIApp) -> HttpServer:
             proxy_headers=False,
             limit_concurrency=MOST_CONNECTIONS,
             timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=FLUSH_SECONDS,
+            timeout_graceful_shutdown=round(max(1, min(FLUSH_SECONDS, grace_seconds))),
             h11_max_incomplete_event_size=LARGEST_HEADERS,
         )
     )
@@ -116,7 +149,7 @@ async def serve(
     if handle_signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, ending.ask, signal.Signals(number).name)
-    server = uvicorn_server(app)
+    server = uvicorn_server(app, grace_seconds=grace_seconds)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: ending.ask("the HTTP server ended"))
 

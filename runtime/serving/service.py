@@ -192,18 +192,29 @@ class Service:
         """Whether nothing runs or waits, at the latest when the time is over."""
         with self._condition:
             return self._condition.wait_for(
-                lambda: not (self._running or self._waiting) or not self.is_alive, timeout_seconds
+                lambda: (
+                    not (self._running or self._waiting)
+                    or not self.is_alive
+                    or self._state is State.ENDED
+                ),
+                timeout_seconds,
             )
 
     def close(self, *, timeout_seconds: float | None = None) -> bool:
-        """Cancels everything, ends the thread; whether it ended in time."""
+        """Cancels everything, ends the thread; whether it ended in time.
+
+        A forward pass can not be interrupted: when it takes longer, those who wait for its tokens
+        are told all the same.
+        """
         with self._condition:
             if self._state is not State.FAILED:
                 self._change(State.ENDED)
             self._condition.notify_all()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        if is_left := self._thread.is_alive():
+            self._end_all()
+        return not is_left
 
     # ---- the engine thread
 

@@ -154,6 +154,27 @@ def test_slow_body__is_not_waited_for(folder: Path) -> None:
         assert b"connection: close" in answer
 
 
+@pytest.mark.parametrize("begin", [b"", b"GET /ready HT", b"GET /ready HTTP/1.1\r\nHost: loc"])
+def test_headers_that_do_not_end__are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, begin: bytes
+) -> None:
+    monkeypatch.setattr("runtime.serving.server.HEADER_SECONDS", 0.3)
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with running_server(lambda: tiny(folder), ready=False) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(begin)
+            assert connection.recv(1000) == b""
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(whole[:10])
+            time.sleep(0.1)
+            connection.sendall(whole[10:])
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+            time.sleep(0.5)  # between requests a connection may rest for longer
+            connection.sendall(whole)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
     """What is logged while the test runs."""

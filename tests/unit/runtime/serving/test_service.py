@@ -323,6 +323,21 @@ def test_closing__tells_everyone() -> None:
         assert service.num_running == service.num_waiting == 0
 
 
+def test_closing_in_a_long_step__tells_everyone_and_waits_for_nothing() -> None:
+    with serving(max_running=1, max_waiting=1) as (service, group):
+        runs, waits = asked("runs", 1000), asked("waits", 1000)
+        service.submit([runs[0]])
+        started(service, 1)
+        service.submit([waits[0]])
+        assert not service.close(timeout_seconds=0.05)
+        for _, inbox in (runs, waits):
+            last = inbox.last()
+            assert isinstance(last, Failed)
+            assert isinstance(last.error, Draining)
+        assert service.wait_idle(0)
+        assert not group.is_closed
+
+
 def test_observers__are_told_of_each_choice_once() -> None:
     told: list[tuple[str, str]] = []
 
