@@ -57,7 +57,7 @@ class Dispatcher:
         retries: int,
         tell: Callable[[str], object] | None = None,
     ):
-        self._crew = crew
+        self.crew = crew
         self._tell = tell or (lambda _: None)
         self._retries = retries
         self._board: Board | None = None
@@ -66,7 +66,8 @@ class Dispatcher:
         self._gone: dict[int, str] = {}
         """Workers that are not started again, and why."""
         self._false_starts: Counter[int] = Counter()
-        self._ready: set[int] = set()
+        self.ready: set[int] = set()
+        """Workers that have opened their work and live."""
         self._about: list[Any] = []
         self._amounts: dict[str, int] = {}
         self._partial: Counter[int] = Counter()
@@ -78,7 +79,7 @@ class Dispatcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._crew.close()
+        self.crew.close()
 
     def begin(self) -> Any:
         """Starts the workers; returns what the first one that is ready says of the work.
@@ -87,7 +88,7 @@ class Dispatcher:
             LaunchError: no worker came so far.
         """
         for worker in range(self._workers):
-            self._crew.start(worker)
+            self.crew.start(worker)
         while not self._about:
             self._hear()
         return self._about[0]
@@ -118,12 +119,12 @@ class Dispatcher:
                 if unit is None:
                     break
                 self._free.discard(worker)
-                self._crew.give(worker, unit)
+                self.crew.give(worker, unit)
             self._hear()
         return Outcome(board.results, board.given_up, board.num_retried, self._num_replaced)
 
     def _hear(self) -> None:
-        for worker, message in self._crew.events(POLL_SECONDS):
+        for worker, message in self.crew.events(POLL_SECONDS):
             self._handle(worker, message)
         if len(self._gone) == self._workers:
             raise LaunchError(
@@ -136,7 +137,7 @@ class Dispatcher:
             raise LaunchError(message.error)
         if message.kind is Kind.READY:
             self._about.append(message.value)
-            self._ready.add(worker)
+            self.ready.add(worker)
             self._false_starts.pop(worker, None)
             self._free.add(worker)
         elif message.kind is Kind.ADVANCED:
@@ -170,12 +171,12 @@ class Dispatcher:
     def _replace(self, worker: int, error: str) -> None:
         self._lose(worker, error)
         self._free.discard(worker)
-        if worker not in self._ready:
+        if worker not in self.ready:
             self._false_starts[worker] += 1
-        self._ready.discard(worker)
+        self.ready.discard(worker)
         if self._false_starts[worker] > self._retries:
             self._gone[worker] = error
         else:
             self._num_replaced += 1
             self._tell(f"worker {worker} is replaced: {error}")
-            self._crew.start(worker)
+            self.crew.start(worker)

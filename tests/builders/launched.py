@@ -47,6 +47,25 @@ def open_work(folder: str, refuses: str = "", breaks: bool = False) -> Work:
     return Work(do, about={"folder": folder})
 
 
+def open_trace(folder: str, log: str) -> Work:
+    """Units of a synthetic trace of sixty parts; a line in the log for each that is begun."""
+    from collect.traces import TraceWriter
+    from tests.builders.traces import make_plan, make_spec, unit_content
+
+    plan = make_plan(make_spec(), num_units=60, requests_per_unit=2)
+
+    def do(digest: str, report: Report) -> Any:
+        writer, unit = TraceWriter(folder, plan, joins=True), plan.units.index(digest)
+        if writer.has(unit):
+            return
+        with Path(log).open("a") as lines:
+            lines.write(f"{unit}\n")
+        time.sleep(SLOW_SECONDS)
+        writer.write(unit, *unit_content(plan, unit))
+
+    return Work(do)
+
+
 def open_surroundings() -> Work:
     """Each unit says what its worker may use."""
 

@@ -2,8 +2,11 @@
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +17,13 @@ import pytest
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig, LauncherKind
 from collect.launch.crews import dispatcher_for
+from collect.launch.dispatch import Dispatcher
+from collect.launch.local import LocalCrew
 from collect.launch.mailbox import Beat, Mailbox, Pulse
+from collect.launch.task import Task
+from collect.traces import TraceWriter
 from predictors.errors import MoecastError
+from tests.builders.traces import make_plan, make_spec, make_trace
 
 ENTRY = "tests.builders.launched:open_work"
 ROOT = Path(__file__).resolve().parents[4]
@@ -119,6 +127,39 @@ def test_local__workers_end_when_their_dispatcher_is_killed(tmp_path: Path) -> N
     while any(psutil.pid_exists(pid) for pid in workers):
         assert time.monotonic() < deadline, "a worker works on for nobody"
         time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_local__a_worker_killed_every_five_seconds_loses_and_doubles_nothing(
+    tmp_path: Path,
+) -> None:
+    """Parts of a real trace, of half a second each; no model, so that a worker starts at once."""
+    plan = make_plan(make_spec(), num_units=60, requests_per_unit=2)
+    arguments = {"folder": str(tmp_path / "trace"), "log": str(tmp_path / "begun.log")}
+    chance, stop, killed = random.Random(0), threading.Event(), []
+    config = LauncherConfig(workers=2, threads=1)
+    crew = LocalCrew(Task("tests.builders.launched:open_trace", arguments), tmp_path / "logs")
+
+    def kill() -> None:
+        while not stop.wait(5):
+            killed.append(chance.choice(sorted(crew.pids.values())))
+            os.kill(killed[-1], signal.SIGKILL)
+
+    with Dispatcher(crew, workers=2, retries=config.retries) as dispatcher:
+        dispatcher.begin()
+        writer = TraceWriter(tmp_path / "trace", plan)
+        threading.Thread(target=kill, daemon=True).start()
+        outcome = dispatcher.run(list(plan.units))
+        stop.set()
+    outcome.require_all("parts")
+    whole = make_trace(tmp_path / "whole", num_units=60, requests_per_unit=2)
+    assert writer.finish().digest == whole.digest
+    begun = (tmp_path / "begun.log").read_text().split()
+    assert len(killed) >= 2
+    assert len(begun) - len(set(begun)) <= len(killed), "more than one unit was done again"
+    assert sorted(path.name for path in (tmp_path / "trace").iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
 
 
 def test_local__gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,234 @@
+"""Launchers: the same trace and weights whoever makes them, what a second worker is worth, what a
+kill costs, what the engines weigh.
+
+python -m benchmarks.launchers output=benchmarks/results/launchers.json
+
+One thread in each worker. Parts are light on the disk: routing alone is recorded. With quick=true a
+tenth of the prompts and one repetition; without=ray,slurm leaves engines out.
+"""
+
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from collect.config import DataConfig
+from collect.launch.config import LauncherConfig, LauncherKind
+from collect.launch.crews import dispatcher_for
+from collect.launch.dispatch import Dispatcher
+from collect.launch.local import LocalCrew
+from collect.order import Order, order_of, settings_of
+from collect.record import begun, collect
+from collect.traces.layout import ROUTING_SIGNALS
+from collect.traces.manifest import TracePlan
+from collect.traces.reader import Trace
+from predictors.files import write_json
+from runtime.config import ModelConfig
+
+PROMPTS = 192
+PART_BYTES = 192 << 10
+"""Of a part's rows: some thousand tokens, about two seconds of one core."""
+REPETITIONS = 3
+KILL_EVERY_SECONDS = 5.0
+ENGINES = {
+    "local, 1 worker": LauncherConfig(threads=1),
+    "local, 2 workers": LauncherConfig(workers=2, threads=1),
+    "slurm (submitit's local executor), 2 workers": LauncherConfig(
+        kind=LauncherKind.SLURM, workers=2, threads=1, cluster="local"
+    ),
+    "ray, 2 workers": LauncherConfig(kind=LauncherKind.RAY, workers=2, threads=1),
+}
+ADDED = ("ray", "submitit", "cloudpickle", "msgpack", "jsonschema", "jsonschema-specifications")
+ADDED += ("referencing", "rpds-py")
+"""What the extras ray and slurm install beside the core."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One trace by one launcher."""
+
+    digest: str
+    start_seconds: float
+    """Until the first worker has its model."""
+    seconds: float
+    """From the first part handed out to the last one done."""
+    parts: int
+    retried: int
+    replaced: int
+
+
+def order(folder: Path, *, num_prompts: int) -> Order:
+    data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, new_tokens=16)
+    settings = replace(settings_of(data, batch_size=16), shard_bytes=PART_BYTES)
+    return order_of(ModelConfig(), data, folder, ROUTING_SIGNALS, settings, "100%")
+
+
+def record(asked: Order, launcher: LauncherConfig, logs: Path, *, kills: bool = False) -> Recorded:
+    """By workers even if it is one; `kills`: one of them every five seconds, picked at random."""
+    arguments = {"order": asked.as_json()}
+    started = time.perf_counter()
+    stop = threading.Event()
+    with dispatcher_for(launcher, "collect.record:open_parts", arguments, folder=logs) as crew:
+        about = crew.begin()
+        ready = time.perf_counter()
+        plan = TracePlan.model_validate(about["plan"])
+        writer, missing = begun(asked.where, plan, about["rows"])
+        if kills:
+            assert isinstance(crew.crew, LocalCrew)
+            threading.Thread(target=killer, args=(crew, crew.crew, stop), daemon=True).start()
+        outcome = crew.run([plan.units[unit] for unit in missing])
+        ended = time.perf_counter()
+        stop.set()
+    outcome.require_all("parts")
+    return Recorded(
+        digest=writer.finish().digest,
+        start_seconds=round(ready - started, 3),
+        seconds=round(ended - ready, 3),
+        parts=len(missing),
+        retried=outcome.num_retried,
+        replaced=outcome.num_replaced,
+    )
+
+
+def killer(dispatcher: Dispatcher, crew: LocalCrew, stop: threading.Event) -> None:
+    """Of the workers that record; one that loads its model has nothing to lose."""
+    chance = random.Random(0)
+    while not stop.wait(KILL_EVERY_SECONDS):
+        at_work = sorted(dispatcher.ready)
+        if at_work:
+            os.kill(crew.pids[chance.choice(at_work)], signal.SIGKILL)
+
+
+def engines(folder: Path, *, num_prompts: int, left_out: list[str]) -> dict[str, dict[str, Any]]:
+    found = {}
+    for number, (name, launcher) in enumerate(ENGINES.items()):
+        if launcher.kind.value in left_out:
+            continue
+        asked = order(folder / f"engine-{number}", num_prompts=num_prompts)
+        found[name] = vars(record(asked, launcher, folder / f"logs-{number}"))
+        tell(f"{name}: {found[name]}")
+    here = order(folder / "here", num_prompts=num_prompts)
+    trace = collect(here.model, here.data, folder=here.where, signals=here.signals,
+                    settings=here.settings)  # fmt: skip
+    found["this process"] = {"digest": trace.digest}
+    return found
+
+
+def second_worker(folder: Path, *, num_prompts: int, repetitions: int) -> dict[str, Any]:
+    """One and two workers in turn."""
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for repetition in range(repetitions):
+        for workers in seconds:
+            name = f"worker-{repetition}-{workers}"
+            launcher = LauncherConfig(workers=workers, threads=1)
+            asked = order(folder / name, num_prompts=num_prompts)
+            seconds[workers].append(record(asked, launcher, folder / f"logs-{name}").seconds)
+            tell(f"{workers} workers: {seconds[workers][-1]} s")
+    one, two = (statistics.median(seconds[workers]) for workers in (1, 2))
+    return {"seconds": seconds, "speedup": round(one / two, 3)}
+
+
+def trained(folder: Path, trace: Trace, *, epochs: int) -> dict[str, Any]:
+    """All networks together in one process, and by groups of layers in two."""
+    found = {}
+    for name, options in {
+        "together": ["launcher.workers=1"],
+        "by groups, 2 workers": ["launcher.workers=2", "launcher.threads=1"],
+    }.items():
+        run_dir = folder / name.replace(" ", "-").replace(",", "")
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "train", "predictor=mlp", f"trace={trace.path}"),
+                *(f"max_epochs={epochs}", "threads=1", "score_shifted=false", "replay_tokens=20"),
+                *(f"run_dir={run_dir}", *options),
+            ],
+            check=True,
+            capture_output=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        results = json.loads((run_dir / "results.json").read_text())
+        found[name] = {
+            "weights_digest": results["training"]["weights_digest"],
+            "seconds": results["training"]["seconds"],
+        }
+        tell(f"train, {name}: {found[name]}")
+    return found
+
+
+def core() -> dict[str, Any]:
+    """What the core pays: seconds of `--help`, and what of the engines it imports; and the size of
+    what the extras install, that the core does without."""
+    program = (
+        "import sys, runpy; sys.argv = ['collect', '--help']\n"
+        "try: runpy.run_module('collect', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "print('|', *sorted({'ray', 'submitit'} & set(sys.modules)))"
+    )
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        seconds.append(time.perf_counter() - started)
+    sizes = {}
+    for name in ADDED:
+        try:
+            files = distribution(name).files or []
+        except PackageNotFoundError:
+            continue
+        paths = [Path(str(file.locate())) for file in files]
+        sizes[name] = sum(path.stat().st_size for path in paths if path.is_file())
+    return {
+        "help_seconds": round(statistics.median(seconds), 3),
+        "imports": done.stdout.rpartition("|")[2].split(),
+        "extra_bytes": sizes,
+    }
+
+
+def tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: dict[str, str]) -> None:
+    quick = arguments.get("quick") == "true"
+    num_prompts = PROMPTS // 10 if quick else PROMPTS
+    left_out = arguments.get("without", "").split(",")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory(dir=arguments.get("folder")) as temporary:
+        folder = Path(temporary)
+        killed_at = order(folder / "killed", num_prompts=num_prompts)
+        two = LauncherConfig(workers=2, threads=1, retries=9)
+        report = {
+            "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
+            "prompts": num_prompts,
+            "repetitions": 1 if quick else REPETITIONS,
+            "core": core(),
+            "engines": engines(folder, num_prompts=num_prompts, left_out=left_out),
+            "second_worker": second_worker(
+                folder, num_prompts=num_prompts, repetitions=1 if quick else REPETITIONS
+            ),
+            "killed": {
+                "every_seconds": KILL_EVERY_SECONDS,
+                **vars(record(killed_at, two, folder / "logs-killed", kills=True)),
+            },
+        }
+        data = DataConfig(num_prompts=32 if quick else 256, max_prompt_tokens=128, new_tokens=16)
+        trace = collect(ModelConfig(), data, folder=folder / "trace")
+        report["train"] = trained(folder, trace, epochs=1 if quick else 3)
+    write_json(Path(arguments["output"]), report)
+    tell(json.dumps(report["killed"]))
+
+
+if __name__ == "__main__":
+    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
