@@ -35,13 +35,13 @@ from train.evaluate.steps import routed
 from zoo import load_predictor
 
 NUM_REPLICAS = 8
-NUM_REQUESTS = 300
+NUM_REQUESTS = 200
 """The first of each file."""
 LIMITS = Limits(max_running=4, max_waiting=64)
 BUDGETS = (0.25, 0.5)
-BUSY = (0.3, 0.7)
+BUSY = (0.3,)
 """Share of the requests a second that the replicas would serve if all were there at once."""
-SYSTEMS = ("on-demand",)
+SYSTEMS = ("on-demand", "lfu")
 HARDWARE, SHAPE = "rtx4090-pcie4", "qwen1.5-moe"
 
 

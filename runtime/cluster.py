@@ -87,6 +87,25 @@ def join(address: str | None, *, num_cpus: int, option: str) -> bool:
     return True
 
 
+def keep_to_loopback() -> None:
+    """For a replica of Ray Serve, before it listens to other replicas: Ray 2.60 binds that port on
+    every interface, whatever it is told of hosts.
+
+    Raises:
+        ClusterError: this Ray does it in another way.
+    """
+    from ray.serve._private import replica
+
+    bind = getattr(replica, "add_port_to_grpc_server", None)
+    if bind is None:
+        raise ClusterError("replicas of this Ray would not keep to loopback; install ray==2.60.0")
+
+    def bind_here(server: Any, address: str) -> int:
+        return bind(server, address.replace("[::]", LOOPBACK))
+
+    replica.add_port_to_grpc_server = bind_here
+
+
 def require_token() -> None:
     """Raises ClusterError where there is no token to join a cluster with."""
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()

@@ -121,9 +121,7 @@ class CacheAware:
 
     name = "cache-aware"
 
-    def __init__(
-        self, *, slack: float = 0.25, heat_weight: float = 1.0, decay: float = 0.9
-    ) -> None:
+    def __init__(self, *, slack: float = 0.0, heat_weight: float = 3.0, decay: float = 0.9) -> None:
         """
         Args:
             slack: load above the least that is borne for the sake of what is resident.

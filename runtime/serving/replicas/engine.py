@@ -1,4 +1,4 @@
-"""What runs in a replica: the whole server but its socket. Ray makes it, this imports no Ray."""
+"""What runs in a replica: the whole server but its socket."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
+from runtime.cluster import keep_to_loopback
 from runtime.monitor import CACHED, PINNED, Monitor
 from runtime.serving.assembly import assembled
 from runtime.serving.config import ServeConfig
@@ -26,6 +27,8 @@ class Engine:
         Raises:
             MoecastError: the model can not be loaded.
         """
+        if config.cluster is None:
+            keep_to_loopback()
         self.edition = edition
         self._config = config
         self._service, self._app = assembled(config, keys=keys, version=version)

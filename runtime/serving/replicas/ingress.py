@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from predictors.spec import ModelSpec
+from runtime.cluster import keep_to_loopback
 from runtime.serving.errors import QueueFull, RequestError, error_body
 from runtime.serving.replicas.exchange import Wire
 from runtime.serving.replicas.forecasting import Forecaster, forecaster_of
@@ -17,16 +18,25 @@ class Ingress:
     """Made by Ray, with a handle to the replicas."""
 
     def __init__(
-        self, engines: Any, *, name: str, folder: str, kind: str, max_body_bytes: int, edition: int
+        self,
+        engines: Any,
+        *,
+        name: str,
+        folder: str,
+        kind: str,
+        max_body_bytes: int,
+        is_alone: bool,
     ):
         """
         Args:
             engines: Ray's handle.
+            is_alone: the cluster is this machine.
             name: the model's short name, as the zoo knows it.
             folder: of its tokenizer.
             kind: predictor that forecasts from tokens.
         """
-        self.edition = edition
+        if is_alone:
+            keep_to_loopback()
         self._engines = engines
         self._name, self._folder, self._kind = name, Path(folder), kind
         self._max_body_bytes = max_body_bytes

@@ -120,7 +120,7 @@ class Replicas:
             folder=str(resolve(config.model)),
             kind=config.forecaster,
             max_body_bytes=parse_size(config.max_body, name="max_body"),
-            edition=0,
+            is_alone=config.cluster is None,
         )
 
     def close(self) -> None:

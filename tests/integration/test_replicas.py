@@ -1,0 +1,167 @@
+"""`serve launcher=ray`: two replicas of the reference model, used, replaced, killed, ended."""
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("ray.serve")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+UP_SECONDS = 150
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+class Server:
+    def __init__(self, tmp_path: Path):
+        self.port, self.log = free_port(), tmp_path / "log"
+        self._out = self.log.open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "runtime", "serve", "launcher=ray", "replicas=2",
+             f"port={self.port}", "max_running=2", "grace=20", f"run_dir={tmp_path / 'run'}"],
+            cwd=ROOT,
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def wait_for(self, text: str, seconds: float = UP_SECONDS) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if text in self.log.read_text():
+                return
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            time.sleep(0.3)
+        raise AssertionError(f"{text!r} is not said: {self.log.read_text()[-3000:]}")
+
+    def complete(self, prompt: str, timeout: float = 120) -> str:
+        body = {"model": "qwen2-moe-tiny", "prompt": prompt, "max_tokens": 6, "temperature": 0}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return json.load(answer)["choices"][0]["text"]
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def engines(self) -> list[psutil.Process]:
+        return [p for p in self.family() if "ServeReplica:moecast:engine" in " ".join(p.cmdline())]
+
+    def end(self) -> None:
+        family = self.family() if self.process.poll() is None else []
+        self.process.kill()
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._out.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    made = Server(tmp_path_factory.mktemp("replicas"))
+    try:
+        made.wait_for("(2 replicas, cache-aware)")
+        yield made
+    finally:
+        made.end()
+
+
+def listened_at(processes) -> set[str]:
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            found |= {c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"}
+    return found
+
+
+def test_replicas__answer_alike_and_keep_to_loopback(server):
+    answers = {server.complete("The heart pumps blood") for _ in range(4)}
+    assert len(answers) == 1
+    assert answers.pop()
+    assert len(server.engines()) == 2
+    assert listened_at(server.family()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.complete("")
+    assert refused.value.code == 400
+    assert "error" in json.load(refused.value)
+
+
+def test_replicas__stream_as_one_server_does(server):
+    body = {"model": "qwen2-moe-tiny", "prompt": "It was", "max_tokens": 4, "stream": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.read().decode().splitlines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert len(lines) > 2
+
+
+def test_replicas__are_replaced_without_a_refused_request(server):
+    over, served, failed = threading.Event(), [0], []
+
+    def client(number: int) -> None:
+        while not over.is_set():
+            try:
+                server.complete(f"Number {number} is")
+                served[0] += 1
+            except (OSError, KeyError) as error:
+                failed.append(repr(error))
+
+    before = {process.pid for process in server.engines()}
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(3)]
+    for one in clients:
+        one.start()
+    try:
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for("replaced")
+        time.sleep(2)
+    finally:
+        over.set()
+        for one in clients:
+            one.join()
+    assert failed == []
+    assert served[0] > 3
+    after = {process.pid for process in server.engines()}
+    assert len(after) >= 2
+    assert not after & before
+
+
+def test_replicas__one_that_is_killed_comes_back(server):
+    victim = server.engines()[0]
+    victim.send_signal(signal.SIGKILL)
+    end = time.monotonic() + UP_SECONDS
+    while time.monotonic() < end:
+        if len([p for p in server.engines() if p.pid != victim.pid]) == 2:
+            break
+        with contextlib.suppress(OSError):  # what it had accepted is lost with it
+            server.complete("After that")
+    assert server.complete("The heart pumps blood")
+
+
+def test_replicas__end_when_they_are_told_to(server):
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=90) == 0
+    report = json.loads((server.log.parent / "run/results.json").read_text())
+    assert report["ended"] == "SIGTERM"
+    assert report["updates"] == 1
