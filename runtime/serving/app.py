@@ -15,6 +15,7 @@ from runtime.serving.gate import BODY_SECONDS, BodyLimit, HostCheck, KeyCheck, R
 from runtime.serving.keys import Keys
 from runtime.serving.orders import Limits
 from runtime.serving.routes import about, generation, tokens
+from runtime.serving.schemas import ErrorReply
 from runtime.serving.service import Service
 
 MESSAGE_LENGTH = 500
@@ -52,6 +53,7 @@ def build_app(
         version=settings.version or "0",
         docs_url=None,
         redoc_url=None,
+        responses={"default": {"model": ErrorReply, "description": "What is wrong, OpenAI's way"}},
     )
     app.include_router(about.routes(service, settings.version))
     app.include_router(

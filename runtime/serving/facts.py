@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runtime.chat_template import EndOfTurn, end_of_turn, has_template, special_ids
+from runtime.chat_template import EndOfTurn, end_of_turn, has_template, render, special_ids
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a model's generation_config.json may recommend, taken where a request says nothing."""
@@ -51,9 +51,15 @@ def facts_of(
     aliases: frozenset[str],
     chat_template: Path | None = None,
 ) -> Facts:
-    """Reads them off the loaded model; the chat template's file, if there is one, is put in."""
+    """Reads them off the loaded model; the chat template's file, if there is one, is put in.
+
+    Raises:
+        OSError: the file can not be read.
+        ChatError: what it holds is no template.
+    """
     if chat_template is not None:
         tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+        render([{"role": "user", "content": "?"}], tokenizer)  # every template knows a user
     text_config = model.config.get_text_config()
     return Facts(
         name=name,

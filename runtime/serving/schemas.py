@@ -212,6 +212,19 @@ class TokenizeRequest(Request):
         return self
 
 
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(BaseModel):
+    """Every answer of 400 and above, as `runtime.serving.errors.error_body` writes it."""
+
+    error: ErrorDetail
+
+
 class DetokenizeRequest(Request):
     model: Text | None = None
     tokens: list[TokenId]

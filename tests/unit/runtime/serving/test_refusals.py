@@ -177,7 +177,13 @@ def test_docs__are_not_served_since_they_load_from_elsewhere(server: Running) ->
     with server.http() as client:
         for path in ("/docs", "/redoc"):
             error_of(client.get(path), 404)
-        assert client.get("/openapi.json").json()["info"]["title"] == "moecast"
+        described = client.get("/openapi.json").json()
+    assert described["info"]["title"] == "moecast"
+    for path in (COMPLETIONS, CHAT, "/tokenize"):
+        answers = described["paths"][path]["post"]["responses"]
+        assert set(answers) == {"200", "default"}  # 400, where FastAPI would say 422
+        shape = answers["default"]["content"]["application/json"]["schema"]["$ref"]
+        assert shape.endswith("/ErrorReply")
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
