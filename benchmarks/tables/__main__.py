@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.tables import comparing, forecasting, grouping, launching
+from benchmarks.tables import comparing, forecasting, grouping, launching, spreading
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -58,6 +58,8 @@ def main() -> None:
             comparing.peers(),
             grouping.grouped(every=True),
             comparing.papers(),
+            spreading.scaled(),
+            spreading.routed(),
             launching.launchers(),
         ],
     )

@@ -1,0 +1,86 @@
+"""More devices, machines and replicas: simulated."""
+
+from typing import Any
+
+from benchmarks.scaling import BATCH, BATCH_PER_NODE
+from benchmarks.tables.markdown import figure, percent, result, table
+
+
+def scaled() -> list[str]:
+    """Devices and nodes, and what the paper says of figure 13."""
+    found = result("scaling")
+    if found is None:
+        return []
+    rows: list[dict[str, Any]] = found["rows"]
+    fullest = {
+        (row["shape"], row["machine"], row["nodes"], row["devices"]): row["tokens_per_second"]
+        for row in rows
+        if row["batch"] == BATCH_PER_NODE * row["nodes"]
+    }
+    lines = []
+    for row in rows:
+        key = row["shape"], row["machine"], row["nodes"], row["devices"]
+        if row["batch"] == BATCH:
+            lines.append(
+                [
+                    row["shape"],
+                    f"{row['nodes']} x {row['devices']} of {row['machine']}",
+                    figure(row["latency_ms"], 1, " ms"),
+                    percent(row["hit_rate"]),
+                    figure(fullest.get(key), 0),
+                ]
+            )
+    claims = [
+        [one["where"], one["what"], figure(one["paper_value"], 2), figure(one["ours"], 2)]
+        for one in found["claims"]
+    ]
+    columns = ["model", "devices", f"a token, {BATCH} requests", "hits"]
+    columns.append(f"tokens/s, {BATCH_PER_NODE} requests a node")
+    return [
+        f"`{found['system']}` with experts spread over devices and nodes, each device with an "
+        "arena and a link of its own (simulated; the reference model's routing, the models' bytes "
+        "and layers; `scaling.py` has the machines and what is assumed of the network):",
+        "",
+        *table(columns, lines),
+        "",
+        "What moe-infinity-sequence-level says of its figure 13, beside it:",
+        "",
+        *table(["where", "what", "paper", "ours"], claims),
+        "",
+        f"Why they differ: {found['claims'][0]['reason']}.",
+        "",
+    ]
+
+
+def routed() -> list[str]:
+    """Replicas: which one a request goes to."""
+    found = result("replicas")
+    if found is None:
+        return []
+    rows: list[dict[str, Any]] = found["rows"]
+    lines = [
+        [
+            row["arrivals"],
+            f"`{row['system']}`",
+            percent(row["budget"]),
+            row["routing"],
+            figure(100 * row["hit_rate"], 1, " %"),
+            figure(100 * row["decode_hit_rate"], 1, " %"),
+            figure(row["bytes_moved"] / 2**40, 2, " TiB"),
+            figure(row["ttft_seconds"], 2, " s"),
+            figure(row["latency_seconds"], 2, " s"),
+            percent(row["busiest_share"]),
+        ]
+        for row in rows
+    ]
+    columns = ["arrivals", "system", "budget", "routing", "hits", "hits in decode", "moved"]
+    columns += ["TTFT", "whole answer", "busiest replica"]
+    return [
+        f"{found['replicas']} replicas behind a router (simulated: {found['hardware']}, "
+        f"{found['shape']}; the first {found['requests']} arrivals of published logs, stretched; "
+        f"{found['recorded_requests']} recorded requests of {' and '.join(found['datasets'])}, "
+        "drawn at random):",
+        "",
+        *table(columns, lines),
+        "",
+    ]
