@@ -188,6 +188,8 @@ def main(arguments: dict[str, str]) -> None:
     report = {
         "trace": ground.trace.digest,
         "system": system,
+        "batch": BATCH,
+        "batch_per_node": BATCH_PER_NODE,
         "network": NETWORK,
         "machines": [asdict(V100_NODE), asdict(server)],
         "shapes": [asdict(shape) for shape in shapes],

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from benchmarks.scaling import BATCH, BATCH_PER_NODE
 from benchmarks.tables.markdown import figure, percent, result, table
 
 
@@ -15,12 +14,12 @@ def scaled() -> list[str]:
     fullest = {
         (row["shape"], row["machine"], row["nodes"], row["devices"]): row["tokens_per_second"]
         for row in rows
-        if row["batch"] == BATCH_PER_NODE * row["nodes"]
+        if row["batch"] == found["batch_per_node"] * row["nodes"]
     }
     lines = []
     for row in rows:
         key = row["shape"], row["machine"], row["nodes"], row["devices"]
-        if row["batch"] == BATCH:
+        if row["batch"] == found["batch"]:
             lines.append(
                 [
                     row["shape"],
@@ -34,8 +33,8 @@ def scaled() -> list[str]:
         [one["where"], one["what"], figure(one["paper_value"], 2), figure(one["ours"], 2)]
         for one in found["claims"]
     ]
-    columns = ["model", "devices", f"a token, {BATCH} requests", "hits"]
-    columns.append(f"tokens/s, {BATCH_PER_NODE} requests a node")
+    columns = ["model", "devices", f"a token, {found['batch']} requests", "hits"]
+    columns.append(f"tokens/s, {found['batch_per_node']} requests a node")
     return [
         f"`{found['system']}` with experts spread over devices and nodes, each device with an "
         "arena and a link of its own (simulated; the reference model's routing, the models' bytes "
