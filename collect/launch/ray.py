@@ -1,31 +1,19 @@
-"""launcher=ray: an actor for each worker, on this machine or on a cluster that was named.
-
-Anyone who reaches Ray's ports can run code. So what is started here listens on loopback and shows
-no dashboard; another cluster is joined only by its address, and with a token.
-"""
+"""launcher=ray: an actor for each worker, on this machine or on a cluster that was named
+(`runtime.cluster`)."""
 
 import os
 import queue
-import secrets
 import threading
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
 from collect.launch.task import Kind, Message, Task
 from collect.launch.worker import serve
+from runtime import cluster
 
-OBJECT_STORE_BYTES = 80 << 20
-"""Ray's least, about; nothing of ours goes through its object store."""
 PATIENCE_SECONDS = 0.2
 """How long an actor waits for more to say: one call brings many messages."""
-
-LOOPBACK = "127.0.0.1"
-ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Off, Ray binds all its ports to loopback. `_node_ip_address="127.0.0.1"` does not: Ray 2.60 turns
-it into the machine's outward address and listens on every interface. Read when Ray is imported."""
 
 
 class Seat:
@@ -64,63 +52,12 @@ def join(config: LauncherConfig) -> bool:
     Raises:
         LaunchError: no Ray, no token, or no such cluster.
     """
-    if find_spec("ray") is None:
-        raise LaunchError("launcher=ray needs Ray: pip install 'moecast[ray]'")
-    # No network unless it is asked for.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ["RAY_AUTH_MODE"] = "token"
-    if config.address is None:
-        os.environ.setdefault(ALONE, "0")
-        # Of this run only; without it Ray would write one to the user's home folder.
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    else:
-        _require_token()
-    import ray
-
-    if ray.is_initialized():
-        return False
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if config.address is not None:
-        _join(config.address, quiet)
-        return True
-    ray.init(
-        # Not that of RAY_ADDRESS: joining is said on the command line.
-        address="local",
-        num_cpus=config.workers * config.cpus,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        **quiet,
-    )
-    if ray.util.get_node_ip_address() != LOOPBACK:
-        ray.shutdown()
-        raise LaunchError(
-            f"Ray does not keep to loopback here: it was imported before, or {ALONE} is set to 1. "
-            "Unset it, or name the cluster that is meant with launcher.address"
-        )
-    return True
-
-
-def _join(address: str, quiet: dict[str, Any]) -> None:
-    import ray
-
     try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise LaunchError(
-            f"launcher.address={address}: no Ray cluster can be joined there "
-            f"({' '.join(str(error).split())[:300]}). Start one: RAY_AUTH_MODE=token ray start "
-            "--head, or leave the address out to use this machine"
-        ) from error
-
-
-def _require_token() -> None:
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
-    if not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():
-        raise LaunchError(
-            "a Ray cluster is joined with a token, and there is none: set RAY_AUTH_TOKEN_PATH to "
-            f"the cluster's token file, or put it in {file} (ray get-auth-token --generate makes "
-            "one; start the cluster with RAY_AUTH_MODE=token)"
+        return cluster.join(
+            config.address, num_cpus=config.workers * config.cpus, option="launcher.address"
         )
+    except cluster.ClusterError as error:
+        raise LaunchError(f"launcher=ray: {error}") from error
 
 
 class RayCrew:

@@ -1,5 +1,6 @@
 """One contract for every engine: processes, Ray's actors, jobs of submitit's local executor."""
 
+import contextlib
 import json
 import os
 import random
@@ -177,12 +178,14 @@ def test_ray__keeps_to_loopback_without_dashboard_and_with_a_token(ray_session: 
     import ray
 
     assert ray.util.get_node_ip_address() == "127.0.0.1"
-    listening = {
-        connection.laddr.ip.removeprefix("::ffff:")
-        for one in [psutil.Process(), *psutil.Process().children(recursive=True)]
-        for connection in one.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    listening = set()
+    for one in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended
+            listening |= {
+                connection.laddr.ip.removeprefix("::ffff:")
+                for connection in one.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            }
     assert listening == {"127.0.0.1"}
     assert not ray._private.worker.global_worker.node.webui_url
     assert os.environ["RAY_AUTH_MODE"] == "token"
