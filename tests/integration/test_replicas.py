@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 pytest.importorskip("ray.serve")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
-UP_SECONDS = 150
+UP_SECONDS = 420
 
 
 def free_port() -> int:

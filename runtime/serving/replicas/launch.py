@@ -22,8 +22,6 @@ from runtime.serving.replicas.ingress import Ingress
 from runtime.serving.replicas.router import ExpertRouter
 from runtime.serving.replicas.shape import shape_of
 
-log = logging.getLogger(__name__)
-
 APPLICATION = "moecast"
 SPARE_REQUESTS = 8
 """Beside those that generate, a replica answers so many others (health, models) at once."""
@@ -48,6 +46,7 @@ class Replicas:
         self._config, self._keys, self._version = config, keys, version
         self._edition = 0
         self._shape = shape_of(resolve(config.model))
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         self._own = join(config.cluster, num_cpus=self._cpus * config.replicas, option="cluster")
         serve.start(
             http_options=HTTPOptions(
