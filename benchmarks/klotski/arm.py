@@ -31,10 +31,11 @@ class Request:
 def system_of(arm: str) -> Any:
     """From `configs/system`."""
     from configs.compose import compose_typed
+    from runtime.batch.placing import for_groups
 
     name = "on-demand" if arm == "on-demand" else "klotski"
     config, _ = compose_typed("batch", [f"system={name}", "input=-", "output=-"])
-    system = config.system
+    system = for_groups(config.system)
     if arm in ("simple", "multi"):
         # Every expert of the next layer, by id, as offloading for dense models does.
         return replace(system, predictor="dependency", reordered=False, hot_first=False)

@@ -1,7 +1,8 @@
 """What attention to sinks and a window costs: the reference model on held-out text.
 
-Texts are cut from the held-out requests, one after another. Teacher-forced: loss of each token and whether the likeliest one is the whole attention's. What
-eight- and four-bit experts cost is `benchmarks/quantised.py`.
+Texts are cut from the held-out requests, one after another. Teacher-forced: loss of each token and
+whether the likeliest one is the whole attention's. What eight- and four-bit experts cost is
+`benchmarks/quantised.py`.
 """
 
 from pathlib import Path

@@ -25,8 +25,8 @@ def texts() -> Iterator[str]:
         module = importlib.import_module(name)
         for owner in (module, *(one for _, one in inspect.getmembers(module, inspect.isclass))):
             for _, member in inspect.getmembers(owner):
-                text = inspect.getdoc(member)
-                if text and getattr(member, "__module__", "").startswith(name.partition(".")[0]):
+                text, where = inspect.getdoc(member), getattr(member, "__module__", None)
+                if text and str(where).startswith(name.partition(".")[0]):
                     yield text
 
 

@@ -10,12 +10,22 @@ from runtime.batch.planner import divided
 from runtime.batch.planning import Planned, demand_of, planned, popularity_of
 from runtime.batch.rows import Batch
 from runtime.budget import parse_size
+from runtime.config import SystemConfig
 from runtime.loading import load_served
 from runtime.store.base import decoded_bytes, slot_bytes
 
 MIB = 2**20
 BUFFERS = 16
 """Experts under way that a step computes from, as in configs/system/klotski.yaml."""
+
+
+def for_groups(system: SystemConfig) -> SystemConfig:
+    """The system with buffers for a whole layer, where it has buffers beside a fixed set: then
+    nothing that a group has asked for is pushed out before it is used, and read again."""
+    if system.eviction != "static":
+        return system
+    options = {**system.eviction_options, "whole_layer": True}
+    return replace(system, eviction_options=options)
 
 
 def served(config: BatchConfig, batches: list[Batch]) -> tuple[PreTrainedModel, Planned]:
@@ -26,6 +36,7 @@ def served(config: BatchConfig, batches: list[Batch]) -> tuple[PreTrainedModel, 
         PlanError: caches would not fit.
         BudgetError: the memory does not hold one step's experts.
     """
+    config = replace(config, system=for_groups(config.system))
     if config.memory is None:
         model = load_served(config, budget=config.budget)
         return model, _or_closed(model, batches, config)

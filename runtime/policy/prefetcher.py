@@ -62,6 +62,8 @@ class Prefetcher:
         self._early: dict[int, dict[int, bool]] = {}
         """What a part of the step's tokens was routed to in each layer that the others have yet to
         reach, and whether it was ready then."""
+        self._held: dict[int, list[int]] = {}
+        """What keeps its slot in these layers though nobody has asked for it yet."""
 
     @property
     def counters(self) -> list[Counters]:
@@ -98,6 +100,7 @@ class Prefetcher:
             copies = tasks
         self._predicted.clear()
         self._early.clear()
+        self._held.clear()
 
     def forecast(self, layer: int, probability_E: Sequence[float]) -> None:
         """A predictor's scores of a layer, for policies that drop by them."""
@@ -138,6 +141,8 @@ class Prefetcher:
         """
         if not self.techniques.early_preemption:
             return []
+        if layer not in self._early:
+            self._hold_forecast(layer)
         early = self._early.setdefault(layer, {})
         new = [e for e in experts if e not in early]
         for e in new:
@@ -146,6 +151,14 @@ class Prefetcher:
             self.top.claim((layer, e))
         return new
 
+    def _hold_forecast(self, layer: int) -> None:
+        """What was forecast and is here stays until the whole layer is routed: tokens that have yet
+        to reach it may need it, and what others ask for meanwhile would push it out."""
+        held = [e for e in self._predicted.get(layer, {}) if self.top.cache.get((layer, e))]
+        for e in held:
+            self.top.hold((layer, e))
+        self._held[layer] = held
+
     def early(self, layer: int) -> Collection[int]:
         """What `partly_routed` has asked for in a layer that is not routed yet."""
         return self._early.get(layer, ())
@@ -153,6 +166,7 @@ class Prefetcher:
     def _forget_early(self) -> None:
         for layer, experts in self._early.items():
             self.abandon(layer, list(experts))
+            self.abandon(layer, self._held.pop(layer, []))
         self._early.clear()
 
     def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> list[int]:
@@ -164,6 +178,7 @@ class Prefetcher:
         early = self._early.pop(layer, {})
         self._count_routed(layer, tokens_per_expert, early)
         self.abandon(layer, [e for e in early if e not in tokens_per_expert])
+        held = self._held.pop(layer, [])
         for tier in self.tiers:
             tier.cache.routed(layer, tokens_per_expert)
         # What is about to be claimed needs no dropping, unless experts wait for their turn.
@@ -180,6 +195,11 @@ class Prefetcher:
             for e in order:
                 if e not in early:
                     self.top.claim((layer, e))
+        self.abandon(layer, held)
+        if self.techniques.drop_used:
+            for e in held:
+                if e not in tokens_per_expert:
+                    self.top.drop((layer, e))
         return order
 
     def demand(self, expert: Expert) -> None:

@@ -133,6 +133,10 @@ class Tier:
         if not self.is_ready(expert):
             self.queue.push_high(expert)
 
+    def hold(self, expert: Expert) -> None:
+        """A resident expert keeps its slot, though nobody asks for it; to be released once."""
+        self._entries[expert].pins += 1
+
     def release(self, expert: Expert) -> None:
         """The need is over: the expert was computed or copied, or is not wanted any more.
 

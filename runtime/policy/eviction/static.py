@@ -72,7 +72,9 @@ class Static(EvictionPolicy):
     asked for become the set, for good. Members are fetched when they are first asked for.
 
     With `first_layers` the set is the experts of the lowest layers: klotski 6.1, where what memory
-    is left holds "the experts of the first three layers".
+    is left holds "the experts of the first three layers". With `whole_layer` there are buffers for
+    one layer's experts and some of the next at least: a group of batches may ask for all of them
+    before it computes the first, and whatever is short of that pushes members out.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Static(EvictionPolicy):
         warmup_steps: int = 64,
         buffers: int = 2,
         first_layers: bool = False,
+        whole_layer: bool = False,
     ):
         if warmup_steps < 1 or buffers < 1:
             raise MoecastError(
@@ -93,6 +96,8 @@ class Static(EvictionPolicy):
             if counts is not None:
                 raise MoecastError("static eviction: first_layers or counts, not both")
             counts = [[num_layers - layer] * num_experts for layer in range(num_layers)]
+        if whole_layer:
+            buffers = max(buffers, num_experts + num_experts // 8 + 1)
         self._buffers = buffers
         self._parts: list[FixedSet] = []
         self._warmup_steps = warmup_steps

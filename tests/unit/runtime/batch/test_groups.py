@@ -1,6 +1,7 @@
 """Many prompts in groups: every batch has the tokens, and the logits, that it has alone."""
 
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -12,11 +13,13 @@ from runtime.batch.groups import run_batches
 from runtime.batch.kv.caches import Budgeted, Plain, Sinks, outside_of
 from runtime.batch.kv.room import Room
 from runtime.batch.many import generate_many
+from runtime.batch.placing import for_groups
 from runtime.batch.prompts import Prompt
 from runtime.batch.rows import in_batches
 from runtime.config import ModelConfig, SystemConfig
 from runtime.errors import TransferError
 from runtime.plain import load_plain
+from runtime.sim.spans import Spans
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -108,6 +111,34 @@ def test_run_batches__logits_are_bitwise_those_of_each_batch_alone(tmp_path, nam
     assert (found, logits) == expected
     assert not ran.failed
     assert ran.num_tokens == sum(len(tokens) for tokens, _ in found.values())
+
+
+class Reads(Spans):
+    """How often each expert is brought within a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.of_step = [], Counter()
+
+    def transferred(self, link, task, start, end, *, track):
+        self.of_step[task.expert] += 1
+
+    def step(self, num_tokens, start, end):
+        self.counts.append(self.of_step)
+        self.of_step = Counter()
+
+
+def test_run_batches__an_expert_is_read_once_for_the_whole_group(folder):
+    batches = in_batches(prompts_of(30), 3)
+    model = serve(folder, budget="50%", system=for_groups(KLOTSKI))
+    heard = Reads()
+    with model.moecast:
+        model.moecast.engine.tell(heard)
+        together(model, batches, n=6)
+    assert max(max(one.values(), default=0) for one in heard.counts) == 1
+    # A quarter of the arena holds experts for good: only the first step brings them.
+    first_layers = [sum(n for (layer, _), n in one.items() if layer == 0) for one in heard.counts]
+    assert first_layers[0] > first_layers[1]
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
