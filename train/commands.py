@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
+from collect.launch.config import LauncherKind
 from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.config import ALL
@@ -33,6 +34,7 @@ from train.replay import budget_slots
 from train.report.build import make_page, write_report
 from train.report.commands import keeper_of
 from train.scoring import Ground, scored
+from train.spreading import fit_spread
 from train.table import show
 from train.tracing import shifted_for, trace_for
 
@@ -181,7 +183,17 @@ def learn(
     networks = sum(len(family.labels) for family in families)
     told = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
     with clock.part("training", told):
-        if config.launcher.is_this_process:
+        if config.launcher.kind is LauncherKind.RAY and config.devices > 1:
+            fitted = fit_spread(
+                trace,
+                config.model,
+                families,
+                settings,
+                launcher=config.launcher,
+                run_dir=config.run_dir,
+                fresh=config.fresh,
+            )
+        elif config.launcher.is_this_process:
             fitted = fit(
                 trace,
                 families,

@@ -66,8 +66,9 @@ class TrainConfig(RunConfig):
     precision: str = "32-true"
     """Lightning's name of the arithmetic: bf16-mixed on a GPU; a CPU is far slower with it."""
     devices: int = 1
-    """Devices to train on (Lightning's DDP), each with its share of every batch. Tested with two
-    processes on a CPU, never run on several GPUs."""
+    """Devices to train on (Lightning's DDP), each with its share of every batch; with launcher=ray
+    wherever the cluster has them (Ray Train). Tested with two processes on a CPU, never run on
+    several GPUs."""
     batch_size: int = 256
     """Tokens in a step; every network sees each of them."""
     lr: float = 4e-3
@@ -87,6 +88,11 @@ class TrainConfig(RunConfig):
         for name in ("max_epochs", "batch_size", "replay_tokens", "patience", "devices"):
             if getattr(self, name) < 1:
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.devices > 1 and self.launcher.workers > 1:
+            raise MoecastError(
+                f"devices={self.devices} and launcher.workers={self.launcher.workers}: either each "
+                "device takes its share of every batch, or each worker some layers"
+            )
         if not 0 < self.lr <= 1:
             raise MoecastError(f"lr={self.lr}: must be above 0 and at most 1")
         if self.weight_decay < 0:

@@ -15,6 +15,8 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from collect.traces import Trace
@@ -46,6 +48,14 @@ class FitSettings:
     precision: str = "32-true"
     """Lightning's: `bf16-mixed` where the device is faster with it."""
     devices: int = 1
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Processes that somebody else has started, each with its share of every batch."""
+
+    strategy: Strategy
+    environment: ClusterEnvironment
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,7 @@ def fit(
     fresh: bool = False,
     data: TraceData | ReuseData | None = None,
     checkpoint_name: str = CHECKPOINT.name,
+    peers: Peers | None = None,
 ) -> Fitted:
     """Trains all networks together; goes on from the run folder's checkpoint if there is one.
 
@@ -116,8 +127,8 @@ def fit(
     temperatures. Held-out requests are not looked at.
 
     Deterministic: the same trace, settings and number of threads give the same weights, with or
-    without an interruption between two passes. Raises CheckpointError when the checkpoint is
-    damaged or of another run.
+    without an interruption between two passes. With `peers`, each of them calls this, and has the
+    weights in the end. Raises CheckpointError when the checkpoint is damaged or of another run.
     """
     quiet_lightning()
     if data is None:
@@ -141,7 +152,7 @@ def fit(
     record = {"trace": trace.digest, **asdict(settings)}
     progress = RichProgressBar() if sys.stderr.isatty() else PlainProgress()
     callbacks = [RunRecord(record), best, SaveEachEpoch(checkpoint), progress]
-    trainer = trainer_for(settings, callbacks, logger=logger)
+    trainer = trainer_for(settings, callbacks, logger=logger, peers=peers)
     started = time.perf_counter()
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
@@ -150,7 +161,7 @@ def fit(
         # Lightning turns Ctrl-C into an exit of its own and switches the signal off.
         signal.signal(signal.SIGINT, on_interrupt)
         raise KeyboardInterrupt from error
-    if not trainer.is_global_zero:
+    if not trainer.is_global_zero and peers is None:
         # Lightning runs the whole command once for each device; what follows is the first one's.
         raise SystemExit(0)
     best.restore(module)
@@ -168,18 +179,23 @@ def fit(
 
 
 def trainer_for(
-    settings: FitSettings, callbacks: list[Callback], *, logger: Logger | None = None
+    settings: FitSettings,
+    callbacks: list[Callback],
+    *,
+    logger: Logger | None = None,
+    peers: Peers | None = None,
 ) -> Trainer:
     """Lightning's trainer, with checkpoints that are safe and nothing that we do not use."""
     return Trainer(
         accelerator="auto",
-        devices=settings.devices,
+        devices=settings.devices if peers is None else "auto",
+        strategy="auto" if peers is None else peers.strategy,
         precision=settings.precision,
         max_epochs=settings.max_epochs,
         logger=logger or False,
         log_every_n_steps=10,
         callbacks=callbacks,
-        plugins=[SafeCheckpointIO()],
+        plugins=[SafeCheckpointIO(), *([] if peers is None else [peers.environment])],
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=any(isinstance(one, RichProgressBar) for one in callbacks),

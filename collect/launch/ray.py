@@ -45,16 +45,19 @@ class Seat:
         return [message.to_json() for message in found]
 
 
-def join(config: LauncherConfig) -> bool:
+def join(config: LauncherConfig, *, num_cpus: int | None = None) -> bool:
     """Starts Ray on this machine, or joins the cluster that was named; False when this process has
-    done so before, and will end it by itself.
+    done so before, and will end it by itself. `num_cpus`: unless it is the workers' that Ray on
+    this machine is told to have.
 
     Raises:
         LaunchError: no Ray, no token, or no such cluster.
     """
     try:
         return cluster.join(
-            config.address, num_cpus=config.workers * config.cpus, option="launcher.address"
+            config.address,
+            num_cpus=num_cpus or config.workers * config.cpus,
+            option="launcher.address",
         )
     except cluster.ClusterError as error:
         raise LaunchError(f"launcher=ray: {error}") from error

@@ -14,6 +14,7 @@ from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 
 ROOT = Path(__file__).parents[2]
+RAY = ("devices=2", "launcher=ray")
 
 
 @pytest.mark.slow
@@ -25,11 +26,12 @@ def test_train__two_devices_learn_what_one_learns(tmp_path: Path) -> None:
     spec = type(spec)(**{**spec.as_dict(), **identity(folder, model)})
     make_trace(tmp_path / "trace", spec=spec, requests_per_unit=60)
     found = {}
-    for devices in (1, 2):
-        run_dir = tmp_path / f"run{devices}"
+    # The third: two processes that Ray Train has started.
+    for name, options in {1: ("devices=1",), 2: ("devices=2",), 3: RAY}.items():
+        run_dir = tmp_path / f"run{name}"
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "train", "predictor=mlp", f"devices={devices}"),
+                *(sys.executable, "-m", "train", "predictor=mlp", *options),
                 *(f"model.id={folder}", "model.name=tiny", f"trace={tmp_path / 'trace'}"),
                 *(f"run_dir={run_dir}", "predictor.width=32", "max_epochs=2", "batch_size=64"),
                 *("score_shifted=false", "replay_tokens=12"),
@@ -44,11 +46,13 @@ def test_train__two_devices_learn_what_one_learns(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         # The other device's process ends with the training: everything after it is told once.
         assert done.stderr.count("zoo entries:") == 1, done.stderr
-        found[devices] = json.loads((run_dir / "results.json").read_text())
-    one, two = found[1], found[2]
-    assert one["training"]["steps"] == two["training"]["steps"]
-    # A mean of two halves' gradients is the whole batch's, but for rounding.
-    for kind in ("mlp", "stride"):
-        assert two["predictors"][kind]["mean_accuracy"] == pytest.approx(
-            one["predictors"][kind]["mean_accuracy"], abs=0.01
-        )
+        found[name] = json.loads((run_dir / "results.json").read_text())
+    one = found[1]
+    for other in (found[2], found[3]):
+        assert one["training"]["steps"] == other["training"]["steps"]
+        # A mean of two halves' gradients is the whole batch's, but for rounding.
+        for kind in ("mlp", "stride"):
+            assert other["predictors"][kind]["mean_accuracy"] == pytest.approx(
+                one["predictors"][kind]["mean_accuracy"], abs=0.01
+            )
+    assert found[2]["training"]["weights_digest"] == found[3]["training"]["weights_digest"]

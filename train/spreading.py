@@ -1,0 +1,133 @@
+"""One training over processes that Ray Train starts, on this machine or on a cluster's: each takes
+its share of every batch (Lightning's DDP), as `devices=N` does without Ray."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, Logger
+
+from collect.errors import LaunchError
+from collect.launch.config import LauncherConfig
+from collect.launch.ray import join
+from collect.traces import Trace
+from predictors.files import write_atomic
+from runtime.config import ModelConfig
+from train.checkpoint import from_bytes, to_bytes
+from train.family import Family
+from train.fit import CHECKPOINT, FitSettings, Fitted, Peers, fit
+from train.pipeline import families_for
+
+RESULT = "spread.ckpt"
+
+
+def fit_spread(
+    trace: Trace,
+    model: ModelConfig,
+    families: Sequence[Family],
+    settings: FitSettings,
+    *,
+    launcher: LauncherConfig,
+    run_dir: Path,
+    fresh: bool = False,
+) -> Fitted:
+    """Trains `families`, which are as `families_for` makes them; RUN_DIR must be shared by all.
+
+    Equal to one process but for the order of additions: a mean of the shares' gradients.
+
+    Raises:
+        LaunchError: no Ray Train, no such cluster, or a process failed.
+    """
+    began = join(launcher, num_cpus=settings.devices * launcher.cpus)
+    import ray
+
+    try:
+        from ray.train import RunConfig, ScalingConfig, TrainingFailedError
+        from ray.train.torch import TorchTrainer
+    except ImportError as error:
+        raise LaunchError(
+            f"launcher=ray devices={settings.devices} needs Ray Train ({error}): "
+            "pip install 'moecast[ray]'"
+        ) from error
+    started = time.perf_counter()
+    result = run_dir.resolve() / RESULT
+    result.unlink(missing_ok=True)
+    if fresh:
+        # Here, and not by one of the processes: another might see it still.
+        (run_dir / CHECKPOINT).unlink(missing_ok=True)
+    resources = {"CPU": launcher.cpus} | ({"GPU": launcher.gpus} if launcher.gpus else {})
+    trainer = TorchTrainer(
+        learn_share,
+        train_loop_config={
+            "trace": trace.where,
+            "model": asdict(model),
+            "settings": asdict(settings),
+            "run_dir": str(run_dir.resolve()),
+        },
+        scaling_config=ScalingConfig(
+            num_workers=settings.devices,
+            use_gpu=launcher.gpus > 0,
+            resources_per_worker=resources,
+        ),
+        run_config=RunConfig(name="moecast", storage_path=str(run_dir.resolve() / "ray")),
+    )
+    sys.stderr.write(f"training on {settings.devices} devices; Ray's logs: {run_dir / 'ray'}\n")
+    try:
+        trainer.fit()
+    except (TrainingFailedError, ray.exceptions.RayError) as error:
+        raise LaunchError(f"training with Ray failed: {_cause(error)}") from error
+    finally:
+        if began:
+            ray.shutdown()
+    made = from_bytes(result.read_bytes(), what=str(result))
+    for family, weights in zip(families, made["families"], strict=True):
+        family.load_state_dict(weights)
+        family.eval()
+    return Fitted(
+        list(families),
+        made["steps"],
+        time.perf_counter() - started,
+        resumed=made["resumed"],
+        best_pass=made["best_pass"],
+        validation_accuracy=made["validation_accuracy"],
+    )
+
+
+def learn_share(config: dict[str, Any]) -> None:
+    """What each process does; the first one writes what all have learned."""
+    import ray.train
+    from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
+
+    fields = config["settings"]
+    settings = FitSettings(**{**fields, "kinds": tuple(fields["kinds"])})
+    trace = Trace.open(config["trace"], verify=False)
+    families = families_for(trace, ModelConfig(**config["model"]), settings, settings.kinds)
+    run_dir = Path(config["run_dir"])
+    first = ray.train.get_context().get_world_rank() == 0
+    logger: Logger = CSVLogger(run_dir, name="logs")
+    fitted = fit(
+        trace,
+        families,
+        settings,
+        run_dir=run_dir,
+        logger=logger,
+        peers=Peers(RayDDPStrategy(), RayLightningEnvironment()),
+    )
+    if first:
+        tree = {
+            "families": [dict(one.state_dict()) for one in fitted.families],
+            "steps": fitted.steps,
+            "resumed": fitted.resumed,
+            "best_pass": fitted.best_pass,
+            "validation_accuracy": fitted.validation_accuracy,
+        }
+        write_atomic(run_dir / RESULT, to_bytes(tree))
+
+
+def _cause(error: Exception) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
