@@ -200,6 +200,11 @@ def choose_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
+def first_device(config: ServedConfig) -> torch.device:
+    """Where all but experts computes: what plain Transformers is compared on."""
+    return choose_device(config.devices[0] if config.devices else config.device)
+
+
 def choose_devices(devices: str | Sequence[str | torch.device]) -> list[torch.device]:
     """The devices that are meant, none for an empty list; `cpu,cpu` are two with an arena each.
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from predictors.errors import MoecastError
-from runtime.loading import choose_device, load_served
+from runtime.loading import first_device, load_served
 from runtime.machine import peak_memory_bytes
 from runtime.models import resolve
 from runtime.plain import load_plain
@@ -43,7 +43,7 @@ def respond(request: Request) -> None:
         model = load_lazy(resolve(config.model), config.model.dtype)
     else:
         dtype = "auto" if config.model.dtype == "auto" else getattr(torch, config.model.dtype)
-        model = load_plain(resolve(config.model), dtype=dtype).to(choose_device(config.device))
+        model = load_plain(resolve(config.model), dtype=dtype).to(first_device(config))
     for number, prompt in enumerate(request.prompts):
         answer(
             model,
