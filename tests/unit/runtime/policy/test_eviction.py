@@ -336,3 +336,14 @@ def test_eviction_policy__unknown_names_and_options_list_the_known():
         policy_of("lru", size=3)
     with pytest.raises(MoecastError, match="option of lfu eviction 'num_layers'"):
         policy_of("lfu", **{"num_layers": 3})
+
+
+def test_static__buffers_for_a_whole_layer_and_some_of_the_next():
+    policy = policy_of("static", experts=8, first_layers=True, buffers=2, whole_layer=True)
+    policy.part(num_slots=12, layers=range(2))
+    # 8 + 8 // 8 + 1 buffers leave two slots for good: those of the first layer's first experts.
+    stay = [(layer, e) for layer in range(2) for e in range(8) if policy.stays((layer, e))]
+    assert stay == [(0, 0), (0, 1)]
+    few = policy_of("static", experts=8, first_layers=True, buffers=20, whole_layer=True)
+    few.part(num_slots=12, layers=range(2))
+    assert not few.stays((0, 0))
