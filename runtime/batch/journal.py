@@ -8,6 +8,7 @@ another input or other settings are refused.
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
@@ -72,6 +73,8 @@ class Journal:
         except OSError as error:
             raise OutputError(f"output={path}: {error.strerror}; give another file") from error
         try:
+            if not stat.S_ISREG(os.fstat(self._handle).st_mode):
+                raise OutputError(f"output={path} is no file that can be carried on; give one")
             self._lock()
             if overwrite:
                 os.ftruncate(self._handle, 0)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -111,6 +112,11 @@ def test_journal__another_file_is_not_taken_for_its_own(tmp_path):
     with pytest.raises(OutputError, match="holds something already"):
         journal(tmp_path)
     assert (tmp_path / "out.jsonl").read_text() == "my notes\n"
+
+
+def test_journal__what_is_no_file_is_refused():
+    with pytest.raises(OutputError, match="no file that can be carried on"):
+        Journal(Path("/dev/null"), SETTINGS, known=KNOWN)
 
 
 def test_journal__one_process_at_a_time(tmp_path):
