@@ -17,7 +17,7 @@ from collect.traces.manifest import TracePlan, digest_of, has_manifest, read_man
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
 from predictors.spec import ModelSpec
-from runtime.config import ModelConfig
+from runtime.config import BUILTIN, ModelConfig
 from runtime.models import identity, resolve
 
 
@@ -53,7 +53,12 @@ class Order:
     budget: str
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "signals": list(self.signals)}
+        """For a worker, which may run in another folder: paths are whole ones."""
+        fields = {**asdict(self), "signals": list(self.signals), "where": whole_path(self.where)}
+        fields["model"] |= {"id": whole_if_here(self.model.id)}
+        if self.data.path is not None:
+            fields["data"] |= {"path": whole_if_here(self.data.path)}
+        return fields
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Order":
@@ -101,6 +106,17 @@ class Order:
         assert self.prompts, "a source without texts is an error of its own"
         model = load(self.model, budget=self.budget)
         return Job(model, *self.planned(model.moecast.spec), self.settings)
+
+
+def whole_path(where: str) -> str:
+    """An address as it is."""
+    return where if "://" in where else str(Path(where).expanduser().resolve())
+
+
+def whole_if_here(named: str) -> str:
+    """A name that is no path on this machine, such as a repository's on the Hub, as it is."""
+    is_path = named != BUILTIN and Path(named).expanduser().exists()
+    return whole_path(named) if is_path else named
 
 
 def order_of(

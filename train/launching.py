@@ -13,6 +13,7 @@ from rich.console import Console
 from collect.launch.config import LauncherConfig
 from collect.launch.crews import dispatcher_for
 from collect.launch.task import Report, Work
+from collect.order import whole_if_here, whole_path
 from collect.progress import progress
 from collect.traces import Trace
 from collect.traces.manifest import digest_of
@@ -64,9 +65,9 @@ def fit_launched(
     if missing:
         needs = together([family.needs for family in families])
         arguments = {
-            "trace": trace.where,
+            "trace": whole_path(trace.where),
             "digest": trace.digest,
-            "model": asdict(model),
+            "model": {**asdict(model), "id": whole_if_here(model.id)},
             "settings": asdict(settings),
             "layers": launcher.layers,
             "pool_rows": rows_of_pool(trace.spec, needs, batch_size=settings.batch_size),

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
 from collect.launch.ray import join
+from collect.order import whole_if_here, whole_path
 from collect.traces import Trace
 from predictors.files import write_atomic
 from runtime.config import ModelConfig
@@ -62,8 +63,8 @@ def fit_spread(
     trainer = TorchTrainer(
         learn_share,
         train_loop_config={
-            "trace": trace.where,
-            "model": asdict(model),
+            "trace": whole_path(trace.where),
+            "model": {**asdict(model), "id": whole_if_here(model.id)},
             "settings": asdict(settings),
             "run_dir": str(run_dir.resolve()),
         },

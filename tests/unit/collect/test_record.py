@@ -1,5 +1,6 @@
 """Recording: what the trace holds is what the model computed, for prompt and generated tokens."""
 
+import json
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -11,13 +12,16 @@ from transformers import AutoTokenizer
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import DiskSpaceError, TraceError
+from collect.order import Order, order_of
 from collect.plan import Settings, encode
 from collect.prompts import Prompt
 from collect.record import collect, collect_part, settings_of
 from collect.traces import Phase, Trace
 from collect.traces.layout import ROUTING_SIGNALS
+from runtime.config import ModelConfig
 from tests.builders.models import plain_eager
 from tests.builders.recordable import prompts_file, recordable
+from tests.builders.traces import make_spec
 
 TOLERANCE = 2e-3
 """Half precision of values around 1, and sums in another order through padding and cache."""
@@ -116,6 +120,27 @@ def test_collect__workers_make_the_same_trace(tmp_path: Path) -> None:
     assert made[0] is made[1] is None
     assert made[2] is not None
     assert made[2].digest == alone.digest
+
+
+def test_order__is_the_same_in_a_worker_that_runs_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = recordable(tmp_path / "model")
+    model.id = "model"
+    data = make_data(tmp_path)
+    data.path = "prompts.jsonl"
+    order = order_of(model, data, "trace", ROUTING_SIGNALS, None, "100%")
+    told = json.dumps(order.as_json())
+    spec = make_spec()
+    plan, _ = order.planned(spec)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    there = Order.from_json(json.loads(told))
+    assert there.planned(spec)[0] == plan
+    assert there.where == str(tmp_path / "trace")
+    builtin = order_of(ModelConfig(), data, "s3://b/t", ROUTING_SIGNALS, None, "1GiB").as_json()
+    assert (builtin["model"]["id"], builtin["where"]) == ("builtin", "s3://b/t")
 
 
 def test_collect__sampling_repeats_by_seed(tmp_path: Path) -> None:
