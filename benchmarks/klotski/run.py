@@ -1,12 +1,12 @@
 """Batches in groups, live and simulated: klotski's figures 12, 14 and 15 and its table 3.
 
-    python -m runtime inflate total_size=2GiB output=runs/inflated-2g
+    python -m runtime inflate total_size=2GiB output=runs/inflated
     python -m benchmarks.peers.environments only=accelerate
-    python -m benchmarks.klotski.run model=runs/inflated-2g trace=runs/traces/qwen2-moe-tiny/NAME
+    python -m benchmarks.klotski.run model=runs/inflated trace=runs/traces/qwen2-moe-tiny/NAME
         output=benchmarks/results/klotski.json
 
 Options: `budget=25%`, `batch_size=16` and `n=8` of the ablation and the required figure,
-`sizes=4,16` and `groups=1,2,4,8` of figure 14, `prompt_tokens=32`, `new_tokens=12`,
+`sizes=4,16` and `groups=1,2,4,8` of figure 14, `prompt_tokens=32`, `new_tokens=8`,
 `repetitions=1`, `threads=2`, `page=runs/klotski` (the page with its figures), `work=runs/peers`
 (Accelerate's environment and weights), `peer=false` (leaves Accelerate out; it needs the `dev`
 extra, Linux and root). Without `trace` nothing is simulated and no quality measured. Some ten
@@ -66,7 +66,7 @@ def main(arguments: dict[str, str]) -> None:
         model=Path(arguments["model"]),
         budget=arguments.get("budget", "25%"),
         prompt_tokens=int(arguments.get("prompt_tokens", 32)),
-        new_tokens=int(arguments.get("new_tokens", 12)),
+        new_tokens=int(arguments.get("new_tokens", 8)),
         batch_size=int(arguments.get("batch_size", 16)),
         n=int(arguments.get("n", 8)),
         sizes=whole_numbers(arguments.get("sizes", "4,16")),
