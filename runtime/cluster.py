@@ -14,6 +14,12 @@ from predictors.errors import MoecastError
 
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's least, about; nothing of ours goes through its object store."""
+PATIENCE = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+}
+"""Ray Serve gives its proxy five seconds to start and ten to answer, then ends it: where models are
+being loaded that is too little."""
 LOOPBACK = "127.0.0.1"
 ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Off, Ray binds all its ports to loopback. `_node_ip_address="127.0.0.1"` does not: Ray 2.60 turns
@@ -35,6 +41,8 @@ def prepare(address: str | None) -> None:
     # No network unless it is asked for.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ["RAY_AUTH_MODE"] = "token"
+    for name, seconds in PATIENCE.items():
+        os.environ.setdefault(name, seconds)
     if address is None:
         os.environ.setdefault(ALONE, "0")
         # Of this run only; without it Ray would write one to the user's home folder.

@@ -48,11 +48,18 @@ class Replicas:
         self._shape = shape_of(resolve(config.model))
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         self._own = join(config.cluster, num_cpus=self._cpus * config.replicas, option="cluster")
-        serve.start(
-            http_options=HTTPOptions(
-                host=config.host, port=config.port, location="HeadOnly", request_timeout_s=None
+        try:
+            serve.start(
+                http_options=HTTPOptions(
+                    host=config.host, port=config.port, location="HeadOnly", request_timeout_s=None
+                )
             )
-        )
+        except (ray.exceptions.RayError, TimeoutError, RuntimeError) as error:
+            ray.shutdown()
+            raise ReplicasFailed(
+                f"host={config.host} port={config.port}: Ray Serve does not listen there "
+                f"({one_line(error)}); choose another port"
+            ) from error
 
     @property
     def _cpus(self) -> int:
@@ -69,10 +76,8 @@ class Replicas:
         self._edition += 1
         try:
             serve.run(self._application(), name=APPLICATION, route_prefix="/")
-        except (RuntimeError, TimeoutError) as error:
-            raise ReplicasFailed(
-                f"the replicas did not come up: {' '.join(str(error).split())[:600]}"
-            ) from error
+        except (ray.exceptions.RayError, TimeoutError, RuntimeError) as error:
+            raise ReplicasFailed(f"the replicas did not come up: {one_line(error)}") from error
 
     def _application(self) -> Any:
         config = self._config
@@ -128,6 +133,10 @@ class Replicas:
         serve.shutdown()
         if self._own:
             ray.shutdown()
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:600]
 
 
 def has_gpu() -> bool:
