@@ -4,6 +4,7 @@ A unit is handed out one at a time, to whoever is free: a kill costs the unit th
 and a slow machine holds up no other.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from collect.launch.board import Board
 from collect.launch.task import Crew, Kind, Message
 
 POLL_SECONDS = 0.5
+PATIENCE_SECONDS = 60.0
+"""Between two lines that say that nobody is ready yet."""
 
 
 @dataclass
@@ -89,8 +92,15 @@ class Dispatcher:
         """
         for worker in range(self._workers):
             self.crew.start(worker)
+        told = started = time.monotonic()
         while not self._about:
             self._hear()
+            if time.monotonic() - told >= PATIENCE_SECONDS:
+                told = time.monotonic()
+                self._tell(
+                    f"no worker is ready after {told - started:.0f} s: they load the model, or "
+                    "wait for their turn in the queue"
+                )
         return self._about[0]
 
     def run(
