@@ -22,6 +22,7 @@ START_SECONDS = 120.0
 SAMPLE = re.compile(r"^([\w:]+)(\{.*\})? (\S+)$", re.MULTILINE)
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+ENDED = "vllm:request_success_total"
 PINNED = "moecast_pinned_experts"
 TAKEN = (RUNNING, WAITING, PINNED)
 """Gauges that are 0 when nobody wants anything."""

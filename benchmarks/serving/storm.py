@@ -19,7 +19,7 @@ import httpx2
 
 from benchmarks.serving.context import with_context
 from benchmarks.serving.results import keep
-from benchmarks.serving.server import Server, server
+from benchmarks.serving.server import ENDED, Server, server
 
 CLIENT_SECONDS = 0.5
 NEXT_TOKENS = 10
@@ -63,9 +63,7 @@ def storm(target: Server, *, requests: int, tokens: int) -> dict[str, Any]:
         "left": target.taken(),
         "tokens_asked_for": requests * tokens,
         "tokens_generated": after[name] - before.get(name, 0),
-        "answers_cancelled": after["vllm:request_success_total"]
-        - before.get("vllm:request_success_total", 0)
-        - 1,
+        "answers_cancelled": after[ENDED] - before.get(ENDED, 0.0) - 1,
     }
 
 

@@ -1,0 +1,95 @@
+"""A server's process whose disk fails while it answers several clients."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx2
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.serving.server import TAKEN, Server, server
+from tests.builders.faults import needs
+from tests.builders.faults.disk import CannotMountError, faulty_disk
+from tests.builders.faults.rules import Disk, Rule
+from tests.builders.models import plain_eager
+from tests.builders.serving import speaking_model
+from tests.faults.conftest import skip
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+PROMPTS = ("The heart pumps blood", "It was late", "Return a new list", "She said", "x = 1", "And")
+NEW_TOKENS = 12
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    if reason := needs.fuse():
+        skip(reason)
+    source = speaking_model(tmp_path / "source", num_experts=16)
+    try:
+        with faulty_disk(source, tmp_path / "faulty") as mounted:
+            yield mounted
+    except CannotMountError as error:
+        skip(f"FUSE cannot mount here: {error}")
+
+
+def expected(folder: Path) -> list[str]:
+    """What plain Transformers says, one prompt after another."""
+    model, tokenizer = plain_eager(folder), AutoTokenizer.from_pretrained(folder)
+    found = []
+    for prompt in PROMPTS:
+        tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
+        with torch.no_grad():
+            output = model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+            )
+        found.append(tokenizer.decode(output[0, tokens.shape[1] :], skip_special_tokens=True))
+    return found
+
+
+def ask_all(running: Server) -> list[httpx2.Response]:
+    def ask(prompt: str) -> httpx2.Response:
+        body = {
+            "prompt": prompt,
+            "max_tokens": NEW_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        return httpx2.post(f"{running.api}/completions", json=body, timeout=60)
+
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        return list(pool.map(ask, PROMPTS))
+
+
+def texts(answers: list[httpx2.Response]) -> list[str]:
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    return [answer.json()["choices"][0]["text"] for answer in answers]
+
+
+def test_server__tells_the_same_before_during_and_after_reads_that_fail(disk: Disk) -> None:
+    plain = expected(disk.mount)
+    options = {"model.id": disk.mount, "budget": "20%", "predictor": "skip"}
+    with server(options) as running:
+        assert texts(ask_all(running)) == plain
+        # Some reads fail, on forecasts and on demand: they are made again, and nobody notices.
+        disk.fails(Rule("eio", times=3))
+        assert texts(ask_all(running)) == plain
+        assert disk.num_faults() == 3
+        # All reads fail: who needs an expert is told so, and the server lives.
+        disk.fails(Rule("eio"))
+        refused = ask_all(running)
+        assert {answer.status_code for answer in refused} <= {200, 500}
+        codes = {a.json()["error"]["code"] for a in refused if a.status_code == 500}
+        assert codes == {"expert_transfer_failed"}
+        assert httpx2.get(f"{running.url}/health").status_code == 200
+        assert running.metrics()["moecast_io_errors_total"] > 0
+        disk.is_well()
+        assert texts(ask_all(running)) == plain
+        running.wait_idle()
+        assert running.taken() == dict.fromkeys(TAKEN, 0.0)
+        assert running.end()["exit_code"] == 0
