@@ -62,7 +62,12 @@ class Server:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def engines(self) -> list[psutil.Process]:
-        return [p for p in self.family() if "ServeReplica:moecast:engine" in " ".join(p.cmdline())]
+        found = []
+        for process in self.family():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if "ServeReplica:moecast:engine" in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
 
     def end(self) -> None:
         family = self.family() if self.process.poll() is None else []
