@@ -7,9 +7,11 @@ import random
 import numpy as np
 import pytest
 
+from predictors.errors import MoecastError
 from predictors.token import Token
 from runtime.config import SystemConfig
 from runtime.policy.routing import ROUTINGS, RoundRobin
+from runtime.serving.config import ROUTING_NAMES, ServeConfig
 from runtime.serving.replicas.exchange import Wire, exchanged
 from runtime.serving.replicas.forecasting import Forecaster, prompt_of
 from runtime.sim.replicas import Limits, Request, SimulatedReplica, route
@@ -201,3 +203,18 @@ def test_exchange__an_application_that_fails_before_its_answer_fails_the_request
 
     with pytest.raises(OSError, match="broken"):
         asyncio.run(run())
+
+
+def test_serve__what_replicas_can_not_be_is_named():
+    for given, said in (
+        ({"replicas": 2}, "launcher=ray"),
+        ({"cluster": "10.0.0.1:6379"}, "launcher=ray"),
+        ({"launcher": "slurm"}, "unknown launcher"),
+        ({"launcher": "ray", "replicas": 0}, "replicas=0"),
+        ({"launcher": "ray", "port": 0}, "port=0"),
+        ({"routing": "cash-aware"}, "cache-aware"),
+    ):
+        with pytest.raises(MoecastError, match=said):
+            ServeConfig(**given)
+    assert ServeConfig(launcher="ray", replicas=2).replicas == 2
+    assert set(ROUTING_NAMES) == set(ROUTINGS)
