@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.serving.distributions import page_of
 from benchmarks.serving.replay import Answer, one_by_one, replay
-from benchmarks.serving.results import keep
+from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import Server, server
 from benchmarks.serving.trace import LONGEST, Arrival, read, scaled, window
 from collect.config import DataConfig, SourceKind
@@ -96,6 +96,7 @@ def run(
 
 
 def main(arguments: dict[str, str]) -> None:
+    described = here()
     console = Console(highlight=False, soft_wrap=True)
     told = arguments.get
     number, seed = int(told("requests", "32")), int(told("seed", "0"))
@@ -141,7 +142,7 @@ def main(arguments: dict[str, str]) -> None:
     page = page_of(results).write(Path(told("folder", "runs/serving/arrivals")))
     # Where the trace lies is nobody's business but its owner's.
     named = {key: Path(value).name if key == "trace" else value for key, value in arguments.items()}
-    keep("arrivals", results, named)
+    keep("arrivals", results, named, described)
     console.print(f"{page}")
 
 

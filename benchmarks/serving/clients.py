@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.peers.environments import interpreter, is_built
 from benchmarks.serving.environments import FOLDER, REQUIREMENTS
 from benchmarks.serving.expected import Plain
-from benchmarks.serving.results import keep
+from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import Server, server
 from runtime.config import ModelConfig
 from runtime.models import resolve
@@ -203,6 +203,7 @@ CLIENTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 
 
 def main(arguments: dict[str, str]) -> None:
+    described = here()
     environments = Path(arguments.get("folder", FOLDER))
     wanted = arguments["only"].split(",") if "only" in arguments else list(CLIENTS)
     folder = resolve(ModelConfig())
@@ -228,7 +229,7 @@ def main(arguments: dict[str, str]) -> None:
                 found[name] = CLIENTS[name](bench)
             except ClientFailed as error:
                 found[name] = {"works": False, "why": str(error)}
-    keep("clients", {"clients": found}, arguments)
+    keep("clients", {"clients": found}, arguments, described)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 
 from benchmarks.serving.leaving import departures, leave_all
-from benchmarks.serving.results import keep
+from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import Server, server
 
 PROMPTS = (
@@ -96,6 +96,7 @@ def disconnects(
 
 
 def main(arguments: dict[str, str]) -> None:
+    described = here()
     with server() as target:
         found = disconnects(
             target,
@@ -109,7 +110,7 @@ def main(arguments: dict[str, str]) -> None:
         and found["descriptors_leaked"] <= 0
         and found["same_answer_afterwards"]
     )
-    keep("disconnects", found, arguments)
+    keep("disconnects", found, arguments, described)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from benchmarks.serving.results import keep
+from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import Server, server
 
 TOGETHER = 8
@@ -217,6 +217,7 @@ def by_path(shots: list[Shot], answers: list[dict[str, Any]]) -> dict[str, Count
 
 
 def main(arguments: dict[str, str]) -> None:
+    described = here()
     with server({"max_new_tokens": NEW_TOKENS, "max_waiting": 64}) as target:
         found = fuzz(
             target,
@@ -229,7 +230,7 @@ def main(arguments: dict[str, str]) -> None:
         and not any(found["left"].values())
         and found["answers_afterwards"]
     )
-    keep("fuzz", found, arguments)
+    keep("fuzz", found, arguments, described)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from benchmarks.serving.results import keep
+from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import Server, server
 from benchmarks.serving.shutdown import PROMPT, load
 
@@ -77,6 +77,7 @@ def full(target: Server, *, requests: int, tokens: int) -> dict[str, Any]:
 
 
 def main(arguments: dict[str, str]) -> None:
+    described = here()
     requests = int(arguments.get("requests", 500))
     options = {"max_running": RUNNING, "max_waiting": WAITING}
     with server(options) as target:
@@ -91,7 +92,7 @@ def main(arguments: dict[str, str]) -> None:
         and run["completed"] == run["accepted"],
         **run,
     }
-    keep("queue", found, arguments)
+    keep("queue", found, arguments, described)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,14 @@ from benchmarks.machine import machine
 OUTPUT = "benchmarks/results/serving.json"
 
 
-def keep(part: str, found: dict[str, Any], arguments: dict[str, str]) -> None:
+def here() -> dict[str, Any]:
+    """The machine, before a benchmark begins."""
+    return machine(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+
+
+def keep(
+    part: str, found: dict[str, Any], arguments: dict[str, str], described: dict[str, Any]
+) -> None:
     """Writes what was found, with the machine and the command, and prints it; other parts of the
     file stay as they are. `output=FILE` names another file."""
     path = Path(arguments.get("output", OUTPUT))
@@ -21,7 +28,7 @@ def keep(part: str, found: dict[str, Any], arguments: dict[str, str]) -> None:
     command += [f"{key}={value}" for key, value in arguments.items() if key != "output"]
     every[part] = {
         "command": " ".join(command),
-        "machine": machine(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))),
+        "machine": described,
         **found,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.serving.results import keep
+from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import ENDED, RUNNING, WAITING, Server, server
 
 LIMIT_SECONDS = 4.1
@@ -93,6 +93,7 @@ def gracefully(target: Server, *, requests: int, tokens: int) -> dict[str, Any]:
 
 
 def main(arguments: dict[str, str]) -> None:
+    described = here()
     requests = int(arguments.get("requests", 12))
     tokens = int(arguments.get("tokens", 64))
     now, graceful = [], []
@@ -116,7 +117,7 @@ def main(arguments: dict[str, str]) -> None:
         "without_grace": now,
         "with_grace": graceful,
     }
-    keep("shutdown", found, arguments)
+    keep("shutdown", found, arguments, described)
 
 
 if __name__ == "__main__":

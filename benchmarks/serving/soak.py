@@ -21,11 +21,11 @@ import numpy as np
 
 from benchmarks.serving.disconnects import PROMPTS, answer, fill_pool
 from benchmarks.serving.leaving import departures, leave
-from benchmarks.serving.results import keep
+from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import Server, server
 
 SAMPLE_SECONDS = 5.0
-MAX_TOKENS = 96
+MAX_TOKENS = 48
 LEAVES = 0.2
 """Of the requests, those whose client goes away."""
 REFUSED: tuple[dict[str, Any], ...] = (
@@ -129,6 +129,7 @@ def slope(samples: list[dict[str, float]]) -> dict[str, float | None]:
 
 
 def main(arguments: dict[str, str]) -> None:
+    described = here()
     minutes = float(arguments.get("minutes", 20))
     options: dict[str, Any] = {"budget": arguments.get("budget", "50%")}
     if "model" in arguments:
@@ -165,7 +166,7 @@ def main(arguments: dict[str, str]) -> None:
         "ended": ended,
         "by_minute": minutes_of(seen["samples"]),
     }
-    keep("soak", found, arguments)
+    keep("soak", found, arguments, described)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 
 from benchmarks.serving.context import with_context
-from benchmarks.serving.results import keep
+from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import ENDED, Server, server
 
 CLIENT_SECONDS = 0.5
@@ -68,6 +68,7 @@ def storm(target: Server, *, requests: int, tokens: int) -> dict[str, Any]:
 
 
 def main(arguments: dict[str, str]) -> None:
+    described = here()
     requests = int(arguments.get("requests", 200))
     tokens = int(arguments.get("tokens", 10_000))
     with tempfile.TemporaryDirectory() as scratch:
@@ -93,7 +94,7 @@ def main(arguments: dict[str, str]) -> None:
         and all(run["next_status"] == 200 and not any(run["left"].values()) for run in runs),
         "runs": runs,
     }
-    keep("storm", found, arguments)
+    keep("storm", found, arguments, described)
 
 
 if __name__ == "__main__":

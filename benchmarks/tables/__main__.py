@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.tables import comparing, forecasting, grouping, launching, spreading
+from benchmarks.tables import comparing, forecasting, grouping, launching, serving, spreading
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -41,6 +41,8 @@ def main() -> None:
             comparing.live(),
             comparing.peers(),
             grouping.grouped(),
+            serving.withstood(),
+            serving.arrivals(),
             reference_model(),
         ],
     )
@@ -61,6 +63,8 @@ def main() -> None:
             spreading.scaled(),
             spreading.routed(),
             launching.launchers(),
+            serving.withstood(),
+            serving.arrivals(),
         ],
     )
 

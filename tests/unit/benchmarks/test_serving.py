@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serving.distributions import cumulative, page_of
-from benchmarks.serving.results import keep
+from benchmarks.serving.results import here, keep
 from benchmarks.serving.soak import minutes_of, slope
 from benchmarks.serving.trace import Arrival, lengths, read, scaled, window
 from predictors.errors import MoecastError
@@ -84,9 +84,9 @@ def test_minutes__are_medians() -> None:
 
 def test_results__of_one_benchmark_leave_the_others(tmp_path: Path) -> None:
     output = tmp_path / "serving.json"
-    keep("storm", {"a": 1}, {"output": str(output)})
-    keep("queue", {"b": 2}, {"output": str(output), "requests": "5"})
-    keep("storm", {"a": 3}, {"output": str(output)})
+    keep("storm", {"a": 1}, {"output": str(output)}, here())
+    keep("queue", {"b": 2}, {"output": str(output), "requests": "5"}, here())
+    keep("storm", {"a": 3}, {"output": str(output)}, here())
     found = json.loads(output.read_text())
     assert {name: (one.get("a"), one.get("b")) for name, one in found.items()} == {
         "queue": (None, 2),
