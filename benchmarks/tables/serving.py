@@ -53,7 +53,7 @@ def fuzz(one: dict[str, Any]) -> list[str]:
     return [
         f"{one['cases']:,} requests made by schemathesis, or damaged",
         "no status 500; refusals in OpenAI's shape",
-        f"{failed} of 500 or above, {len(one['wrong'])} in another shape",
+        f"{failed} of 500 or above, {len(one['wrong'])} wrong in all",
     ]
 
 

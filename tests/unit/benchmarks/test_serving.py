@@ -10,6 +10,7 @@ from benchmarks.serving.distributions import cumulative, page_of
 from benchmarks.serving.results import here, keep
 from benchmarks.serving.soak import minutes_of, slope
 from benchmarks.serving.trace import Arrival, lengths, read, scaled, window
+from benchmarks.tables import serving
 from predictors.errors import MoecastError
 
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -120,3 +121,36 @@ def test_page__has_a_curve_for_each_system(tmp_path: Path) -> None:
     assert csv[1:] == ["on-demand,1,0.5", "on-demand,3,1.0", "moecast,1,0.5", "moecast,2,1.0"]
     assert (tmp_path / "cdf-first-token.png").stat().st_size > 1000
     assert cumulative([5.0]) == [(5.0, 1.0)]
+
+
+def test_tables__say_what_was_reached_and_leave_out_what_was_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    footprint = {"rss_bytes": 100 * 2**20}
+    found = {
+        "fuzz": {"cases": 1234, "statuses": {"200": 1, "500": 2, "503": 1}, "wrong": [{}] * 3},
+        "disconnects": {
+            "requests": 1000,
+            "left": {"running": 0.0, "pinned": 2.0},
+            "before": footprint,
+            "after": {"rss_bytes": 103 * 2**20},
+            "threads_leaked": 0,
+            "descriptors_leaked": 1,
+        },
+        "clients": {
+            "clients": {
+                "openai": {"version": "3.5", "works": True},
+                "litellm": {"works": None, "why": "no environment"},
+            }
+        },
+    }
+    monkeypatch.setattr(serving, "result", lambda _: found)
+    lines = [line for line in serving.withstood() if line.startswith("|")][2:]
+    assert len(lines) == 3
+    assert "1,234 requests" in lines[0]
+    assert "3 of 500 or above, 3 wrong" in lines[0]
+    assert "2 left; threads +0, descriptors +1, memory +3 MiB" in lines[1]
+    assert "openai works, litellm not run" in lines[2]
+    assert serving.arrivals() == []
+    monkeypatch.setattr(serving, "result", lambda _: None)
+    assert serving.withstood() == serving.arrivals() == []
