@@ -6,7 +6,7 @@
         output=benchmarks/results/klotski.json
 
 Options: `budget=25%`, `batch_size=16` and `n=8` of the ablation and the required figure,
-`sizes=4,16` and `groups=1,2,4,8` of figure 14, `prompt_tokens=32`, `new_tokens=8`,
+`sizes=4,16` and `groups=1,2,4,8` of figure 14, `prompt_tokens=16`, `new_tokens=12`,
 `repetitions=1`, `threads=2`, `page=runs/klotski` (the page with its figures), `work=runs/peers`
 (Accelerate's environment and weights), `peer=false` (leaves Accelerate out; it needs the `dev`
 extra, Linux and root). Without `trace` nothing is simulated and no quality measured. Some ten
@@ -33,6 +33,11 @@ def whole_numbers(text: str) -> list[int]:
     return [int(one) for one in text.split(",")]
 
 
+def decode_rate(row: dict[str, Any]) -> float:
+    """Tokens a second in the steady state, where every row has one in each step."""
+    return row["batch_size"] * row["n"] * (len(row["steps"]) - 1) / row["steady"]["seconds"]
+
+
 def figures_of(live: list[dict[str, Any]], peer: dict[str, Any] | None) -> dict[str, Any]:
     """What the issue asks for, as far as it was measured; null where it was not."""
     rows = {row["name"]: row for row in live if not row.get("failed")}
@@ -45,6 +50,7 @@ def figures_of(live: list[dict[str, Any]], peer: dict[str, Any] | None) -> dict[
         "n": ours["n"],
         "batch_size": ours["batch_size"],
         "over_single_batch_on_demand": ours["tokens_per_second"] / base["tokens_per_second"],
+        "decode_over_single_batch_on_demand": decode_rate(ours) / decode_rate(base),
         "over_accelerate": ours["tokens_per_second"] / fast if fast else None,
         "busiest_share": max(steady["link"], steady["compute"]),
         "link_share": steady["link"],
@@ -65,8 +71,8 @@ def main(arguments: dict[str, str]) -> None:
     setting = Setting(
         model=Path(arguments["model"]),
         budget=arguments.get("budget", "25%"),
-        prompt_tokens=int(arguments.get("prompt_tokens", 32)),
-        new_tokens=int(arguments.get("new_tokens", 8)),
+        prompt_tokens=int(arguments.get("prompt_tokens", 16)),
+        new_tokens=int(arguments.get("new_tokens", 12)),
         batch_size=int(arguments.get("batch_size", 16)),
         n=int(arguments.get("n", 8)),
         sizes=whole_numbers(arguments.get("sizes", "4,16")),

@@ -70,9 +70,9 @@ def run_batches(
         while waiting or living:
             while waiting and len(living) < n:
                 place, batch = waiting.popleft()
-                member = group.start(
-                    _run(model, batch, caches, ended, temperature), seed=seed * SEEDS + place
-                )
+                # Random numbers of its own take time at every stop: only who draws any has them.
+                own = seed * SEEDS + place if temperature > 0 else None
+                member = group.start(_run(model, batch, caches, ended, temperature), seed=own)
                 living[member] = batch
             for member in group.step():
                 batch = living.pop(member)

@@ -112,6 +112,7 @@ def row(name, arm, batch, n, speed, **more):
         "kv_budget": None, "steady": found, "reads_per_step": {"most": 1, "mean": 1.0},
         "bytes_moved": 1 << 30, "peak_memory_bytes": 400 << 20, "weights_bytes": 100 << 20,
         "arena_bytes": 200 << 20, "memory": [(0.0, 1, 2), (0.1, 3, 4)],
+        "steps": [10.0, 4.0, 4.0],
         "timeline": timeline(spans_of_a_run(), layers=(0, 1)), **more,
     }  # fmt: skip
 
@@ -143,6 +144,7 @@ def test_figures_of__are_ratios_of_the_arms():
     found = figures_of(RESULTS["live"], RESULTS["accelerate"])
     assert found["over_single_batch_on_demand"] == 5.5
     assert found["over_accelerate"] == 11.0
+    assert found["decode_over_single_batch_on_demand"] == 2  # n = 2: as many steps, as long
     assert found["busiest_share"] == pytest.approx(5 / 8)
     assert found["beside_weights_and_budget_bytes"] == 100 << 20
     assert figures_of([], None) == {}
