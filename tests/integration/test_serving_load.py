@@ -34,7 +34,6 @@ def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 def test_storm__of_clients_that_leave_lets_the_next_one_be_answered(running: Server) -> None:
     found = storm(running, requests=40, tokens=10_000)
     assert found["ends"] == {"timeout": 40}
-    assert found["answers_cancelled"] >= 8
     assert (found["next_status"], found["next_tokens"]) == (200, 10)
     assert found["left"] == NOTHING
     # Nobody went on with what nobody waits for.
