@@ -208,7 +208,7 @@ def main(arguments: dict[str, str]) -> None:
     with tempfile.TemporaryDirectory(dir=arguments.get("folder")) as temporary:
         folder = Path(temporary)
         killed_at = order(folder / "killed", num_prompts=num_prompts)
-        two = LauncherConfig(workers=2, threads=1, retries=9)
+        two = LauncherConfig(workers=2, threads=1, retries=99)
         report = {
             "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
             "prompts": num_prompts,
