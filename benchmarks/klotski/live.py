@@ -16,8 +16,9 @@ from rich.console import Console
 
 from benchmarks.klotski.arm import Request
 from benchmarks.klotski.requests import prompts_of
+from benchmarks.peers.fused import write_fused
 from benchmarks.peers.peers import Peer, Weights
-from benchmarks.peers.run import ALLOWANCE_BYTES, layouts, sizes
+from benchmarks.peers.run import ALLOWANCE_BYTES, sizes
 from benchmarks.peers.trial import CannotRun, Place, Questions
 from benchmarks.peers.trial import run as run_peer
 from runtime.budget import parse_budget
@@ -167,11 +168,23 @@ def check(rows: Sequence[Row]) -> bool:
     return True
 
 
+def fused_weights(setting: Setting, console: Console) -> Path:
+    """The layout that Accelerate reads, written where it is not there yet."""
+    fused = setting.work / "weights" / setting.model.name
+    if not fused.exists():
+        console.print(f"writing {fused}")
+        fused.parent.mkdir(parents=True, exist_ok=True)
+        # Under another name until it is whole.
+        partial = fused.with_name(f"{fused.name}.partial.{os.getpid()}")
+        write_fused(setting.model, partial)
+        partial.rename(fused)
+    return fused
+
+
 def accelerate(setting: Setting, console: Console) -> Row:
     """Plain batched `generate` under Accelerate's disk offload with the same memory: all prompts
     of the group at once, as many tokens each as the time allows."""
-    setting.work.mkdir(parents=True, exist_ok=True)
-    weights = layouts(setting.model, setting.work, console)
+    weights = {Weights.FUSED: fused_weights(setting, console)}
     experts, others = sizes(weights[Weights.FUSED])
     budget = parse_budget(setting.budget, total_bytes=experts)
     prompts = prompts_of(
