@@ -98,7 +98,7 @@ class Meeting:
         member = self._stops()
         if member is None or self._held == (layer, expert):
             return self.engine.hold(layer, expert)
-        return wait(member, Stop(Place.EXPERTS, layer, [expert], is_loop=True))
+        return wait(member, Stop(Place.EXPERTS, layer, {expert}, is_loop=True))
 
     # ---- the group's side
 
@@ -220,8 +220,8 @@ class Meeting:
     def _hold(self, layer: int, loops: Sequence[Member]) -> None:
         """Loops of the modules' own, which count up: the one expert that is next, to all who are
         at it."""
-        expert = min(member.wanted[0] for member in loops)
-        there = [member for member in loops if member.wanted == [expert]]
+        expert = min(min(member.wanted) for member in loops)
+        there = [member for member in loops if member.wanted == {expert}]
         try:
             weights = self.engine.hold(layer, expert)
         except MoecastError as error:
@@ -235,11 +235,11 @@ def _handed(
     member: Member, layer: int, wanted: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """The wanted experts, as the group hands them out."""
-    missing = list(wanted)
+    missing = set(wanted)
     given = wait(member, Stop(Place.EXPERTS, layer, missing))
     while missing:
         yield given
-        missing = [e for e in missing if e != given[0]]
+        missing.discard(given[0])
         # What comes after the layer waits until all have computed it: links would stand still.
         place = Place.EXPERTS if missing else Place.LAYER_DONE
         given = wait(member, Stop(place, layer, missing))

@@ -34,7 +34,7 @@ class Stop:
 
     place: Place
     layer: int = -1
-    wanted: list[int] = field(default_factory=list)
+    wanted: set[int] = field(default_factory=set)
     is_loop: bool = False
     """The one expert wanted is to be held, as for a loop of the module's own."""
     tokens_T: Ints | None = None
@@ -125,9 +125,9 @@ class Member:
         return self.stop is not None and (self.stop.layer, self.stop.place) == (layer, place)
 
     @property
-    def wanted(self) -> list[int]:
+    def wanted(self) -> set[int]:
         """Experts that it waits for."""
-        return [] if self.stop is None else self.stop.wanted
+        return set() if self.stop is None else self.stop.wanted
 
     def resume(self, gift: object = None) -> None:
         """Runs it until it waits again or is done; `gift` is what it waited for."""

@@ -63,19 +63,37 @@ def computed(
         chosen = [e for e in experts_TK[0].tolist() if e < module.num_experts]
         if len(set(chosen)) == len(chosen):
             return _of_one_token(module, ready, how, hidden_TD, experts_TK, weights_TK)
-    # (K, T): `where` then lists an expert's tokens in the order in which eager lists them.
-    experts_KT = experts_TK.t()
-    wanted = [e for e in torch.unique(experts_TK).tolist() if e < module.num_experts]
+    chosen_by = _tokens_of_experts(experts_TK, weights_TK, module.num_experts)
+    wanted = list(chosen_by)
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     for expert, weights in ready(wanted):
-        slot_N, token_N = torch.where(experts_KT == expert)
+        token_N, weight_N1 = chosen_by[expert]
         output_ND = expert_output(module, weights, hidden_TD[token_N])
-        parts[expert] = token_N, output_ND * weights_TK[token_N, slot_N, None]
+        parts[expert] = token_N, output_ND * weight_N1
     final_TD = torch.zeros_like(hidden_TD, dtype=how.dtype(hidden_TD, weights_TK))
     for expert in wanted:
         token_N, output_ND = parts[expert]
         final_TD.index_add_(0, token_N, output_ND.to(final_TD.dtype))
     return final_TD.to(hidden_TD.dtype)
+
+
+def _tokens_of_experts(
+    experts_TK: Tensor, weights_TK: Tensor, num_experts: int
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Each chosen expert's tokens `(N,)` and their weights `(N, 1)`, ascending by expert; tokens in
+    the order in which eager lists them, choice by choice. Sorted once: searching for each expert by
+    itself takes a tenth of the time of small ones."""
+    sorted_N, order_N = experts_TK.t().flatten().sort(stable=True)
+    token_N = order_N % len(experts_TK)
+    weight_N1 = weights_TK[token_N, order_N // len(experts_TK), None]
+    experts, counts = torch.unique_consecutive(sorted_N, return_counts=True)
+    found, start = {}, 0
+    for expert, count in zip(experts.tolist(), counts.tolist(), strict=True):
+        part = slice(start, start + count)
+        if expert < num_experts:
+            found[expert] = token_N[part], weight_N1[part]
+        start += count
+    return found
 
 
 def _of_one_token(
