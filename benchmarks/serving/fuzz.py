@@ -124,7 +124,10 @@ def sent(case: schemathesis.Case, url: str, model: str, draw: random.Random) -> 
         if "prompt" in case.body and draw.random() < 0.5:
             case.body["prompt"] = "The heart"
     given = case.as_transport_kwargs(base_url=url)
-    return {key: given[key] for key in ("url", "headers", "params", "json", "data") if key in given}
+    if "data" in given:  # requests' name for a body of bytes
+        given["content"] = given["data"]
+    names = ("url", "headers", "params", "json", "content")
+    return {name: given[name] for name in names if name in given}
 
 
 def damaged(url: str, number: int, seed: int) -> Iterator[Shot]:

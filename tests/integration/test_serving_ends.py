@@ -30,7 +30,7 @@ def test_sigterm__with_grace_completes_what_was_accepted_and_takes_nothing_new(
     model: Path,
 ) -> None:
     with server({"model.id": model, "grace": GRACE_SECONDS}) as started:
-        found = gracefully(started, requests=12, tokens=120)
+        found = gracefully(started, requests=12, tokens=60)
     assert found["exit_code"] == 0
     assert found["children_left"] == 0
     assert found["completed"] == found["accepted"] == 12

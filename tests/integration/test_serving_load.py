@@ -60,7 +60,7 @@ def test_full_queue__refuses_with_a_time_to_come_back_and_completes_what_it_took
     model: Path,
 ) -> None:
     with server({"model.id": model, "max_running": RUNNING, "max_waiting": WAITING}) as started:
-        found = full(started, requests=20, tokens=400)
+        found = full(started, requests=20, tokens=200)
         assert started.taken() == NOTHING
     for told in (found["one_after_another"], found["8_at_a_time"]):
         assert told["statuses"] == {"429": 20}
@@ -70,9 +70,9 @@ def test_full_queue__refuses_with_a_time_to_come_back_and_completes_what_it_took
 
 def test_fuzz__no_request_makes_the_server_fail(model: Path) -> None:
     with server({"model.id": model, "max_new_tokens": NEW_TOKENS}) as started:
-        found = fuzz(started, cases=150, seed=5)
+        found = fuzz(started, cases=120, seed=5)
         assert started.end()["exit_code"] == 0
-    assert found["cases"] >= 80
+    assert found["cases"] >= 60
     assert found["wrong"] == []
     assert {"200", "400", "404"} <= found["statuses"].keys()
     assert found["left"] == NOTHING
