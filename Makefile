@@ -1,5 +1,6 @@
 # make demo    from nothing to a table and generated text: environment, install, train, serve
-# make test    environment, install, lint, types, all tests
+# make test    environment, install, lint, types, all tests but the next
+# make test-engines    those that start Ray and Slurm's local executor: ten minutes or more
 # make check   lint, types and the quick tests, in the environment that is there
 # make clean   removes what the others made
 #
@@ -14,17 +15,20 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: demo test check clean
+.PHONY: demo test test-engines check clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m train run_dir=runs/demo
 	$(BIN)/python -m runtime generate predictor=runs/demo/entries/stride budget=50% prompt="The heart pumps blood"
 
 test: $(VENV)/installed-dev
-	$(MAKE) check MARKS=""
+	$(MAKE) check MARKS="not engines"
+
+test-engines: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m engines
 
 WORKERS ?= 2
-MARKS ?= not slow and not gpu and not faults
+MARKS ?= not slow and not gpu and not faults and not engines
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -61,7 +61,7 @@ def recording(tmp_path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.timeout(1200)
 def test_collect__has_one_digest_whoever_did_it(
     recording: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,7 +100,7 @@ def test_collect__has_one_digest_whoever_did_it(
     assert again["digest"] == found["one"]["digest"]
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.timeout(1200)
 def test_train__has_one_digest_whoever_did_it(tmp_path: Path) -> None:
     folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
@@ -122,7 +122,7 @@ def test_train__has_one_digest_whoever_did_it(tmp_path: Path) -> None:
     assert found["ray"]["launched"] == {"units": 3, "retried": 0, "workers_replaced": 0}
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.timeout(400)
 def test_collect__a_worker_killed_every_five_seconds_loses_nothing(tmp_path: Path) -> None:
     """The reference model in two dozen parts of about a second each."""
@@ -166,7 +166,7 @@ def test_collect__a_worker_killed_every_five_seconds_loses_nothing(tmp_path: Pat
     )
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.timeout(400)
 def test_collect__interrupted_leaves_no_worker_and_goes_on(
     recording: list[str], tmp_path: Path

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 pytest.importorskip("ray.serve")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 UP_SECONDS = 420

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 RAY = ("devices=2", "launcher=ray")
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 @pytest.mark.timeout(1200)
 def test_train__two_devices_learn_what_one_learns(tmp_path: Path) -> None:
     folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)

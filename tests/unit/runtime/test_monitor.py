@@ -1,6 +1,7 @@
 """What is asked of a running engine agrees with its books, whatever it is doing."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,8 @@ def test_faults__are_counted_by_kind_also_when_nobody_needed_the_expert(folder: 
         )
         with pytest.raises(TransferError):
             generate(model)
+        while not all(worker.is_idle for worker in engine.workers):
+            time.sleep(0.01)  # reads that were under way fail too
         faults = Monitor(engine).snapshot().faults
         assert set(faults) == {"truncated"}
         assert faults["truncated"] >= 1

@@ -44,7 +44,7 @@ def ray_session() -> Iterator[None]:
 
 
 @pytest.fixture(
-    params=["local", pytest.param("ray", marks=pytest.mark.slow), "slurm"],
+    params=["local", pytest.param("ray", marks=pytest.mark.engines), "slurm"],
 )
 def config(request: pytest.FixtureRequest) -> LauncherConfig:
     if request.param == "ray":
@@ -173,7 +173,7 @@ def test_local__gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {(one["gpus"], one["threads"]) for one in found} <= {("4,5", "3"), ("6,7", "3")}
 
 
-@pytest.mark.slow
+@pytest.mark.engines
 def test_ray__keeps_to_loopback_without_dashboard_and_with_a_token(ray_session: None) -> None:
     import ray
 
