@@ -78,11 +78,16 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def wait_for(self, pattern: str) -> str:
-        """What was shown since the last time, up to the pattern."""
-        deadline = time.monotonic() + WAIT_SECONDS
+    def wait_for(self, pattern: str, *, typing: str = "") -> str:
+        """What was shown since the last time, up to the pattern; `typing` is typed every five
+        seconds until then."""
+        start = typed = time.monotonic()
+        self.type(typing)
         while not (found := re.search(pattern, self.text, re.DOTALL)):
-            assert time.monotonic() < deadline, self.text
+            assert time.monotonic() < start + WAIT_SECONDS, self.text
+            if time.monotonic() > typed + 5:
+                self.type(typing)
+                typed = time.monotonic()
             if select.select([self._master], [], [], 0.2)[0]:
                 self.text += os.read(self._master, 4096).decode(errors="replace")
         shown, self.text = self.text[: found.end()], self.text[found.end() :]
@@ -106,8 +111,8 @@ def test_terminal__ctrl_c_stops_the_answer_and_not_the_program(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     terminal.wait_for("/help lists the commands.*> ")
-    terminal.type("\x03")
-    terminal.wait_for("/quit or Ctrl-D ends.*> ")
+    # A signal between the prompt's last character and the wait for a key is acted on with the next.
+    terminal.wait_for("/quit or Ctrl-D ends.*> ", typing="\x03")
     terminal.type("Tell me a long story\r")
     terminal.wait_for(r"story\r\n.{40}")  # it has begun to answer
     terminal.type("\x03")
