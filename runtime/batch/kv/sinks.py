@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
+from runtime.batch.errors import PlanError
+
 
 class SinkLayer(DynamicLayer):
     """Keeps `sinks` first tokens of each row and `window` last ones, where they were: positions
@@ -69,7 +71,10 @@ class SinkLayer(DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
-            raise NotImplementedError("crop of a cache of sinks and a window")
+            raise PlanError(
+                "window: tokens that have left the window cannot be taken back, as assisted "
+                "generation asks; generate without window="
+            )
 
     def close(self) -> None:
         """Its batch is over."""
