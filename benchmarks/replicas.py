@@ -11,22 +11,24 @@ stretched so that the replicas are busy for a stated share of the time; the requ
 prompt's experts will be is forecast by the zoo's `token` entry. Minutes on one core.
 """
 
-import csv
 import itertools
 import json
 import sys
 import time
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.papers.ground import machine, shape_named, systems
+from benchmarks.serving.trace import read
 from collect.traces import Trace
 from predictors.base import Predictor
+from predictors.spec import ModelSpec
 from runtime.budget import slots_of
+from runtime.config import SystemConfig
 from runtime.policy.routing import ROUTINGS, expected_mass
 from runtime.sim.hardware import described
 from runtime.sim.replicas import Limits, Request, SimulatedReplica, route
@@ -48,10 +50,7 @@ HARDWARE, SHAPE = "rtx4090-pcie4", "qwen1.5-moe"
 def arrival_times(file: Path, number: int) -> list[float]:
     """Seconds from the first request; requests of one moment keep their order."""
     if file.suffix == ".csv":
-        with file.open() as lines:
-            rows = csv.DictReader(lines)
-            stamps = [row["TIMESTAMP"][:26] for row, _ in zip(rows, range(number), strict=False)]
-        times = [datetime.fromisoformat(stamp).timestamp() for stamp in stamps]
+        times = [one.seconds for one in itertools.islice(read(file), number)]
     else:
         lines = file.read_text().splitlines()[:number]
         times = [json.loads(line)["timestamp"] / 1e3 for line in lines]
@@ -94,60 +93,67 @@ def masses_of(pool: Sequence[Sequence[Step]], predictor: Predictor) -> list[Any]
     ]
 
 
+@dataclass(frozen=True)
+class Load:
+    """What is asked of the replicas."""
+
+    pool: list[list[Step]]
+    """Recorded requests."""
+    masses: list[Any]
+    """Of each, what its prompt is forecast to need."""
+    times: list[float]
+    """Arrivals, in seconds from the first."""
+
+
+def maker(system: SystemConfig, spec: ModelSpec, budget: float) -> Callable[[], SimulatedReplica]:
+    """Replicas with memory for a share of the experts."""
+    num_experts = spec.num_layers * spec.num_experts
+    slots = slots_of(
+        int(budget * num_experts),
+        slot_bytes=1,
+        scratch_bytes=0,
+        top_k=spec.top_k,
+        num_experts=num_experts,
+    )
+    hardware = described(machine(HARDWARE), shape_named(SHAPE))
+    return lambda: SimulatedReplica(
+        spec=spec, system=system, hardware=hardware, slots=slots, limits=LIMITS
+    )
+
+
+def routed_by_each(
+    load: Load, make: Callable[[], SimulatedReplica]
+) -> Iterator[tuple[float, str, dict[str, Any]]]:
+    """Busy share, routing, and what came of it: the same requests for every routing."""
+    at_once = drawn(load.pool, [0.0] * len(load.times), load.masses, seed=0)
+    unlimited = route(at_once, ROUTINGS["round-robin"](), make, num_replicas=NUM_REPLICAS)
+    capacity = len(load.times) / max(one.ended or 0.0 for one in unlimited.requests)
+    for busy in BUSY:
+        stretch = len(load.times) / capacity / busy / max(load.times[-1], 1e-9)
+        arrivals = [one * stretch for one in load.times]
+        for name, routing in ROUTINGS.items():
+            requests = drawn(load.pool, arrivals, load.masses, seed=0)
+            outcome = route(requests, routing(), make, num_replicas=NUM_REPLICAS)
+            yield busy, name, outcome.as_dict()
+
+
 def main(arguments: dict[str, str]) -> None:
     started = time.monotonic()
     traces = [Trace.open(Path(one)) for one in arguments["traces"].split(",")]
     spec = traces[0].spec
     pool = recorded(traces)
     masses = masses_of(pool, load_predictor(f"{spec.model_id}/token", spec=spec))
-    hardware = described(machine(HARDWARE), shape_named(SHAPE))
     number = int(arguments.get("requests", str(NUM_REQUESTS)))
     known = systems()
+    names = arguments.get("systems", ",".join(SYSTEMS)).split(",")
+    files = [Path(one) for one in arguments["arrivals"].split(",")]
     rows: list[dict[str, Any]] = []
-    for file in map(Path, arguments["arrivals"].split(",")):
-        times = arrival_times(file, number)
-        for name in arguments.get("systems", ",".join(SYSTEMS)).split(","):
-            for budget in BUDGETS:
-                slots = slots_of(
-                    int(budget * spec.num_layers * spec.num_experts),
-                    slot_bytes=1,
-                    scratch_bytes=0,
-                    top_k=spec.top_k,
-                    num_experts=spec.num_layers * spec.num_experts,
-                )
-
-                def make(name: str = name, slots: int = slots) -> SimulatedReplica:
-                    return SimulatedReplica(
-                        spec=spec,
-                        system=known[name],
-                        hardware=hardware,
-                        slots=slots,
-                        limits=LIMITS,
-                    )
-
-                at_once = drawn(pool, [0.0] * len(times), masses, seed=0)
-                unlimited = route(at_once, ROUTINGS["round-robin"](), make,
-                                  num_replicas=NUM_REPLICAS)  # fmt: skip
-                capacity = len(times) / max(one.ended or 0.0 for one in unlimited.requests)
-                for busy in BUSY:
-                    stretch = len(times) / capacity / busy / max(times[-1], 1e-9)
-                    arrivals = [one * stretch for one in times]
-                    for routing in ROUTINGS:
-                        requests = drawn(pool, arrivals, masses, seed=0)
-                        outcome = route(
-                            requests, ROUTINGS[routing](), make, num_replicas=NUM_REPLICAS
-                        )
-                        rows.append(
-                            {
-                                "arrivals": file.stem,
-                                "system": name,
-                                "budget": budget,
-                                "busy": busy,
-                                "routing": routing,
-                                **outcome.as_dict(),
-                            }
-                        )
-                        sys.stderr.write(f"{time.monotonic() - started:5.0f} s  {rows[-1]}\n")
+    for file, name, budget in itertools.product(files, names, BUDGETS):
+        load = Load(pool, masses, arrival_times(file, number))
+        cell = {"arrivals": file.stem, "system": name, "budget": budget}
+        for busy, routing, found in routed_by_each(load, maker(known[name], spec, budget)):
+            rows.append(cell | {"busy": busy, "routing": routing} | found)
+            sys.stderr.write(f"{time.monotonic() - started:5.0f} s  {rows[-1]}\n")
     report = {
         "traces": [trace.digest for trace in traces],
         "datasets": [trace.manifest.plan.dataset for trace in traces],

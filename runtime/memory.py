@@ -21,13 +21,23 @@ def release_unused() -> None:
     linecache.clearcache()
     if not sys.platform.startswith("linux"):
         return
+    return_free_heap()
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc's own
-        libc.malloc_trim(0)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for start, end in library_code(Path("/proc/self/smaps")):
         # Advice only: where it is not taken the pages stay, and nothing else is wrong.
         libc.madvise(start, end - start, MADV_DONTNEED)
+
+
+def return_free_heap() -> None:
+    """Gives pages of the heap on which nothing lives back to the system (glibc; elsewhere nothing).
+
+    Tensors of many sizes leave holes between those that live on. The heap keeps them, so that a
+    process that works for hours holds its worst moment's memory for ever.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc's own
+        libc.malloc_trim(0)
 
 
 def library_code(smaps: Path) -> Iterator[tuple[int, int]]:

@@ -14,22 +14,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers" / "workers"
 
 import torch
 from measured import Request, peak_resident_bytes, read_bytes
-from transformers import AutoConfig, AutoModelForCausalLM
-from with_accelerate import device_map
+from with_accelerate import offloaded
 
 
 def main(request_path: str, report_path: str) -> None:
     request = Request(**json.loads(Path(request_path).read_text()))
-    torch.set_num_threads(request.threads)
-    config = AutoConfig.from_pretrained(request.weights, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        request.weights,
-        dtype=torch.float32,
-        local_files_only=True,
-        experts_implementation="eager",
-        device_map=device_map(config, request.budget_bytes),
-        offload_folder=request.scratch,
-    ).eval()
+    model = offloaded(request)
     inputs = torch.tensor(request.prompts)  # of one length
     before, start = read_bytes(), time.perf_counter()
     with torch.inference_mode():

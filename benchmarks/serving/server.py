@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,16 @@ class Server:
         return time.monotonic() - start
 
     def footprint(self) -> dict[str, int]:
-        """What the process holds of the system."""
+        """What the process holds of the system.
+
+        Of its resident memory, pages of files (code of libraries) come as they are first used, and
+        go when memory is short; anonymous ones (heap, arenas, stacks) are what a leak would add to.
+        """
         process = psutil.Process(self.process.pid)
+        memory = process.memory_info()
         return {
-            "rss_bytes": process.memory_info().rss,
+            "rss_bytes": memory.rss,
+            "anonymous_bytes": memory.rss - memory.shared,
             "descriptors": process.num_fds(),
             "threads": process.num_threads(),
         }
@@ -96,17 +102,26 @@ class Server:
 
 @contextmanager
 def server(
-    options: Mapping[str, Any] | None = None, *, environment: Mapping[str, str] | None = None
+    options: Mapping[str, Any] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    ready: bool = True,
 ) -> Iterator[Server]:
-    """`python -m runtime serve` with these options, once it is ready; killed at the end, if it has
-    not ended. Its log and run folder are temporary.
+    """`python -m runtime serve` with these options; killed at the end, if it has not ended.
+
+    Args:
+        folder: for its log (`server.log`) and run folder (`run`); None: a temporary one.
+        ready: wait until the model is loaded.
 
     Raises:
-        ServerFailed: it did not become ready.
+        ServerFailed: it did not start.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        log = Path(scratch) / "server.log"
-        given = {"port": 0, "run_dir": f"{scratch}/run"} | dict(options or {})
+    with ExitStack() as at_the_end:
+        if folder is None:
+            folder = Path(at_the_end.enter_context(tempfile.TemporaryDirectory()))
+        log = folder / "server.log"
+        given = {"port": 0, "run_dir": f"{folder / 'run'}"} | dict(options or {})
         command = [
             sys.executable,
             "-m",
@@ -129,7 +144,8 @@ def server(
                 process.wait(START_SECONDS)
                 raise ServerFailed(f"{line.decode()} {log.read_text()[-2000:]}")
             started = Server(process, found[0].decode(), log)
-            _wait_ready(started)
+            if ready:
+                _wait_ready(started)
             yield started
         finally:
             if process.poll() is None:

@@ -5,8 +5,9 @@
 `clients=6` clients ask without pause, each time something else: completions and chats, streamed or
 whole, several answers, log-probabilities of prompts, texts to tokenise, requests that are refused,
 and clients that leave. Every five seconds the process's memory, descriptors and threads are looked
-at. Memory's slope is that of a straight line through the second half; a point within it is the
-median of a minute. `model=FOLDER` serves another model than the reference model, `budget=50%`.
+at; of memory what is resident, and what of that is no file's page (code of libraries comes as it is
+first used). Slopes are those of straight lines through the second half. `model=FOLDER` serves
+another model than the reference model, `budget=50%`.
 """
 
 import asyncio
@@ -111,19 +112,19 @@ def minutes_of(samples: list[dict[str, float]]) -> list[dict[str, float]]:
         {"minute": minute}
         | {
             name: float(np.median([one[name] for one in found]))
-            for name in ("rss_bytes", "descriptors", "threads")
+            for name in ("rss_bytes", "anonymous_bytes", "descriptors", "threads")
         }
         for minute, found in every.items()
     ]
 
 
-def slope(samples: list[dict[str, float]]) -> dict[str, float | None]:
-    """Of memory over the second half, a straight line through all samples (least squares)."""
+def slope(samples: list[dict[str, float]], name: str) -> dict[str, float | None]:
+    """Of a kind of memory over the second half, a line through all samples (least squares)."""
     half = samples[len(samples) // 2 :]
     if len(half) < 3:
         return {"bytes_per_hour": None, "percent_per_hour": None}
     hours = np.array([one["seconds"] for one in half]) / 3600
-    memory = np.array([one["rss_bytes"] for one in half])
+    memory = np.array([one[name] for one in half])
     per_hour = float(np.polyfit(hours, memory, 1)[0])
     return {"bytes_per_hour": per_hour, "percent_per_hour": 100 * per_hour / float(memory.mean())}
 
@@ -152,7 +153,6 @@ def main(arguments: dict[str, str]) -> None:
         time.sleep(2)
         after, metrics, left = target.footprint(), target.metrics(), target.taken()
         ended = target.end()
-    grown = slope(seen["samples"])
     found = {
         "minutes": minutes,
         "counts": seen["counts"],
@@ -160,7 +160,8 @@ def main(arguments: dict[str, str]) -> None:
         "before": before,
         "after": after,
         "left": left,
-        "rss_slope": grown,
+        "rss_slope": slope(seen["samples"], "rss_bytes"),
+        "anonymous_slope": slope(seen["samples"], "anonymous_bytes"),
         "threads_leaked": after["threads"] - before["threads"],
         "descriptors_leaked": after["descriptors"] - before["descriptors"],
         "ended": ended,

@@ -68,12 +68,13 @@ def disconnects(one: dict[str, Any]) -> list[str]:
 
 
 def soak(one: dict[str, Any]) -> list[str]:
-    slope = one["rss_slope"]["bytes_per_hour"]
+    slope = one["anonymous_slope"]["bytes_per_hour"]
     return [
         f"{one['minutes']:g} minutes of mixed load, {sum(one['counts'].values())} requests",
         "memory flat, no thread or descriptor stays",
         f"{figure(None if slope is None else slope / 2**20, 1, ' MiB an hour')} over the second "
-        f"half; threads {one['threads_leaked']:+d}, descriptors {one['descriptors_leaked']:+d}",
+        f"half (pages of files apart); threads {one['threads_leaked']:+d}, descriptors "
+        f"{one['descriptors_leaked']:+d}",
     ]
 
 

@@ -9,6 +9,7 @@ from runtime.serving.opening import name_of, open_served
 from runtime.serving.orders import Limits
 from runtime.serving.routes import measured, page
 from runtime.serving.service import Service
+from runtime.serving.thrift import Thrift
 from runtime.serving.watch import Watch
 
 
@@ -27,6 +28,7 @@ def assembled(
         lambda: open_served(config),
         max_running=config.max_running,
         max_waiting=config.max_waiting,
+        observers=[Thrift()],
     )
     settings = Settings(
         version=version,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 
 from runtime.config import BUILTIN_MODELS, ModelConfig
@@ -100,8 +100,8 @@ class Running:
     """As a signal would; a second one hurries."""
     thread: threading.Thread
 
-    def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=WAIT_SECONDS, **options)
+    def http(self, **options: Any) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=WAIT_SECONDS, **options)
 
     def openai(self, key: str = "any", **options: Any) -> openai.OpenAI:
         options = {"max_retries": 0, "timeout": WAIT_SECONDS, **options}

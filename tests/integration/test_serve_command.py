@@ -7,18 +7,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import psutil
 import pytest
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.serving.server import server
 from configs.cli import main
 from runtime.__main__ import COMMANDS
 from runtime.config import BUILTIN_MODELS
 from tests.builders.models import plain_eager
-from tests.builders.server import server_process
 from tests.builders.serving import speaking_model
 
 REFERENCE = BUILTIN_MODELS / "qwen2_moe_tiny"
@@ -48,8 +48,9 @@ def greedy(folder: Path, prompts: list[str], number: int) -> list[str]:
 
 
 def test_reference_model__is_served_to_several_at_once_with_prefetching(tmp_path: Path) -> None:
-    with server_process(tmp_path, ["predictor=skip", "budget=30%", "key=a-secret"]) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="a-secret", timeout=PATIENCE)
+    options = {"predictor": "skip", "budget": "30%", "key": "a-secret"}
+    with server(options, folder=tmp_path) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="a-secret", timeout=PATIENCE)
 
         def ask(prompt: str) -> str:
             done = client.completions.create(
@@ -61,15 +62,15 @@ def test_reference_model__is_served_to_several_at_once_with_prefetching(tmp_path
             found = list(pool.map(ask, PROMPTS))
         assert found == greedy(REFERENCE, PROMPTS, 8)
         with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong").models.list()
-        children = psutil.Process(server.pid).children(recursive=True)
-        assert server.terminate() == 0
+            openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong").models.list()
+        children = psutil.Process(served.process.pid).children(recursive=True)
+        assert served.end()["exit_code"] == 0
         assert not any(child.is_running() for child in children)
         results = json.loads((tmp_path / "run" / "results.json").read_text())
         assert results["ended"] == "SIGTERM"
         assert results["stats"]["bytes_prefetched"] > 0
         kept = [path.read_text() for path in (tmp_path / "run").iterdir()]
-        assert all("a-secret" not in text for text in [*kept, server.log.read_text()])
+        assert all("a-secret" not in text for text in [*kept, served.log.read_text()])
         config = json.loads((tmp_path / "run" / "run.json").read_text())
         assert config["config"]["key"] == "(not kept)"
         assert "key=(not kept)" in config["argv"]
@@ -82,44 +83,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal__lets_what_was_accepted_end(folder: Path, tmp_path: Path, number: int) -> None:
-    with server_process(tmp_path, [f"model.id={folder}", "max_running=1"]) as server:
+    with server({"model.id": folder, "max_running": 1}, folder=tmp_path) as served:
         body = {"prompt": "The", "max_tokens": 60, "temperature": 0, "stream": True}
         with (
-            httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
+            httpx2.Client(base_url=served.url, timeout=PATIENCE) as client,
             client.stream("POST", "/v1/completions", json=body) as stream,
         ):
             lines = stream.iter_lines()
             next(lines)
-            server.process.send_signal(number)
+            served.process.send_signal(number)
             assert list(lines)[-2] == "data: [DONE]"
-        assert server.process.wait(PATIENCE) == 0
+        assert served.process.wait(PATIENCE) == 0
 
 
 def test_signal_without_grace__ends_at_once(folder: Path, tmp_path: Path) -> None:
-    with server_process(tmp_path, [f"model.id={folder}", "grace=0"]) as server:
+    with server({"model.id": folder, "grace": 0}, folder=tmp_path) as served:
         body = {"prompt": "The", "max_tokens": 2000, "temperature": 0, "stream": True}
         with (
-            httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
+            httpx2.Client(base_url=served.url, timeout=PATIENCE) as client,
             client.stream("POST", "/v1/completions", json=body) as stream,
         ):
             lines = stream.iter_lines()
             next(lines)
-            server.process.send_signal(signal.SIGTERM)
+            served.process.send_signal(signal.SIGTERM)
             *_, last, _, done, _ = lines
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert done == "data: [DONE]"
-        assert server.process.wait(PATIENCE) == 0
+        assert served.process.wait(PATIENCE) == 0
 
 
 def test_signal_while_it_loads__ends_it(tmp_path: Path) -> None:
-    with server_process(tmp_path, ready=False) as server:
-        assert server.terminate() == 0
+    with server(folder=tmp_path, ready=False) as served:
+        assert served.end()["exit_code"] == 0
 
 
 def test_model_that_is_not_there__is_one_line_and_code_2(tmp_path: Path) -> None:
-    with server_process(tmp_path, [f"model.id={tmp_path / 'nowhere'}"], ready=False) as server:
-        assert server.process.wait(PATIENCE) == 2
-    errors = [line for line in server.log.read_text().splitlines() if not line.startswith("{")]
+    options = {"model.id": tmp_path / "nowhere"}
+    with server(options, folder=tmp_path, ready=False) as served:
+        assert served.process.wait(PATIENCE) == 2
+    errors = [line for line in served.log.read_text().splitlines() if not line.startswith("{")]
     assert len(errors) == 1
     assert errors[0].startswith("error: ")
     assert "nowhere" in errors[0]

@@ -7,17 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import uvicorn
 from fastapi import FastAPI
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.serving.server import Server
+from benchmarks.serving.server import server as started
 from runtime.serving.routes import page
 from runtime.serving.server import listen, url_of
 from tests.builders.browser import document, needs_chromium, picture
-from tests.builders.server import ServerProcess, server_process
 
 KEY = "the-test's-key"
 PATHS = ["/", "/page.css", "/page.js", "/status", "/metrics"]
@@ -27,12 +28,13 @@ BACKGROUND = {"light": (0xFC, 0xFC, 0xFB), "dark": (0x14, 0x14, 0x13)}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The reference model, which has answered one request."""
     folder = tmp_path_factory.mktemp("server")
-    options = ["system=moecast", "budget=50%", "model.dtype=float32"]
-    with server_process(folder, options, environment={"MOECAST_API_KEY": KEY}) as server:
-        answer = httpx.post(
+    options = {"system": "moecast", "budget": "50%", "model.dtype": "float32"}
+    environment = {"MOECAST_API_KEY": KEY}
+    with started(options, environment=environment, folder=folder) as server:
+        answer = httpx2.post(
             f"{server.url}/v1/completions",
             headers={"Authorization": f"Bearer {KEY}"},
             json={"prompt": "The heart pumps blood", "max_tokens": 24, "temperature": 0},
@@ -43,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def url(server: ServerProcess) -> str:
+def url(server: Server) -> str:
     """As a person opens it who gives the key where the browser asks for it."""
     needs_chromium()
     return server.url.replace("http://", f"http://:{KEY}@") + "/"
@@ -57,16 +59,16 @@ def text_of(dom: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_page__needs_the_key_as_everything_does(server: ServerProcess, path: str) -> None:
-    refused = httpx.get(f"{server.url}{path}")
+def test_page__needs_the_key_as_everything_does(server: Server, path: str) -> None:
+    refused = httpx2.get(f"{server.url}{path}")
     assert refused.status_code == 401
     assert refused.headers["www-authenticate"].startswith("Basic")  # so a browser asks
-    assert httpx.get(f"{server.url}{path}", auth=("anyone", KEY)).status_code == 200
-    assert httpx.get(f"{server.url}{path}", auth=("anyone", "x")).status_code == 401
+    assert httpx2.get(f"{server.url}{path}", auth=("anyone", KEY)).status_code == 200
+    assert httpx2.get(f"{server.url}{path}", auth=("anyone", "x")).status_code == 401
 
 
-def test_page__loads_nothing_from_elsewhere(server: ServerProcess) -> None:
-    with httpx.Client(auth=("", KEY)) as client:
+def test_page__loads_nothing_from_elsewhere(server: Server) -> None:
+    with httpx2.Client(auth=("", KEY)) as client:
         for path in PATHS[:3]:
             answer = client.get(f"{server.url}{path}")
             # The one address in them names the namespace of SVG.
@@ -79,8 +81,8 @@ def test_page__loads_nothing_from_elsewhere(server: ServerProcess) -> None:
             assert "unsafe" not in policy
 
 
-def test_status__is_what_the_page_needs_and_tells_no_text(server: ServerProcess) -> None:
-    said = httpx.get(f"{server.url}/status", auth=("", KEY))
+def test_status__is_what_the_page_needs_and_tells_no_text(server: Server) -> None:
+    said = httpx2.get(f"{server.url}/status", auth=("", KEY))
     assert "heart" not in said.text
     status = said.json()
     assert status["state"] == "ready"
@@ -95,9 +97,9 @@ def test_status__is_what_the_page_needs_and_tells_no_text(server: ServerProcess)
     assert names == {"system": "moecast", "predictor": "residual", "eviction": "reuse"}
 
 
-def test_metrics__tell_what_the_server_did(server: ServerProcess) -> None:
-    text = httpx.get(f"{server.url}/metrics", auth=("", KEY)).text
-    status = httpx.get(f"{server.url}/status", auth=("", KEY)).json()
+def test_metrics__tell_what_the_server_did(server: Server) -> None:
+    text = httpx2.get(f"{server.url}/metrics", auth=("", KEY)).text
+    status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     sums: dict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -126,11 +128,9 @@ def test_browser__would_complain_of_a_script_that_fails(tmp_path: Path) -> None:
     assert "missing is not defined" in complaints
 
 
-def test_browser__shows_what_the_server_did(
-    server: ServerProcess, url: str, tmp_path: Path
-) -> None:
+def test_browser__shows_what_the_server_did(server: Server, url: str, tmp_path: Path) -> None:
     dom, complaints = document(url, tmp_path)
-    status = httpx.get(f"{server.url}/status", auth=("", KEY)).json()
+    status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     experts = status["experts"]
     assert complaints == ""
     assert text_of(dom, "state") == "ready"
@@ -148,11 +148,9 @@ def test_browser__shows_what_the_server_did(
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_browser__draws_the_map(
-    server: ServerProcess, url: str, tmp_path: Path, theme: str
-) -> None:
+def test_browser__draws_the_map(server: Server, url: str, tmp_path: Path, theme: str) -> None:
     pixels = colours(picture(url, tmp_path, dark=theme == "dark"))
-    status = httpx.get(f"{server.url}/status", auth=("", KEY)).json()
+    status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     assert pixels[BACKGROUND[theme]] > 50_000
     # A cell has at least 8 by 8 pixels of one colour at this width.
     assert pixels[CACHED[theme]] > 64 * "".join(status["cells"]).count("c")

@@ -7,7 +7,7 @@ experts are in memory for a moment while it computes, and room for them is left 
 import torch
 from generating import generating
 from measured import Answer, Request, main
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
 def device_map(config: AutoConfig, budget_bytes: int) -> dict[str, str]:
@@ -25,7 +25,8 @@ def device_map(config: AutoConfig, budget_bytes: int) -> dict[str, str]:
     return places
 
 
-def load(request: Request) -> Answer:
+def offloaded(request: Request) -> PreTrainedModel:
+    """The model, with its layers where `device_map` says."""
     torch.set_num_threads(request.threads)
     config = AutoConfig.from_pretrained(request.weights, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(
@@ -36,7 +37,11 @@ def load(request: Request) -> Answer:
         device_map=device_map(config, request.budget_bytes),
         offload_folder=request.scratch,
     )
-    return generating(model.eval())
+    return model.eval()
+
+
+def load(request: Request) -> Answer:
+    return generating(offloaded(request))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Packs stores on disks that are full, and in processes that are killed at a chosen system call."""
 
-import os
 import resource
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +13,7 @@ from runtime.store.packed import open_store
 from runtime.store.packed.writer import Advance
 from runtime.store.packed.writer import pack as write_store
 from tests.builders.faults.bench import Bench
-from tests.builders.faults.syscalls import CannotTraceError, injected
+from tests.builders.faults.syscalls import ENDED, CannotTraceError, injected, killed
 from tests.builders.models import tiny_qwen2_moe
 
 Result = dict[str, Any]
@@ -135,7 +133,7 @@ def packing_is_killed(bench: Bench, *, folder: str) -> Result:
             if not _is_whole(output):
                 result["not_whole"].append(f"{name} {call}")
             call += step
-        if status != "packed":
+        if status != ENDED:
             return {"skip": status}
     result["after"] = packed(model, output)
     result["verified"] = verified(output, model)
@@ -145,22 +143,12 @@ def packing_is_killed(bench: Bench, *, folder: str) -> Result:
 
 def _killed(inject: str, model: Path, output: Path) -> str | None:
     """Packs in a process of its own: None when it was killed, else how it ended."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with injected(inject, paths=[], log=output.parent / "strace.log"):
-                code = 0 if packed(model, output).startswith("packed") else 1
-        except CannotTraceError:
-            code = 2
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return None
-    assert os.WEXITSTATUS(status) != 1, "packing failed after a kill"
-    return "packed" if os.WEXITSTATUS(status) == 0 else "strace may not attach here"
+
+    def pack() -> None:
+        said = packed(model, output)
+        assert said.startswith("packed"), said
+
+    return killed(inject, pack, log=output.parent / "strace.log")
 
 
 def _is_whole(output: Path) -> bool:

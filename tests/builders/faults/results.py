@@ -1,15 +1,14 @@
 """Writes results of a batch run in processes that are killed at a chosen system call."""
 
 import json
-import os
-import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runtime.batch.config import Fsync
 from runtime.batch.journal import Journal, Result
 from tests.builders.faults.bench import Bench
-from tests.builders.faults.syscalls import CannotTraceError, injected
+from tests.builders.faults.syscalls import ENDED, killed
 
 IDS = list(range(6))
 CALLS = ("write", "fsync", "rename", "ftruncate", "openat")
@@ -24,7 +23,11 @@ def results_are_killed(bench: Bench, *, folder: str) -> dict[str, Any]:
         while True:
             path = Path(folder) / f"{name}-{call}" / "out.jsonl"
             path.parent.mkdir()
-            status = _killed(f"{name}:signal=SIGKILL:when={call}", path)
+            status = killed(
+                f"{name}:signal=SIGKILL:when={call}",
+                partial(_complete, path),
+                log=path.parent / ".strace.log",
+            )
             if status is not None:
                 break
             result["kills"] += 1
@@ -37,7 +40,7 @@ def results_are_killed(bench: Bench, *, folder: str) -> dict[str, Any]:
             if sorted(found) != IDS or left != ["out.jsonl", "out.jsonl.settings.json"]:
                 result["wrong"].append(f"{name} {call}: {found} {left}")
             call += 1
-        if status != "complete":
+        if status != ENDED:
             return {"skip": status}
     return result
 
@@ -47,24 +50,3 @@ def _complete(path: Path) -> None:
         for own in IDS:
             if own not in journal.done:
                 journal.append(Result(own, "text " * own, [own] * 3, "length"))
-
-
-def _killed(inject: str, path: Path) -> str | None:
-    """Writes in a process of its own: None when it was killed, else how it ended."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with injected(inject, paths=[], log=path.parent / ".strace.log"):
-                _complete(path)
-            code = 0
-        except CannotTraceError:
-            code = 2
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) == signal.SIGKILL
-        return None
-    assert os.WEXITSTATUS(status) != 1, "writing failed after a kill"
-    return "complete" if os.WEXITSTATUS(status) == 0 else "strace may not attach here"

@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,6 +53,36 @@ def injected(spec: str, *, paths: Sequence[Path], log: Path) -> Iterator[Injecti
         if tracer.poll() is None:
             tracer.send_signal(signal.SIGINT)
         tracer.wait(10)
+
+
+ENDED = "ended"
+
+
+def killed(spec: str, work: Callable[[], None], *, log: Path) -> str | None:
+    """Does `work` in a process of its own, under `spec`, which kills it (`signal=SIGKILL`).
+
+    Returns:
+        None when it was killed, `ENDED` when it came to its end, else why it was not tried.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with injected(spec, paths=[], log=log):
+                work()
+            code = 0
+        except CannotTraceError:
+            code = 2
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return None
+    assert os.WEXITSTATUS(status) != 1, "the work failed"
+    return ENDED if os.WEXITSTATUS(status) == 0 else "strace may not attach here"
 
 
 def _await_tracer(tracer: subprocess.Popen) -> None:

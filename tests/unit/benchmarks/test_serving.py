@@ -69,15 +69,15 @@ def test_lengths__are_at_least_one_and_cut_where_they_are_far_above_the_mean() -
 
 def test_slope__is_of_the_second_half_by_the_hour() -> None:
     rising = [{"seconds": 36.0 * i, "rss_bytes": 10**6 + 100 * max(0, i - 50)} for i in range(101)]
-    found = slope(rising)
+    found = slope(rising, "rss_bytes")
     assert found["bytes_per_hour"] == pytest.approx(10_000, rel=0.05)
     assert found["percent_per_hour"] == pytest.approx(1.0, rel=0.05)
-    assert slope(rising[:3])["bytes_per_hour"] is None
+    assert slope(rising[:3], "rss_bytes")["bytes_per_hour"] is None
 
 
 def test_minutes__are_medians() -> None:
     samples = [
-        {"seconds": float(s), "rss_bytes": r, "descriptors": 5, "threads": 2}
+        {"seconds": float(s), "rss_bytes": r, "anonymous_bytes": r, "descriptors": 5, "threads": 2}
         for s, r in ((0, 1), (30, 9), (59, 2), (60, 7))
     ]
     assert [(one["minute"], one["rss_bytes"]) for one in minutes_of(samples)] == [(0, 2), (1, 7)]

@@ -104,3 +104,37 @@ def test_own_weights__unaligned_ones_are_copied_and_shared_ones_stay_shared():
     assert torch.equal(model.odd, raw[1:17])
     own_weights(model)
     assert model.even.data_ptr() != addresses[1]
+
+
+@LINUX
+def test_heap__that_a_hole_keeps_goes_back() -> None:
+    """In a process of its own: only there is known what lies on the heap."""
+    code = """
+import ctypes, resource
+from pathlib import Path
+from runtime.memory import return_free_heap
+libc = ctypes.CDLL(None)
+if not hasattr(libc, "malloc_trim"):
+    print("another libc")
+    raise SystemExit
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+SIZE = 100_000  # below what malloc maps by itself
+blocks = [libc.malloc(SIZE) for _ in range(1000)]
+for block in blocks:
+    libc.memset(block, 1, SIZE)
+for block in blocks[:-1]:
+    libc.free(block)
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+before = resident()
+return_free_heap()
+print(before - resident())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    if done.stdout == "another libc\n":
+        pytest.skip("glibc's heap is meant")
+    assert int(done.stdout) > 90_000_000

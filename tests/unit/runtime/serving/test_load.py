@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 import torch
@@ -50,10 +50,10 @@ def expected(folder: Path, number: int) -> list[str]:
     return found
 
 
-def ask_all(server: Running, number: int) -> list[httpx.Response]:
+def ask_all(server: Running, number: int) -> list[httpx2.Response]:
     """All prompts at once, from a thread each."""
 
-    def ask(prompt: str) -> httpx.Response:
+    def ask(prompt: str) -> httpx2.Response:
         body = {"prompt": prompt, "max_tokens": number, "temperature": 0}
         with server.http() as client:
             return client.post("/v1/completions", json=body)
@@ -62,7 +62,7 @@ def ask_all(server: Running, number: int) -> list[httpx.Response]:
         return list(pool.map(ask, PROMPTS))
 
 
-def text_of(answer: httpx.Response) -> str:
+def text_of(answer: httpx2.Response) -> str:
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["text"]
 
@@ -208,8 +208,8 @@ def test_client_that_times_out_in_the_queue__leaves_it(held: Running) -> None:
     with ThreadPoolExecutor(1) as pool, held.http() as client:
         running = pool.submit(client.post, "/v1/completions", json={**LONG, "max_tokens": 3})
         wait_for(lambda: held.steps.num_steps == 1)
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{held.url}/v1/completions", json=LONG, timeout=0.3)
+        with pytest.raises(httpx2.ReadTimeout):
+            httpx2.post(f"{held.url}/v1/completions", json=LONG, timeout=0.3)
         wait_for(lambda: tuple(event for event, _ in held.steps.told[-2:]) == ("queued", "ended"))
         assert held.service.num_waiting == 0
         held.steps.release()
@@ -222,8 +222,8 @@ def test_many_that_go__leave_nothing(server: Running) -> None:
 
     def impatient(number: int) -> None:
         body = {**LONG, "stream": bool(number % 2)}
-        with contextlib.suppress(httpx.TimeoutException):
-            httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.05 + number % 5 / 50)
+        with contextlib.suppress(httpx2.TimeoutException):
+            httpx2.post(f"{server.url}/v1/completions", json=body, timeout=0.05 + number % 5 / 50)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(impatient, range(60)))

@@ -4,7 +4,7 @@ import json
 import socket
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.builders.serving import Running
@@ -14,7 +14,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 PROMPT = {"prompt": "The heart", "max_tokens": 2}
 
 
-def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
     """The error, which must have OpenAI's shape and nothing beside it."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
