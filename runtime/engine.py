@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,8 +127,7 @@ class Engine:
         experts = np.unique(experts_TK)
         experts = experts[(experts >= 0) & (experts < self._num_experts)]
         with self._condition:
-            for e in self.prefetcher.partly_routed(layer, experts.tolist()):
-                self._shared.errors.pop((layer, e), None)
+            self._forget_failures(layer, self.prefetcher.partly_routed(layer, experts.tolist()))
             self._condition.notify_all()
 
     def failed(self, layer: int) -> frozenset[int]:
@@ -182,13 +181,19 @@ class Engine:
             self._let_go()
             self._abandon_leftovers()
             early = self.prefetcher.early(layer)
-            for e in tokens_per_expert:
-                if e not in early:
-                    self._shared.errors.pop((layer, e), None)
+            self._forget_failures(layer, [e for e in tokens_per_expert if e not in early])
             order = self.prefetcher.routed(layer, tokens_per_expert)
             self._ordered[layer] = order
             self._condition.notify_all()
         return order
+
+    def _forget_failures(self, layer: int, asked: Iterable[int]) -> None:
+        """Of experts that are asked for anew: what was tried before says nothing of now."""
+        under_way = {task.expert for worker in self.workers for task in worker.under_way}
+        for e in asked:
+            self._shared.errors.pop((layer, e), None)
+            if (layer, e) in under_way:
+                self._shared.joined.add((layer, e))
 
     def _abandon_leftovers(self) -> None:
         """What a layer asked for and never computed, because its forward pass ended in an

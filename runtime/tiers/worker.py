@@ -33,6 +33,9 @@ class Shared:
     def __init__(self, timeline: Told | None = None, governor: Governor | None = None):
         self.condition = threading.Condition()
         self.errors: dict[Expert, TransferError] = {}
+        self.joined: set[Expert] = set()
+        """Experts asked for while a read of them was under way that had begun before. Should it
+        fail, they are read once more: who asks now is not refused for what was tried earlier."""
         self.faults: Counter[Fault] = Counter()
         """What has gone wrong since the model was loaded, also with prefetches nobody needed."""
         self.timeline = timeline
@@ -128,13 +131,18 @@ class Worker:
             elif not is_over:
                 self.tier.retry(task)
             elif error is None:
+                self.shared.joined.discard(task.expert)
                 self.tier.done(task)
                 self.busy_seconds += end - start
                 self._report(hand, task, start, end)
             else:
-                self.shared.errors[task.expert] = error
                 self.shared.faults[error.fault] += 1
-                self.tier.failed(task)
+                if task.expert in self.shared.joined:
+                    self.shared.joined.remove(task.expert)
+                    self.tier.retry(task)
+                else:
+                    self.shared.errors[task.expert] = error
+                    self.tier.failed(task)
             self.shared.condition.notify_all()
 
     def _report(self, hand: Hand, task: Task, start: float, end: float) -> None:

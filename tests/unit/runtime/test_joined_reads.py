@@ -1,0 +1,67 @@
+"""An expert is asked for while an earlier read of it is under way, and that read fails."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from predictors.popularity import Popularity
+from runtime.errors import TransferError
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.predictors import small_spec
+from tests.builders.served import serve_with_links
+
+TOKENS = torch.arange(64).reshape(1, 64)
+"""So many that every expert of every layer is asked for."""
+
+
+@pytest.mark.parametrize("host_budget", [None, "60%"])
+@pytest.mark.parametrize("for_ever", [False, True])
+def test_joined_read__that_fails_is_tried_once_more(tmp_path, monkeypatch, for_ever, host_budget):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=8)
+    expected = plain_eager(folder)(TOKENS).logits
+    spec = small_spec(num_layers=3, num_experts=8, hidden_size=32)
+    asked = threading.Event()
+    broken: set = set()
+
+    def breaking(name, link):
+        read = link.transfer
+
+        def transfer(task):
+            if name == "disk":
+                if not broken and not task.high:
+                    broken.add(task.expert)
+                    assert asked.wait(20)
+                    raise TransferError(f"{task.expert} is broken")
+                if for_ever and task.expert in broken:
+                    raise TransferError(f"{task.expert} is broken")
+            return read(task)
+
+        link.transfer = transfer
+        return link
+
+    model = serve_with_links(
+        folder,
+        monkeypatch,
+        breaking,
+        budget="40%",
+        host_budget=host_budget,
+        predictor=Popularity(spec, np.random.default_rng(0).random((3, 8))),
+    )
+    engine = model.moecast.engine
+    wait_for = engine._wait_for
+
+    def waiting(layer, candidates):
+        if any((layer, e) in broken for e in candidates):
+            asked.set()
+        return wait_for(layer, candidates)
+
+    monkeypatch.setattr(engine, "_wait_for", waiting)
+    with model.moecast, torch.no_grad():
+        if for_ever:
+            with pytest.raises(TransferError, match="is broken"):
+                model(TOKENS)
+        else:
+            assert torch.equal(model(TOKENS).logits, expected)
+        assert len(broken) == 1
