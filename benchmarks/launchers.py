@@ -3,8 +3,10 @@ kill costs, what the engines weigh.
 
 python -m benchmarks.launchers output=benchmarks/results/launchers.json
 
-One thread in each worker. Parts are light on the disk: routing alone is recorded. With quick=true a
-tenth of the prompts and one repetition; without=ray,slurm leaves engines out.
+One thread in each worker. Units are light on the disk: routing alone is recorded. With quick=true a
+tenth of the prompts and one repetition; without=ray,slurm leaves engines out. What is measured is
+kept as soon as it is; only=core,engines,second_worker,killed,train measures some of it again. A
+quarter of an hour on two cores.
 """
 
 import json
@@ -18,7 +20,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -32,10 +36,11 @@ from collect.order import Order, order_of, settings_of
 from collect.record import begun, collect
 from collect.traces.layout import ROUTING_SIGNALS
 from collect.traces.manifest import TracePlan
-from collect.traces.reader import Trace
 from predictors.files import write_json
 from runtime.config import ModelConfig
 
+MODEL = ModelConfig(dtype="float32")
+"""The reference model as `model=qwen2-moe-tiny` computes it."""
 PROMPTS = 192
 PART_BYTES = 192 << 10
 """Of a part's rows: some thousand tokens, about two seconds of one core."""
@@ -71,7 +76,7 @@ class Recorded:
 def order(folder: Path, *, num_prompts: int) -> Order:
     data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, new_tokens=16)
     settings = replace(settings_of(data, batch_size=16), shard_bytes=PART_BYTES)
-    return order_of(ModelConfig(), data, folder, ROUTING_SIGNALS, settings, "100%")
+    return order_of(MODEL, data, folder, ROUTING_SIGNALS, settings, "100%")
 
 
 def record(asked: Order, launcher: LauncherConfig, logs: Path, *, kills: bool = False) -> Recorded:
@@ -139,24 +144,29 @@ def second_worker(folder: Path, *, num_prompts: int, repetitions: int) -> dict[s
     return {"seconds": seconds, "speedup": round(one / two, 3)}
 
 
-def trained(folder: Path, trace: Trace, *, epochs: int) -> dict[str, Any]:
+def trained(folder: Path, *, num_prompts: int, epochs: int) -> dict[str, Any]:
     """All networks together in one process, and by groups of layers in two."""
+    data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, new_tokens=16)
+    trace = collect(MODEL, data, folder=folder / "trace")
     found = {}
     for name, options in {
         "together": ["launcher.workers=1"],
         "by groups, 2 workers": ["launcher.workers=2", "launcher.threads=1"],
     }.items():
         run_dir = folder / name.replace(" ", "-").replace(",", "")
-        subprocess.run(
+        done = subprocess.run(
             [
                 *(sys.executable, "-m", "train", "predictor=mlp", f"trace={trace.path}"),
                 *(f"max_epochs={epochs}", "threads=1", "score_shifted=false", "replay_tokens=20"),
                 *(f"run_dir={run_dir}", *options),
             ],
-            check=True,
+            check=False,
             capture_output=True,
+            text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
+        if done.returncode:
+            raise RuntimeError(f"train, {name}: {done.stderr.strip().splitlines()[-1]}")
         results = json.loads((run_dir / "results.json").read_text())
         found[name] = {
             "weights_digest": results["training"]["weights_digest"],
@@ -200,34 +210,45 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
+def killed(folder: Path, *, num_prompts: int) -> dict[str, Any]:
+    """Two workers, of which one dies every few seconds."""
+    asked = order(folder / "killed", num_prompts=num_prompts)
+    launcher = LauncherConfig(workers=2, threads=1, retries=99)
+    found = vars(record(asked, launcher, folder / "logs-killed", kills=True))
+    return {"every_seconds": KILL_EVERY_SECONDS, **found}
+
+
 def main(arguments: dict[str, str]) -> None:
     quick = arguments.get("quick") == "true"
     num_prompts = PROMPTS // 10 if quick else PROMPTS
+    repetitions = 1 if quick else REPETITIONS
     left_out = arguments.get("without", "").split(",")
     os.environ["OMP_NUM_THREADS"] = "1"
+    output = Path(arguments["output"])
     with tempfile.TemporaryDirectory(dir=arguments.get("folder")) as temporary:
         folder = Path(temporary)
-        killed_at = order(folder / "killed", num_prompts=num_prompts)
-        two = LauncherConfig(workers=2, threads=1, retries=99)
-        report = {
-            "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
-            "prompts": num_prompts,
-            "repetitions": 1 if quick else REPETITIONS,
-            "core": core(),
-            "engines": engines(folder, num_prompts=num_prompts, left_out=left_out),
-            "second_worker": second_worker(
-                folder, num_prompts=num_prompts, repetitions=1 if quick else REPETITIONS
+        measures: dict[str, Callable[[], dict[str, Any]]] = {
+            "core": core,
+            "engines": partial(engines, folder, num_prompts=num_prompts, left_out=left_out),
+            "second_worker": partial(
+                second_worker, folder, num_prompts=num_prompts, repetitions=repetitions
             ),
-            "killed": {
-                "every_seconds": KILL_EVERY_SECONDS,
-                **vars(record(killed_at, two, folder / "logs-killed", kills=True)),
-            },
+            "killed": partial(killed, folder, num_prompts=num_prompts),
+            "train": partial(
+                trained, folder, num_prompts=32 if quick else 256, epochs=1 if quick else 3
+            ),
         }
-        data = DataConfig(num_prompts=32 if quick else 256, max_prompt_tokens=128, new_tokens=16)
-        trace = collect(ModelConfig(), data, folder=folder / "trace")
-        report["train"] = trained(folder, trace, epochs=1 if quick else 3)
-    write_json(Path(arguments["output"]), report)
-    tell(json.dumps(report["killed"]))
+        for name in arguments.get("only", ",".join(measures)).split(","):
+            found = measures[name]()
+            tell(f"{name}: {json.dumps(found)}")
+            report = json.loads(output.read_text()) if output.exists() else {}
+            report |= {
+                "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
+                "prompts": num_prompts,
+                "repetitions": repetitions,
+                name: found,
+            }
+            write_json(output, report)
 
 
 if __name__ == "__main__":
