@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -45,13 +46,15 @@ def figures_of(live: list[dict[str, Any]], peer: dict[str, Any] | None) -> dict[
     if base is None or ours is None:
         return {}
     steady = ours["steady"]
-    fast = peer.get("tokens_per_second") if peer else None
+    other = peer.get("tokens_per_second") if peer else None
     return {
         "n": ours["n"],
         "batch_size": ours["batch_size"],
-        "over_single_batch_on_demand": ours["tokens_per_second"] / base["tokens_per_second"],
+        "over_single_batch_on_demand": median(
+            fast / slow for fast, slow in zip(ours["speeds"], base["speeds"], strict=True)
+        ),
         "decode_over_single_batch_on_demand": decode_rate(ours) / decode_rate(base),
-        "over_accelerate": ours["tokens_per_second"] / fast if fast else None,
+        "over_accelerate": ours["tokens_per_second"] / other if other else None,
         "busiest_share": max(steady["link"], steady["compute"]),
         "link_share": steady["link"],
         "compute_share": steady["compute"],

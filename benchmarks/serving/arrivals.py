@@ -8,14 +8,16 @@
 nothing was trained on. The first system answers six of them one after another; the rate is
 `load=0.8` of what it could answer so, or `rate=R` requests a second. Every system gets the same
 requests at the same times: `systems=on-demand,promoe,moe-infinity-request,fmoe,moecast`,
-`budget=25%`. The page with the distributions, their PNGs and CSVs go to
-`folder=runs/serving/arrivals`.
+`budget=25%`; with `repetitions=2` in turns, and all answers of a system are put together. The page
+with the distributions, their PNGs and CSVs go to `folder=runs/serving/arrivals`.
 """
 
 import asyncio
+import itertools
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +67,37 @@ def cut(arrivals: Sequence[Arrival], prompts: Sequence[list[int]]) -> list[list[
     return [prompt[: one.prompt_tokens] for one, prompt in zip(arrivals, prompts, strict=True)]
 
 
-def summary(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Means and percentiles, and every request's own figures, in seconds."""
-    found: dict[str, Any] = {}
-    for name in ("e2e_seconds", "ttft_seconds", "tpot_seconds"):
-        values = [value for one in answers if (value := getattr(one, name)) is not None]
-        found[name] = {
-            "mean": float(np.mean(values)),
-            **{f"p{share}": float(np.percentile(values, share)) for share in SHARES},
-            "all": [round(value, 4) for value in values],
-        }
-    return found
+@dataclass
+class Arm:
+    """One system, over all repetitions."""
+
+    answers: list[Answer] = field(default_factory=list)
+    means: list[float] = field(default_factory=list)
+    """Seconds a request took, of each repetition."""
+    counted: Counter[str] = field(default_factory=Counter)
+
+    def add(self, answers: list[Answer], counted: Mapping[str, float]) -> None:
+        self.answers += answers
+        self.means.append(float(np.mean([one.e2e_seconds for one in answers])))
+        self.counted.update(counted)
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        return tuple(one.text for one in self.answers)
+
+    def summary(self) -> dict[str, Any]:
+        """Means and percentiles, and every request's own figures, in seconds."""
+        found: dict[str, Any] = {"mean_of_each_repetition": self.means}
+        for name in ("e2e_seconds", "ttft_seconds", "tpot_seconds"):
+            values = [value for one in self.answers if (value := getattr(one, name)) is not None]
+            found[name] = {
+                "mean": float(np.mean(values)),
+                **{f"p{share}": float(np.percentile(values, share)) for share in SHARES},
+                "all": [round(value, 4) for value in values],
+            }
+        count = self.counted
+        asked = count["hits"] + count["joins"] + count["misses"]
+        return found | {"counted": {**count, "hit_rate": count["hits"] / asked}}
 
 
 def run(
@@ -83,16 +105,14 @@ def run(
     arrivals: Sequence[Arrival],
     prompts: Sequence[list[int]],
     warm: Sequence[list[int]],
-) -> tuple[list[Answer], dict[str, Any]]:
+) -> tuple[list[Answer], dict[str, float]]:
     """Warms up and replays; what was answered, and what was counted meanwhile."""
     waiting = [Arrival(0.0, len(prompt), 4) for prompt in warm]
     asyncio.run(one_by_one(target.url, waiting, warm))
     before = target.metrics()
     answers = asyncio.run(replay(target.url, arrivals, prompts))
     after = target.metrics()
-    counted = {name: after[key] - before.get(key, 0.0) for name, key in COUNTERS.items()}
-    asked = counted["hits"] + counted["joins"] + counted["misses"]
-    return answers, counted | {"hit_rate": counted["hits"] / asked}
+    return answers, {name: after[key] - before.get(key, 0.0) for name, key in COUNTERS.items()}
 
 
 def main(arguments: dict[str, str]) -> None:
@@ -111,9 +131,9 @@ def main(arguments: dict[str, str]) -> None:
     every = texts(resolve(model), number + 2, longest, seed)
     pieces, warm = every[:number], [one[: round(means["prompt_tokens"])] for one in every[number:]]
     rate = float(arguments["rate"]) if "rate" in arguments else None
-    systems: dict[str, Any] = {}
-    said: dict[str, list[str]] = {}
-    for name in told("systems", SYSTEMS).split(","):
+    names, repetitions = told("systems", SYSTEMS).split(","), int(told("repetitions", "1"))
+    arms = {name: Arm() for name in names}
+    for repetition, name in itertools.product(range(repetitions), names):
         with server(options | {"system": name}) as target:
             if rate is None:
                 probes = scaled(found, rate=1.0, **means)[:PROBES]
@@ -122,22 +142,19 @@ def main(arguments: dict[str, str]) -> None:
                 rate = float(told("load", "0.8")) / mean
                 console.print(f"alone {mean:.2f} s a request: {rate:.3f} requests a second")
             arrivals = scaled(found, rate=rate, **means)
-            answers, counted = run(target, arrivals, cut(arrivals, pieces), warm)
-        systems[name] = summary(answers) | {"counted": counted}
-        said[name] = [one.text for one in answers]
-        console.print(
-            f"{name}: p50 {systems[name]['e2e_seconds']['p50']:.2f} s, "
-            f"p99 {systems[name]['e2e_seconds']['p99']:.2f} s"
-        )
+            arms[name].add(*run(target, arrivals, cut(arrivals, pieces), warm))
+        mean = arms[name].means[-1]
+        console.print(f"{repetition + 1}/{repetitions} {name}: {mean:.2f} s a request")
     results = {
         "trace": Path(arguments["trace"]).name,
         "requests": number,
+        "repetitions": repetitions,
         "rate": rate,
         "budget": options["budget"],
         "model": Path(arguments["model"]).name if "model" in arguments else model.name,
         "arrivals": [asdict(one) for one in arrivals],
-        "same_answers": len({tuple(one) for one in said.values()}) == 1,
-        "systems": systems,
+        "same_answers": len({arm.said for arm in arms.values()}) == 1,
+        "systems": {name: arm.summary() for name, arm in arms.items()},
     }
     page = page_of(results).write(Path(told("folder", "runs/serving/arrivals")))
     # Where the trace lies is nobody's business but its owner's.

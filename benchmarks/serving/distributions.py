@@ -21,8 +21,8 @@ def page_of(results: dict[str, Any]) -> Page:
     systems: dict[str, Any] = results["systems"]
     page = Page(
         "Latency of replayed arrivals",
-        f"{results['requests']} requests of `{results['trace']}`, {results['rate']:.3f} a second; "
-        f"model `{results['model']}`, budget {results['budget']}",
+        f"{results['requests']} requests of `{results['trace']}`, {results['rate']:.3f} a second, "
+        f"{results['repetitions']} times; model `{results['model']}`, budget {results['budget']}",
     )
     page.table(
         "Latency",

@@ -112,7 +112,7 @@ def arrivals() -> list[str]:
         return []
     parts = {"end to end": "e2e_seconds", "first token": "ttft_seconds", "token": "tpot_seconds"}
     rows = [
-        [f"`{name}`"]
+        [f"`{name}`", ", ".join(figure(mean, 2) for mean in one["mean_of_each_repetition"])]
         + [figure(one[key][at], 2) for key in parts.values() for at in ("p50", "p99")]
         + [percent(one["counted"]["hit_rate"]), figure(one["counted"]["bytes"] / 2**30, 1)]
         for name, one in found["systems"].items()
@@ -121,9 +121,9 @@ def arrivals() -> list[str]:
     answers = "the same answers" if found["same_answers"] else "answers that differ"
     return [
         f"Arrivals of {found['trace']} replayed live: {found['requests']} requests in a row, "
-        f"{found['rate']:.2f} a second, model {found['model']}, budget {found['budget']}; all "
-        f"systems gave {answers}:",
+        f"{found['rate']:.2f} a second, {found['repetitions']} times in turns, model "
+        f"{found['model']}, budget {found['budget']}; all systems gave {answers}:",
         "",
-        *table(["system", *columns, "hits", "GiB read"], rows),
+        *table(["system", "end to end, mean of each time, s", *columns, "hits", "GiB read"], rows),
         "",
     ]

@@ -109,6 +109,7 @@ def row(name, arm, batch, n, speed, **more):
     found = shares(spans_of_a_run())
     return {
         "name": name, "arm": arm, "batch_size": batch, "n": n, "tokens_per_second": speed,
+        "speeds": [speed],
         "kv_budget": None, "steady": found, "reads_per_step": {"most": 1, "mean": 1.0},
         "bytes_moved": 1 << 30, "peak_memory_bytes": 400 << 20, "weights_bytes": 100 << 20,
         "arena_bytes": 200 << 20, "memory": [(0.0, 1, 2), (0.1, 3, 4)],

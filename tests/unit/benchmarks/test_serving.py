@@ -2,11 +2,14 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.serving.arrivals import Arm
 from benchmarks.serving.distributions import cumulative, page_of
+from benchmarks.serving.replay import Answer
 from benchmarks.serving.results import here, keep
 from benchmarks.serving.soak import minutes_of, slope
 from benchmarks.serving.trace import Arrival, lengths, read, scaled, window
@@ -112,6 +115,7 @@ def test_page__has_a_curve_for_each_system(tmp_path: Path) -> None:
         "requests": 2,
         "trace": "t.csv",
         "rate": 0.5,
+        "repetitions": 1,
         "model": "m",
         "budget": "25%",
         "systems": {"on-demand": system(3, 1), "moecast": system(2, 1)},
@@ -121,6 +125,29 @@ def test_page__has_a_curve_for_each_system(tmp_path: Path) -> None:
     assert csv[1:] == ["on-demand,1,0.5", "on-demand,3,1.0", "moecast,1,0.5", "moecast,2,1.0"]
     assert (tmp_path / "cdf-first-token.png").stat().st_size > 1000
     assert cumulative([5.0]) == [(5.0, 1.0)]
+
+
+def test_arm__puts_its_repetitions_together() -> None:
+    def answers(*seconds: float) -> list[Answer]:
+        return [
+            Answer(ttft_seconds=one / 2, e2e_seconds=one, tpot_seconds=None, new_tokens=1, text="a")
+            for one in seconds
+        ]
+
+    arm = Arm()
+    arm.add(answers(1, 3), {"hits": 1.0, "joins": 0.0, "misses": 1.0, "bytes": 8.0})
+    arm.add(answers(4, 8), {"hits": 5.0, "joins": 0.0, "misses": 1.0, "bytes": 8.0})
+    arm.answers[0] = replace(arm.answers[0], tpot_seconds=0.25)
+    found = arm.summary()
+    assert found["mean_of_each_repetition"] == [2, 6]
+    assert found["e2e_seconds"] == {
+        "mean": 4, "p50": 3.5, "p90": pytest.approx(6.8), "p99": pytest.approx(7.88),
+        "all": [1, 3, 4, 8],
+    }  # fmt: skip
+    assert found["tpot_seconds"]["all"] == [0.25]
+    assert found["counted"]["hit_rate"] == 0.75
+    assert found["counted"]["bytes"] == 16
+    assert arm.said == ("a",) * 4
 
 
 def test_tables__say_what_was_reached_and_leave_out_what_was_not_run(
