@@ -6,6 +6,7 @@ no dashboard; another cluster is joined only by its address, and with a token.
 
 import os
 import secrets
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,19 @@ def join(address: str | None, *, num_cpus: int, option: str) -> bool:
         option: what the user names an address with, for errors.
 
     Raises:
-        ClusterError: no Ray, no token, or no such cluster.
+        ClusterError: no Ray, no token, no such cluster, or Ray was imported before without a token.
     """
+    imported = sys.modules.get("ray")
+    if imported is not None and imported.is_initialized():
+        return False
+    if imported is not None and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise ClusterError(
+            "Ray was imported before this, without a token, and reads that once: set "
+            "RAY_AUTH_MODE=token before Ray is imported, or import it later"
+        )
     prepare(address)
     import ray
 
-    if ray.is_initialized():
-        return False
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is not None:
         try:
