@@ -6,8 +6,10 @@
 whole, several answers, log-probabilities of prompts, texts to tokenise, requests that are refused,
 and clients that leave. Every five seconds the process's memory, descriptors and threads are looked
 at; of memory what is resident, and what of that is no file's page (code of libraries comes as it is
-first used). Slopes are those of straight lines through the second half. `model=FOLDER` serves
-another model than the reference model, `budget=50%`.
+first used). What requests need for themselves comes and goes. So every `round=60` seconds all
+clients pause until nothing is generated, and memory is looked at then; slopes are those of straight
+lines through the second half of these looks. `model=FOLDER` serves another model than the reference
+model, `budget=50%`.
 """
 
 import asyncio
@@ -15,6 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -26,6 +29,7 @@ from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import Server, server
 
 SAMPLE_SECONDS = 5.0
+SETTLE_SECONDS = 2.0
 MAX_TOKENS = 48
 LEAVES = 0.2
 """Of the requests, those whose client goes away."""
@@ -85,22 +89,52 @@ async def client(url: str, seed: int, until: float, counts: Counter[str]) -> Non
                 await asyncio.sleep(1)
 
 
-async def look(target: Server, until: float, samples: list[dict[str, float]]) -> None:
-    start = time.monotonic()
+async def look(target: Server, start: float, until: float, samples: list[dict[str, float]]) -> None:
     while time.monotonic() < until:
-        found = await asyncio.to_thread(target.footprint)
-        samples.append({"seconds": time.monotonic() - start, **found})
+        samples.append(await asyncio.to_thread(sample, target, start))
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
-async def run(target: Server, *, seconds: float, clients: int, seed: int) -> dict[str, Any]:
-    """Load and look; what was seen."""
+def sample(target: Server, start: float) -> dict[str, float]:
+    return {"seconds": time.monotonic() - start, **target.footprint()}
+
+
+@dataclass
+class Seen:
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: list[dict[str, float]] = field(default_factory=list)
+    """While clients ask."""
+    idle: list[dict[str, float]] = field(default_factory=list)
+    """Between rounds."""
+
+
+async def ask(
+    target: Server, seen: Seen, *, start: float, seconds: float, clients: int, seed: int
+) -> None:
+    """One round."""
     until = time.monotonic() + seconds
-    counts: Counter[str] = Counter()
-    samples: list[dict[str, float]] = []
-    asking = (client(target.url, seed + number, until, counts) for number in range(clients))
-    await asyncio.gather(look(target, until, samples), *asking)
-    return {"counts": dict(sorted(counts.items())), "samples": samples}
+    asking = (client(target.url, seed + number, until, seen.counts) for number in range(clients))
+    await asyncio.gather(look(target, start, until, seen.samples), *asking)
+
+
+def run(target: Server, *, seconds: float, round_seconds: float, clients: int, seed: int) -> Seen:
+    """Load and look; what was seen."""
+    seen, start, number = Seen(), time.monotonic(), 0
+    while (left := start + seconds - time.monotonic()) > 0:
+        load = ask(
+            target,
+            seen,
+            start=start,
+            seconds=min(left, round_seconds),
+            clients=clients,
+            seed=seed + number * clients,
+        )
+        asyncio.run(load)
+        number += 1
+        target.wait_idle(120)
+        time.sleep(SETTLE_SECONDS)
+        seen.idle.append(sample(target, start))
+    return seen
 
 
 def minutes_of(samples: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -119,7 +153,7 @@ def minutes_of(samples: list[dict[str, float]]) -> list[dict[str, float]]:
 
 
 def slope(samples: list[dict[str, float]], name: str) -> dict[str, float | None]:
-    """Of a kind of memory over the second half, a line through all samples (least squares)."""
+    """Of a kind of memory over the second half, a line through all looks (least squares)."""
     half = samples[len(samples) // 2 :]
     if len(half) < 3:
         return {"bytes_per_hour": None, "percent_per_hour": None}
@@ -141,31 +175,29 @@ def main(arguments: dict[str, str]) -> None:
         answer(target)
         target.wait_idle()
         before = target.footprint()
-        seen = asyncio.run(
-            run(
-                target,
-                seconds=60 * minutes,
-                clients=int(arguments.get("clients", 6)),
-                seed=int(arguments.get("seed", 0)),
-            )
+        seen = run(
+            target,
+            seconds=60 * minutes,
+            round_seconds=float(arguments.get("round", 60)),
+            clients=int(arguments.get("clients", 6)),
+            seed=int(arguments.get("seed", 0)),
         )
-        target.wait_idle(120)
-        time.sleep(2)
         after, metrics, left = target.footprint(), target.metrics(), target.taken()
         ended = target.end()
     found = {
         "minutes": minutes,
-        "counts": seen["counts"],
+        "counts": dict(sorted(seen.counts.items())),
         "tokens_generated": metrics["vllm:generation_tokens_total"],
         "before": before,
         "after": after,
         "left": left,
-        "rss_slope": slope(seen["samples"], "rss_bytes"),
-        "anonymous_slope": slope(seen["samples"], "anonymous_bytes"),
+        "rss_slope": slope(seen.idle, "rss_bytes"),
+        "anonymous_slope": slope(seen.idle, "anonymous_bytes"),
         "threads_leaked": after["threads"] - before["threads"],
         "descriptors_leaked": after["descriptors"] - before["descriptors"],
         "ended": ended,
-        "by_minute": minutes_of(seen["samples"]),
+        "by_minute": minutes_of(seen.samples),
+        "idle": seen.idle,
     }
     keep("soak", found, arguments, described)
 

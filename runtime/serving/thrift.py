@@ -10,9 +10,13 @@ from runtime.serving.observer import Observer
 EVERY_SECONDS = 30.0
 """Rare enough that the milliseconds which it takes do not count."""
 
+IDLE_SECONDS = 1.0
+"""Where short requests follow each other, each leaves the server idle for a moment."""
+
 
 class Thrift(Observer):
-    """Returns free heap now and then, between two steps: what a step needed is free by then."""
+    """Returns free heap now and then, between two steps, and when nothing is generated any more:
+    what a step needed is free by then."""
 
     def __init__(
         self,
@@ -23,9 +27,23 @@ class Thrift(Observer):
     ):
         self._every, self._release, self._clock = every_seconds, release, clock
         self._last = clock()
+        self._running = 0
+
+    def started(self, choice: Choice) -> None:  # noqa: ARG002
+        self._running += 1
 
     def stepped(self, seconds: float, choices: list[Choice]) -> None:  # noqa: ARG002
+        self._release_after(self._every)
+
+    def ended(self, choice: Choice) -> None:
+        if choice.started_at is None:
+            return  # it only waited; told by whoever cancelled it
+        self._running -= 1
+        if not self._running:
+            self._release_after(IDLE_SECONDS)
+
+    def _release_after(self, seconds: float) -> None:
         now = self._clock()
-        if now - self._last >= self._every:
+        if now - self._last >= seconds:
             self._release()
             self._last = now
