@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runtime.report.page import Page
+from runtime.report.page import Page, slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ def page_of(results: Row) -> Page:
         cells = [cell for cell in results["simulated"] if cell["environment"] == environment]
         klotski = [(c["batch"], c["n"], c["tokens_per_second"]) for c in cells
                    if c["system"] == "klotski"]  # fmt: skip
-        name = "simulated-" + "".join(c if c.isalnum() else "-" for c in environment.lower())
+        name = f"simulated-{slug(environment)}"
         add_groups(page, name, f"Simulated: {environment}", klotski)
     return page
 
@@ -175,7 +175,7 @@ def add_timeline(page: Page, row: Row) -> None:
 
         return draw
 
-    name = "figure-15-" + "".join(c if c.isalnum() else "-" for c in row["name"])
+    name = f"figure-15-{slug(row['name'])}"
     page.figure(
         name,
         f"Layers {found['layers'][0]} and {found['layers'][1]} of one step: {row['name']}",

@@ -68,13 +68,15 @@ def disconnects(one: dict[str, Any]) -> list[str]:
 
 
 def soak(one: dict[str, Any]) -> list[str]:
+    idle = [look["anonymous_bytes"] / 2**20 for look in one["idle"]]
     slope = one["anonymous_slope"]["bytes_per_hour"]
     return [
         f"{one['minutes']:g} minutes of mixed load, {sum(one['counts'].values())} requests",
         "memory flat, no thread or descriptor stays",
-        f"{figure(None if slope is None else slope / 2**20, 1, ' MiB an hour')} over the second "
-        f"half (pages of files apart); threads {one['threads_leaked']:+d}, descriptors "
-        f"{one['descriptors_leaked']:+d}",
+        f"memory (no file's pages) when nothing is generated, at a quarter, half and the end: "
+        f"{idle[len(idle) // 4]:.0f}, {idle[len(idle) // 2]:.0f}, {idle[-1]:.0f} MiB; over the "
+        f"second half {figure(None if slope is None else slope / 2**20, 1, ' MiB an hour')}; "
+        f"threads {one['threads_leaked']:+d}, descriptors {one['descriptors_leaked']:+d}",
     ]
 
 
