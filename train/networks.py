@@ -1,6 +1,7 @@
 """All learned networks of a run as one stack: one batched product does every layer's work.
 
-Shape suffixes: L layers, N networks, B batch, D hidden size, F width, E experts, K top_k.
+Shape suffixes: L layers, N networks, B batch, D hidden size, F width, E experts, K top_k, P experts
+and padding.
 """
 
 import math
@@ -21,6 +22,11 @@ from train.family import Answer, Family
 
 SMALLEST_SCALE = 1e-3
 """Features that hardly vary in the trace are not blown up by more than a thousand."""
+
+WHOLE_VECTORS = 16
+"""Floats in the widest vector register. The optimizer's last, broken vector is computed apart, with
+another rounding: where each network's weights are whole vectors, none of them learns otherwise for
+being the last of its stack. All but the output's bias are, for widths that this divides."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +78,15 @@ class NetworkStack(nn.Module):
         self.weight_out_NFE = nn.Parameter(uniform(num_networks, width, experts, inputs=width))
         # Begin at "any top_k of the experts", so that the first steps need not learn the sparsity.
         prior = math.log(spec.top_k / max(1, experts - spec.top_k))
-        self.bias_out_NE = nn.Parameter(torch.full((num_networks, experts), prior))
+        self._num_experts = experts
+        padded = -(-experts // WHOLE_VECTORS) * WHOLE_VECTORS
+        self.bias_out_NP = nn.Parameter(torch.full((num_networks, padded), prior))
         self.register_buffer("mean_ND", torch.zeros(num_networks, hidden))
         self.register_buffer("scale_ND", torch.ones(num_networks, hidden))
+
+    @property
+    def bias_out_NE(self) -> Tensor:
+        return self.bias_out_NP[:, : self._num_experts]
 
     def normalise_by(self, hidden_NBD: Tensor) -> None:
         """Fixes the input normalisation to this sample's mean and deviation of each feature."""

@@ -103,3 +103,28 @@ def test_edges__lead_from_every_layer_that_has_a_target() -> None:
         Edge("mlp", 1, 2),
         Edge("stride", 0, 2),
     ]
+
+
+def test_stack__a_network_learns_the_same_whatever_stands_beside_it() -> None:
+    """Also as the last one, whose weights the optimizer's vectors end in."""
+    spec = make_spec(num_layers=4, num_experts=60, top_k=4, hidden_size=16)
+    torch.manual_seed(0)
+    large = NetworkStack(8, spec, width=16)
+    small = NetworkStack(5, spec, width=16)
+    with torch.no_grad():
+        for name, value in small.named_parameters():
+            value.copy_(large.get_parameter(name)[:5])
+    hidden_NBD = torch.randn(8, 32, 16)
+    chosen_NBK = torch.stack([torch.randperm(60)[:4] for _ in range(8 * 32)]).view(8, 32, 4)
+    for stack in (large, small):
+        optimizer = torch.optim.AdamW(stack.parameters(), lr=0.01, weight_decay=0.01, fused=True)
+        number = len(stack.bias_in_NF)
+        for _ in range(300):
+            optimizer.zero_grad()
+            chosen_loss(stack(hidden_NBD[:number]), chosen_NBK[:number]).sum().backward()
+            optimizer.step()
+    for number in range(5):
+        for one, other in zip(
+            large.plain_weights(number), small.plain_weights(number), strict=True
+        ):
+            assert torch.equal(one, other)
