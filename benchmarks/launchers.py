@@ -27,6 +27,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig, LauncherKind
 from collect.launch.crews import dispatcher_for
@@ -224,6 +226,7 @@ def main(arguments: dict[str, str]) -> None:
     repetitions = 1 if quick else REPETITIONS
     left_out = arguments.get("without", "").split(",")
     os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)  # this process, too, has read the environment before
     output = Path(arguments["output"])
     with tempfile.TemporaryDirectory(dir=arguments.get("folder")) as temporary:
         folder = Path(temporary)

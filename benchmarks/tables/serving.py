@@ -121,10 +121,12 @@ def arrivals() -> list[str]:
     ]
     columns = [f"{name} {at}, s" for name in parts for at in ("p50", "p99")]
     answers = "the same answers" if found["same_answers"] else "answers that differ"
+    times = found["repetitions"]
+    often = "once" if times == 1 else f"{times} times in turns"
     return [
         f"Arrivals of {found['trace']} replayed live: {found['requests']} requests in a row, "
-        f"{found['rate']:.2f} a second, {found['repetitions']} times in turns, model "
-        f"{found['model']}, budget {found['budget']}; all systems gave {answers}:",
+        f"{found['rate']:.2f} a second, {often}, model {found['model']}, budget "
+        f"{found['budget']}; all systems gave {answers}:",
         "",
         *table(["system", "end to end, mean of each time, s", *columns, "hits", "GiB read"], rows),
         "",
