@@ -130,4 +130,17 @@ def arrivals() -> list[str]:
         "",
         *table(["system", "end to end, mean of each time, s", *columns, "hits", "GiB read"], rows),
         "",
+        *again(),
     ]
+
+
+def again() -> list[str]:
+    """The same arrivals for some systems once more, in another order."""
+    found = (result("serving") or {}).get("arrivals_again")
+    if found is None:
+        return []
+    means = ", ".join(
+        f"`{name}` {figure(one['e2e_seconds']['mean'], 2)} s"
+        for name, one in found["systems"].items()
+    )
+    return [f"The same once more, in this order, mean end to end: {means}.", ""]
