@@ -35,6 +35,8 @@ def return_free_heap() -> None:
     Tensors of many sizes leave holes between those that live on. The heap keeps them, so that a
     process that works for hours holds its worst moment's memory for ever.
     """
+    if not sys.platform.startswith("linux"):
+        return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc's own
         libc.malloc_trim(0)
