@@ -26,3 +26,7 @@ class Observer:
 
     def ended(self, choice: Choice) -> None:
         """It ended, for its `reason`; it may never have started."""
+
+    def rested(self) -> None:
+        """Nothing has run or waited for a moment (`Service`'s `rest_seconds`); told once, until
+        something runs again."""

@@ -29,6 +29,9 @@ from runtime.serving.observer import Observer
 
 log = logging.getLogger(__name__)
 
+REST_SECONDS = 0.5
+"""Without work for so long the engine rests; requests that follow each other leave less between."""
+
 
 class State(StrEnum):
     LOADING = "loading"
@@ -71,16 +74,19 @@ class Service:
         max_running: int,
         max_waiting: int,
         observers: Sequence[Observer] = (),
+        rest_seconds: float = REST_SECONDS,
     ):
         """
         Args:
             open_model: loads; called in the engine thread.
             max_running: choices that are generated together.
             max_waiting: choices beyond these that may wait.
+            rest_seconds: without work for so long, observers are told that the engine rests.
         """
         self.max_running = max_running
         self.max_waiting = max_waiting
         self._open_model = open_model
+        self._rest_seconds = rest_seconds
         self._observers = tuple(observers)
         self._hears: list[Callable[[State], None]] = []
         self._condition = threading.Condition()
@@ -244,10 +250,15 @@ class Service:
         """Waits until there is something to do; False when the service has ended."""
         with self._condition:
             self._condition.notify_all()  # somebody may wait for idleness
-            self._condition.wait_for(
-                lambda: self._state is State.ENDED or self._running or self._waiting
-            )
-            return self._state is not State.ENDED
+            is_awake = self._condition.wait_for(self._has_to_act, self._rest_seconds)
+        if not is_awake:
+            self._tell("rested")
+            with self._condition:
+                self._condition.wait_for(self._has_to_act)
+        return self._state is not State.ENDED
+
+    def _has_to_act(self) -> bool:
+        return self._state is State.ENDED or bool(self._running or self._waiting)
 
     def _step(self) -> None:
         """Cancels, starts, makes one forward pass, tells."""

@@ -10,13 +10,10 @@ from runtime.serving.observer import Observer
 EVERY_SECONDS = 30.0
 """Rare enough that the milliseconds which it takes do not count."""
 
-IDLE_SECONDS = 1.0
-"""Where short requests follow each other, each leaves the server idle for a moment."""
-
 
 class Thrift(Observer):
-    """Returns free heap now and then, between two steps, and when nothing is generated any more:
-    what a step needed is free by then."""
+    """Returns free heap now and then, between two steps, and whenever the server rests: by then
+    everything that its last answers needed is free."""
 
     def __init__(
         self,
@@ -27,23 +24,14 @@ class Thrift(Observer):
     ):
         self._every, self._release, self._clock = every_seconds, release, clock
         self._last = clock()
-        self._running = 0
-
-    def started(self, choice: Choice) -> None:  # noqa: ARG002
-        self._running += 1
 
     def stepped(self, seconds: float, choices: list[Choice]) -> None:  # noqa: ARG002
-        self._release_after(self._every)
+        if self._clock() - self._last >= self._every:
+            self._return()
 
-    def ended(self, choice: Choice) -> None:
-        if choice.started_at is None:
-            return  # it only waited; told by whoever cancelled it
-        self._running -= 1
-        if not self._running:
-            self._release_after(IDLE_SECONDS)
+    def rested(self) -> None:
+        self._return()
 
-    def _release_after(self, seconds: float) -> None:
-        now = self._clock()
-        if now - self._last >= seconds:
-            self._release()
-            self._last = now
+    def _return(self) -> None:
+        self._release()
+        self._last = self._clock()

@@ -377,3 +377,27 @@ def test_observers__are_told_of_each_choice_once() -> None:
             ("ended length", "1"),
         ]
     )
+
+
+def test_observers__are_told_once_of_every_rest() -> None:
+    told: list[str] = []
+    rested = threading.Semaphore(0)
+
+    class Listening(Observer):
+        def ended(self, choice: Choice) -> None:
+            told.append(choice.request_id)
+
+        def rested(self) -> None:
+            told.append("rested")
+            rested.release()
+
+    with serving(observers=[Listening()], rest_seconds=0.05) as (service, group):
+        assert rested.acquire(timeout=WAIT)  # nobody has asked yet
+        group.allowed.release(2)
+        for name in ("1", "2"):
+            choice, inbox = asked(name, 1)
+            service.submit([choice])
+            inbox.last()
+            assert rested.acquire(timeout=WAIT)
+        assert not rested.acquire(timeout=0.3)
+    assert told == ["rested", "1", "rested", "2", "rested"]
