@@ -1,9 +1,11 @@
 """Gives back what loading took and serving does not need."""
 
 import ctypes
+import functools
+import gc
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 MADV_DONTNEED = 4
@@ -35,11 +37,28 @@ def return_free_heap() -> None:
     Tensors of many sizes leave holes between those that live on. The heap keeps them, so that a
     process that works for hours holds its worst moment's memory for ever.
     """
+    if (malloc_trim := _malloc_trim()) is not None:
+        malloc_trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's own; None where there is none."""
     if not sys.platform.startswith("linux"):
-        return
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc's own
-        libc.malloc_trim(0)
+        return None
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def keep_for_ever() -> None:
+    """What lives now is not looked at any more by Python's search for cycles, for a process that
+    keeps it to its end.
+
+    PyTorch, Transformers and a model are half a million objects. Walking them takes 0.2 s, in which
+    no answer goes on; and because they are so many Python does it rarely, so that cycles of those
+    that come and go wait long.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def library_code(smaps: Path) -> Iterator[tuple[int, int]]:

@@ -94,14 +94,15 @@ class Member:
         self.lane = Lane()
         self.stop: Stop | None = None
         self.seen: dict[int, Seen] = {}
-        self._run = run
-        self._coroutine = Coroutine(self._body)
+        self._run: Callable[[], Any] | None = run
+        self._coroutine: Coroutine | None = Coroutine(self._body)
         self._coroutine.member = self
         self.waited = 0
         """Steps of the group for which it was at the beginning of a forward pass."""
         self._random = random
 
     def _body(self, _gift: object) -> None:
+        assert self._run is not None
         try:
             self.result = self._run()
         except Exception as error:
@@ -111,6 +112,9 @@ class Member:
             pass  # cancelled
         finally:
             self.is_done = True
+            # An error's traceback keeps this frame, which would keep the member, which keeps the
+            # error.
+            del self
 
     @property
     def is_at_pass(self) -> bool:
@@ -131,18 +135,23 @@ class Member:
 
     def resume(self, gift: object = None) -> None:
         """Runs it until it waits again or is done; `gift` is what it waited for."""
-        self.stop = None
-        # Within forward passes too: diffusion models draw there.
-        with self._random or nullcontext():
-            stop = self._coroutine.switch(gift)
-        self.stop = None if self.is_done else stop
+        assert self._coroutine is not None
+        self._go_on(self._coroutine.switch, gift)
 
     def throw(self, error: BaseException) -> None:
         """The same, but what it waited for ends in an error."""
+        assert self._coroutine is not None
+        self._go_on(self._coroutine.throw, error)
+
+    def _go_on(self, switch: Callable[[Any], Any], gift: object) -> None:
         self.stop = None
+        # Within forward passes too: diffusion models draw there.
         with self._random or nullcontext():
-            stop = self._coroutine.throw(error)
-        self.stop = None if self.is_done else stop
+            stop = switch(gift)
+        if self.is_done:
+            self._let_go()
+        else:
+            self.stop = stop
 
     def cancel(self) -> None:
         """Ends it now, wherever it waits."""
@@ -152,7 +161,13 @@ class Member:
             while not self.is_done:
                 self.throw(GreenletExit())
         self.is_done = True
-        self.stop = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of all but the result: what it held is free now, not when Python next looks for cycles
+        (a member and its coroutine are one)."""
+        self.stop = self._run = self._coroutine = self._random = None
+        self.seen = {}
 
 
 def waits() -> Member | None:
@@ -163,5 +178,7 @@ def waits() -> Member | None:
 
 def wait(member: Member, stop: Stop) -> Any:
     """Gives the turn back to the group until it resumes the member."""
-    assert member._coroutine.parent is not None
-    return member._coroutine.parent.switch(stop)
+    coroutine = member._coroutine
+    assert coroutine is not None
+    assert coroutine.parent is not None
+    return coroutine.parent.switch(stop)

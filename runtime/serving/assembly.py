@@ -3,12 +3,13 @@
 from starlette.types import ASGIApp
 
 from runtime.budget import parse_size
+from runtime.memory import keep_for_ever
 from runtime.serving.app import Settings, build_app, logged
 from runtime.serving.config import ServeConfig
 from runtime.serving.opening import name_of, open_served
 from runtime.serving.orders import Limits
 from runtime.serving.routes import measured, page
-from runtime.serving.service import Service
+from runtime.serving.service import Served, Service
 from runtime.serving.thrift import Thrift
 from runtime.serving.watch import Watch
 
@@ -25,7 +26,7 @@ def assembled(
         MoecastError: a size that is none.
     """
     service = Service(
-        lambda: open_served(config),
+        lambda: _open_for_ever(config),
         max_running=config.max_running,
         max_waiting=config.max_waiting,
         observers=[Thrift()],
@@ -54,3 +55,10 @@ def assembled(
     watch.attach(service)
     routers = [measured.routes(watch.metrics), page.routes(watch.status)]
     return service, logged(build_app(service, settings, routers=routers))
+
+
+def _open_for_ever(config: ServeConfig) -> Served:
+    """Such a process serves this model to its end."""
+    served = open_served(config)
+    keep_for_ever()
+    return served

@@ -18,6 +18,22 @@ class Quiet:
     """Nothing was told for a while."""
 
 
+Queue = asyncio.Queue[tuple[int, list[Event]] | None]
+"""A choice's number and what it tells; None: nobody listens any more."""
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop, queue: Queue, index: int, events: list[Event]
+) -> None:
+    """In the engine thread. A loop that is closed has nobody who would listen.
+
+    Not the mailbox's method: with its choices it would be a cycle, and Python looks for these
+    rarely.
+    """
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(queue.put_nowait, (index, events))
+
+
 class Mailbox:
     """One request's choices: submitted together, heard together, cancelled together.
 
@@ -28,13 +44,13 @@ class Mailbox:
         """Within the event loop."""
         self.order = order
         self._service = service
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, list[Event]] | ClientGone] = asyncio.Queue()
+        self._queue: Queue = asyncio.Queue()
+        deliver = partial(_deliver, asyncio.get_running_loop(), self._queue)
         self.choices = [
             Choice(
                 prompt.tokens,
                 order.sampling(number, choice),
-                deliver=partial(self._deliver, number * order.num_choices + choice),
+                deliver=partial(deliver, number * order.num_choices + choice),
                 request_id=request_id,
             )
             for number, prompt in enumerate(order.prompts)
@@ -45,14 +61,9 @@ class Mailbox:
         """Raises what `Service.submit` raises."""
         self._service.submit(self.choices)
 
-    def _deliver(self, index: int, events: list[Event]) -> None:
-        """In the engine thread. A loop that is closed has nobody who would listen."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, events))
-
     def hang_up(self) -> None:
         """The client has gone: whoever listens hears ClientGone."""
-        self._queue.put_nowait(ClientGone())
+        self._queue.put_nowait(None)
 
     async def events(
         self, quiet_seconds: float | None = None
@@ -74,11 +85,15 @@ class Mailbox:
             except TimeoutError:
                 yield Quiet()
                 continue
-            if isinstance(told, ClientGone):
-                raise told
+            if told is None:
+                raise ClientGone
             for event in told[1]:
                 if isinstance(event, Failed):
-                    raise event.error
+                    try:
+                        raise event.error
+                    finally:
+                        # The error's traceback keeps this frame, which would keep the error.
+                        del event, told
             left -= any(isinstance(event, Ended) for event in told[1])
             yield told
 

@@ -1,6 +1,8 @@
 """Generations in step: each gives what it gives alone, whatever happens to the others."""
 
+import gc
 import threading
+import weakref
 from collections import Counter
 from functools import partial
 
@@ -247,6 +249,49 @@ def test_group__an_error_of_ones_own_ends_that_one(tmp_path):
         run(group)
         assert isinstance(failing.error, ValueError)
         assert torch.equal(other.result, expected)
+
+
+class Held:
+    """Something large that a generation works with."""
+
+
+@pytest.fixture
+def no_search_for_cycles():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("end", ["by itself", "in an error", "cancelled", "before it began"])
+def test_group__what_a_member_held_is_free_when_it_has_ended(tmp_path, no_search_for_cycles, end):
+    """At once: Python looks for cycles rarely, and caches of keys and values are large."""
+    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+
+    def work(held: Held):
+        mine = held
+        generate(model, prompts()[2])
+        if end == "in an error":
+            raise ValueError(mine)
+
+    with model.moecast, Group(model) as group:
+        held = Held()
+        freed = weakref.ref(held)
+        member = group.start(partial(work, held), seed=1)
+        del held
+        if end != "before it began":
+            group.step()
+            group.step()
+        if end in ("cancelled", "before it began"):
+            group.cancel(member)
+        else:
+            run(group)
+        assert member.is_done
+        assert (freed() is None) == (end != "in an error")  # its traceback shows it
+        ended = weakref.ref(member)
+        del member
+        assert ended() is None
+        assert freed() is None
 
 
 def test_group__ctrl_c_closes_it_and_the_model_serves_on(tmp_path, monkeypatch):

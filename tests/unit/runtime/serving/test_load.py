@@ -1,6 +1,7 @@
 """Many clients, clients that go, a queue that is full, reads that fail: each answer is its own."""
 
 import contextlib
+import gc
 import itertools
 import json
 import socket
@@ -19,7 +20,10 @@ from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import TransferError
+from runtime.group.member import Member
 from runtime.policy.tier import Task
+from runtime.serving.choice import Choice
+from runtime.serving.mailbox import Mailbox
 from runtime.serving.service import Served
 from tests.builders.models import plain_eager
 from tests.builders.serving import WAIT_SECONDS, Running, running_server, speaking_model, tiny
@@ -353,3 +357,38 @@ def test_engine_that_fails__is_told_and_ends_the_server(folder: Path) -> None:
         server.thread.join(WAIT_SECONDS)
         assert not server.thread.is_alive()
         assert str(server.service.error) == "broken"
+
+
+def of_requests() -> list[object]:
+    """What lives on behalf of requests."""
+    return [one for one in gc.get_objects() if type(one) in (Choice, Mailbox, Member)]
+
+
+def test_requests__leave_nothing_to_the_search_for_cycles(folder: Path) -> None:
+    """Which may be minutes away: a server has half a million objects that live on."""
+    body = {"prompt": "The", "max_tokens": 4, "n": 2, "logprobs": 1}
+    with running_server(lambda: tiny(folder), max_running=2, max_waiting=2) as server:
+        gc.collect()
+        before = {id(one) for one in of_requests()}
+        gc.disable()
+        try:
+            with server.http() as client:
+                assert client.post("/v1/completions", json=body).status_code == 200
+                assert client.post("/v1/completions", json=body | {"n": 4}).status_code == 200
+                streamed = client.post("/v1/completions", json=body | {"stream": True})
+                assert "[DONE]" in streamed.text
+                many = client.post("/v1/completions", json=body | {"prompt": ["a"] * 3})
+                assert many.status_code in (400, 429)
+                with client.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as gone:
+                    next(gone.iter_lines())
+            assert server.service.wait_idle(WAIT_SECONDS)
+            deadline = time.monotonic() + WAIT_SECONDS
+            while True:  # the last answer's task may be about to end
+                server.steps.told.clear()
+                left = [type(one).__name__ for one in of_requests() if id(one) not in before]
+                if not left or time.monotonic() > deadline:
+                    break
+                time.sleep(0.05)
+        finally:
+            gc.enable()
+    assert left == []
