@@ -105,6 +105,10 @@ def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    # An arena would keep the most that any prompt needed, for each layer's network; without one
+    # and without a plan of memory for each shape a network this small is as quick.
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     try:
         return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except (

@@ -10,6 +10,8 @@ from pathlib import Path
 
 MADV_DONTNEED = 4
 """Linux: the pages go, and come back from their file when they are touched again."""
+M_ARENA_MAX = -8
+"""glibc's `mallopt`: the number of heaps that threads may have together."""
 
 
 def release_unused() -> None:
@@ -31,22 +33,34 @@ def release_unused() -> None:
         libc.madvise(start, end - start, MADV_DONTNEED)
 
 
+def share_one_heap() -> None:
+    """All threads that come allocate from one heap (glibc; elsewhere nothing); called before
+    libraries start threads.
+
+    Otherwise each thread may have its own, of which every one keeps what its thread once needed at
+    a time: `return_free_heap` shortens only the first. One thread computes and the others wait for
+    files or clients, so they hardly meet at its lock.
+    """
+    if (mallopt := _glibc("mallopt")) is not None:
+        mallopt(M_ARENA_MAX, 1)
+
+
 def return_free_heap() -> None:
     """Gives pages of the heap on which nothing lives back to the system (glibc; elsewhere nothing).
 
     Tensors of many sizes leave holes between those that live on. The heap keeps them, so that a
     process that works for hours holds its worst moment's memory for ever.
     """
-    if (malloc_trim := _malloc_trim()) is not None:
+    if (malloc_trim := _glibc("malloc_trim")) is not None:
         malloc_trim(0)
 
 
 @functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's own; None where there is none."""
+def _glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc's own; None where there is another C library."""
     if not sys.platform.startswith("linux"):
         return None
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return getattr(ctypes.CDLL(None), name, None)
 
 
 def keep_for_ever() -> None:

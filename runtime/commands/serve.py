@@ -13,6 +13,7 @@ from rich.console import Console
 
 from predictors.errors import MoecastError
 from runtime.cluster import prepare
+from runtime.memory import share_one_heap
 from runtime.serving.config import RAY, ServeConfig
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
@@ -25,6 +26,7 @@ class EngineFailed(RuntimeError):
 
 def run(config: ServeConfig) -> dict[str, Any]:
     """Serves until it is told to end; returns what it has done."""
+    share_one_heap()
     require_extra()
     # Not before: they need the extra.
     from runtime.serving.assembly import assembled

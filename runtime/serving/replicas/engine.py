@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
 from runtime.cluster import keep_to_loopback
+from runtime.memory import share_one_heap
 from runtime.monitor import CACHED, PINNED, Monitor
 from runtime.serving.assembly import assembled
 from runtime.serving.config import ServeConfig
@@ -27,6 +28,7 @@ class Engine:
         Raises:
             MoecastError: the model can not be loaded.
         """
+        share_one_heap()
         if config.cluster is None:
             keep_to_loopback()
         self.edition = edition

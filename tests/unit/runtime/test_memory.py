@@ -138,3 +138,42 @@ print(before - resident())
     if done.stdout == "another libc\n":
         pytest.skip("glibc's heap is meant")
     assert int(done.stdout) > 90_000_000
+
+
+@LINUX
+@pytest.mark.parametrize("shared", [True, False])
+def test_heap__is_one_for_all_threads_once_it_is_shared(tmp_path, shared) -> None:
+    code = f"""
+import ctypes, sys, threading
+from runtime.memory import share_one_heap
+libc = ctypes.CDLL(None)
+if not hasattr(libc, "malloc_info"):
+    print("another libc")
+    raise SystemExit
+if {shared}:
+    share_one_heap()
+libc.malloc.restype = ctypes.c_void_p
+together = threading.Barrier(8)
+def work():
+    together.wait()
+    for _ in range(100):
+        libc.malloc(5000)
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc.fopen.restype = ctypes.c_void_p
+libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.fclose.argtypes = [ctypes.c_void_p]
+out = libc.fopen(b"{tmp_path / "heaps.xml"}", b"w")
+libc.malloc_info(0, out)
+libc.fclose(out)
+print(open("{tmp_path / "heaps.xml"}").read().count("<heap "))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    if done.stdout == "another libc\n":
+        pytest.skip("glibc's heap is meant")
+    assert (int(done.stdout) == 1) == shared
