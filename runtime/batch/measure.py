@@ -13,7 +13,7 @@ from typing import Any
 
 import platformdirs
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from predictors.files import write_json
@@ -22,6 +22,7 @@ from runtime.batch.planner import Costs
 from runtime.batch.rows import Batch, padded
 from runtime.config import StoreConfig
 from runtime.diagnosis.facts import gpus, processor, usable_cores, versions
+from runtime.hf.kv import CacheSize, cache_bytes
 from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.sim.local import expert_call, measure
 from runtime.sim.reading import seconds, typical
@@ -32,7 +33,7 @@ STEPS = 3
 TOKENS = (1, 64)
 """Tokens on an expert that is timed: what one more costs is their difference."""
 REPEATS = 7
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,11 @@ def measured(model: PreTrainedModel, batch: Batch) -> Measured:
     with clock:
         caches = _steps(model, batch, clock)
     attention, gate = clock.typical()
-    per_token, fixed = caches
     if model.device.type == "cpu":
         costs = _beside_reads(model, attention, gate)
     else:
         costs = _on_device(model, layers[0], attention, gate)
-    return Measured(costs, per_token, fixed)
+    return Measured(costs, caches.bytes_per_token, caches.bytes_fixed)
 
 
 def _beside_reads(model: PreTrainedModel, attention: float, gate: float) -> Costs:
@@ -111,16 +111,16 @@ def _on_device(model: PreTrainedModel, layer: MoeLayer, attention: float, gate: 
     )
 
 
-def _steps(model: PreTrainedModel, batch: Batch, clock: "_Clock") -> tuple[int, int]:
-    """Prompts, then `STEPS` timed tokens of each row; bytes of a row's cache by token and fixed."""
+def _steps(model: PreTrainedModel, batch: Batch, clock: "_Clock") -> CacheSize:
+    """Prompts, then `STEPS` timed tokens of each row; what a row's cache takes."""
     tokens_BT, mask_BT = (part.to(model.device) for part in padded(batch, pad_id(model)))
     if model.config.is_encoder_decoder:
         clock.listens = True
         model(tokens_BT, attention_mask=mask_BT, use_cache=False)
-        return 0, 0
+        return CacheSize(0, 0)
     output: Any = model(tokens_BT, attention_mask=mask_BT, use_cache=True)
     clock.listens = True
-    before = _cache_bytes(output.past_key_values)
+    before = cache_bytes(output.past_key_values)
     for _ in range(STEPS):
         mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(batch), 1)], dim=1)
         output = model(
@@ -129,28 +129,13 @@ def _steps(model: PreTrainedModel, batch: Batch, clock: "_Clock") -> tuple[int, 
             past_key_values=output.past_key_values,
             use_cache=True,
         )
-    after = _cache_bytes(output.past_key_values)
-    per_token = max(0, after - before) // STEPS // len(batch)
-    # Of a window that is full already nothing grows: then all of it is fixed.
-    fixed = max(0, after // len(batch) - per_token * mask_BT.shape[1])
-    return per_token, fixed
-
-
-def _cache_bytes(cache: Any) -> int:
-    tensors = (
-        value for layer in getattr(cache, "layers", ()) for value in _tensors(vars(layer).values())
+    return CacheSize.grown(
+        before,
+        cache_bytes(output.past_key_values),
+        num_steps=STEPS,
+        num_rows=len(batch),
+        num_tokens=mask_BT.shape[1],
     )
-    return sum(one.numel() * one.element_size() for one in tensors)
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _tensors(value)
-    return found
 
 
 class _Clock:

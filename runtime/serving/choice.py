@@ -97,6 +97,16 @@ class Choice:
         self._recorder: Recorder | None = None
         self._is_stopped = False
 
+    @property
+    def num_cached(self) -> int:
+        """Tokens in its cache."""
+        return len(self.prompt) + self.num_tokens
+
+    @property
+    def most_cached(self) -> int:
+        """Tokens that will ever be."""
+        return len(self.prompt) + self.sampling.max_new_tokens
+
     # ---- in the member's coroutine
 
     def run(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

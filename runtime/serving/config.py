@@ -45,6 +45,9 @@ class ServeConfig(ServedConfig):
     """Answers that are generated together; each keeps a key-value cache of its own."""
     max_waiting: int = 64
     """Answers that wait for their turn; who comes then is told 429."""
+    kv_budget: str | None = None
+    """Memory for the caches of keys and values of answers that are generated together, such as
+    4GiB; what has no room for its longest answer waits. None: max_running of any length."""
     max_new_tokens: int = 4096
     """The most tokens that one answer may ask for."""
     max_choices: int = 4

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.chat_template import EndOfTurn, end_of_turn, has_template, render, special_ids
+from runtime.serving.caches import CacheBudget
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a model's generation_config.json may recommend, taken where a request says nothing."""
@@ -24,7 +25,7 @@ class Facts:
     vocab_size: int
     """Of the model: the tokenizer may know fewer."""
     context: int | None
-    """Tokens of prompt and answer together, at most; None: unlimited."""
+    """Tokens of prompt and answer together, at most, as the model was made; None: unlimited."""
     logit_bytes: int
     """Of one position's logits, as the model makes them."""
     end_ids: frozenset[int]
@@ -35,8 +36,16 @@ class Facts:
     """Special tokens by their text."""
     recommended: dict[str, float] = field(default_factory=dict)
     has_template: bool = True
+    caches: CacheBudget | None = None
+    """What bounds the caches of answers that are generated together; None: only their number."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of prompt and answer together, at most, as they are served here."""
+        bounds = [self.context, None if self.caches is None else self.caches.longest]
+        return min((bound for bound in bounds if bound is not None), default=None)
 
     def knows(self, name: str | None) -> bool:
         """Whether a request's `model` is this one; none means whatever is served."""
@@ -50,6 +59,7 @@ def facts_of(
     name: str,
     aliases: frozenset[str],
     chat_template: Path | None = None,
+    caches: CacheBudget | None = None,
 ) -> Facts:
     """Reads them off the loaded model; the chat template's file, if there is one, is put in.
 
@@ -73,6 +83,7 @@ def facts_of(
         special={str(tokenizer.convert_ids_to_tokens(i)): i for i in special_ids(tokenizer)},
         recommended=recommended(model.generation_config),
         has_template=has_template(tokenizer),
+        caches=caches,
     )
 
 

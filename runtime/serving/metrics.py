@@ -23,6 +23,7 @@ from prometheus_client import (
 from prometheus_client.process_collector import ProcessCollector
 
 from runtime.monitor import Monitor
+from runtime.serving.caches import CacheBudget
 from runtime.serving.choice import Choice, Reason
 from runtime.serving.errors import RequestError
 from runtime.serving.expert_metrics import ExpertMetrics
@@ -80,6 +81,8 @@ class RequestMetrics(Observer):
     ):
         """Arguments as for `Metrics`."""
         self.context_tokens = context_tokens
+        self.caches: CacheBudget | None = None
+        """What bounds them, if their bytes are."""
         self._max_running = max_running
         self._families = {one.name: made(one, registry) for one in REQUESTS}
         self._own_labels = {"model_name": model_name, "engine": "0"}
@@ -113,11 +116,13 @@ class RequestMetrics(Observer):
 
     def _cache_usage(self) -> float:
         """NaN, which Prometheus knows as "no value", for models without a longest sequence."""
+        with self._lock:
+            held = [choice.num_cached for choice in self._running]
+        if self.caches is not None:
+            return self.caches.bytes_of(held) / self.caches.budget_bytes
         if self.context_tokens is None:
             return float("nan")
-        with self._lock:
-            held = sum(len(choice.prompt) + choice.num_tokens for choice in self._running)
-        return held / (self._max_running * self.context_tokens)
+        return sum(held) / (self._max_running * self.context_tokens)
 
     # ---- the service's observer
 

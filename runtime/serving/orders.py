@@ -220,16 +220,19 @@ def room(num_prompt: int, facts: Facts, limits: Limits, told: int | None) -> int
         raise RequestError(
             f"max_tokens={told}: at most {limits.max_new_tokens} here", param="max_tokens"
         )
-    if facts.context is None:
+    longest = facts.longest
+    if longest is None:
         return limits.max_new_tokens if told is None else told
     least = 1 if told is None else told
-    if num_prompt + least > facts.context:
+    if num_prompt + least > longest:
+        is_models = longest == facts.context
+        whose = "this model's context is" if is_models else "caches have room here (kv_budget) for"
         raise ContextTooLong(
-            f"this model's context is {facts.context} tokens; the prompt has {num_prompt} and "
+            f"{whose} {longest} tokens; the prompt has {num_prompt} and "
             f"{least} are to be generated: shorten the prompt or lower max_tokens",
-            param="max_tokens" if num_prompt < facts.context else "prompt",
+            param="max_tokens" if num_prompt < longest else "prompt",
         )
-    return min(limits.max_new_tokens, facts.context - num_prompt) if told is None else told
+    return min(limits.max_new_tokens, longest - num_prompt) if told is None else told
 
 
 def sampling_of(

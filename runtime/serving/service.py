@@ -289,7 +289,7 @@ class Service:
         model, tokenizer = self.served.model, self.served.facts.tokenizer
         while True:
             with self._condition:
-                if not self._waiting or len(self._running) >= self.max_running:
+                if not self._waiting or not self._has_room(self._waiting[0]):
                     return
                 choice = self._waiting.popleft()
                 self._running[choice] = self.served.group.start(
@@ -297,6 +297,17 @@ class Service:
                 )
             choice.started_at = time.monotonic()
             self._tell("started", choice)
+
+    def _has_room(self, choice: Choice) -> bool:
+        """Whether it may run beside those that do; alone every one may (`Facts.longest`)."""
+        assert self.served is not None
+        if not self._running:
+            return True
+        if len(self._running) >= self.max_running:
+            return False
+        caches = self.served.facts.caches
+        together = (*self._running, choice)
+        return caches is None or caches.fit(one.most_cached for one in together)
 
     def _conclude(self, choice: Choice) -> None:
         """Its member is done."""

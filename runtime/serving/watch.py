@@ -55,7 +55,8 @@ class Watch:
         assert self._service is not None
         served = self._service.served
         if state is State.READY and served is not None:
-            self.metrics.requests.context_tokens = served.facts.context
+            self.metrics.requests.context_tokens = served.facts.longest
+            self.metrics.requests.caches = served.facts.caches
             self.observe(served.model)
 
     def observe(self, model: PreTrainedModel) -> None:

@@ -64,6 +64,6 @@ def model_card(facts: Facts) -> dict[str, Any]:
         "object": "model",
         "created": facts.created,
         "owned_by": "moecast",
-        "max_model_len": facts.context,
+        "max_model_len": facts.longest,
         "chat_template": "the model's" if facts.has_template else "none: turns as plain text",
     }

@@ -18,7 +18,7 @@ def routes(service: Service) -> APIRouter:
     async def tokenize(request: TokenizeRequest) -> dict[str, Any]:
         facts = facts_now(service)
         tokens = await asyncio.to_thread(tokens_of, request, facts)
-        return {"count": len(tokens), "max_model_len": facts.context, "tokens": tokens}
+        return {"count": len(tokens), "max_model_len": facts.longest, "tokens": tokens}
 
     @router.post("/detokenize")
     async def detokenize(request: DetokenizeRequest) -> dict[str, str]:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from runtime.errors import Fault, TransferError
+from runtime.hf.kv import CacheSize
 from runtime.monitor import Monitor
+from runtime.serving.caches import CacheBudget
 from runtime.serving.choice import Choice, Reason
 from runtime.serving.errors import QueueFull
 from runtime.serving.metric_names import EXPERTS, METRICS, REQUESTS, Kind
@@ -194,6 +196,16 @@ def test_refusal__is_counted_by_what_the_client_was_told(metrics: Metrics) -> No
 def test_cache_usage__of_a_model_without_a_longest_sequence_is_no_number() -> None:
     metrics = Metrics(model_name="m", max_running=2)
     assert math.isnan(of(metrics, "vllm:kv_cache_usage_perc") or 0)
+
+
+def test_cache_usage__is_of_bytes_where_these_are_bounded(metrics: Metrics) -> None:
+    metrics.requests.caches = CacheBudget(CacheSize(10, 100), 1000)
+    one = asked(num_prompt_tokens=5)
+    metrics.requests.queued(one)
+    assert of(metrics, "vllm:kv_cache_usage_perc") == 0
+    start(metrics, one, 101)
+    step(metrics, 102, one)
+    assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(0.16)  # 6 tokens
 
 
 ENDS = st.sampled_from([*Reason])

@@ -9,6 +9,8 @@ from transformers import AutoTokenizer
 from runtime.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError
+from runtime.hf.kv import CacheSize
+from runtime.serving.caches import CacheBudget
 from runtime.serving.errors import ContextTooLong, RequestError
 from runtime.serving.facts import Facts
 from runtime.serving.orders import Limits, chat_order, completion_order
@@ -57,6 +59,17 @@ def test_context__is_prompt_and_answer_together(num_tokens: int) -> None:
     else:
         with pytest.raises(ContextTooLong, match="200 tokens; the prompt has 195 and 6 are"):
             completion_order(request, facts(), LIMITS)
+
+
+def test_room_of_caches__bounds_prompt_and_answer_too() -> None:
+    bounded = facts(caches=CacheBudget(CacheSize(10, 0), 1000))
+    assert bounded.longest == 100
+    assert facts(caches=CacheBudget(CacheSize(10, 0), 9000)).longest == 200
+    completion_order(completion(prompt=[1] * 95, max_tokens=5), bounded, LIMITS)
+    with pytest.raises(ContextTooLong, match=r"\(kv_budget\) for 100 tokens; the prompt has 95"):
+        completion_order(completion(prompt=[1] * 95, max_tokens=6), bounded, LIMITS)
+    chat = chat_order(ChatRequest.model_validate({"messages": HELLO}), bounded, LIMITS)
+    assert chat.samplings[0].max_new_tokens == 100 - len(chat.prompts[0].tokens)
 
 
 def test_sampling__is_the_requests_then_the_makers_then_openais() -> None:

@@ -12,6 +12,8 @@ from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError, TransferError
+from runtime.hf.kv import CacheSize
+from runtime.serving.caches import CacheBudget
 from runtime.serving.choice import Choice, Ended, Event, Failed, Reason
 from runtime.serving.errors import (
     Draining,
@@ -116,10 +118,15 @@ def fake_model() -> Any:
 
 @contextmanager
 def serving(
-    *, max_running: int = 2, max_waiting: int = 1, group: FakeGroup | None = None, **options: Any
+    *,
+    max_running: int = 2,
+    max_waiting: int = 1,
+    group: FakeGroup | None = None,
+    caches: CacheBudget | None = None,
+    **options: Any,
 ) -> Iterator[tuple[Service, FakeGroup]]:
     group = group or FakeGroup()
-    facts: Any = SimpleNamespace(tokenizer=TOKENIZER)
+    facts: Any = SimpleNamespace(tokenizer=TOKENIZER, caches=caches)
     served = Served(model=fake_model(), group=group, facts=facts)
     service = Service(lambda: served, max_running=max_running, max_waiting=max_waiting, **options)
     ready = threading.Event()
@@ -157,6 +164,27 @@ def test_answers__run_together_and_the_next_ones_when_there_is_room() -> None:
         assert second[1].last() == third[1].last() == Ended(Reason.LENGTH)
         assert second[0].num_tokens == 3
         assert service.wait_idle(WAIT)
+
+
+def test_answers__whose_caches_do_not_fit_together_wait() -> None:
+    """Room is kept for all that an answer may become, in the order in which they came."""
+    caches = CacheBudget(CacheSize(1, 0), 12)  # each prompt has two tokens
+    with serving(max_running=4, max_waiting=4, caches=caches) as (service, group):
+        first, large, small = asked("1", 4), asked("2", 10), asked("3", 1)
+        service.submit([first[0], large[0], small[0]])
+        started(service, 1)
+        group.allowed.release(3)
+        first[1].wait(3)
+        assert (service.num_running, service.num_waiting) == (1, 2)
+        group.allowed.release()
+        assert first[1].last() == Ended(Reason.LENGTH)
+        started(service, 1)
+        assert (large[0].started_at is None, small[0].started_at) == (False, None)
+        group.allowed.release(11)
+        assert large[1].last() == small[1].last() == Ended(Reason.LENGTH)
+        fitting = [asked(str(number), 4) for number in (4, 5)]
+        service.submit([choice for choice, _ in fitting])
+        started(service, 2)
 
 
 def test_queue__takes_a_request_whole_or_not_at_all() -> None:
@@ -276,7 +304,7 @@ def test_loading__takes_nothing_yet() -> None:
 
     def slow() -> Served:
         assert go_on.wait(WAIT)
-        facts: Any = SimpleNamespace(tokenizer=TOKENIZER)
+        facts: Any = SimpleNamespace(tokenizer=TOKENIZER, caches=None)
         return Served(model=fake_model(), group=FakeGroup(), facts=facts)
 
     service = Service(slow, max_running=1, max_waiting=1)

@@ -35,7 +35,9 @@ class FakeService:
     def change(self, state: State, model: Any = None) -> None:
         self.state = state
         if model is not None:
-            self.served = SimpleNamespace(model=model, facts=SimpleNamespace(context=64))
+            self.served = SimpleNamespace(
+                model=model, facts=SimpleNamespace(longest=64, caches=None)
+            )
         for hear in self._hears:
             hear(state)
 

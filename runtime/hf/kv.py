@@ -1,0 +1,79 @@
+"""What a model's cache of keys and values takes: measured, as each architecture keeps another."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+PROMPT_TOKENS = 4
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """Of one row."""
+
+    bytes_per_token: int
+    """Of all layers; of caches that do not grow, nothing."""
+    bytes_fixed: int
+    """Whatever its length."""
+
+    def of(self, num_tokens: int) -> int:
+        """Bytes; of a layer that keeps a window only, too many once the window is full."""
+        return self.bytes_fixed + num_tokens * self.bytes_per_token
+
+    @classmethod
+    def grown(
+        cls, before: int, after: int, *, num_steps: int, num_rows: int, num_tokens: int
+    ) -> "CacheSize":
+        """From what a batch's cache took before and after so many steps of a token each.
+
+        Args:
+            num_tokens: of each row, after them.
+        """
+        per_token = max(0, after - before) // num_steps // num_rows
+        # Of a window that is full already nothing grows: then all of it is fixed.
+        return cls(per_token, max(0, after // num_rows - per_token * num_tokens))
+
+
+@torch.no_grad()
+def cache_size(model: PreTrainedModel) -> CacheSize:
+    """Runs a few tokens.
+
+    Raises:
+        TransferError: experts of a served model can not be read.
+    """
+    tokens_BT = torch.zeros(1, PROMPT_TOKENS, dtype=torch.int64, device=model.device)
+    output: Any = model(tokens_BT, use_cache=True)
+    before = cache_bytes(output.past_key_values)
+    for _ in range(STEPS):
+        output = model(tokens_BT[:, :1], past_key_values=output.past_key_values, use_cache=True)
+    return CacheSize.grown(
+        before,
+        cache_bytes(output.past_key_values),
+        num_steps=STEPS,
+        num_rows=1,
+        num_tokens=PROMPT_TOKENS + STEPS,
+    )
+
+
+def cache_bytes(cache: Any) -> int:
+    """Of all tensors in the layers of a Transformers cache."""
+    tensors = (
+        value for layer in getattr(cache, "layers", ()) for value in _tensors(vars(layer).values())
+    )
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, dict):  # states of linear attention
+            found += _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found
