@@ -50,13 +50,19 @@ def fill_pool(target: Server) -> None:
         assert set(pool.map(tokenize, range(2 * POOL_THREADS))) == {200}
 
 
-def footprint(target: Server, *, threads: int | None = None) -> dict[str, int]:
-    """When idle: connections that were just closed take a moment to go."""
+GONE_SECONDS = 5.0
+"""Connections that were just closed take a moment to go; what leaked stays longer."""
+
+
+def footprint(target: Server, *, before: dict[str, int] | None = None) -> dict[str, int]:
+    """When idle; if it is to be compared, when no more is there than before, or after a while."""
     target.wait_idle()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + GONE_SECONDS
     while True:
         found = target.footprint()
-        if threads is None or found["threads"] <= threads or time.monotonic() > deadline:
+        if before is None or time.monotonic() > deadline:
+            return found
+        if all(found[name] <= before[name] for name in ("threads", "descriptors")):
             return found
         time.sleep(0.1)
 
@@ -79,7 +85,7 @@ def disconnects(
     idle_seconds = target.wait_idle()
     is_equal = answer(target) == expected
     time.sleep(0.5)
-    after = footprint(target, threads=before["threads"])
+    after = footprint(target, before=before)
     return {
         "requests": requests,
         "left_when": dict(Counter(str(one.when) for one in every)),
