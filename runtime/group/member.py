@@ -1,5 +1,6 @@
 """One generation of a group: a coroutine that stops where the group has to meet."""
 
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -106,7 +107,9 @@ class Member:
         try:
             self.result = self._run()
         except Exception as error:
-            # Whoever started it asks for it; the others go on.
+            # Whoever started it asks for it; the others go on. Frames of its traceback hold what
+            # the generation held, such as its cache: the lines stay, what they held goes.
+            traceback.clear_frames(error.__traceback__)
             self.error = error
         except GreenletExit:
             pass  # cancelled

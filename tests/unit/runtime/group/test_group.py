@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import traceback
 import weakref
 from collections import Counter
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from predictors.base import Predictor, Signal
 from runtime.config import SystemConfig
@@ -292,6 +294,39 @@ def test_group__what_a_member_held_is_free_when_it_has_ended(tmp_path, no_search
         del member
         assert ended() is None
         assert freed() is None
+
+
+def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no_search_for_cycles):
+    broken: set[str] = set()
+
+    def breaking(_name, link):
+        read = link.transfer
+
+        def transfer(task):
+            if broken:
+                raise TransferError(f"{task.expert} is broken")
+            return read(task)
+
+        link.transfer = transfer
+        return link
+
+    def caches() -> int:
+        return sum(type(one) is DynamicCache for one in gc.get_objects())
+
+    folder = tiny_qwen2_moe(tmp_path)
+    model = serve_with_links(
+        folder, monkeypatch, breaking, budget="30%", system=SystemConfig(prefetch=False)
+    )
+    with model.moecast, Group(model) as group:
+        before = caches()
+        members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+        group.step()
+        assert caches() == before + len(members)
+        broken.add("all")
+        run(group)
+        assert {type(member.error) for member in members} == {TransferError}
+        assert caches() == before
+        assert "generate" in "".join(traceback.format_tb(members[0].error.__traceback__))
 
 
 def test_group__ctrl_c_closes_it_and_the_model_serves_on(tmp_path, monkeypatch):
