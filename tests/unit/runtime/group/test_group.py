@@ -1,6 +1,7 @@
 """Generations in step: each gives what it gives alone, whatever happens to the others."""
 
 import gc
+import itertools
 import threading
 import traceback
 import weakref
@@ -191,10 +192,10 @@ def test_group__a_cancelled_member_leaves_the_others_as_they_are(tmp_path):
         assert pins(model) == 0
 
 
-def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeypatch):
-    broken: set = set()
+def breaking(broken: set):
+    """Links that can not read these experts, (layer, expert)."""
 
-    def breaking(_name, link):
+    def wrapped(_name, link):
         read = link.transfer
 
         def transfer(task):
@@ -205,6 +206,11 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
         link.transfer = transfer
         return link
 
+    return wrapped
+
+
+def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeypatch):
+    broken: set = set()
     folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=1)
     spec = small_spec(num_layers=2, num_experts=16, top_k=1, hidden_size=32)
     chosen = []
@@ -219,7 +225,7 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
     only_first = sorted(chosen[0] - set().union(*chosen[1:]))
     assert only_first
     model = serve_with_links(
-        folder, monkeypatch, breaking, budget="30%", system=SystemConfig(prefetch=False)
+        folder, monkeypatch, breaking(broken), budget="30%", system=SystemConfig(prefetch=False)
     )
     expected = [generate(model, tokens) for tokens in single]
     with model.moecast, Group(model) as group:
@@ -297,32 +303,21 @@ def test_group__what_a_member_held_is_free_when_it_has_ended(tmp_path, no_search
 
 
 def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no_search_for_cycles):
-    broken: set[str] = set()
-
-    def breaking(_name, link):
-        read = link.transfer
-
-        def transfer(task):
-            if broken:
-                raise TransferError(f"{task.expert} is broken")
-            return read(task)
-
-        link.transfer = transfer
-        return link
+    broken: set = set()
 
     def caches() -> int:
         return sum(type(one) is DynamicCache for one in gc.get_objects())
 
     folder = tiny_qwen2_moe(tmp_path)
     model = serve_with_links(
-        folder, monkeypatch, breaking, budget="30%", system=SystemConfig(prefetch=False)
+        folder, monkeypatch, breaking(broken), budget="30%", system=SystemConfig(prefetch=False)
     )
     with model.moecast, Group(model) as group:
         before = caches()
         members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
         group.step()
         assert caches() == before + len(members)
-        broken.add("all")
+        broken.update(itertools.product(range(2), range(8)))
         run(group)
         assert {type(member.error) for member in members} == {TransferError}
         assert caches() == before
