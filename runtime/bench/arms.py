@@ -6,7 +6,7 @@ from typing import Any
 
 from runtime.bench.config import BenchConfig
 from runtime.config import ORACLE, SystemConfig
-from runtime.diagnosis.outlook import ON_DEMAND, PROMOE
+from runtime.systems import ON_DEMAND, PROMOE, load_system
 
 ABLATIONS: dict[str, Any] = {
     "promoe without chunks": {"chunked": False},
@@ -14,8 +14,6 @@ ABLATIONS: dict[str, Any] = {
     "promoe without reordering": {"reordered": False},
 }
 """promoe figure 12: each technique has a switch."""
-PROMOE_FORECASTS_WITH = "stride"
-"""As in configs/system/promoe.yaml, for an ablation where promoe itself is not asked for."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,12 @@ def systems_of(config: BenchConfig) -> list[SystemConfig]:
     """What runs live: what was asked for, the ablations, and in any case the no-prefetch arm."""
     live = [system for system in config.system if not is_bound(system)]
     names = {system.name for system in live}
-    if ON_DEMAND.name not in names:
-        live.insert(0, ON_DEMAND)
+    if ON_DEMAND not in names:
+        live.insert(0, load_system(ON_DEMAND))
     if config.ablation:
-        promoe = replace(PROMOE, predictor=PROMOE_FORECASTS_WITH)
-        whole = next((system for system in live if system.name == promoe.name), promoe)
-        if PROMOE.name not in names:
-            live.append(whole)
+        if PROMOE not in names:
+            live.append(load_system(PROMOE))
+        whole = next(system for system in live if system.name == PROMOE)
         live += [replace(whole, name=name, **off) for name, off in ABLATIONS.items()]
     return live
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from runtime.bench.arms import Cell
 from runtime.bench.rounds import Outcome, Run
-from runtime.diagnosis.outlook import ON_DEMAND
+from runtime.systems import ON_DEMAND
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -16,7 +16,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     baselines = {
         outcome.arm.cell: outcome.runs
         for outcome in outcomes
-        if outcome.arm.system.name == ON_DEMAND.name
+        if outcome.arm.system.name == ON_DEMAND
     }
     return [row_of(outcome, baselines) for outcome in outcomes]
 
@@ -119,7 +119,7 @@ def bound_rows(found: list[dict[str, Any]], live: Sequence[dict[str, Any]]) -> l
     on_demand = {
         (row["budget"], row["batch"]): row
         for row in live
-        if row["system"] == ON_DEMAND.name and not row.get("failed")
+        if row["system"] == ON_DEMAND and not row.get("failed")
     }
     rows = []
     for one in found:

@@ -7,8 +7,8 @@ import numpy as np
 
 from runtime.bench.arms import ABLATIONS
 from runtime.bench.show import BYTES, SPEED, Cellwise, label, remarks
-from runtime.diagnosis.outlook import ON_DEMAND, PROMOE
 from runtime.report.page import Page
+from runtime.systems import ON_DEMAND, PROMOE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Series = dict[str, tuple[list[str], list[float]]]
 """Label to places on the axis and values."""
 GIB = 2**30
-EMPHASISED = (ON_DEMAND.name, PROMOE.name, "moecast", "oracle (simulated)")
+EMPHASISED = (ON_DEMAND, PROMOE, "moecast", "oracle (simulated)")
 """Lines in colour; the others stand behind them."""
 
 
@@ -210,7 +210,7 @@ def add_cdf(page: Page, rows: Sequence[Row], batch: int, budget: str) -> None:
 
 def add_ablation(page: Page, rows: Sequence[Row], batch: int) -> None:
     """promoe without each of its techniques (promoe figure 12)."""
-    names = [ON_DEMAND.name, PROMOE.name, *ABLATIONS]
+    names = [ON_DEMAND, PROMOE, *ABLATIONS]
     kept = [row for row in rows if row["system"] in names]
     if not any(row["system"] in ABLATIONS for row in kept):
         return

@@ -11,7 +11,6 @@ from runtime.commands.progress import progress
 from runtime.config import DoctorConfig, ShapeConfig
 from runtime.diagnosis.capacity import Ground, Load, better
 from runtime.diagnosis.capacity_page import NOTE, capacity_page, capacity_table
-from runtime.diagnosis.outlook import ON_DEMAND, PROMOE
 from runtime.diagnosis.recording import record
 from runtime.errors import CheckpointError
 from runtime.forecasters import systems_forecaster
@@ -23,6 +22,7 @@ from runtime.one_by_one import OneByOne, load_parts, serve_from
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.local import measure_parts
 from runtime.sim.shapes import own_shape
+from runtime.systems import ON_DEMAND, PROMOE, load_system
 from runtime.verification.prompts import token_prompts
 
 REQUESTS = 32
@@ -60,7 +60,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         rows = []
         for machine in machines:
             hardware: Hardware = local if machine.measured else described(machine, ground.shape)
-            rows.append(better(ground, hardware, load, ON_DEMAND))
+            rows.append(better(ground, hardware, load, load_system(ON_DEMAND)))
             advance(1)
     report = {
         "load": asdict(load),
@@ -96,14 +96,15 @@ def grounds(config: DoctorConfig) -> tuple[Ground, Hardware, str]:
     number = min(REQUESTS, config.users or 1)
     prompts, what = token_prompts(folder, texts(number), seed=config.seed)
     steps = record(model, prompts, seconds=config.seconds)
+    promoe = load_system(PROMOE)
     predictor = (
-        systems_forecaster(PROMOE, spec, name=config.model.name, chosen=config.predictor)
+        systems_forecaster(promoe, spec, name=config.model.name, chosen=config.predictor)
         if config.predictor is not None
         else own_routers(layers, {"spec": spec})
     )
     store.close()
     shape = own_shape(config.model) if config.shape.is_own else config.shape
-    ground = Ground(steps=steps, spec=spec, shape=shape, system=PROMOE, predictor=predictor)
+    ground = Ground(steps=steps, spec=spec, shape=shape, system=promoe, predictor=predictor)
     return ground, local, rests_on(ground, shape, config.model.name, what)
 
 

@@ -15,7 +15,7 @@ from runtime.config import DoctorConfig
 from runtime.diagnosis.bandwidth import disk_bandwidth, link_bandwidth, memory_bandwidth
 from runtime.diagnosis.facts import hardware, versions
 from runtime.diagnosis.files import check_files, weights_files
-from runtime.diagnosis.outlook import PROMOE, outlook, suggestion
+from runtime.diagnosis.outlook import outlook, suggestion
 from runtime.diagnosis.recording import record
 from runtime.forecasters import systems_forecaster
 from runtime.hf.layers import MoeLayer
@@ -26,6 +26,7 @@ from runtime.models import resolve
 from runtime.one_by_one import OneByOne, load_parts, serve_from
 from runtime.sim.local import measure_parts
 from runtime.store.base import Store, slot_bytes
+from runtime.systems import PROMOE, load_system
 from runtime.verification.prompts import token_prompts
 
 PROMPTS = ["The heart pumps blood", "It was a dark and stormy night", "Return a new list"]
@@ -105,7 +106,9 @@ def expectations(
     steps = record(model, prompts, seconds=config.seconds)
     decodes = sum(len(step.tokens_T) == 1 for step in steps)
     predictor: Predictor | None = (
-        systems_forecaster(PROMOE, spec, name=config.model.name, chosen=config.predictor)
+        systems_forecaster(
+            load_system(PROMOE), spec, name=config.model.name, chosen=config.predictor
+        )
         if config.predictor is not None
         else own_routers(layers, {"spec": spec})
     )

@@ -10,11 +10,8 @@ from runtime.config import SystemConfig
 from runtime.errors import BudgetError
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import Step, replay
+from runtime.systems import ON_DEMAND, PROMOE, load_system
 
-ON_DEMAND = SystemConfig(
-    name="on-demand", prefetch=False, chunked=False, early_preemption=False, reordered=False
-)
-PROMOE = SystemConfig()
 PROCESS_BYTES = 300 * 2**20
 """What a process takes beside weights and budget, at most (`verify` measures it)."""
 SHARE_OF_FREE = 0.9
@@ -37,9 +34,11 @@ def outlook(
     `resident_bytes` are those of the weights that are not experts. A budget below the least has
     its error in place of figures.
     """
-    systems: dict[str, tuple[SystemConfig, Predictor | None]] = {"on-demand": (ON_DEMAND, None)}
+    systems: dict[str, tuple[SystemConfig, Predictor | None]] = {
+        ON_DEMAND: (load_system(ON_DEMAND), None)
+    }
     if predictor is not None:
-        systems["promoe"] = (PROMOE, predictor)
+        systems[PROMOE] = (load_system(PROMOE), predictor)
     rows: list[dict[str, Any]] = []
     for budget in budgets:
         try:

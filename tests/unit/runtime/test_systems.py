@@ -1,26 +1,26 @@
 """The papers' systems as configurations, and each knob that they need against cases by hand."""
 
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import configs
 from configs.compose import compose_typed
 from predictors.base import Forecast, Predictor, Signal
+from predictors.errors import MoecastError
 from predictors.options import known_options
 from predictors.registry import KEEPERS, KINDS
+from runtime import systems
 from runtime.config import ORACLE, SystemConfig
 from runtime.policy.build import build_planner, build_prefetcher
 from runtime.policy.eviction import eviction_policy
 from runtime.policy.planner import URGENCIES
 from runtime.sim.hardware import Measured
 from runtime.sim.replay import replay
+from runtime.systems import load_system, system_names
 from tests.builders.entries import tiny_spec
 
-NAMES = sorted(path.stem for path in (Path(configs.__file__).parent / "system").glob("*.yaml"))
+NAMES = system_names()
 PAPERS = {
     *("promoe", "moe-infinity-sequence", "moe-infinity-request", "fmoe", "klotski"),
     *("mixtral-offloading", "brainstorm", "deepspeed", "token", "on-demand", "static", "lfu"),
@@ -41,18 +41,30 @@ MACHINE = Measured(
 """An expert comes in 6 s; a layer takes 10 s, an expert 1 s a token, a forecast 3 s."""
 
 
-@cache
-def system(name: str) -> SystemConfig:
-    return compose_typed("generate", [f"system={name}"])[0].system
-
-
 def test_systems__are_those_of_the_design() -> None:
     assert set(NAMES) >= PAPERS
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_load_system__equals_what_a_command_composes(name: str) -> None:
+    assert load_system(name) == compose_typed("generate", [f"system={name}"])[0].system
+
+
+def test_load_system__an_unknown_name_lists_the_known_and_the_closest() -> None:
+    with pytest.raises(MoecastError, match=r"'promo'. Did you mean 'promoe'\? Choices: brainstorm"):
+        load_system("promo")
+
+
+def test_load_system__an_unknown_key_is_an_error(tmp_path, monkeypatch) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\nprefetsch: false\n")
+    monkeypatch.setattr(systems, "FOLDER", tmp_path)
+    with pytest.raises(MoecastError, match=r"mine.yaml: .*'prefetsch'. Did you mean"):
+        load_system("mine")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_system__names_parts_that_exist(name: str) -> None:
-    one = system(name)
+    one = load_system(name)
     assert one.name == name
     assert one.urgency in URGENCIES
     assert one.keeper is None or one.keeper in KEEPERS
@@ -176,7 +188,7 @@ def test_predictors_order__may_be_left_to_the_system() -> None:
 def test_urgency__of_fmoe_is_probability_over_distance() -> None:
     # .9 three layers ahead is .3, .4 one layer ahead is .4 (fmoe 4.5).
     both = [forecast(3, 0, chance=0.9, spec=SIX), forecast(1, 0, chance=0.4, spec=SIX)]
-    assert asked(both, layer_now=0, urgency=system("fmoe").urgency) == [(1, 0), (3, 0)]
+    assert asked(both, layer_now=0, urgency=load_system("fmoe").urgency) == [(1, 0), (3, 0)]
 
 
 def test_hot_first__computes_first_what_most_tokens_wait_for() -> None:
@@ -193,7 +205,7 @@ def test_hot_first__computes_first_what_most_tokens_wait_for() -> None:
 
 
 def test_klotski__prefetches_and_computes_as_its_paper_says() -> None:
-    one = system("klotski")
+    one = load_system("klotski")
     assert (one.predictor, one.hot_first, one.drop_used) == ("correlation", True, True)
     assert one.early_preemption
     assert one.reordered
@@ -202,7 +214,7 @@ def test_klotski__prefetches_and_computes_as_its_paper_says() -> None:
 
 def test_oracle__hides_what_can_be_hidden_and_pays_for_no_forecast() -> None:
     # Both experts are on their way at 0: there at 6 and 12, asked for at 10 and 21.
-    bound = system("oracle")
+    bound = load_system("oracle")
     assert times(bound, steps=((0, 1),)) == [22.0]
     late = times(steps=((0, 1),), predictor=Ahead(1), **ON_DEMAND | {"prefetch": True})
     # Told at 3, there at 9; layer 0 is not forecast: asked for at 10, there at 16.
@@ -212,7 +224,7 @@ def test_oracle__hides_what_can_be_hidden_and_pays_for_no_forecast() -> None:
 def test_oracle__gives_no_slot_to_what_is_needed_later() -> None:
     # One slot. The expert of layer 1 waits until that of layer 0 is computed (11), comes by 17, is
     # computed at 21-22; in the second step the slot goes back to layer 0's at once.
-    assert times(system("oracle"), steps=((0, 1), (0, 1)), slots=1) == [22.0, 22.0]
+    assert times(load_system("oracle"), steps=((0, 1), (0, 1)), slots=1) == [22.0, 22.0]
     # Two slots for three experts: layer 0's is kept, layer 1's alternate and are hidden.
-    twice = times(system("oracle"), steps=((0, 1), (0, 2), (0, 1)), slots=2)
+    twice = times(load_system("oracle"), steps=((0, 1), (0, 2), (0, 1)), slots=2)
     assert twice == [22.0, 22.0, 22.0]

@@ -13,10 +13,11 @@ from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, HardwareConfig, ModelConfig, ShapeConfig
 from runtime.diagnosis import capacity
 from runtime.diagnosis.capacity import Ground, Load, batches, better, needed
-from runtime.diagnosis.outlook import ON_DEMAND, PROCESS_BYTES
+from runtime.diagnosis.outlook import PROCESS_BYTES
 from runtime.sim.hardware import described
 from runtime.sim.replay import replay
 from runtime.sim.step import batched
+from runtime.systems import ON_DEMAND, load_system
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec
 
@@ -48,14 +49,16 @@ def ground(num_requests=4):
     steps = [
         Step(request, tokens, rng) for request in range(num_requests) for tokens in (5, *[1] * 12)
     ]
-    return Ground(steps=steps, spec=SPEC, shape=SHAPE, system=ON_DEMAND, predictor=None)
+    return Ground(
+        steps=steps, spec=SPEC, shape=SHAPE, system=load_system(ON_DEMAND), predictor=None
+    )
 
 
 def mean_tpot(base, slots, batch):
     """Written here: the second pass's mean decode step, of twice the layers."""
     steps = list(batched(base.steps, batch)) * 2
     stats = replay(
-        steps, None, spec=SPEC, system=ON_DEMAND, hardware=described(MACHINE, SHAPE),
+        steps, None, spec=SPEC, system=load_system(ON_DEMAND), hardware=described(MACHINE, SHAPE),
         budget_slots=slots,
     )  # fmt: skip
     half = len(stats.tpot_seconds) // 2
@@ -95,7 +98,9 @@ def test_needed__a_rate_that_computing_does_not_reach_says_so():
     base, hardware = ground(), described(MACHINE, SHAPE)
     row = needed(base, hardware, Load(users=1, tokens_per_second=1e9))
     assert "computing takes longer" in row["error"]
-    assert better(base, hardware, Load(users=1, tokens_per_second=1e9), ON_DEMAND)["error"]
+    assert better(base, hardware, Load(users=1, tokens_per_second=1e9), load_system(ON_DEMAND))[
+        "error"
+    ]
 
 
 def test_needed__asks_for_less_where_the_rate_is_lower(monkeypatch):
