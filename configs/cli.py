@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from configs.compose import ConfigError, compose_typed, sweep
 from configs.help import command_help, program_help
+from configs.renamed import explain_command
 from configs.run_folder import default_run_dir, describe
 from predictors.config import SECRET
 from predictors.errors import MoecastError, unknown
@@ -81,6 +82,8 @@ def dispatch(program: str, commands: Sequence[Command], arguments: list[str]) ->
         return OK
     if arguments and arguments[0] in table:
         command, arguments = table[arguments[0]], arguments[1:]
+    elif arguments and (message := explain_command(program, arguments[0])):
+        raise ConfigError(message)
     elif "" in table:
         command = table[""]
     else:

@@ -20,6 +20,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from configs.renamed import explain_choice, explain_option
 from configs.schema import alternatives, keys, members, register, schemas, type_of
 from predictors.config import ALL, SEVERAL
 from predictors.errors import MoecastError, unknown
@@ -52,15 +53,22 @@ def hydra_session(root: str) -> Iterator[None]:
         with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
             yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(one_line(error)) from error
+        # A file of the user's may have an old key too.
+        raise ConfigError(explain_option(root, full_key(error)) or one_line(error)) from error
+
+
+def full_key(error: BaseException) -> str:
+    """Returns the dotted key that a Hydra or OmegaConf message is about; empty if it names none."""
+    lines = map(str.strip, str(error.__cause__ or error).splitlines())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), ""
+    )
 
 
 def one_line(error: BaseException) -> str:
-    """What a Hydra or OmegaConf message says, and the key and the file that it is about."""
+    """Returns the message of a Hydra or OmegaConf error with the key and the file it is about."""
     lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
-    key = next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), ""
-    )
+    key = full_key(error)
     # "In 'data/mine': ValidationError raised while composing config:" has the reason below it.
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return f"{key}: {said}" if key else said
@@ -100,7 +108,9 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
     values = [one for one in arguments if split(one)[0] not in groups.chosen]
     for group, choice in map(split, selections):
         if choice not in groups.choices[group]:
-            raise ConfigError(unknown(group, choice, groups.choices[group]))
+            raise ConfigError(
+                explain_choice(group, choice) or unknown(group, choice, groups.choices[group])
+            )
     selections = [
         f"{groups.hydra_names[group]}={choice}" for group, choice in map(split, selections)
     ]
@@ -111,7 +121,7 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
         rest = []
         several = several_of(root)
         for key, value in map(split, values):
-            kind = declared(base, key, groups)
+            kind = declared(base, key, groups, root)
             if key in several:
                 several[key] = value
             elif takes_texts(kind, value):
@@ -149,13 +159,18 @@ def split(argument: str) -> tuple[str, str]:
     return key, value
 
 
-def declared(config: DictConfig, key: str, groups: Groups) -> Any:
-    """Type of an option; ConfigError with the choices when there is no such option."""
+def declared(config: DictConfig, key: str, groups: Groups, root: str) -> Any:
+    """Returns the type of an option.
+
+    Raises:
+        ConfigError: there is no such option; the message names its new name or the choices.
+    """
     try:
         return type_of(config, key.lstrip("+"))
     except KeyError:
         known = set(keys(config)) | set(groups.chosen)
-        raise ConfigError(unknown("option", key, known)) from None
+        message = explain_option(root, key.lstrip("+")) or unknown("option", key, known)
+        raise ConfigError(message) from None
 
 
 def member_name(key: str, kind: Any, value: str) -> str:
@@ -164,7 +179,7 @@ def member_name(key: str, kind: Any, value: str) -> str:
     if not choices or (value == "null" and NoneType in alternatives(kind)):
         return value
     if value not in choices:
-        raise ConfigError(unknown(key, value, choices))
+        raise ConfigError(explain_choice(key, value) or unknown(key, value, choices))
     return choices[value]
 
 
@@ -201,7 +216,7 @@ def members_of(group: str, names: str) -> list[DictConfig]:
     chosen = known if asked == [ALL] else list(dict.fromkeys(asked))
     for one in chosen:
         if one not in known:
-            raise ConfigError(unknown(group, one, [*known, ALL]))
+            raise ConfigError(explain_choice(group, one) or unknown(group, one, [*known, ALL]))
     return [compose(None, overrides=[f"+{group}={one}"])[group] for one in chosen]
 
 

@@ -1,0 +1,40 @@
+"""User-visible names that changed: an old name gives an error that names the new one.
+
+To rename an option, choice or command, add a line: OPTIONS[ROOT or EVERY]["old.dotted.key"] =
+"new.dotted.key" (ROOT is the stem of configs/ROOT.yaml), CHOICES["dotted.key or group"]["old"] =
+"new", COMMANDS["program"]["old"] = "new". A value with a space is a sentence that says what to do.
+"""
+
+from collections.abc import Mapping
+
+EVERY = "*"
+"""Stands for every root configuration."""
+
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    EVERY: {},
+}
+CHOICES: Mapping[str, Mapping[str, str]] = {}
+COMMANDS: Mapping[str, Mapping[str, str]] = {}
+
+
+def explain_option(root: str, key: str) -> str | None:
+    """Returns the message for an option's old name; None if the name was never used."""
+    table = {**OPTIONS.get(EVERY, {}), **OPTIONS.get(root, {})}
+    return _explain("option", key, table)
+
+
+def explain_choice(key: str, choice: str) -> str | None:
+    """Returns the message for the old name of a group's or option's choice; else None."""
+    return _explain(key, choice, CHOICES.get(key, {}))
+
+
+def explain_command(program: str, name: str) -> str | None:
+    """Returns the message for a command's old name; None if the name was never used."""
+    return _explain("command", name, COMMANDS.get(program, {}))
+
+
+def _explain(kind: str, old: str, table: Mapping[str, str]) -> str | None:
+    new = table.get(old)
+    if new is None:
+        return None
+    return f"{kind} {old!r}: {new}" if " " in new else f"{kind} {old!r} is now {new!r}"
