@@ -4,13 +4,14 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from configs.command import Command
 from configs.compose import ConfigError, compose_typed, sweep
 from configs.help import command_help, program_help
 from configs.renamed import explain_command
@@ -22,26 +23,6 @@ from predictors.files import write_json
 HELP = ("-h", "--help", "help")
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 HIDDEN = "(not kept)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Command:
-    """One thing that a program does."""
-
-    name: str
-    """What the user types after the program's name; empty when the program does one thing."""
-    config: str
-    """Root configuration: `configs/CONFIG.yaml`."""
-    run: str
-    """`package.module:function`, imported only when it runs; takes the typed configuration."""
-    summary: str
-    """One line for the help."""
-    positional: str | None = None
-    """Key that a bare first argument sets."""
-    keeps_run: bool = True
-    """Whether a run folder is made when none is named; off for commands that only look."""
-    records: bool = True
-    """Whether run.json and results.json are written; off for commands on another command's run."""
 
 
 def main(program: str, commands: Sequence[Command], argv: Sequence[str] | None = None) -> int:

@@ -6,21 +6,19 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from configs.command import Command
 from configs.compose import Groups, choices_of, defaults, several_of
 from configs.schema import spelled, type_of
 from predictors.config import RunConfig
 
-if TYPE_CHECKING:
-    from configs.cli import Command
-
 WIDTH = 100
 
 
-def program_help(program: str, commands: "Sequence[Command]") -> str:
+def program_help(program: str, commands: Sequence[Command]) -> str:
     """The commands of a program, one a line."""
     command = "[COMMAND]" if any(not one.name for one in commands) else "COMMAND"
     lines = [f"usage: python -m {program} {command} [key=value ...]", ""]
@@ -35,7 +33,7 @@ def program_help(program: str, commands: "Sequence[Command]") -> str:
     return "\n".join(lines)
 
 
-def command_help(program: str, command: "Command") -> str:
+def command_help(program: str, command: Command) -> str:
     """Usage, then every option with its type, default and meaning, and the groups' choices."""
     config, groups = defaults(command.config)
     first = f" [{command.positional.upper()}]" if command.positional else ""

@@ -2,7 +2,8 @@
 
 import sys
 
-from configs.cli import Command, main
+from configs.cli import main
+from configs.command import Command
 
 SUMMARIES = {
     "generate": "continue a prompt with a model whose experts stay within a memory budget",

@@ -2,7 +2,8 @@
 
 import sys
 
-from configs.cli import Command, main
+from configs.cli import main
+from configs.command import Command
 
 FACES = (
     ("list", "looking:list_entries", None, "Lists the entries that `predictor=` accepts."),

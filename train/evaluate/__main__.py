@@ -2,7 +2,8 @@
 
 import sys
 
-from configs.cli import Command, main
+from configs.cli import main
+from configs.command import Command
 
 COMMANDS = [
     Command(

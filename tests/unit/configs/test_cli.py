@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from configs.cli import Command, main
+from configs.cli import main
+from configs.command import Command
 from predictors.errors import MoecastError
 from zoo.config import ListConfig
 

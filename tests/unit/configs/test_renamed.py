@@ -6,7 +6,8 @@ import pytest
 
 from configs import compose as compose_module
 from configs import renamed
-from configs.cli import Command, main
+from configs.cli import main
+from configs.command import Command
 from configs.compose import ConfigError, compose_typed, defaults
 from configs.schema import keys
 

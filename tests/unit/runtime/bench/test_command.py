@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from configs.cli import Command, main
+from configs.cli import main
+from configs.command import Command
 from runtime.bench.config import BenchConfig
 from runtime.commands import bench
 from runtime.commands.bench import NothingRan, TokensDiffer, check, run

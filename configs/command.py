@@ -1,0 +1,23 @@
+"""The description of a command, as a program's `__main__` declares it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command of a program."""
+
+    name: str
+    """The word after the program's name; empty for a program with one command."""
+    config: str
+    """Stem of the root configuration, `configs/CONFIG.yaml`."""
+    run: str
+    """`package.module:function`, imported when it runs; takes the typed configuration."""
+    summary: str
+    """One line of the help text."""
+    positional: str | None = None
+    """Option that a bare first argument sets."""
+    keeps_run: bool = True
+    """Make a run folder when `run_dir` is not set; off for commands that only read."""
+    records: bool = True
+    """Write run.json and results.json; off for commands that read another command's run."""
