@@ -179,8 +179,10 @@ def trained(folder: Path, *, num_prompts: int, epochs: int) -> dict[str, Any]:
 
 
 def core() -> dict[str, Any]:
-    """What the core pays: seconds of `--help`, and what of the engines it imports; and the size of
-    what the extras install, that the core does without."""
+    """What the core pays: seconds of `--help`, and what of the engines it imports.
+
+    And the size of what the extras install, that the core does without.
+    """
     program = (
         "import sys, runpy; sys.argv = ['collect', '--help']\n"
         "try: runpy.run_module('collect', run_name='__main__')\n"

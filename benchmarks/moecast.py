@@ -47,8 +47,10 @@ Arm = tuple[str, SystemConfig, str | None, str | None]
 
 
 def arms(*, parts: bool) -> list[Arm]:
-    """From nothing known to everything; `parts`: also moecast less each of its parts, and with some
-    tokens known."""
+    """From nothing known to everything.
+
+    `parts`: also moecast less each of its parts, and with some tokens known.
+    """
     ours, theirs, knows, none = (
         compose_typed("generate", [f"system={name}"])[0].system
         for name in ("moecast", "promoe", "oracle", "on-demand")

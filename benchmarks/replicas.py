@@ -60,7 +60,8 @@ def arrival_times(file: Path, number: int) -> list[float]:
 
 def recorded(traces: Sequence[Trace]) -> list[list[Step]]:
     """Requests with generated tokens, as many of each trace: each its prompt's step, then one a
-    token. Of the first trace, whose text predictors were trained on, the held-out ones."""
+    token. Of the first trace, whose text predictors were trained on, the held-out ones.
+    """
     by_trace = []
     for trace in traces:
         splits = ("held_out",) if trace is traces[0] else ("held_out", "train")

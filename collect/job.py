@@ -28,7 +28,8 @@ class Job:
 
     def check_model(self) -> None:
         """TraceError when the model has an encoder, or prompt and generated tokens can exceed its
-        context."""
+        context.
+        """
         if self.model.config.is_encoder_decoder:
             raise TraceError(
                 f"{type(self.model).__name__} has an encoder: its tokens go through the encoder's "

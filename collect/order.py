@@ -23,7 +23,8 @@ from runtime.models import identity, resolve
 
 def settings_of(data: DataConfig, **options: Any) -> Settings:
     """Settings from the data's own lengths and `temperature`, `top_p`, `seed`, `batch_size`,
-    `shard_bytes`."""
+    `shard_bytes`.
+    """
     return Settings(
         new_tokens=data.new_tokens,
         max_prompt_tokens=data.max_prompt_tokens,

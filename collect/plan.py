@@ -71,8 +71,10 @@ def encode(
 def _chats(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int
 ) -> list[list[int]]:
-    """Each text as a user's turn; what is too long is cut inside the turn, so that its end and the
-    assistant's beginning stay."""
+    """Each text as a user's turn.
+
+    What is too long is cut inside the turn, so that its end and the assistant's beginning stay.
+    """
     if tokenizer.chat_template is None:
         raise PromptError("this model has no chat template: set data.chat=false")
 

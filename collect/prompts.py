@@ -65,8 +65,10 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[Prompt]:
 
 
 def cut(texts: list[str], *, num_pieces: int, longest: int) -> Iterator[str]:
-    """About `num_pieces` pieces of equal length that do not overlap; more where the texts are so
-    long that pieces of `longest` characters do not use them up."""
+    """About `num_pieces` pieces of equal length that do not overlap.
+
+    More where the texts are so long that pieces of `longest` characters do not use them up.
+    """
     total = sum(map(len, texts))
     piece = max(MIN_PIECE_CHARS, min(longest, total // num_pieces))
     for text in texts:

@@ -80,8 +80,10 @@ def collect_part(
     budget: str = "100%",
     console: Console | None = None,
 ) -> Trace | None:
-    """`collect` as one of several workers that were started by hand; None when others have units
-    still to write."""
+    """`collect` as one of several workers that were started by hand.
+
+    None when others have units still to write.
+    """
     order = order_of(model_config, data_config, folder, signals, settings, budget)
     return _recorded(order, console, worker=worker, num_workers=num_workers)
 

@@ -196,7 +196,8 @@ def takes_texts(kind: Any, value: str) -> bool:
 
 def several_of(root: str) -> dict[str, str]:
     """The root's options that take several choices of the group of their name, and what they are
-    without an argument."""
+    without an argument.
+    """
     return {
         field.name: field.metadata[SEVERAL]
         for field in fields(schemas(root)[root])

@@ -61,7 +61,8 @@ class Forecast:
 
     def experts(self, top_k: int) -> list[int]:
         """What to fetch: `wanted`, or the union of the tokens' `top_k` best experts, the most
-        tokens expected first. An expert that no token is expected on is not fetched."""
+        tokens expected first. An expert that no token is expected on is not fetched.
+        """
         if self.wanted is not None:
             return list(self.wanted)
         wanted = np.unique(self.chosen_TK(top_k))
@@ -104,7 +105,8 @@ class Predictor:
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:
         """What the layer's router said: chosen experts, and, to those that ask for `LOGITS`, its
-        logits over all experts. The id `num_experts` stands for a choice of none."""
+        logits over all experts. The id `num_experts` stands for a choice of none.
+        """
         return ()
 
     def end_step(self) -> None:

@@ -27,6 +27,12 @@ class Correlation(Predictor):
     The table goes on counting while it serves, and what it has counted there is not saved ("we
     refrain from saving the updates"). What it came with weighs no more than `prior_tokens`
     tokens, so that the updates mean something (section 8).
+
+    Args:
+        pairs_LFE: tokens with expert f in layer l-1 and e in layer l; row 0 is not used.
+        uses_LE: tokens with expert e in layer l.
+        hot: K; "by default equal to k in top-k".
+        prior_tokens: the paper fills its table with 8 sequences of 512 tokens.
     """
 
     kind = "correlation"
@@ -42,13 +48,6 @@ class Correlation(Predictor):
         prior_tokens: int = 4_096,
         learning: bool = True,
     ):
-        """
-        Args:
-            pairs_LFE: tokens with expert f in layer l-1 and e in layer l; row 0 is not used.
-            uses_LE: tokens with expert e in layer l.
-            hot: K; "by default equal to k in top-k".
-            prior_tokens: the paper fills its table with 8 sequences of 512 tokens.
-        """
         super().__init__(spec)
         experts = spec.num_experts
         assert pairs_LFE.shape == (spec.num_layers, experts, experts)

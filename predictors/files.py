@@ -62,8 +62,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swaps the names of two folders or files in one step; False, and nothing done, where the
-    system or the file system cannot (Linux's ext4, xfs, btrfs and tmpfs can)."""
+    """Swaps the names of two folders or files in one step.
+
+    False, and nothing done, where the system or the file system cannot (Linux's ext4, xfs, btrfs
+    and tmpfs can).
+    """
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is None:
         return False

@@ -98,7 +98,8 @@ class Stride(Learned):
 
 def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
     """A session on the CPU with one thread: a network this small loses by being divided, and the
-    other cores are the model's. From bytes, so that the graph cannot name any other file."""
+    other cores are the model's. From bytes, so that the graph cannot name any other file.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

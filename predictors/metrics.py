@@ -99,7 +99,8 @@ class Calibration:
 
     def as_dict(self) -> dict[str, Any]:
         """For each bin its pairs, their mean score and the share of them that were chosen (null:
-        an empty bin), and the error: what a reliability diagram shows."""
+        an empty bin), and the error: what a reliability diagram shows.
+        """
         bins = list(zip(self.score_B, self.chosen_B, self.count_B, strict=True))
         return {
             "pairs": [int(count) for _, _, count in bins],

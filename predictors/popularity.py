@@ -18,19 +18,19 @@ from predictors.tensors import read_tensors, write_tensors
 
 class Popularity(Predictor):
     """Forecasts every layer at the start of the step, or only those `ahead` of the one that is
-    routed. L layers, E experts, T tokens."""
+    routed. L layers, E experts, T tokens.
+
+    Args:
+        shares_LE: share of the trace's tokens that layer l routed to expert e.
+        ahead: layers that are forecast as each one is routed, and the first ones at the start
+            of the step; None is all layers at the start of the step.
+    """
 
     kind = "popularity"
     signals = frozenset({Signal.TOKENS})
     stateless = True
 
     def __init__(self, spec: ModelSpec, shares_LE: Floats, *, ahead: int | None = None):
-        """
-        Args:
-            shares_LE: share of the trace's tokens that layer l routed to expert e.
-            ahead: layers that are forecast as each one is routed, and the first ones at the start
-                of the step; None is all layers at the start of the step.
-        """
         super().__init__(spec)
         assert shares_LE.shape == (spec.num_layers, spec.num_experts)
         if ahead is not None and ahead < 1:

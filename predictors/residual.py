@@ -49,9 +49,12 @@ class Source(NamedTuple):
     layer: int
 
     def targets(self, num_layers: int, horizons: int) -> range:
-        """A gate input is good for the layers after it; the first layer's input for as many from
-        that layer on, so that the first layers are covered too; a later one's for its own layer,
-        whose gate input the layer before it has forecast already."""
+        """A gate input is good for the layers after it.
+
+        The first layer's input for as many from that layer on, so that the first layers are covered
+        too; a later one's for its own layer, whose gate input the layer before it has forecast
+        already.
+        """
         if self.signal is Signal.GATE_INPUT:
             return range(self.layer + 1, min(num_layers, self.layer + 1 + horizons))
         return range(self.layer, min(num_layers, self.layer + (horizons if not self.layer else 1)))
@@ -80,7 +83,8 @@ def arrivals(num_layers: int) -> list[Source]:
 @dataclass(frozen=True)
 class Run:
     """Rows of a step that one call forecasts: one token each of several requests, or a stretch of
-    one request's prompt."""
+    one request's prompt.
+    """
 
     rows: slice
     slots: Ints | slice
@@ -90,6 +94,16 @@ class Run:
 
 
 class Residual(Predictor):
+    """Forecasts experts with small networks on the residual stream, one for each `Source`.
+
+    Args:
+        graphs: a whole ONNX file for each source of `ahead` and `arrivals`.
+        horizons: layers that a gate input is good for.
+        decays: of the means over earlier tokens, per token; 0 is the token before.
+        last_word: forecast a layer once more from its own input. Right more often, and seldom
+            in time: without it, half of the calls are saved.
+    """
+
     kind = "residual"
     signals = frozenset({Signal.LAYER_INPUT, Signal.GATE_INPUT})
     stateless = False
@@ -103,14 +117,6 @@ class Residual(Predictor):
         decays: Sequence[float],
         last_word: bool = True,
     ):
-        """
-        Args:
-            graphs: a whole ONNX file for each source of `ahead` and `arrivals`.
-            horizons: layers that a gate input is good for.
-            decays: of the means over earlier tokens, per token; 0 is the token before.
-            last_word: forecast a layer once more from its own input. Right more often, and seldom
-                in time: without it, half of the calls are saved.
-        """
         super().__init__(spec)
         needed = {*ahead(spec.num_layers), *arrivals(spec.num_layers)}
         if set(graphs) != needed:
@@ -269,7 +275,8 @@ def only(slot: int) -> slice:
 @lru_cache(maxsize=4 * LONGEST_RUN)
 def mixing(length: int, decay: float) -> Floats:
     """`[T, 1 + T]`: each token's context as a sum of the one that the run begins with, faded, and
-    the states of the tokens before it, faded."""
+    the states of the tokens before it, faded.
+    """
     # 0 ** 0 is 1: without a mean, the first token's context is the one that the run begins with.
     fading = np.power(decay, np.arange(length)).astype(np.float32)
     matrix = np.zeros((length, 1 + length), np.float32)

@@ -53,8 +53,9 @@ def prepare(address: str | None) -> None:
 
 
 def join(address: str | None, *, num_cpus: int, option: str) -> bool:
-    """Starts Ray on this machine, or joins the cluster at `address`; False when this process has
-    done so before, and will end it by itself.
+    """Starts Ray on this machine, or joins the cluster at `address`.
+
+    False when this process has done so before, and will end it by itself.
 
     Args:
         num_cpus: that Ray hands out on this machine.

@@ -58,8 +58,11 @@ class PredictorDriver:
         return None if self._keeper is None else self._keeper.kind
 
     def _listens(self, signal: Signal) -> bool:
-        """Whether the predictor is to see an event. While forecasts are not wanted it costs
-        nothing: one that keeps a state misses those steps, but hears of every request."""
+        """Whether the predictor is to see an event.
+
+        While forecasts are not wanted it costs nothing: one that keeps a state misses those steps,
+        but hears of every request.
+        """
         return self._predictor is not None and signal in self.signals and self._is_wanted
 
     @property

@@ -27,7 +27,14 @@ STUCK_SECONDS = 30.0
 
 
 class Engine:
-    """The model's events go in (a probes' `Listener`), experts come out when they are ready."""
+    """The model's events go in (a probes' `Listener`), experts come out when they are ready.
+
+    Args:
+        arenas: the one that computes first, as for `workers`; with several devices those of
+            the first, then those of the next, as `prefetcher.tiers` are.
+        placement: which of several devices an expert belongs to.
+        watchdog_seconds: a transfer that takes longer is taken for hung.
+    """
 
     def __init__(
         self,
@@ -41,13 +48,6 @@ class Engine:
         watchdog_seconds: float,
         placement: Placement | None = None,
     ):
-        """
-        Args:
-            arenas: the one that computes first, as for `workers`; with several devices those of
-                the first, then those of the next, as `prefetcher.tiers` are.
-            placement: which of several devices an expert belongs to.
-            watchdog_seconds: a transfer that takes longer is taken for hung.
-        """
         self.store = store
         self.arenas = tuple(arenas)
         self.prefetcher = prefetcher
@@ -197,7 +197,8 @@ class Engine:
 
     def _abandon_leftovers(self) -> None:
         """What a layer asked for and never computed, because its forward pass ended in an
-        exception or its block left an expert out, must not hold slots that the next one needs."""
+        exception or its block left an expert out, must not hold slots that the next one needs.
+        """
         for layer, order in self._ordered.items():
             self.prefetcher.abandon(layer, order)
         self._ordered.clear()
@@ -234,8 +235,9 @@ class Engine:
                 self._condition.notify_all()  # somebody may wait for the slot
 
     def hold(self, layer: int, expert: int) -> dict[str, Tensor]:
-        """One expert's parameters, for experts modules that run their own loop; they stay valid
-        until the next expert of the model is asked for.
+        """One expert's parameters, for experts modules that run their own loop.
+
+        They stay valid until the next expert of the model is asked for.
 
         Raises:
             TransferError: the expert's bytes did not arrive.

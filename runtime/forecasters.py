@@ -58,8 +58,9 @@ def forecaster(
     entries: Path | None = None,
     makers: Makers | None = None,
 ) -> Predictor | None:
-    """The predictor that is meant, with `options` in place of the entry's own; None when a kind has
-    no entry for this model and can not be made from nothing either.
+    """The predictor that is meant, with `options` in place of the entry's own.
+
+    None when a kind has no entry for this model and can not be made from nothing either.
 
     Raises:
         ZooError: a named entry or folder is not there, damaged or made for another model.
@@ -143,8 +144,11 @@ def systems_forecaster(
 def systems_keeper(
     system: SystemConfig, spec: ModelSpec, *, name: str, entries: Path | None = None
 ) -> Predictor | None:
-    """What a system keeps experts by. Where that is a kind without an entry for this model, the
-    eviction policy goes by what it counts itself, and this is said."""
+    """What a system keeps experts by.
+
+    Where that is a kind without an entry for this model, the eviction policy goes by what it counts
+    itself, and this is said.
+    """
     if system.keeper is None:
         return None
     made = forecaster(system.keeper, spec, name=name, entries=entries)

@@ -9,7 +9,8 @@ from runtime.tiers.worker import Shared
 
 class Keeper:
     """Runs the forecaster on the model's thread, just before a layer asks for its experts: it is
-    then that others are dropped. `seconds` adds up what it cost."""
+    then that others are dropped. `seconds` adds up what it cost.
+    """
 
     def __init__(self, forecaster: Predictor, prefetcher: Prefetcher, shared: Shared):
         self._forecaster = forecaster

@@ -34,8 +34,9 @@ def release_unused() -> None:
 
 
 def share_one_heap() -> None:
-    """All threads that come allocate from one heap (glibc; elsewhere nothing); called before
-    libraries start threads.
+    """All threads that come allocate from one heap (glibc; elsewhere nothing).
+
+    Called before libraries start threads.
 
     Otherwise each thread may have its own, of which every one keeps what its thread once needed at
     a time: `return_free_heap` shortens only the first. One thread computes and the others wait for

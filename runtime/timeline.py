@@ -37,8 +37,9 @@ class Told(Protocol):
 
 
 class Timeline:
-    """Spans of computing, stalling, predicting and copying, one track for each; arrows from a
-    prefetch to the use of the expert that it brought; counters of bytes moved.
+    """Spans of computing, stalling, predicting and copying, one track for each.
+
+    Arrows from a prefetch to the use of the expert that it brought; counters of bytes moved.
 
     Thread-safe. Events go to a file beside `path`, which becomes `path` when it is complete.
     """

@@ -21,7 +21,8 @@ SMALLEST_SCALE = 1e-3
 def platt(logits_PNE: Tensor, chosen_PNK: Tensor) -> tuple[Tensor, Tensor]:
     """`(scale, shift)`, `[P]` each, of the least cross-entropy of `sigmoid(scale z + shift)` with
     being chosen, z the log-softmax over the experts (Platt scaling, with the softmax's temperature
-    as its scale). Both keep the order of the experts of a token."""
+    as its scale). Both keep the order of the experts of a token.
+    """
     z_PM = logits_PNE.double().log_softmax(-1).flatten(1)
     wanted_PM = torch.zeros_like(logits_PNE, dtype=torch.double)
     wanted_PM = wanted_PM.scatter(-1, chosen_PNK, 1.0).flatten(1)

@@ -71,7 +71,8 @@ class Patience:
 
 class BestPass(Callback):
     """Keeps the weights of the pass with the best validation accuracy, and stops when none has
-    been better for a while. The checkpoint carries what it keeps."""
+    been better for a while. The checkpoint carries what it keeps.
+    """
 
     def __init__(self, *, patience: int):
         self._patience = Patience(patience)
@@ -112,7 +113,8 @@ class BestPass(Callback):
 
 class EachPass(Callback):
     """Keeps the weights and the accuracies of every pass, where the best one is told later, from
-    the accuracies of networks that others train; `report` is called after each pass."""
+    the accuracies of networks that others train; `report` is called after each pass.
+    """
 
     def __init__(self, report: Callable[[int], None]):
         self._report = report

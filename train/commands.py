@@ -174,8 +174,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
 def learn(
     config: TrainConfig, trace: Trace, settings: FitSettings, logger: Logger, clock: Clock
 ) -> tuple[dict[str, Predictor], dict[str, Parity], dict[str, Any] | None]:
-    """The learned predictors, how well they agree with torch, and what it took; nothing and null
-    where no learned kind is asked for."""
+    """The learned predictors, how well they agree with torch, and what it took.
+
+    Nothing and null where no learned kind is asked for.
+    """
     assert config.run_dir is not None
     if not settings.kinds:
         return {}, {}, None

@@ -32,7 +32,8 @@ def contexts(
     decays: Sequence[float],
 ) -> tuple[NDArray[np.float16], Floats]:
     """`([G, L, N, D], [G, N])`: `(1 - d) sum over j of d^j x(t - 1 - j)` over the request's earlier
-    rows for each decay d, and the sum of its weights. `rows_N` ascends; a column for each layer."""
+    rows for each decay d, and the sum of its weights. `rows_N` ascends; a column for each layer.
+    """
     width = columns[0].shape[1]
     found = np.zeros((len(decays), len(columns), len(rows_N), width), np.float16)
     weight_GN = np.zeros((len(decays), len(rows_N)), np.float32)

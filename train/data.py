@@ -170,9 +170,11 @@ class TraceBatches(IterableDataset):
         pool_rows: int | None = None,
         share: tuple[int, int] = (0, 1),
     ):
-        """`epoch` None: in the trace's order, nothing dropped (evaluation). `pool_rows`: instead of
-        what fits in `pool_bytes`. `share`: the number of this device and how many there are; each
-        takes every so manyth of a batch's tokens."""
+        """`epoch` None: in the trace's order, nothing dropped (evaluation).
+
+        `pool_rows`: instead of what fits in `pool_bytes`. `share`: the number of this device and
+        how many there are; each takes every so manyth of a batch's tokens.
+        """
         self._trace = trace
         self._rows = part_rows(trace, part)
         self._batch_size = batch_size

@@ -25,7 +25,8 @@ LEARNERS = EamSequence | EamRequest | ExpertMap | Correlation
 
 def drift(predictor: LEARNERS, trace: Trace, shifted: Trace | None) -> dict[str, Any]:
     """Accuracy against requests served: from nothing on the training requests, and as fitted on
-    those of another distribution, learning from them and not; null without such a trace."""
+    those of another distribution, learning from them and not; null without such a trace.
+    """
     options = predictor.options()
     cold = type(predictor).empty(predictor.spec, **{**options, "learning": True})
     found: dict[str, Any] = {"cold_start": curve(cold, trace.steps("train")), "shifted": None}
@@ -44,8 +45,10 @@ def remade(predictor: Predictor, **changed: Any) -> Predictor:
 
 
 def curve(predictor: Predictor, steps: Iterable[Step]) -> list[dict[str, Any]]:
-    """For each mark that is reached, accuracy over the requests since the mark before; null where
-    nothing was forecast."""
+    """For each mark that is reached, accuracy over the requests since the mark before.
+
+    Null where nothing was forecast.
+    """
     points: list[dict[str, Any]] = []
     pending = _pending(predictor)
     seen: set[int] = set()

@@ -29,8 +29,11 @@ from train.networks import Edge, PlainFamily, edges
 
 @dataclass(frozen=True)
 class Group:
-    """`plain`: the networks of all plain kinds whose target is one of these layers. `residual`: the
-    whole family, whose networks share the weights that make a token of the first layer's input."""
+    """`plain`: the networks of all plain kinds whose target is one of these layers.
+
+    `residual`: the whole family, whose networks share the weights that make a token of the first
+    layer's input.
+    """
 
     kind: str
     first: int

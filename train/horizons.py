@@ -13,7 +13,8 @@ ENTRY = "entry"
 
 class OnlyAhead(Predictor):
     """Another predictor of which only the forecasts at one distance are heard: what that distance
-    alone is worth in a replay. It feeds the other one, which must serve nothing else meanwhile."""
+    alone is worth in a replay. It feeds the other one, which must serve nothing else meanwhile.
+    """
 
     def __init__(self, whole: Predictor, horizon: int):
         super().__init__(whole.spec)

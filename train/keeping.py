@@ -29,8 +29,10 @@ SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS)
 
 
 def learn_reuse(config: TrainConfig, trace: Trace, *, run_dir: Path) -> tuple[Reuse, Fitted]:
-    """Trains on the trace's training requests, one after another as a server runs them; the pass
-    that keeps best on requests set aside. Goes on from the run folder's checkpoint."""
+    """Trains on the trace's training requests, one after another as a server runs them.
+
+    The pass that keeps best on requests set aside. Goes on from the run folder's checkpoint.
+    """
     routers_LED, biases = router_weights(config.model, trace.spec)
     biases_LE = np.zeros(routers_LED.shape[:2], np.float32) if biases is None else biases
     settings = settings_for(config, (KIND,), width=WIDTH)

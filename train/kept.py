@@ -115,7 +115,8 @@ def share_closed(low: float | None, found: float | None, high: float | None) -> 
 
 def gap_table(tables: Mapping[str, Any]) -> Table:
     """A section for each stream and arena, a row for each policy, a column for each budget: hit
-    rate (share of the gap)."""
+    rate (share of the gap).
+    """
     table = Table()
     table.add_column("requests, arena: policy", no_wrap=True)
     budgets = list(next(iter(tables.values())))

@@ -38,7 +38,8 @@ def latency(
     predictor: Predictor, trace: Trace, *, num_steps: int = 40, split: str = "held_out"
 ) -> dict[str, Any]:
     """Microseconds that the events of one layer take, median and 99th percentile, and of a step's
-    beginning and end, for each batch size; null where the trace has no generated tokens."""
+    beginning and end, for each batch size; null where the trace has no generated tokens.
+    """
     return {
         str(batch): _timed(fresh(predictor), list(decode_steps(trace, batch, num_steps, split)))
         for batch in BATCHES

@@ -113,7 +113,8 @@ def assemble(
     logger: Logger,
 ) -> tuple[int, Patience]:
     """Gives the families the weights of the pass that is the best of all networks together, as
-    `train.callbacks.BestPass` finds it; returns the steps that one process would have made."""
+    `train.callbacks.BestPass` finds it; returns the steps that one process would have made.
+    """
     patience = Patience(settings.patience)
     labels = [label for family in families for label in family.labels]
     place = {label: number for number, label in enumerate(labels)}

@@ -52,7 +52,8 @@ def log_entries(logger: Logger, entries: Mapping[str, Path], metadata: Mapping[s
 
 def log_report(config: LoggerConfig, page: Page, path: Path, run_dir: Path) -> None:
     """Gives wandb the report as a run of its own, NAME-report: each figure as an image, the values
-    of each figure and table as a table, and the page. Other loggers keep files only."""
+    of each figure and table as a table, and the page. Other loggers keep files only.
+    """
     if config.kind is not LoggerKind.WANDB:
         return
     name = f"{config.run_name or run_dir.name}-report"

@@ -66,7 +66,8 @@ def exported(
     families: Sequence[Family], trace: Trace, *, int8: bool = False
 ) -> tuple[dict[str, Predictor], dict[str, Parity]]:
     """The learned predictors as they will run, and how well they agree with torch (held out),
-    before their weights are rounded to eight bits if that is asked for."""
+    before their weights are rounded to eight bits if that is asked for.
+    """
     made: dict[str, Predictor] = {}
     agreement: dict[str, Parity] = {}
     for family in families:
@@ -83,7 +84,8 @@ def exported(
 
 def machine(config: HardwareConfig, shape: ShapeConfig, model: ModelConfig) -> Hardware:
     """The described hardware with experts of the shape's size, or this machine measured with the
-    model as it is."""
+    model as it is.
+    """
     if not config.measured:
         if shape.is_own:
             from runtime.sim.shapes import own_shape

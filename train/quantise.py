@@ -38,8 +38,10 @@ def quantised_graph(data: bytes) -> bytes:
 
 
 def normalise_first(graph: onnx.GraphProto) -> None:
-    """Takes the normalisation out of the first product's weights, and puts it before the product; a
-    graph that does not say how it was normalised stays as it is."""
+    """Takes the normalisation out of the first product's weights, and puts it before the product.
+
+    A graph that does not say how it was normalised stays as it is.
+    """
     held = {one.name: one for one in graph.initializer}
     if MEAN not in held:
         return

@@ -185,8 +185,11 @@ class ResidualStack(nn.Module):
             yield Answer(KIND, source.signal, source.layer, int(self.targets_NH[n, h]), scores_BE)
 
     def _graph(self, number: int, token: Mapping[str, Tensor]) -> bytes:
-        """One source's graph: normalisation folded in, unused targets cut off. `token`: what makes
-        the token's numbers of the first layer's input, `token_out [D, Q]` and `token_out_bias`."""
+        """One source's graph: normalisation folded in, unused targets cut off.
+
+        `token`: what makes the token's numbers of the first layer's input, `token_out [D, Q]` and
+        `token_out_bias`.
+        """
         source = self.sources[number]
         num_targets = len(source.targets(self.spec.num_layers, self.horizons))
         outputs = num_targets * self.spec.num_experts
@@ -230,7 +233,8 @@ class ResidualStack(nn.Module):
 
 def group(source: Source, place: int) -> str:
     """What the forecast of the source's target number `place` is averaged with: its horizon, or
-    `entry` for what is forecast from the first layer's input."""
+    `entry` for what is forecast from the first layer's input.
+    """
     if source.signal is Signal.GATE_INPUT:
         return f"horizon_{place + 1}"
     return "horizon_0" if source.layer else "entry"
@@ -287,7 +291,7 @@ class ResidualFamily(Family):
             stack.normalise_by(batch)
 
     def _token(self, batch: Batch) -> Tensor:
-        """`[B, Q]`"""
+        """Returns the normalised token as a query, `[B, Q]`."""
         first_BD = batch.states[TraceSignal.LAYER_INPUT][0]
         return (first_BD - self.token_mean_D) / self.token_deviation_D @ self.token_DQ
 

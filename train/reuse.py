@@ -29,7 +29,8 @@ WIDTH = 256
 
 class ReuseFamily(Family):
     """Figures: of each layer the share of the next tokens' discounted uses that fall on the
-    quarter of its experts that are valued most, over what knowing the future would get."""
+    quarter of its experts that are valued most, over what knowing the future would get.
+    """
 
     mean_LX: Tensor
     deviation_LX: Tensor

@@ -104,8 +104,10 @@ def read_stretch(
 
 
 class ReuseBatches(IterableDataset):
-    """Stretches of the trace in random order, their tokens in random order; a pass drops what
-    does not fill a batch. `epoch` None: in order, nothing dropped."""
+    """Stretches of the trace in random order, their tokens in random order.
+
+    A pass drops what does not fill a batch. `epoch` None: in order, nothing dropped.
+    """
 
     def __init__(
         self,

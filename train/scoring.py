@@ -41,7 +41,8 @@ class Ground:
 
 def scored(predictor: Predictor, ground: Ground) -> dict[str, Any]:
     """Each part begins with the predictor as it was made: what it learns while one part serves it
-    does not help it in the next."""
+    does not help it in the next.
+    """
     table = accuracy_table(score(fresh(predictor), ground.trace))
     table["worst_layer_accuracy"] = worst(table["accuracy"])
     machines = {one.name: in_time(predictor, table, ground, one) for one in ground.hardware}

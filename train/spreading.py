@@ -1,5 +1,6 @@
 """One training over processes that Ray Train starts, on this machine or on a cluster's: each takes
-its share of every batch (Lightning's DDP), as `devices=N` does without Ray."""
+its share of every batch (Lightning's DDP), as `devices=N` does without Ray.
+"""
 
 import sys
 import time

@@ -76,7 +76,8 @@ def fit_eam_sequence(
 
 def insufficient_share(matrices_NLE: Floats, kept: np.ndarray, top_k: int) -> float:
     """Share of the attainable accuracy below which a sequence counts as badly forecast: a low
-    quantile of what the nearest stored EAM, its own left out, gives each training request."""
+    quantile of what the nearest stored EAM, its own left out, gives each training request.
+    """
     if len(kept) < 2:
         return 0.0
     flat_NV = unit_rows(matrices_NLE).reshape(len(matrices_NLE), -1)

@@ -87,8 +87,10 @@ Licence: {manifest.licence}.
 
 
 def front_page(cards: Mapping[str, bytes]) -> bytes:
-    """The page of a whole zoo, for places that show one: a single entry's card as it is; of several
-    their figures, so that the Hub lists all of them, and where to look for more."""
+    """The page of a whole zoo, for places that show one: a single entry's card as it is.
+
+    Of several their figures, so that the Hub lists all of them, and where to look for more.
+    """
     import yaml
     from huggingface_hub import ModelCard
 

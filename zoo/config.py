@@ -1,5 +1,8 @@
-"""What the zoo's commands take. A place is a folder, `builtin`, https://, s3://, hf:// or
-package://; several are separated by commas."""
+"""What the zoo's commands take.
+
+A place is a folder, `builtin`, https://, s3://, hf:// or package://; several are separated by
+commas.
+"""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,5 +1,7 @@
-"""`index.json` and the names in it. An entry's digest is that of its manifest, and the manifest
-names the digest of each file: so a name resolved once names every byte.
+"""`index.json` and the names in it.
+
+An entry's digest is that of its manifest, and the manifest names the digest of each file: so a name
+resolved once names every byte.
 """
 
 import re

@@ -22,7 +22,8 @@ REQUIRE_SIGNATURE = "MOECAST_REQUIRE_SIGNATURE"
 
 def zoos() -> list[Zoo]:
     """Where names are looked up without a network, first match wins: what was pulled, then what
-    ships with us."""
+    ships with us.
+    """
     return [Zoo(cache()), Zoo(builtin())]
 
 
@@ -80,8 +81,10 @@ def _unknown(reference: str) -> str:
 
 
 def by_address(address: str) -> Entry:
-    """The entry `ZOO#NAME[@VERSION]`, or the only one of `ZOO`; from the cache if it is there and
-    names one digest, otherwise pulled."""
+    """The entry `ZOO#NAME[@VERSION]`, or the only one of `ZOO`.
+
+    From the cache if it is there and names one digest, otherwise pulled.
+    """
     where, _, name = address.partition("#")
     place = place_of(where)
     if not name:
@@ -100,7 +103,8 @@ def by_address(address: str) -> Entry:
 
 def pulled(place: Place, reference: Reference) -> Entry:
     """The entry, from the cache, after what of it is not there was brought, as a line on stderr
-    says."""
+    says.
+    """
     from zoo.freshness import fresh_index
     from zoo.pulling import Cache, pull
 
@@ -117,8 +121,9 @@ def pulled(place: Place, reference: Reference) -> Entry:
 def load_predictor(
     reference: str | Path, *, spec: ModelSpec | None, options: Mapping[str, Any] | None = None
 ) -> Predictor:
-    """A predictor from the zoo or a folder, every byte of it checked; `options` take the place of
-    the entry's own of that name.
+    """A predictor from the zoo or a folder, every byte of it checked.
+
+    `options` take the place of the entry's own of that name.
 
     `spec` is the model that it is to serve: MismatchError, naming both sides, when the entry was
     made for another; None takes the entry's own word for it. Otherwise raises as `find`.

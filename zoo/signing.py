@@ -27,8 +27,9 @@ def library() -> ModuleType:
 
 
 def sign(folder: Path, *, key: Path) -> Path:
-    """Signs an entry's folder with a private key (PEM, elliptic curve); returns the signature's
-    path. An earlier signature is replaced.
+    """Signs an entry's folder with a private key (PEM, elliptic curve).
+
+    Returns the signature's path. An earlier signature is replaced.
 
     Raises:
         ZooError: no entry, files that its manifest does not name, or no usable key.

@@ -1,5 +1,6 @@
 """Live arms on one machine: tokens a second, and whether the pipeline is full (figures 12, 14, 15,
-table 3)."""
+table 3).
+"""
 
 import json
 import os
@@ -120,8 +121,10 @@ def one_run(request: Request) -> Row:
 
 
 def arms(setting: Setting, console: Console) -> list[Row]:
-    """A row for each arm: the median speed and the speeds of all; the rest is of the run in the
-    middle, of two that of the slower one."""
+    """A row for each arm: the median speed and the speeds of all.
+
+    The rest is of the run in the middle, of two that of the slower one.
+    """
     requests = requests_of(setting)
     runs: dict[str, list[Row] | str] = {name: [] for name in requests}
     for repetition in range(setting.repetitions):
@@ -184,7 +187,8 @@ def fused_weights(setting: Setting, console: Console) -> Path:
 
 def accelerate(setting: Setting, console: Console) -> Row:
     """Plain batched `generate` under Accelerate's disk offload with the same memory: all prompts
-    of the group at once, as many tokens each as the time allows."""
+    of the group at once, as many tokens each as the time allows.
+    """
     weights = {Weights.FUSED: fused_weights(setting, console)}
     experts, others = sizes(weights[Weights.FUSED])
     budget = parse_budget(setting.budget, total_bytes=experts)

@@ -66,8 +66,10 @@ class Fold:
         return np.arange(self.num_from) * self.num_to // self.num_from
 
     def chosen(self, experts_TK: Ints) -> Ints:
-        """`[T, top_k]`: each token's first distinct groups; a group stands twice where there are
-        too few."""
+        """`[T, top_k]`: each token's first distinct groups.
+
+        A group stands twice where there are too few.
+        """
         groups_TK = self.groups_E[experts_TK]
         kept = np.empty((len(groups_TK), self.top_k), dtype=np.int64)
         for row, groups_K in enumerate(groups_TK.tolist()):
@@ -106,7 +108,8 @@ class Fold:
 
 def in_groups(trace: Trace, size: int) -> Iterator[Together]:
     """The first `GROUPED` held-out requests, `size` at a time: their prompts in one step, then one
-    token of each that has more, until none has."""
+    token of each that has more, until none has.
+    """
     requests = [list(one) for _, one in itertools.groupby(trace.steps("held_out"), first_request)]
     kept = [one for one in requests if len(one) > 1 and len(one[1].tokens_T) == 1][:GROUPED]
     for begin in range(0, len(kept), size):

@@ -46,7 +46,8 @@ REASONS = {
 
 def table_3(ground: Ground) -> Part:
     """Each row over the one before it: 45 requests, prompts and generated tokens, in fifteen
-    batches one after another or in one group."""
+    batches one after another or in one group.
+    """
     part = Part()
     klotski = ground.systems["klotski"]
     unordered = replace(klotski, early_preemption=True, reordered=False, hot_first=False)

@@ -42,7 +42,8 @@ HITS = {
 
 def as_slow_as_its_link() -> HardwareConfig:
     """7.2: what an expert's fetch takes mirrors "single expert inference latencies": weights are
-    computed with as fast as they come."""
+    computed with as fast as they come.
+    """
     hardware = machine("a5000-pcie4")
     return replace(
         hardware,

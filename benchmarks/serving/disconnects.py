@@ -40,7 +40,8 @@ def answer(target: Server) -> str:
 
 def fill_pool(target: Server) -> None:
     """Lets the server make all threads that it ever has for reading texts: they come one by one, as
-    more texts are read at a time than ever before."""
+    more texts are read at a time than ever before.
+    """
     body = {"prompt": "The lungs bring air to the blood. " * 4_000}
 
     def tokenize(_: int) -> int:

@@ -1,5 +1,6 @@
 """Clients that go away in the middle of whatever they do: plain sockets, because no client library
-leaves as badly as networks do."""
+leaves as badly as networks do.
+"""
 
 import asyncio
 import json

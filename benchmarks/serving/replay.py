@@ -15,7 +15,8 @@ from benchmarks.serving.trace import Arrival
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """Of one request, in seconds since it was due: a client that could not send in time waits
-    too."""
+    too.
+    """
 
     ttft_seconds: float
     e2e_seconds: float

@@ -20,8 +20,10 @@ def here() -> dict[str, Any]:
 def keep(
     part: str, found: dict[str, Any], arguments: dict[str, str], described: dict[str, Any]
 ) -> None:
-    """Writes what was found, with the machine and the command, and prints it; other parts of the
-    file stay as they are. `output=FILE` names another file."""
+    """Writes what was found, with the machine and the command, and prints it.
+
+    Other parts of the file stay as they are. `output=FILE` names another file.
+    """
     path = Path(arguments.get("output", OUTPUT))
     every = json.loads(path.read_text()) if path.is_file() else {}
     command = ["python -m benchmarks.serving." + part]

@@ -41,7 +41,8 @@ class Board:
 
     def failed(self, worker: int, error: str, *, again: bool = True) -> str | None:
         """Its worker says so, or has died: the unit waits behind all others, or is given up when it
-        was tried often enough. Returns it; None for a worker that had no unit."""
+        was tried often enough. Returns it; None for a worker that had no unit.
+        """
         unit = self.taken.pop(worker, None)
         if unit is None:
             return None

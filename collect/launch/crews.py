@@ -18,8 +18,10 @@ def dispatcher_for(
     folder: Path,
     tell: Callable[[str], object] | None = None,
 ) -> Dispatcher:
-    """Workers that open `entry` with these arguments (JSON values); their logs go to `folder`, and
-    `tell` is called with a line when one is replaced or a unit tried again.
+    """Workers that open `entry` with these arguments (JSON values).
+
+    Their logs go to `folder`, and `tell` is called with a line when one is replaced or a unit tried
+    again.
 
     Raises:
         LaunchError: the engine is not installed, or not there.

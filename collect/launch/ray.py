@@ -1,5 +1,6 @@
 """launcher=ray: an actor for each worker, on this machine or on a cluster that was named
-(`runtime.cluster`)."""
+(`runtime.cluster`).
+"""
 
 import os
 import queue
@@ -46,9 +47,10 @@ class Seat:
 
 
 def join(config: LauncherConfig, *, num_cpus: int | None = None) -> bool:
-    """Starts Ray on this machine, or joins the cluster that was named; False when this process has
-    done so before, and will end it by itself. `num_cpus`: unless it is the workers' that Ray on
-    this machine is told to have.
+    """Starts Ray on this machine, or joins the cluster that was named.
+
+    False when this process has done so before, and will end it by itself. `num_cpus`: unless it is
+    the workers' that Ray on this machine is told to have.
 
     Raises:
         LaunchError: no Ray, no token, or no such cluster.

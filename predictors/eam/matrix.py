@@ -35,7 +35,8 @@ def unit_rows(rows_E: Floats) -> Floats:
 
 def distance(one_LE: Floats, other_LE: Floats) -> float:
     """Equation 1 of moe-infinity sequence level, 4.2: `1 - mean over layers of the cosine of the
-    rows`. A layer that either has not seen counts as cosine 0."""
+    rows`. A layer that either has not seen counts as cosine 0.
+    """
     cosines_L = (unit_rows(one_LE) * unit_rows(other_LE)).sum(axis=1)
     return float(1.0 - cosines_L.mean())
 
@@ -53,7 +54,8 @@ def chance(shares_E: Floats, top_k: int) -> Floats:
 
 def attainable(counts_LE: Floats, top_k: int) -> NDArray[np.float64]:
     """Share of all choices that fell on the `top_k` busiest experts of their layer: the accuracy
-    that a sequence's own EAM would have had. `[..., L, E]` to `[...]`."""
+    that a sequence's own EAM would have had. `[..., L, E]` to `[...]`.
+    """
     busiest = np.sort(counts_LE, axis=-1)[..., -top_k:].sum(axis=(-2, -1), dtype=np.float64)
     return busiest / np.maximum(counts_LE.sum(axis=(-2, -1)), 1.0)
 
@@ -61,5 +63,6 @@ def attainable(counts_LE: Floats, top_k: int) -> NDArray[np.float64]:
 def layer_decays(num_layers: int) -> Floats:
     """`[L]`: `1 - (i - l) / L` for the layer i that is 1, 2, ... ahead of the current one: linear,
     at a rate inversely proportional to the number of layers (sequence level, 5.2 and algorithm 1,
-    step 26; request level, 5.1)."""
+    step 26; request level, 5.1).
+    """
     return (1.0 - np.arange(1, num_layers + 1) / num_layers).astype(np.float32)

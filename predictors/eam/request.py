@@ -38,6 +38,10 @@ class EamRequest(Predictor):
 
     When a request has ended, its EAM is stored, in the place of the most similar one where the
     collection is full: recent and diverse (4.2, figure 5).
+
+    Args:
+        counts_NLE: stored matrices, at most `capacity`; none is a cold start.
+        capacity: the paper's models are served best from 120 on (7.5).
     """
 
     kind = "eam-request"
@@ -53,11 +57,6 @@ class EamRequest(Predictor):
         learning: bool = True,
         idle_steps: int = IDLE_STEPS,
     ):
-        """
-        Args:
-            counts_NLE: stored matrices, at most `capacity`; none is a cold start.
-            capacity: the paper's models are served best from 120 on (7.5).
-        """
         super().__init__(spec)
         if matches < 1:
             raise PredictorError(f"{self.kind} with matches={matches}: must be at least 1")
@@ -121,7 +120,8 @@ class EamRequest(Predictor):
 
     def similarity(self, layer: int) -> Floats:
         """`[R, size]`: cosine of the iteration's rows 0..layer and the same rows of each stored
-        matrix. Rows not known yet take part on neither side."""
+        matrix. Rows not known yet take part on neither side.
+        """
         size = self.collection.size
         stored_C = self.collection.prefix_LC[layer, :size]
         length_RC = np.sqrt(self._square_R)[:, None] * stored_C

@@ -39,6 +39,14 @@ class EamSequence(Predictor):
     Drift (4.3): sequences that were forecast badly are recorded, and when there are enough of them
     the collection is made again from its own matrices and theirs. While there is room, every
     sequence that ends is stored.
+
+    Args:
+        counts_NLE: stored matrices, at most `capacity`; none is a cold start.
+        insufficient: a sequence is recorded when its forecasts were right less often than
+            this share of how often its own EAM would have been (`attainable`): a new
+            distribution may be easier and still be forecast badly.
+        rebuild_after: recorded sequences that make the collection be made again; the paper
+            re-adapts after 10-13 (4.3).
     """
 
     kind = "eam-sequence"
@@ -56,15 +64,6 @@ class EamSequence(Predictor):
         idle_steps: int = IDLE_STEPS,
         seed: int = 0,
     ):
-        """
-        Args:
-            counts_NLE: stored matrices, at most `capacity`; none is a cold start.
-            insufficient: a sequence is recorded when its forecasts were right less often than
-                this share of how often its own EAM would have been (`attainable`): a new
-                distribution may be easier and still be forecast badly.
-            rebuild_after: recorded sequences that make the collection be made again; the paper
-                re-adapts after 10-13 (4.3).
-        """
         super().__init__(spec)
         self.collection = Collection.of(counts_NLE, spec, capacity=capacity, kind=self.kind)
         self.insufficient = insufficient

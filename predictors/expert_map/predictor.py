@@ -30,6 +30,11 @@ class ExpertMap(Predictor):
     its own. The semantic embedding is the token's normalised state before the first layer with
     experts: of the embedding layer's output, which the paper takes, it differs by a scale that
     cosines do not see (and by the dense layers below, where a model has any).
+
+    Args:
+        maps_NLE, embeddings_ND: stored iterations, at most `capacity`; None is a cold start.
+        distance: d, the paper's choice for three models (6.1).
+        capacity: C; "e.g. 1K expert maps" (3.2).
     """
 
     kind = "expert-map"
@@ -45,12 +50,6 @@ class ExpertMap(Predictor):
         capacity: int = 1_000,
         learning: bool = True,
     ):
-        """
-        Args:
-            maps_NLE, embeddings_ND: stored iterations, at most `capacity`; None is a cold start.
-            distance: d, the paper's choice for three models (6.1).
-            capacity: C; "e.g. 1K expert maps" (3.2).
-        """
         super().__init__(spec)
         if not 1 <= distance < spec.num_layers:
             raise PredictorError(

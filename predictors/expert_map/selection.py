@@ -16,7 +16,8 @@ def threshold(score_T: Floats) -> Floats:
 
 def selected(probability_TE: Floats, delta_T: Floats, top_k: int) -> NDArray[np.bool_]:
     """`[T, E]`: the fewest likeliest experts whose probabilities sum to at least delta, and no
-    fewer than `top_k` (equations 6 to 8)."""
+    fewer than `top_k` (equations 6 to 8).
+    """
     order_TE = np.argsort(-probability_TE, axis=1, kind="stable")
     tokens_T1 = np.arange(len(order_TE))[:, None]
     summed_TE = np.cumsum(probability_TE[tokens_T1, order_TE], axis=1)

@@ -25,8 +25,10 @@ class MapStore:
         """Length of layers 0..l of each map, flattened: the divisor of equation 5."""
 
     def add(self, maps_LET: Floats, embeddings_DT: Floats, redundancy_TC: Floats) -> None:
-        """Takes new iterations in; where it is full, each replaces the one it is most redundant
-        with (4.4). `redundancy_TC` is of the maps that are stored now, `[T, size]`.
+        """Takes new iterations in.
+
+        Where it is full, each replaces the one it is most redundant with (4.4). `redundancy_TC` is
+        of the maps that are stored now, `[T, size]`.
         """
         num_new = maps_LET.shape[2]
         free = min(num_new, self.capacity - self.size)
@@ -55,6 +57,7 @@ def redundancy(
     semantic_TC: Floats, trajectory_TC: Floats, *, distance: int, num_layers: int
 ) -> Floats:
     """`RDY = d/L score_sem + (L - d)/L score_map` (fmoe 4.4): each score in proportion to the
-    layers that it forecasts."""
+    layers that it forecasts.
+    """
     share = distance / num_layers
     return share * semantic_TC + (1.0 - share) * trajectory_TC

@@ -34,6 +34,11 @@ class Reuse(Predictor):
     """Answers `routed` with the value of the layer's experts after this step, one row.
 
     No forecast of the step itself: an eviction policy is to have it, not the prefetcher.
+
+    Args:
+        graphs: a whole ONNX file for each layer: `hidden [T, D + F E]`, the gate input and the
+            fading sums, to `scores [T, E]`.
+        routers_LED, biases_LE: the model's own, for the probabilities of what was not chosen.
     """
 
     kind = "reuse"
@@ -47,12 +52,6 @@ class Reuse(Predictor):
         routers_LED: Floats,
         biases_LE: Floats,
     ):
-        """
-        Args:
-            graphs: a whole ONNX file for each layer: `hidden [T, D + F E]`, the gate input and the
-                fading sums, to `scores [T, E]`.
-            routers_LED, biases_LE: the model's own, for the probabilities of what was not chosen.
-        """
         super().__init__(spec)
         if set(graphs) != set(range(spec.num_layers)):
             raise PredictorError(
@@ -84,8 +83,11 @@ class Reuse(Predictor):
         return ()
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
-        """Tokens of one request follow each other; of several requests, each one's last counts,
-        and the value is the mean over the requests: the arena is all of theirs."""
+        """Tokens of one request follow each other.
+
+        Of several requests, each one's last counts, and the value is the mean over the requests:
+        the arena is all of theirs.
+        """
         last = np.append(self._requests_T[1:] != self._requests_T[:-1], True)
         alone = int(last.sum()) == 1
         rows = np.arange(len(last))[-LONGEST_MEMORY:] if alone else np.flatnonzero(last)

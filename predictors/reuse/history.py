@@ -19,8 +19,10 @@ DECAYS = np.array([*COUNT_DECAYS, *CHANCE_DECAYS], np.float32)
 
 
 def used(experts_TK: Ints, num_experts: int) -> Floats:
-    """`[T, E]`: 1 where the token is routed to the expert. Choices of none, written as
-    `num_experts`, are left out."""
+    """`[T, E]`: 1 where the token is routed to the expert.
+
+    Choices of none, written as `num_experts`, are left out.
+    """
     used_TE = np.zeros((len(experts_TK), num_experts + 1), np.float32)
     np.put_along_axis(used_TE, experts_TK, 1.0, axis=1)
     return used_TE[:, :num_experts]

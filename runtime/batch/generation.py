@@ -18,13 +18,13 @@ Ended = Callable[[Prompt, list[int], str], None]
 
 
 class RowEnds(StoppingCriteria):
-    """Ends each row at its own limit, and tells of every row that has ended, while others go on."""
+    """Ends each row at its own limit, and tells of every row that has ended, while others go on.
+
+    Args:
+        ends: the model's end-of-text tokens.
+    """
 
     def __init__(self, batch: Batch, ends: Collection[int], ended: Ended):
-        """
-        Args:
-            ends: the model's end-of-text tokens.
-        """
         self._batch = batch
         self._ends = frozenset(ends)
         # Under this name Transformers finds out that rows may end before the others: it then puts

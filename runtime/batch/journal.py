@@ -41,7 +41,17 @@ class Result:
 
 
 class Journal:
-    """Appends results; a context manager. One process at a time: the file is locked."""
+    """Appends results; a context manager. One process at a time: the file is locked.
+
+    Args:
+        settings: all that results depend on; plain values.
+        known: ids of the input.
+        overwrite: drop what another run, or this one, left.
+
+    Raises:
+        OutputError: the results there are of another input or other settings, damaged, or
+            being written by another process; or nothing can be written there.
+    """
 
     def __init__(
         self,
@@ -52,16 +62,6 @@ class Journal:
         fsync: Fsync = Fsync.SECOND,
         overwrite: bool = False,
     ):
-        """
-        Args:
-            settings: all that results depend on; plain values.
-            known: ids of the input.
-            overwrite: drop what another run, or this one, left.
-
-        Raises:
-            OutputError: the results there are of another input or other settings, damaged, or
-                being written by another process; or nothing can be written there.
-        """
         self.path = path
         self._fsync = fsync
         self._synced = time.monotonic()
@@ -134,7 +134,8 @@ class Journal:
 
     def _whole(self, raw: bytes, known: Collection[Id]) -> tuple[dict[Id, None], int]:
         """Ids of the lines that are whole, and how many bytes these are: a power cut can leave
-        more than one torn line at the end, but none before a whole one."""
+        more than one torn line at the end, but none before a whole one.
+        """
         done: dict[Id, None] = {}
         length = position = 0
         torn: int | None = None

@@ -1,5 +1,7 @@
-"""Measures what the planner needs, on this machine and with a loaded model; remembered in a file
-("these results are cached locally", klotski 7)."""
+"""Measures what the planner needs, on this machine and with a loaded model.
+
+Remembered in a file ("these results are cached locally", klotski 7).
+"""
 
 import hashlib
 import json
@@ -49,8 +51,9 @@ class Measured:
 
 @torch.no_grad()
 def measured(model: PreTrainedModel, batch: Batch) -> Measured:
-    """Runs the batch's prompts and a few decode steps; what a predictor learns from them it keeps
-    (its warm-up).
+    """Runs the batch's prompts and a few decode steps.
+
+    What a predictor learns from them it keeps (its warm-up).
 
     Raises:
         TransferError: experts can not be read.
@@ -205,8 +208,10 @@ class _Clock:
 def remembered(
     model: PreTrainedModel, batch: Batch, *, store: StoreConfig, again: bool = False
 ) -> tuple[Measured, bool]:
-    """What was measured before for this model, machine and batch, or is measured now; whether it
-    was before."""
+    """What was measured before for this model, machine and batch, or is measured now.
+
+    Whether it was before.
+    """
     path = _folder() / f"{_key(model, batch, store)}.json"
     known = None if again else _read(path)
     if known is not None:

@@ -21,7 +21,8 @@ BUFFERS = 16
 
 def for_groups(system: SystemConfig) -> SystemConfig:
     """The system with buffers for a whole layer, where it has buffers beside a fixed set: then
-    nothing that a group has asked for is pushed out before it is used, and read again."""
+    nothing that a group has asked for is pushed out before it is used, and read again.
+    """
     if system.eviction != "static":
         return system
     options = {**system.eviction_options, "whole_layer": True}
@@ -29,8 +30,10 @@ def for_groups(system: SystemConfig) -> SystemConfig:
 
 
 def served(config: BatchConfig, batches: list[Batch]) -> tuple[PreTrainedModel, Planned]:
-    """The model and the plan. With `memory` the model is loaded twice: with half of it, to be
-    measured; then with what the plan leaves for its experts.
+    """The model and the plan.
+
+    With `memory` the model is loaded twice: with half of it, to be measured; then with what the
+    plan leaves for its experts.
 
     Raises:
         PlanError: caches would not fit.

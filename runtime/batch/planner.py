@@ -21,8 +21,10 @@ large"): latency grows with n, throughput hardly."""
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Of this machine, this model and this batch size; while computation and transfers run
-    together, each at the speed that it then has."""
+    """Of this machine, this model and this batch size.
+
+    While computation and transfers run together, each at the speed that it then has.
+    """
 
     attention: float
     """t_c_A: all of a layer for one batch's decode step but its gate and its routed experts."""
@@ -60,7 +62,8 @@ class Inequality:
 @dataclass(frozen=True)
 class Popularity:
     """How a layer's tokens spread over its experts: "we determine the length of each layer of Q
-    based on statistical data"."""
+    based on statistical data".
+    """
 
     shares_LE: Floats
     """Probability that a token chooses an expert; each row adds up to top_k."""
@@ -255,9 +258,10 @@ def divided(
     least_experts: int,
     asked: int | None = None,
 ) -> tuple[Division, Plan]:
-    """Caches of the smallest n that hides transfers come first; what is left holds experts, which
-    then need no transfer ("when there is ample free memory, it can be further utilized to reduce
-    some I/O").
+    """Caches of the smallest n that hides transfers come first.
+
+    What is left holds experts, which then need no transfer ("when there is ample free memory, it
+    can be further utilized to reduce some I/O").
 
     Args:
         least_experts: bytes that the experts under way need.

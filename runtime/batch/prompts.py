@@ -39,8 +39,9 @@ class Encoder:
 
 
 def read_prompts(path: Path, encoder: Encoder, *, max_new_tokens: int) -> tuple[list[Prompt], str]:
-    """The file's prompts in its order, and its sha256. A line without an `id` has its number, from
-    1 on; blank lines are passed over.
+    """The file's prompts in its order, and its sha256.
+
+    A line without an `id` has its number, from 1 on; blank lines are passed over.
 
     Raises:
         InputError: there is no such file, or a line is no prompt: which, and why.

@@ -38,8 +38,11 @@ def padding_share(batches: Sequence[Batch]) -> float:
 
 
 def padded(batch: Batch, pad_id: int, *, left: bool = True) -> tuple[Tensor, Tensor]:
-    """`(tokens, mask)`, `[B, T]` of int64; the mask is 0 on padding, which stands on the left
-    where a decoder goes on from the last column, on the right for an encoder."""
+    """`(tokens, mask)`, `[B, T]` of int64.
+
+    The mask is 0 on padding, which stands on the left where a decoder goes on from the last column,
+    on the right for an encoder.
+    """
     width = max(len(one.tokens) for one in batch)
     tokens_BT = torch.full((len(batch), width), pad_id)
     mask_BT = torch.zeros((len(batch), width), dtype=torch.long)

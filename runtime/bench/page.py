@@ -209,7 +209,7 @@ def add_cdf(page: Page, rows: Sequence[Row], batch: int, budget: str) -> None:
 
 
 def add_ablation(page: Page, rows: Sequence[Row], batch: int) -> None:
-    """promoe without each of its techniques (promoe figure 12)."""
+    """ProMoE without each of its techniques (ProMoE, figure 12)."""
     names = [ON_DEMAND, PROMOE, *ABLATIONS]
     kept = [row for row in rows if row["system"] in names]
     if not any(row["system"] in ABLATIONS for row in kept):

@@ -22,8 +22,9 @@ def needs_counts(system: SystemConfig) -> bool:
 
 
 def with_counts(system: SystemConfig, model: ModelConfig, entries: Path | None) -> SystemConfig:
-    """A static system that knows its set from the start; the same system where it needs no counts,
-    or no entry has them.
+    """A static system that knows its set from the start.
+
+    The same system where it needs no counts, or no entry has them.
 
     Raises:
         ZooError: the entry is damaged.

@@ -62,7 +62,8 @@ class Answering:
         self._tell = tell
 
     def answer(self, prompt: list[int], *, max_new_tokens: int) -> Answer:
-        """
+        """Generate the answer to a prompt, and report its text as it grows.
+
         Raises:
             TransferError: bytes of an expert did not arrive; the model serves on.
         """

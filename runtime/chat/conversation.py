@@ -43,8 +43,10 @@ class Conversation:
         self.messages.clear()
 
     def prompt(self) -> Prompt:
-        """Up to where the next answer begins; the oldest exchanges are dropped for good if the
-        context has no room for them and the answer, the system prompt stays.
+        """Up to where the next answer begins.
+
+        The oldest exchanges are dropped for good if the context has no room for them and the
+        answer, the system prompt stays.
 
         Raises:
             ChatError: the last message alone does not fit, or the template refuses the messages;

@@ -98,8 +98,10 @@ def own_version() -> str:
 
 
 def leave_thread() -> None:
-    """The engine thread is still in a load or a forward pass, which nothing can interrupt; Python
-    would abort while it takes such a thread's stack apart. So the process ends without that."""
+    """The engine thread is still in a load or a forward pass, which nothing can interrupt.
+
+    Python would abort while it takes such a thread's stack apart. So the process ends without that.
+    """
 
     def end() -> None:
         sys.stdout.flush()

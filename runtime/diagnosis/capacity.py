@@ -76,8 +76,10 @@ class Ground:
 
 @dataclass(frozen=True)
 class Warm:
-    """A second pass over the same requests, from the arena that the first one left; times are of
-    the shape's number of layers."""
+    """A second pass over the same requests, from the arena that the first one left.
+
+    Times are of the shape's number of layers.
+    """
 
     stats: ReplayStats
     """Of both passes."""

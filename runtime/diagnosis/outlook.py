@@ -87,8 +87,10 @@ def expected(
 def suggestion(
     *, total_bytes: int, least_bytes: int, resident_bytes: int, available_bytes: int
 ) -> int | None:
-    """Bytes to give as a budget: every expert if they fit, else what free memory leaves; None where
-    that is less than one step needs."""
+    """Bytes to give as a budget: every expert if they fit, else what free memory leaves.
+
+    None where that is less than one step needs.
+    """
     room = int(SHARE_OF_FREE * available_bytes) - resident_bytes - PROCESS_BYTES
     budget = min(total_bytes, room)
     return budget if budget >= least_bytes else None

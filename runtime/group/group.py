@@ -16,13 +16,12 @@ class Group:
 
     Not thread-safe: one thread calls all of it. Other threads may use the model by themselves
     meanwhile; their forward passes take turns with the group's.
+
+    Raises:
+        GroupError: the model is not a served one, or has a group already.
     """
 
     def __init__(self, model: PreTrainedModel):
-        """
-        Raises:
-            GroupError: the model is not a served one, or has a group already.
-        """
         handle = getattr(model, "moecast", None)
         if handle is None:
             raise GroupError("a group needs a model from runtime.load")

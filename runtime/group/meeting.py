@@ -20,8 +20,10 @@ Array = TypeVar("Array", Floats, Ints)
 
 
 class Meeting:
-    """In place of the engine while a group is open: what members show and ask for stops them;
-    whoever else uses the model meanwhile is passed on to the engine."""
+    """In place of the engine while a group is open: what members show and ask for stops them.
+
+    Whoever else uses the model meanwhile is passed on to the engine.
+    """
 
     def __init__(self, engine: Engine, probes: Probes):
         self.engine = engine
@@ -219,7 +221,8 @@ class Meeting:
 
     def _hold(self, layer: int, loops: Sequence[Member]) -> None:
         """Loops of the modules' own, which count up: the one expert that is next, to all who are
-        at it."""
+        at it.
+        """
         expert = min(min(member.wanted) for member in loops)
         there = [member for member in loops if member.wanted == {expert}]
         try:

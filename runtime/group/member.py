@@ -54,7 +54,8 @@ class Seen:
 
 class Random:
     """Random numbers as after `torch.manual_seed(seed)`, whatever others draw: within the context
-    they are drawn, outside of it they stand still."""
+    they are drawn, outside of it they stand still.
+    """
 
     def __init__(self, seed: int, device: torch.device):
         self._device = device
@@ -168,7 +169,8 @@ class Member:
 
     def _let_go(self) -> None:
         """Of all but the result: what it held is free now, not when Python next looks for cycles
-        (a member and its coroutine are one)."""
+        (a member and its coroutine are one).
+        """
         self.stop = self._run = self._coroutine = self._random = None
         self.seen = {}
 

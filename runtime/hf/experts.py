@@ -80,9 +80,11 @@ def computed(
 def _tokens_of_experts(
     experts_TK: Tensor, weights_TK: Tensor, num_experts: int
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Each chosen expert's tokens `(N,)` and their weights `(N, 1)`, ascending by expert; tokens in
-    the order in which eager lists them, choice by choice. Sorted once: searching for each expert by
-    itself takes a tenth of the time of small ones."""
+    """Each chosen expert's tokens `(N,)` and their weights `(N, 1)`, ascending by expert.
+
+    Tokens in the order in which eager lists them, choice by choice. Sorted once: searching for each
+    expert by itself takes a tenth of the time of small ones.
+    """
     sorted_N, order_N = experts_TK.t().flatten().sort(stable=True)
     token_N = order_N % len(experts_TK)
     weight_N1 = weights_TK[token_N, order_N // len(experts_TK), None]
@@ -105,7 +107,8 @@ def _of_one_token(
     weights_TK: Tensor,
 ) -> Tensor:
     """The same for one token and distinct experts, as in decoding: nothing has to be searched or
-    gathered, which takes a sixth of the time of small experts."""
+    gathered, which takes a sixth of the time of small experts.
+    """
     place = {e: k for k, e in enumerate(experts_TK[0].tolist()) if e < module.num_experts}
     # A copy, as gathering makes one: where a tensor is aligned may change the last bits.
     hidden_ND = hidden_TD.clone(memory_format=torch.contiguous_format)

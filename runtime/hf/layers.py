@@ -122,7 +122,8 @@ def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
 
 def _running_order(names: Iterable[tuple[str, str]]) -> list[int]:
     """Places of `(experts module, block)` in the order in which they run: blocks as the model
-    defines them; in a block experts of the attention (jetmoe's) before those of its MLP."""
+    defines them; in a block experts of the attention (jetmoe's) before those of its MLP.
+    """
     pairs = list(names)
     blocks = list(dict.fromkeys(block for _, block in pairs))
     return sorted(
@@ -135,8 +136,10 @@ def _running_order(names: Iterable[tuple[str, str]]) -> list[int]:
 
 
 def _block_name(model: nn.Module, experts_name: str, classes: Classes) -> str:
-    """The innermost module around the experts whose hidden states Transformers records; without a
-    record up to the last numbered one, `model.layers.3.mlp.experts` -> `model.layers.3`."""
+    """The innermost module around the experts whose hidden states Transformers records.
+
+    Without a record up to the last numbered one, `model.layers.3.mlp.experts` -> `model.layers.3`.
+    """
     parts = experts_name.split(".")
     for end in range(len(parts) - 1, 0, -1):
         if classes and isinstance(model.get_submodule(".".join(parts[:end])), classes):

@@ -68,14 +68,17 @@ def to_floats(tensor: Tensor) -> Floats:
 
 def normalised(hidden: Tensor) -> Tensor:
     """Scaled to unit root mean square, without the model's learned weights: the same for every
-    architecture, whatever its own norm is called and wherever it stands."""
+    architecture, whatever its own norm is called and wherever it stands.
+    """
     hidden = hidden.float()
     return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + RMS_EPSILON)
 
 
 class Lane:
-    """Which requests a generation's forward passes belong to. Several generations that take turns
-    at one model have one each; otherwise there is one for all."""
+    """Which requests a generation's forward passes belong to.
+
+    Several generations that take turns at one model have one each; otherwise there is one for all.
+    """
 
     def __init__(self) -> None:
         self.first_request = 0
@@ -137,7 +140,8 @@ class _Steps:
 
 def _computing(model: PreTrainedModel) -> list[nn.Module]:
     """What `generate` calls: the model, or the parts of one that has no forward pass of its own
-    (qwen3_omni_moe: one part thinks, another talks)."""
+    (qwen3_omni_moe: one part thinks, another talks).
+    """
     if type(model).forward is not nn.Module.forward:
         return [model]
     children = [child for child in model.children() if isinstance(child, PreTrainedModel)]
@@ -185,6 +189,10 @@ class Probes:
     """Attaches a listener to a model; a context manager, and `close` detaches it.
 
     Only what is in `signals` is captured: a hook that nobody listens to costs nothing.
+
+    Args:
+        complete: a router that does not tell what it chose is an error; otherwise the listener
+            hears nothing of its layer.
     """
 
     def __init__(
@@ -195,11 +203,6 @@ class Probes:
         *,
         complete: bool = False,
     ):
-        """
-        Args:
-            complete: a router that does not tell what it chose is an error; otherwise the listener
-                hears nothing of its layer.
-        """
         self._listener = listener
         self._complete = complete
         self._steps = _Steps(model, listener)

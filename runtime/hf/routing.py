@@ -62,7 +62,8 @@ def routing_by_scores(output: object, *, top_k: int) -> Routing:
 
 def routing_by_group_sizes(output: object, *, top_k: int) -> Routing:
     """From `(rows_N, _, weights_N, sizes_E, logits_TE)`: row `rows_N[n]` of T * K is the n-th when
-    sorted by expert; `sizes_E`, a list, says how many rows each expert has."""
+    sorted by expert; `sizes_E`, a list, says how many rows each expert has.
+    """
     parts = output if isinstance(output, tuple) else ()
     sizes_E = next((part for part in parts if isinstance(part, list)), None)
     if sizes_E is None:

@@ -61,7 +61,8 @@ def sources(banks: Banks) -> set[str]:
 
 def unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) -> dict[str, Any]:
     """The files' tensors, still to be read: with `pread`, where Transformers would map the files,
-    and a page that cannot be read would kill the process. Closed with the stack."""
+    and a page that cannot be read would kill the process. Closed with the stack.
+    """
     slices = {}
     for file in files:
         handle = stack.enter_context(safe_open(file, framework="pt", backend="pread"))

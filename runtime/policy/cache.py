@@ -140,8 +140,9 @@ class ExpertCache:
     def admit(
         self, expert: Expert, *, forecast: bool = False
     ) -> tuple[Entry | None, tuple[Expert, Entry] | None]:
-        """Gives the expert a slot, dropping another expert if it must; where it is only forecast,
-        if the policy lets it.
+        """Gives the expert a slot, dropping another expert if it must.
+
+        Where it is only forecast, if the policy lets it.
 
         Returns the new entry, or None when no slot of its share can be freed; and the expert that
         was dropped with its last entry, or None.

@@ -106,7 +106,8 @@ class Switch:
 
     def _rank_without(self) -> float:
         """How much sooner times without prefetching rank than those with it, in standard deviations
-        of two settings that are alike."""
+        of two settings that are alike.
+        """
         one, other = self._times[False], self._times[True]
         sooner = sum((a < b) + 0.5 * (a == b) for a in one for b in other)
         num_pairs = len(one) * len(other)

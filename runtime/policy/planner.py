@@ -22,7 +22,7 @@ def likeliest_first(probability: float, distance: int) -> float:  # noqa: ARG001
 
 
 def probability_over_distance(probability: float, distance: int) -> float:
-    """fmoe 4.4: priority `p / (l - l_now)`."""
+    """Priority of fMoE, section 4.4: `p / (l - l_now)`."""
     return -probability / max(1, distance)
 
 
@@ -41,7 +41,13 @@ def urgency(name: str) -> Urgency:
 
 
 class Planner:
-    """Turns each forecast into low-priority transfers; knows which layer computes now."""
+    """Turns each forecast into low-priority transfers; knows which layer computes now.
+
+    Args:
+        reach: layers, from the next to be routed on, whose forecasts are taken; None: all.
+        predictors_order: urgency is the forecast's own where it has one.
+        governor: says whether forecasts are wanted at all; None: always.
+    """
 
     def __init__(
         self,
@@ -53,12 +59,6 @@ class Planner:
         reach: int | None = None,
         predictors_order: bool = True,
     ):
-        """
-        Args:
-            reach: layers, from the next to be routed on, whose forecasts are taken; None: all.
-            predictors_order: urgency is the forecast's own where it has one.
-            governor: says whether forecasts are wanted at all; None: always.
-        """
         self._prefetcher = prefetcher
         self._top_k = top_k
         self._urgency = urgency

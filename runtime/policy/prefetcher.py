@@ -34,7 +34,8 @@ def computing_order(
     techniques: Techniques, tokens_per_expert: Mapping[int, int], progress: Callable[[int], float]
 ) -> list[int]:
     """A layer's experts as they are to be computed: cached come first, then in flight by chunks
-    arrived, then missing (5.3); without reordering by id, or by the number of their tokens."""
+    arrived, then missing (5.3); without reordering by id, or by the number of their tokens.
+    """
     order = sorted(tokens_per_expert)
     if techniques.hot_first:
         order.sort(key=lambda e: -tokens_per_expert[e])
@@ -47,13 +48,12 @@ class Prefetcher:
     """Decides in which order a layer's experts are asked for and computed.
 
     Not thread-safe: the driver holds one lock around every call.
+
+    Args:
+        tiers: the one that computes first, then the one below it, and so on.
     """
 
     def __init__(self, tiers: Sequence[Tier], *, techniques: Techniques):
-        """
-        Args:
-            tiers: the one that computes first, then the one below it, and so on.
-        """
         self.tiers = tuple(tiers)
         self.top = self.tiers[0]
         self.techniques = techniques
@@ -93,7 +93,8 @@ class Prefetcher:
 
     def repair(self, under_way: Sequence[Collection[Task]]) -> None:
         """Ctrl-C may have cut any of these calls short: nothing is believed but the transfers that
-        are under way in each tier. What was claimed or predicted is forgotten."""
+        are under way in each tier. What was claimed or predicted is forgotten.
+        """
         copies: Collection[Task] = ()
         for tier, tasks in zip(self.tiers, under_way, strict=True):
             tier.repair(tasks, copies=copies)
@@ -153,7 +154,8 @@ class Prefetcher:
 
     def _hold_forecast(self, layer: int) -> None:
         """What was forecast and is here stays until the whole layer is routed: tokens that have yet
-        to reach it may need it, and what others ask for meanwhile would push it out."""
+        to reach it may need it, and what others ask for meanwhile would push it out.
+        """
         held = [e for e in self._predicted.get(layer, {}) if self.top.cache.get((layer, e))]
         for e in held:
             self.top.hold((layer, e))

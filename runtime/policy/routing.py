@@ -46,7 +46,8 @@ class Replica:
 
 def expected_mass(forecasts: Iterable[Forecast], *, num_layers: int, num_experts: int) -> Mass:
     """A prompt's forecast, as predictors answer it before anything is computed: for each expert,
-    the expected number of the prompt's tokens; layers that are not forecast stay zero."""
+    the expected number of the prompt's tokens; layers that are not forecast stay zero.
+    """
     mass_LE = np.zeros((num_layers, num_experts), dtype=np.float32)
     for forecast in forecasts:
         mass_LE[forecast.layer] = np.maximum(mass_LE[forecast.layer], forecast.expected_tokens_E)
@@ -117,17 +118,16 @@ class CacheAware:
 
     What replicas hold changes with every token; what was sent to them lately says what they will
     hold. Each replica's `heat` is the decayed mass of its requests, and counts beside residency.
+
+    Args:
+        slack: load above the least that is borne for the sake of what is resident.
+        heat_weight: of likeness to the replica's latest requests, beside residency.
+        decay: of the heat, at each request that the replica gets.
     """
 
     name = "cache-aware"
 
     def __init__(self, *, slack: float = 0.0, heat_weight: float = 3.0, decay: float = 0.9) -> None:
-        """
-        Args:
-            slack: load above the least that is borne for the sake of what is resident.
-            heat_weight: of likeness to the replica's latest requests, beside residency.
-            decay: of the heat, at each request that the replica gets.
-        """
         self.slack, self.heat_weight, self.decay = slack, heat_weight, decay
         self._heat: dict[str, Mass] = {}
         self._fallback = LeastLoaded()
@@ -160,7 +160,8 @@ class CacheAware:
 
     def _special(self, mass_LE: Mass) -> Mass:
         """What tells the request from the mean of all so far: what every request needs is resident
-        everywhere, and would drown the difference."""
+        everywhere, and would drown the difference.
+        """
         share_LE = (mass_LE / mass_LE.sum()).astype(np.float32)
         return share_LE if self._mean is None else share_LE - self._mean
 

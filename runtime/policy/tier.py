@@ -40,6 +40,11 @@ class Tier:
     A claim is somebody's need of an expert: a router's until it is computed, or that of the tier
     above until it has copied it. A claimed expert is fetched before everything predicted, and once
     it has a slot it keeps it until the claim is released.
+
+    Args:
+        chunk_bytes: of each layer's experts.
+        chunked: fetch linear layer by linear layer (promoe 5.1); off: whole experts.
+        fills_idle: bring what the eviction policy wishes for while nothing else is asked for.
     """
 
     def __init__(
@@ -51,12 +56,6 @@ class Tier:
         below: "Tier | None" = None,
         fills_idle: bool = False,
     ):
-        """
-        Args:
-            chunk_bytes: of each layer's experts.
-            chunked: fetch linear layer by linear layer (promoe 5.1); off: whole experts.
-            fills_idle: bring what the eviction policy wishes for while nothing else is asked for.
-        """
         self.cache = cache
         self.queue = TransferQueue()
         self.counters = [Counters() for _ in chunk_bytes]
@@ -87,7 +86,9 @@ class Tier:
 
     def fill(self, num_experts: int, *, owns: Callable[[Expert], bool] = lambda _: True) -> None:
         """As after loading: every slot of an empty tier holds an expert, the first layers' first.
-        An arena that is divided among the layers gets each layer's first ones."""
+
+        An arena that is divided among the layers gets each layer's first ones.
+        """
         for layer, num_chunks in enumerate(self._num_chunks):
             own = [e for e in range(num_experts) if owns((layer, e))]
             for e in own[: self.cache.share(layer)]:
@@ -189,7 +190,8 @@ class Tier:
 
     def drop(self, expert: Expert) -> None:
         """Takes a resident expert's slot back, unless somebody needs it, it is on its way, or the
-        eviction policy has set it aside for good."""
+        eviction policy has set it aside for good.
+        """
         entry = self._entries.get(expert)
         if entry is None or entry.pins or entry.in_flight or self.cache.policy.stays(expert):
             return
@@ -209,7 +211,7 @@ class Tier:
         return wishes or len(self.queue) > 0
 
     def next_task(self, *, high_only: bool = False) -> Task | None:
-        """promoe algorithm 1, lines 2-8: the next chunk for the link, or None.
+        """ProMoE algorithm 1, lines 2-8: the next chunk for the link, or None.
 
         A claimed expert that cannot get a slot (all of them hold experts still to be computed)
         waits; the link does not. The same holds for one that the tier below has yet to bring.
@@ -303,7 +305,7 @@ class Tier:
             counters.joins += 1
 
     def done(self, task: Task) -> None:
-        """promoe algorithm 1, line 10: the task's bytes are in the slot."""
+        """ProMoE algorithm 1, line 10: the task's bytes are in the slot."""
         self._unlock_source(task.expert)
         entry = self._entries.get(task.expert)
         assert entry is not None

@@ -15,7 +15,8 @@ LONG = 60
 
 def shown(value: Cell, *, largest: float | None = None) -> str:
     """As a person reads it: a dash for what was not measured, and as many decimals as the largest
-    number beside it asks for (its own size unless given), so that a column lines up."""
+    number beside it asks for (its own size unless given), so that a column lines up.
+    """
     if value is None:
         return "–"
     if isinstance(value, bool):

@@ -61,7 +61,7 @@ RAMP = {LIGHT: "moecast-light", DARK: "moecast-dark"}
 
 @contextmanager
 def scheme(colours: Scheme) -> Iterator[None]:
-    """matplotlib with these colours, and as it was behind it."""
+    """Style matplotlib with these colours, and as it was behind it."""
     import matplotlib
     from cycler import cycler
     from matplotlib.colors import LinearSegmentedColormap

@@ -29,8 +29,10 @@ def lines(
     places: Sequence[str],
     **style: Any,
 ) -> None:
-    """Name to its x and y values; a gap where y is None. `places` lists all names of the page, so
-    that a name looks the same wherever it is drawn."""
+    """Name to its x and y values; a gap where y is None.
+
+    `places` lists all names of the page, so that a name looks the same wherever it is drawn.
+    """
     for name, (x, y) in series.items():
         known = [float("nan") if value is None else value for value in y]
         axes.plot(x, known, label=name, **{**styled(places.index(name)), **style})

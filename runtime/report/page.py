@@ -59,8 +59,11 @@ class Page:
         note: str = "",
         name: str | None = None,
     ) -> None:
-        """Values as a table that scrolls where it does not fit; `NAME.csv` holds them in full
-        (`name` is made from the heading unless given). None is shown as a dash."""
+        """Values as a table that scrolls where it does not fit.
+
+        `NAME.csv` holds them in full (`name` is made from the heading unless given). None is shown
+        as a dash.
+        """
         self._add(
             Section(
                 name=name or slug(heading),
@@ -82,8 +85,10 @@ class Page:
         note: str = "",
         inches: tuple[float, float] = INCHES,
     ) -> None:
-        """A drawing (see `runtime.report.drawing`) with the values that it shows; `NAME.png` and
-        `NAME.csv` are written beside the page."""
+        """A drawing (see `runtime.report.drawing`) with the values that it shows.
+
+        `NAME.png` and `NAME.csv` are written beside the page.
+        """
         self._add(
             Section(
                 name=name,

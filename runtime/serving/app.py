@@ -44,7 +44,8 @@ def build_app(
     *,
     routers: Iterable[APIRouter] = (),
 ) -> FastAPI:
-    """
+    """Build the application with the routes of OpenAI's API.
+
     Args:
         routers: more routes, such as metrics and the status page.
     """
@@ -78,7 +79,8 @@ def build_app(
 
 def logged(app: FastAPI) -> ASGIApp:
     """The application as it is served: around everything, Starlette's own last resort too, which
-    answers in a shape of its own."""
+    answers in a shape of its own.
+    """
     return RequestLog(app)
 
 

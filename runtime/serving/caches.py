@@ -10,16 +10,16 @@ from runtime.hf.kv import CacheSize
 @dataclass(frozen=True)
 class CacheBudget:
     """An answer is given room for its prompt and all that it may become, before it begins: none has
-    to be taken back half-way."""
+    to be taken back half-way.
+
+    Raises:
+        BudgetError: no cache is known to take any memory, or not even two tokens fit.
+    """
 
     size: CacheSize
     budget_bytes: int
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            BudgetError: no cache is known to take any memory, or not even two tokens fit.
-        """
         if self.size.of(1) == 0:
             raise BudgetError(
                 "kv_budget: what this model's caches take can not be measured; leave it out"

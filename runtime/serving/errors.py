@@ -6,7 +6,11 @@ from predictors.errors import MoecastError
 
 
 class RequestError(MoecastError):
-    """The request can not be answered as it is; by default because of what it asks for."""
+    """The request can not be answered as it is; by default because of what it asks for.
+
+    Args:
+        param: the field of the request that is at fault.
+    """
 
     status: ClassVar[int] = 400
     kind: ClassVar[str] = "invalid_request_error"
@@ -15,10 +19,6 @@ class RequestError(MoecastError):
     """Told to the client; none: asking again is of no use."""
 
     def __init__(self, message: str, *, param: str | None = None):
-        """
-        Args:
-            param: the field of the request that is at fault.
-        """
         super().__init__(message)
         self.param = param
 

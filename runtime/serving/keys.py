@@ -55,7 +55,8 @@ class Keys:
 
     def accept(self, authorization: bytes) -> bool:
         """Whether an Authorization header shows a key: `Bearer KEY`, or `Basic` with the key for a
-        password, which is what browsers can send."""
+        password, which is what browsers can send.
+        """
         scheme, _, shown = authorization.strip().partition(b" ")
         shown = shown.strip()
         if scheme.lower() == b"basic":

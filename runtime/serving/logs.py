@@ -20,20 +20,22 @@ OWN_HANDLERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "transformers")
 
 
 class JsonLines(logging.Formatter):
-    """A record as one line of JSON."""
+    """A record as one line of JSON.
+
+    Args:
+        secrets: texts that are told by no line, whoever logs them.
+    """
 
     def __init__(self, *, secrets: Iterable[str] = ()):
-        """
-        Args:
-            secrets: texts that are told by no line, whoever logs them.
-        """
         super().__init__()
         # The longest first: a key may begin as another one does.
         self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
 
     def format(self, record: logging.LogRecord) -> str:
-        """`event` is the message, `error` an exception's traceback; fields that are None are left
-        out."""
+        """`event` is the message, `error` an exception's traceback.
+
+        Fields that are None are left out.
+        """
         said: dict[str, Any] = {
             "time": moment(record.created),
             "level": record.levelname.lower(),
@@ -70,7 +72,8 @@ def log_as_json(
     *, secrets: Iterable[str] = (), level: int = logging.INFO, stream: TextIO | None = None
 ) -> logging.Handler:
     """From now on everything that is logged in this process goes to `stream` (stderr) as JSON, and
-    nowhere else; returns the handler."""
+    nowhere else; returns the handler.
+    """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(secrets=secrets))
     root = logging.getLogger()

@@ -32,15 +32,15 @@ from runtime.serving.observer import Observer
 
 
 class Metrics:
-    """One server's registry."""
+    """One server's registry.
+
+    Args:
+        model_name: label of everything.
+        max_running: sequences that may run at once.
+        context_tokens: the longest sequence that is served; None until it is known.
+    """
 
     def __init__(self, *, model_name: str, max_running: int, context_tokens: int | None = None):
-        """
-        Args:
-            model_name: label of everything.
-            max_running: sequences that may run at once.
-            context_tokens: the longest sequence that is served; None until it is known.
-        """
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.model_name = model_name

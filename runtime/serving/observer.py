@@ -28,5 +28,7 @@ class Observer:
         """It ended, for its `reason`; it may never have started."""
 
     def rested(self) -> None:
-        """Nothing has run or waited for a moment (`Service`'s `rest_seconds`); told once, until
-        something runs again."""
+        """Nothing has run or waited for a moment (`Service`'s `rest_seconds`).
+
+        Told once, until something runs again.
+        """

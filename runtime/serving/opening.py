@@ -22,7 +22,8 @@ def name_of(config: ServeConfig) -> str:
 
 
 def open_served(config: ServeConfig) -> Served:
-    """
+    """Load the model that is served, with its tokenizer and its facts.
+
     Raises:
         MoecastError: the model, its predictor, its tokenizer or the chat template is not there or
             is not what it should be, or the budget is too small.

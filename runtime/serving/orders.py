@@ -245,8 +245,10 @@ def sampling_of(
     more_stops: tuple[str, ...] = (),
     more_stop_ids: tuple[int, ...] = (),
 ) -> Sampling:
-    """The request's options; where it has none, the model's makers'; where they have none,
-    OpenAI's."""
+    """The request's options; where it has none, the model's makers'.
+
+    Where they have none, OpenAI's.
+    """
     asked = {name: getattr(request, name) for name in SAMPLED}
     chosen: dict[str, Any] = {
         **facts.recommended,

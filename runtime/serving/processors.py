@@ -60,7 +60,8 @@ class Recorder(LogitsProcessor):
 
 class CountPenalty(LogitsProcessor):
     """logit - count * frequency_penalty - [count > 0] * presence_penalty, count being how often
-    the token was generated (OpenAI's API reference, "Frequency and presence penalties")."""
+    the token was generated (OpenAI's API reference, "Frequency and presence penalties").
+    """
 
     def __init__(self, sampling: Sampling, *, num_prompt: int):
         self._frequency = sampling.frequency_penalty

@@ -71,7 +71,9 @@ def completion_logprobs(
 
 def top_of(entry: TokenLogprob, vocabulary: Vocabulary) -> dict[str, float] | None:
     """By text, the token itself among them; of tokens that are written alike, the most likely.
-    None where nothing foretells."""
+
+    None where nothing foretells.
+    """
     if entry.logprob is None:
         return None
     found: dict[str, float] = {}

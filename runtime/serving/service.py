@@ -65,7 +65,14 @@ class Served:
 
 
 class Service:
-    """Every method may be called from any thread."""
+    """Every method may be called from any thread.
+
+    Args:
+        open_model: loads; called in the engine thread.
+        max_running: choices that are generated together.
+        max_waiting: choices beyond these that may wait.
+        rest_seconds: without work for so long, observers are told that the engine rests.
+    """
 
     def __init__(
         self,
@@ -76,13 +83,6 @@ class Service:
         observers: Sequence[Observer] = (),
         rest_seconds: float = REST_SECONDS,
     ):
-        """
-        Args:
-            open_model: loads; called in the engine thread.
-            max_running: choices that are generated together.
-            max_waiting: choices beyond these that may wait.
-            rest_seconds: without work for so long, observers are told that the engine rests.
-        """
         self.max_running = max_running
         self.max_waiting = max_waiting
         self._open_model = open_model

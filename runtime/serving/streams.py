@@ -37,8 +37,11 @@ def event(value: Any) -> str:
 async def watched(
     mailbox: Mailbox, receive: Receive, fields: dict[str, Any]
 ) -> AsyncIterator[None]:
-    """Within, a client that disconnects is heard of in the mailbox; at the end all is cancelled
-    that has not ended, and the request's line of the log gets its counts."""
+    """Within, a client that disconnects is heard of in the mailbox.
+
+    At the end all is cancelled that has not ended, and the request's line of the log gets its
+    counts.
+    """
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -9,8 +9,9 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokeniser:
-    """Concatenated, its pieces are the decoded whole; a character whose bytes are spread over
-    several tokens comes with the last of them.
+    """Concatenated, its pieces are the decoded whole.
+
+    A character whose bytes are spread over several tokens comes with the last of them.
 
     A token's text depends on its neighbours (a space before it, bytes after it): what is decoded
     each time begins at the tokens told last, and only what is new behind these is told.

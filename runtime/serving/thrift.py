@@ -13,7 +13,8 @@ EVERY_SECONDS = 30.0
 
 class Thrift(Observer):
     """Returns free heap now and then, between two steps, and whenever the server rests: by then
-    everything that its last answers needed is free."""
+    everything that its last answers needed is free.
+    """
 
     def __init__(
         self,

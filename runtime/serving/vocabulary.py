@@ -16,7 +16,7 @@ class Vocabulary:
         self._tokenizer = tokenizer
 
     def text(self, token: int) -> str:
-        """The token alone; bytes that are no character as OpenAI writes them, `bytes:\\xe2`."""
+        r"""The token alone; bytes that are no character as OpenAI writes them, `bytes:\\xe2`."""
         text = self._decoded(token)
         if REPLACEMENT not in text:
             return text
@@ -46,7 +46,8 @@ class Vocabulary:
 @cache
 def bytes_of_characters() -> dict[str, int]:
     """How byte-level BPE writes bytes: printable Latin-1 as itself, the others from U+0100 on
-    (GPT-2's encoder)."""
+    (GPT-2's encoder).
+    """
     own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in own]
     table = {chr(byte): byte for byte in own}

@@ -15,7 +15,13 @@ from runtime.serving.service import Service, State
 
 
 class Watch:
-    """Looks at one server; at the engine from when the model is loaded."""
+    """Looks at one server; at the engine from when the model is loaded.
+
+    Args:
+        model_name: what clients call the model.
+        system: name of the system that serves it, as in `system=NAME`.
+        eviction: name of its eviction policy.
+    """
 
     def __init__(
         self,
@@ -27,12 +33,6 @@ class Watch:
         eviction: str,
         version: str = "",
     ):
-        """
-        Args:
-            model_name: what clients call the model.
-            system: name of the system that serves it, as in `system=NAME`.
-            eviction: name of its eviction policy.
-        """
         self.metrics = Metrics(model_name=model_name, max_running=max_running)
         self._model_name = model_name
         self._queue = {"max_running": max_running, "max_waiting": max_waiting}
@@ -76,8 +76,10 @@ class Watch:
         self._monitor = monitor
 
     def status(self) -> dict[str, Any]:
-        """Sums since the start, and states of this moment; `served` is null until the model is
-        loaded, and what the engine says is not there at all."""
+        """Sums since the start, and states of this moment.
+
+        `served` is null until the model is loaded, and what the engine says is not there at all.
+        """
         requests, service = self.metrics.requests, self._service
         said: dict[str, Any] = {
             "model": self._model_name,

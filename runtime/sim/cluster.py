@@ -58,7 +58,8 @@ class Interconnect:
 
     def of_device(self, hardware: Hardware) -> Hardware:
         """The machine as one of its devices has it: disk and host memory are shared, and hold the
-        experts of this machine's devices only."""
+        experts of this machine's devices only.
+        """
         if not isinstance(hardware, Roofline):
             return hardware
         holds_all = hardware.host_share * self.num_nodes >= 1.0

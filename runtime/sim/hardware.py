@@ -157,7 +157,8 @@ def in_chunks(num_bytes: int) -> tuple[int, ...]:
 
 def tier_slots(hardware: Hardware, slots: int, num_experts: int) -> list[int]:
     """Slots of each tier, the computing one's `slots` first: of host memory too where the machine
-    has too little of it for the shape; the same share of the `num_experts` that are replayed."""
+    has too little of it for the shape; the same share of the `num_experts` that are replayed.
+    """
     if not isinstance(hardware, Roofline) or hardware.host_share >= 1.0:
         return [slots]
     return [slots, max(slots, int(hardware.host_share * num_experts))]

@@ -34,8 +34,10 @@ class Run(Protocol[Stats]):
 
 
 class Oracle(Predictor):
-    """Answers `begin_step` with what the routers of that step will choose, nearest layer first; and
-    each router with the layers after it, for what was here at first may have made way since."""
+    """Answers `begin_step` with what the routers of that step will choose, nearest layer first.
+
+    And each router with the layers after it, for what was here at first may have made way since.
+    """
 
     kind = ORACLE
     signals = frozenset({Signal.TOKENS, Signal.ROUTED})
@@ -67,7 +69,8 @@ def bound(
     observer: Any = None,
 ) -> Stats:
     """The better of two replays of a system that knows: experts fetched whole, which pays the
-    link's latency once, and chunk by chunk, where the tiers' links overlap."""
+    link's latency once, and chunk by chunk, where the tiers' links overlap.
+    """
     future = routing(steps, spec)
 
     def run_with(one: SystemConfig, watcher: Any) -> Stats:

@@ -37,8 +37,10 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 class Reader:
-    """Reads of experts all over the store, one after another, into memory of its own; none twice
-    before all were read."""
+    """Reads of experts all over the store, one after another, into memory of its own.
+
+    None twice before all were read.
+    """
 
     def __init__(self, store: Store, *, first: int = 0):
         self._store = store

@@ -99,10 +99,11 @@ def replay(
     observer: Observer | None = None,
     interconnect: Interconnect | None = None,
 ) -> ReplayStats:
-    """Runs the steps one after another from empty arenas of `budget_slots` experts; several numbers
-    are those of several tiers, the computing one first. With one number and a machine whose host
-    memory is too small for all experts, that is the second tier, filled from the first layer on
-    (moe-infinity-sequence-level 6.1).
+    """Runs the steps one after another from empty arenas of `budget_slots` experts.
+
+    Several numbers are those of several tiers, the computing one first. With one number and a
+    machine whose host memory is too small for all experts, that is the second tier, filled from the
+    first layer on (moe-infinity-sequence-level 6.1).
 
     `keeper`, a `predictors.reuse` forecaster, tells `reuse` eviction what to keep; its time is not
     charged, for what it says is needed at the next miss only.
@@ -225,8 +226,10 @@ def replay_step(
     layer_seconds: float,
     keeper: Predictor | None = None,
 ) -> None:
-    """One forward pass: the events in the order in which a model produces them; a layer without
-    its experts takes `layer_seconds`."""
+    """One forward pass: the events in the order in which a model produces them.
+
+    A layer without its experts takes `layer_seconds`.
+    """
     simulator.begin_step()
     signals = predictor.signals if predictor is not None else frozenset()
     if predictor is not None:

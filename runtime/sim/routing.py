@@ -15,8 +15,10 @@ from runtime.sim.step import Step
 
 
 def tokens_per_expert(experts_TK: Ints, num_experts: int) -> dict[int, int]:
-    """A layer's experts, ascending, and how many tokens each has; a choice of none is no expert, as
-    it is live."""
+    """A layer's experts, ascending, and how many tokens each has.
+
+    A choice of none is no expert, as it is live.
+    """
     if len(experts_TK) == 1:
         return {e: 1 for e in sorted(experts_TK[0].tolist()) if e < num_experts}
     count_E = np.bincount(experts_TK.reshape(-1), minlength=num_experts)[:num_experts]

@@ -170,7 +170,8 @@ class Simulator:
 
     def _wait(self) -> bool:
         """Until something has happened, at least one transfer's end where the computation brings
-        an expert by itself; whether a transfer has ended."""
+        an expert by itself; whether a transfer has ended.
+        """
         bottom = self._links[-1]
         bottom.computing(self.now, False)
         if self._overheads.computation_reads and bottom.num < 2:

@@ -19,8 +19,11 @@ class _Running:
 
 
 class Transfers:
-    """At most two at a time; the speed of each, while there are two, is `speed_together`, and
-    `speed_computing` while the computation computes."""
+    """At most two at a time.
+
+    The speed of each, while there are two, is `speed_together`, and `speed_computing` while the
+    computation computes.
+    """
 
     def __init__(self, *, speed_together: float = 1.0, speed_computing: float = 1.0):
         self._together = speed_together

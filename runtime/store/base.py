@@ -17,7 +17,8 @@ class Layout(Protocol):
     @property
     def alignment(self) -> int:
         """What the slot's address should be a multiple of, in bytes: 64 for kernels, 4096 where
-        reads go straight from the disk into the slot."""
+        reads go straight from the disk into the slot.
+        """
 
     @property
     def chunk_bytes(self) -> Sequence[int]:

@@ -42,7 +42,11 @@ class _OneExpertModel:
 
 
 class CheckpointStore:
-    """Brings chunks of experts into slots; thread-safe, holds no expert itself."""
+    """Brings chunks of experts into slots; thread-safe, holds no expert itself.
+
+    Args:
+        banks: the recipes of each layer with routed experts, bottom first.
+    """
 
     def __init__(
         self,
@@ -51,10 +55,6 @@ class CheckpointStore:
         *,
         page_cache: PageCache = PageCache.BYPASS,
     ):
-        """
-        Args:
-            banks: the recipes of each layer with routed experts, bottom first.
-        """
         self._model = model
         self._banks = banks
         self.layouts: list[SlotLayout] = [slot_layout(bank) for bank in banks]
@@ -163,8 +163,9 @@ class CheckpointStore:
 
     @torch.no_grad()
     def _converted(self, recipe: Recipe, tensors: list[Tensor]) -> Tensor:
-        """Through the library's own operations, on an input with one expert; takes the tensors out
-        of their list.
+        """Through the library's own operations, on an input with one expert.
+
+        Takes the tensors out of their list.
 
         Cast first where the library casts first; quantised storage never before the library's
         dequantisation has seen it.

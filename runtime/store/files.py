@@ -56,7 +56,8 @@ class FileReader:
     @contextmanager
     def _using(self, file: Path) -> Iterator[OpenFile]:
         """After a failure the next read opens the file anew: a disk that was gone and came back,
-        or a file that was fetched again, is never seen through an old descriptor."""
+        or a file that was fetched again, is never seen through an old descriptor.
+        """
         with self._lock:
             if file not in self._files:
                 self._files[file] = self._opened(file)

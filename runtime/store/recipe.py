@@ -86,7 +86,8 @@ class Recipe:
     @property
     def is_plain(self) -> bool:
         """The bytes need no more than a copy or a cast: a slice of a fused tensor, or tensors of
-        one expert joined along their first dimension."""
+        one expert joined along their first dimension.
+        """
         names = self.operations
         if not names:
             return True
@@ -103,7 +104,8 @@ class Recipe:
     @property
     def casts_first(self) -> bool:
         """Whether sources are cast to the parameter's dtype before the operations, as the library
-        does unless one of them reads a quantised checkpoint."""
+        does unless one of them reads a quantised checkpoint.
+        """
         operations = [] if self.converter is None else self.converter.operations
         return not any(getattr(op, "hf_quantizer", None) for op in operations)
 
@@ -115,7 +117,8 @@ class Recipe:
 
     def view_stacked(self) -> None:
         """A source that has the parameter's elements in another shape, `(experts * rows, columns)`
-        for `(experts, rows, columns)`, is read as the parameter."""
+        for `(experts, rows, columns)`, is read as the parameter.
+        """
         if self.converter is not None or self.parameter.members:
             return
         shape = self.parameter.shape

@@ -9,7 +9,12 @@ from runtime.store.base import Layout
 
 
 class Arena:
-    """Allocated once; where parameters are views of a slot, they are made once."""
+    """Allocated once; where parameters are views of a slot, they are made once.
+
+    Args:
+        layouts: of each layer; a slot holds the largest.
+        pinned: page-locked memory, which a device copies without the CPU.
+    """
 
     def __init__(
         self,
@@ -19,11 +24,6 @@ class Arena:
         device: torch.device | str = "cpu",
         pinned: bool = False,
     ):
-        """
-        Args:
-            layouts: of each layer; a slot holds the largest.
-            pinned: page-locked memory, which a device copies without the CPU.
-        """
         size = max(layout.num_bytes for layout in layouts)
         alignment = max(layout.alignment for layout in layouts)
         raw = torch.empty(

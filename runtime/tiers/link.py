@@ -21,20 +21,21 @@ class Link(Protocol):
 
     def computed(self, slot: int) -> None:
         """Called on the model's thread when it has issued its last use of the slot: the next
-        transfer into it must wait for that use to end."""
+        transfer into it must wait for that use to end.
+        """
 
     def close(self) -> None:
         """No transfer may be under way."""
 
 
 class StoreLink:
-    """Reads chunks of a store into an arena in host memory."""
+    """Reads chunks of a store into an arena in host memory.
+
+    Args:
+        closes: the store is this link's own; off where others read from it too.
+    """
 
     def __init__(self, store: Store, arena: Arena, *, closes: bool = True):
-        """
-        Args:
-            closes: the store is this link's own; off where others read from it too.
-        """
         self._store = store
         self._arena = arena
         self._closes = closes

@@ -65,7 +65,8 @@ def _node_of_cuda(device: torch.device, pci: Path) -> int | None:
 @contextmanager
 def near(cpus: frozenset[int] | None) -> Iterator[None]:
     """This thread runs on these processors for a while: pages that it touches first, or locks, are
-    taken from their node."""
+    taken from their node.
+    """
     if cpus is None:
         yield
         return

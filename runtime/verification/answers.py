@@ -17,7 +17,8 @@ from runtime.store.base import bytes_of
 
 class StepLogits(LogitsProcessor):
     """Writes each step's logits `(1, V)` to a file as float32, and keeps none: what is checked
-    must not add to the memory that is measured."""
+    must not add to the memory that is measured.
+    """
 
     def __init__(self, file: BinaryIO):
         self._file = file

@@ -77,7 +77,8 @@ def arms_of(config: EvaluateConfig, sources: Sources) -> Arms:
 
 def with_popular(system: SystemConfig, trace: Trace) -> SystemConfig:
     """A fixed set is that of the training requests, where the system names no other: to learn it
-    would take the first steps of a replay, which the paper's baseline does not."""
+    would take the first steps of a replay, which the paper's baseline does not.
+    """
     options = system.eviction_options
     if system.eviction != "static" or options.get("counts") or options.get("first_layers"):
         return system

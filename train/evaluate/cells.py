@@ -44,8 +44,10 @@ class Cell:
     batch: int
 
     def digest(self, *others: str) -> str:
-        """sha256 hex over all that decides its figures; `others` name the steps, the forecasts and
-        the code."""
+        """sha256 hex over all that decides its figures.
+
+        `others` name the steps, the forecasts and the code.
+        """
         settings = [describe(self), *others]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -80,7 +82,7 @@ def figure_cells(
 
 
 def ablation_arms(subject: Arm) -> list[Arm]:
-    """promoe figure 12: from nothing, the subject's techniques are added one after another."""
+    """ProMoE figure 12: from nothing, the subject's techniques are added one after another."""
     bare = replace(
         subject.system, prefetch=False, chunked=False, early_preemption=False, reordered=False
     )
@@ -103,7 +105,8 @@ def ablation_arms(subject: Arm) -> list[Arm]:
 
 def distance_arms(subject: Arm, predictors: Sequence[tuple[str, str, int]]) -> list[Arm]:
     """The subject without forecasts, and with those of one distance alone: of the routing itself,
-    which nothing could forecast better, and of each predictor `(label, key, layers ahead)`."""
+    which nothing could forecast better, and of each predictor `(label, key, layers ahead)`.
+    """
     true = [(TRUTH, TRUTH, ahead) for ahead in range(1, FARTHEST + 1)]
     system = replace(subject.system, prefetch=False)
     without = replace(subject, label=WITHOUT, system=system, predictor=None, distance=0)

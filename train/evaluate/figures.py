@@ -66,7 +66,7 @@ def wide(panels: int, *, rows: int = 1) -> tuple[float, float]:
 
 
 def against_budget(results: Row, batch: int) -> Drawing:
-    """promoe figure 10: decode above, prefill below, a column for each machine."""
+    """ProMoE figure 10: decode above, prefill below, a column for each machine."""
     rows = [row for row in results["rows"] if row["batch"] == batch]
     names = machines(rows)
     columns = ("hardware", "budget", "system", "tpot_ms", "ttft_ms")
@@ -137,7 +137,7 @@ def styled(results: Row) -> Mapping[str, Any]:
 
 
 def ablation(results: Row, subject: str) -> Drawing:
-    """promoe figure 12: the techniques added one after another, as speed-ups over none of them."""
+    """ProMoE figure 12: the techniques added one after another, as speed-ups over none of them."""
     rows = results["ablation"]
     names = machines(rows)
     stages = list(dict.fromkeys(row["system"] for row in rows))

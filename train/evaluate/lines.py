@@ -31,8 +31,10 @@ class Look:
 def looks(
     systems: Sequence[str], *, ours: str, subject: str, baseline: str, bound: str
 ) -> Mapping[str, Look]:
-    """Ours is thick; the subject of the ablation has the next colour; the baseline and the bound,
-    which everything is measured by, have none of their own."""
+    """Ours is thick; the subject of the ablation has the next colour.
+
+    The baseline and the bound, which everything is measured by, have none of their own.
+    """
     from runtime.report.drawing import ink, muted
 
     found: dict[str, Look] = {}

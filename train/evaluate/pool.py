@@ -58,8 +58,9 @@ def code_digest() -> str:
 def run_jobs(
     jobs: Sequence[Job], *, folder: Path, workers: int, advance: Callable[[int], None]
 ) -> None:
-    """Runs the jobs, the longest first, and keeps each cell as it is finished; `advance` is told
-    how many more are.
+    """Runs the jobs, the longest first, and keeps each cell as it is finished.
+
+    `advance` is told how many more are.
 
     One worker is this process. Ctrl-C ends the others at once; what is finished stays.
     """

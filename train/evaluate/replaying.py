@@ -51,8 +51,10 @@ def run_job(job: Job, done: Callable[[str, dict[str, Any]], None]) -> None:
 
 
 def tapes_of(job: Job, steps: Sequence[Step]) -> dict[str, Tape]:
-    """What the job's cells are played, by key. The bound is no predictor: a replay of a system that
-    names the oracle sees to it."""
+    """What the job's cells are played, by key.
+
+    The bound is no predictor: a replay of a system that names the oracle sees to it.
+    """
     keys = [key for key in (job.predictor, job.keeper) if key is not None and key != ORACLE]
     return {key: tape_of(key, job, steps) for key in keys}
 
@@ -93,7 +95,8 @@ def predictor_of(cell: Cell, tapes: Mapping[str, Tape], spec: ModelSpec) -> Pred
 
 def figures(stats: ReplayStats, cell: Cell, steps: Sequence[Routed], slots: int) -> dict[str, Any]:
     """Times in milliseconds, bytes for each generated token, counters of decode steps unless named
-    otherwise; null where nothing was measured."""
+    otherwise; null where nothing was measured.
+    """
     decode = added(stats.decode)
     decoding = sum(stats.tpot_seconds)
     tokens = sum(len(step.tokens_T) for step in steps if is_decode(step))

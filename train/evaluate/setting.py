@@ -88,6 +88,7 @@ def check(config: EvaluateConfig, trace: Trace, machines: Sequence[Hardware]) ->
 
 def figure_place(config: EvaluateConfig) -> tuple[str, int]:
     """Budget and batch size of the figures that show one of each: 50 % where it is among them, or
-    the middle one; the smallest batch."""
+    the middle one; the smallest batch.
+    """
     middle = config.budget[len(config.budget) // 2]
     return ("50%" if "50%" in config.budget else middle), config.batches[0]

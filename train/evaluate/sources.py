@@ -54,6 +54,9 @@ class Sources:
 
     Entries given by the user come first, then the zoo's for this model; what needs no training is
     counted on the trace's training requests.
+
+    Args:
+        model: the traced one, where it is on this machine: skip is made of its routers.
     """
 
     def __init__(
@@ -64,10 +67,6 @@ class Sources:
         entries: Path | None,
         seed: int,
     ):
-        """
-        Args:
-            model: the traced one, where it is on this machine: skip is made of its routers.
-        """
         self.trace = trace
         self._model = model
         self._entries = entries

@@ -103,7 +103,8 @@ def record(predictor: Predictor, steps: Iterable[Step]) -> Tape:
 
 def foretold(steps: Iterable[Step], spec: ModelSpec) -> Tape:
     """A predictor that knows: at the beginning of a step, and at each layer's gate, it forecasts
-    all later layers exactly as they will be routed."""
+    all later layers exactly as they will be routed.
+    """
     answers: list[dict[Event, list[Told]]] = []
     for step in steps:
         exact = [exactly(step.experts(layer), layer, spec) for layer in range(spec.num_layers)]

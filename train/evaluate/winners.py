@@ -22,7 +22,8 @@ def cells_of(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
 
 def compared(rows: Sequence[Row], *, baseline: str, bound: str) -> list[dict[str, Any]]:
     """Each row with its speed-ups against the baseline of its cell, and its share of the bound:
-    above 1, a system beats what was meant as a bound."""
+    above 1, a system beats what was meant as a bound.
+    """
     cells = cells_of(rows)
     return [
         {
@@ -46,7 +47,8 @@ def ratio(here: Mapping[str, Row], other: str, row: Row, key: str) -> float | No
 def winners(rows: Sequence[Row], *, ours: str, bound: str) -> list[dict[str, Any]]:
     """For each cell: the first two systems by the median time of a token, the bound left out, and
     ours: its rank, how much slower it is than the first (negative: it is first, and the second
-    so much slower), and its share of the bound."""
+    so much slower), and its share of the bound.
+    """
     found = []
     for place, here in cells_of(rows).items():
         times = {

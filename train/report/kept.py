@@ -35,7 +35,8 @@ ANY = Roofline(
 def hit_rates(trace: Trace, keeper: Predictor | None, *, num_tokens: int) -> list[dict[str, Any]]:
     """For each budget and policy the share of experts that generated tokens found in the arena,
     which is divided by layers, and where that lies between LRU and Belady; `reuse` is left out
-    without the forecaster it asks."""
+    without the forecaster it asks.
+    """
     steps = list(first_tokens(trace.steps("held_out"), num_tokens))
     rows: list[dict[str, Any]] = []
     for budget in BUDGETS:

@@ -96,8 +96,10 @@ def keeping(page: Page, found: Mapping[str, Any] | None) -> None:
 
 
 def trace_size(page: Page, rows: Sequence[Mapping[str, Any]], *, others: str | None) -> None:
-    """Accuracy against training tokens. For a predictor and distance the best of the widths and
-    passes that were tried."""
+    """Accuracy against training tokens.
+
+    For a predictor and distance the best of the widths and passes that were tried.
+    """
     best: dict[tuple[str, int], Mapping[str, Any]] = {}
     for row in rows:
         key = (_label(row), row["train_tokens"])

@@ -20,8 +20,10 @@ EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}
 
 @dataclass(frozen=True)
 class ObjectPlace(WritablePlace):
-    """An object appears whole or not at all, so none is half written; but no lock keeps two
-    writers apart: the later index wins. Let one process publish in a bucket."""
+    """An object appears whole or not at all, so none is half written.
+
+    But no lock keeps two writers apart: the later index wins. Let one process publish in a bucket.
+    """
 
     url: str
 

@@ -1,5 +1,6 @@
-"""What the workers share; of the standard library alone, because each runs in the environment of
-the client that it is about.
+"""What the workers share.
+
+Of the standard library alone, because each runs in the environment of the client that it is about.
 
     python with_NAME.py ORDER.json
 

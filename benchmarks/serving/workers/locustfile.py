@@ -1,4 +1,6 @@
-"""Users of a chat for locust:
+"""Users of a chat, for locust.
+
+Run it with:
 
     locust -f locustfile.py --headless --users 8 --spawn-rate 2 --run-time 1m --host http://HOST:PORT
 

@@ -48,13 +48,13 @@ class Plain:
 
 
 class Budgeted:
-    """Caches of a group within a budget."""
+    """Caches of a group within a budget.
+
+    Raises:
+        PlanError: the model keeps something else than all tokens' keys and values.
+    """
 
     def __init__(self, model: PreTrainedModel, room: Room):
-        """
-        Raises:
-            PlanError: the model keeps something else than all tokens' keys and values.
-        """
         self._num_layers = full_layers(model, "kv_budget")
         self._room = room
 
@@ -72,13 +72,13 @@ class Budgeted:
 
 
 class Sinks:
-    """Caches of sinks and a window."""
+    """Caches of sinks and a window.
+
+    Raises:
+        PlanError: the model keeps something else than all tokens' keys and values.
+    """
 
     def __init__(self, model: PreTrainedModel, *, sinks: int, window: int):
-        """
-        Raises:
-            PlanError: the model keeps something else than all tokens' keys and values.
-        """
         self._num_layers = full_layers(model, "window")
         self._sinks = sinks
         self._window = window

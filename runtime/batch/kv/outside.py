@@ -35,13 +35,13 @@ class Outside(Protocol):
 
 class OnDisk:
     """A file of its own without a name: it is gone when it is closed, or when the process is,
-    however that ends. Read and written with `pread` and `pwrite`, never mapped."""
+    however that ends. Read and written with `pread` and `pwrite`, never mapped.
+
+    Raises:
+        TransferError: no file can be made there.
+    """
 
     def __init__(self, folder: Path | None):
-        """
-        Raises:
-            TransferError: no file can be made there.
-        """
         self._where = Path(tempfile.gettempdir()) if folder is None else folder
         try:
             self._file = tempfile.TemporaryFile(dir=folder, prefix="moecast-kv-")  # noqa: SIM115
@@ -97,13 +97,13 @@ class OnDisk:
 
 class OnHost:
     """Host memory below a device, pinned where that is possible so that copies run beside the
-    computation."""
+    computation.
+
+    Args:
+        num_tokens: the most that will be written.
+    """
 
     def __init__(self, num_tokens: int):
-        """
-        Args:
-            num_tokens: the most that will be written.
-        """
         self._num_tokens = num_tokens
         self._memory: Tensor | None = None
 

@@ -28,20 +28,21 @@ class Kept(Protocol):
 
 
 class Room:
-    """Memory for the caches of a whole group. A layer of a batch is let in for good, with what it
-    will grow to, or it stays outside and is read when its turn comes.
+    """Memory for the caches of a whole group.
+
+    A layer of a batch is let in for good, with what it will grow to, or it stays outside and is
+    read when its turn comes.
 
     Layers come round in the same order in every step, batch by batch. There the least recently
     used is the next to be used: a fixed set stays, and what follows the layer of now is known and
     read ahead.
+
+    Args:
+        budget_bytes: None: everything is let in.
+        outside: makes a place for so many tokens; None: what has no room is refused.
     """
 
     def __init__(self, budget_bytes: int | None, outside: Callable[[int], Outside] | None):
-        """
-        Args:
-            budget_bytes: None: everything is let in.
-            outside: makes a place for so many tokens; None: what has no room is refused.
-        """
         self.budget_bytes = budget_bytes
         self._outside = outside
         self._inside: dict[Kept, int] = {}

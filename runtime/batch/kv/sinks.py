@@ -20,15 +20,14 @@ class SinkLayer(DynamicLayer):
     other columns: a row that has no more than it may keep still drops padding, a longer one drops
     its oldest token that is no sink. What is kept of a row of which more was seen is all tokens,
     so that the attention mask's last columns, which Transformers takes for them, are right.
+
+    Args:
+        padding_B: columns of padding on the left of each row.
     """
 
     is_croppable = False
 
     def __init__(self, padding_B: Tensor, *, sinks: int, window: int):
-        """
-        Args:
-            padding_B: columns of padding on the left of each row.
-        """
         super().__init__()
         self._padding_B = padding_B
         self._sinks = sinks

@@ -14,15 +14,15 @@ from runtime.batch.kv.room import Room
 
 class StoredLayer(DynamicLayer):
     """What `DynamicLayer` gives, `[B, H, T, D]`, put together from what is outside and the new
-    tokens where the room has not let it in."""
+    tokens where the room has not let it in.
+
+    Args:
+        most_tokens: that it will hold; more are an error of ours.
+    """
 
     is_croppable = False
 
     def __init__(self, room: Room, *, most_tokens: int):
-        """
-        Args:
-            most_tokens: that it will hold; more are an error of ours.
-        """
         super().__init__()
         self._room = room
         self._most_tokens = most_tokens
@@ -100,7 +100,8 @@ class StoredLayer(DynamicLayer):
 
 def _appended(past_TBHD: Tensor, new_BHTD: Tensor) -> Tensor:
     """`[B, H, T, D]` in one block, as concatenating makes it: where a tensor lies may change the
-    last bits of a product."""
+    last bits of a product.
+    """
     rows, heads, num_new, width = new_BHTD.shape
     num_past = len(past_TBHD)
     full = new_BHTD.new_empty(rows, heads, num_past + num_new, width)

@@ -13,8 +13,10 @@ from runtime.store.recipe import FusedParameter
 
 
 class Interface(Kind):
-    """Computed by `runtime.hf.experts`, or by the module's own loop where that computes otherwise;
-    with another implementation set, the placeholders refuse."""
+    """Computed by `runtime.hf.experts`, or by the module's own loop where that computes otherwise.
+
+    With another implementation set, the placeholders refuse.
+    """
 
     name = "interface"
 

@@ -58,7 +58,8 @@ def run_member(
 
 class Members(Kind):
     """Containers called `...Experts` of numbered modules of one class, in the order of their
-    numbers."""
+    numbers.
+    """
 
     name = "members"
 

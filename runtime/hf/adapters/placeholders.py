@@ -15,8 +15,11 @@ from runtime.store.recipe import FusedParameter
 
 
 class AbsentError(CheckpointError, AttributeError):
-    """Somebody computed with parameters that are not there. An `AttributeError` too, so that
-    `hasattr` and `getattr` with a default can ask what a placeholder has."""
+    """Somebody computed with parameters that are not there.
+
+    An `AttributeError` too, so that `hasattr` and `getattr` with a default can ask what a
+    placeholder has.
+    """
 
 
 class Absent:
@@ -55,8 +58,9 @@ class Absent:
 
 
 class Lazy(Absent):
-    """Gives an expert's own part when a model's own loop indexes it, `(experts, ...)[expert]`; code
-    that computes with several at once is refused.
+    """Gives an expert's own part when a model's own loop indexes it, `(experts, ...)[expert]`.
+
+    Code that computes with several at once is refused.
 
     The part is the arena's memory: it stays valid until another expert is asked for.
     """
@@ -74,7 +78,8 @@ class Lazy(Absent):
 
 class LazyStacked(Lazy):
     """For parameters kept as `(experts * rows, columns)`, which the model's own loop splits with
-    `view(-1, rows, columns)` before it indexes an expert."""
+    `view(-1, rows, columns)` before it indexes an expert.
+    """
 
     def view(self, *shape: Any) -> "LazyStacked":
         """Itself: it is indexed by expert already.

@@ -22,13 +22,12 @@ class Served:
 
     Where experts lie on several devices, a module whose tokens do not travel to them has their
     parameters brought to `home`.
+
+    Args:
+        home: where the model computes, if experts may lie elsewhere.
     """
 
     def __init__(self, source: ExpertSource, layer: int, *, home: torch.device | None = None):
-        """
-        Args:
-            home: where the model computes, if experts may lie elsewhere.
-        """
         self._source = source
         self._layer = layer
         self._home = home

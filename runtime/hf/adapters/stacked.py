@@ -15,7 +15,8 @@ from runtime.store.recipe import FusedParameter
 
 class Stacked(Kind):
     """Experts modules without parameters of their own, with one part that has several matrices of
-    the same shape, `num_experts` times as high as an expert's."""
+    the same shape, `num_experts` times as high as an expert's.
+    """
 
     name = "stacked"
 

@@ -84,7 +84,8 @@ class Belady(EvictionPolicy):
 
     def _settle(self) -> None:
         """What was chosen has been computed, also where this arena was not asked for it because
-        the tier above had it."""
+        the tier above had it.
+        """
         for expert in self._chosen:
             self.asked_for(expert)
         self._chosen = []

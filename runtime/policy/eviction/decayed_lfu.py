@@ -88,7 +88,8 @@ class DecayedLfu(EvictionPolicy):
 
     def shares(self, layer: int, arm: int | None = None) -> NDArray[np.float64]:
         """`[E]`: share of the past steps that used each of the layer's experts, in [0, 1], recent
-        steps counting most, as fast as the decay at place `arm` or the one in use."""
+        steps counting most, as fast as the decay at place `arm` or the one in use.
+        """
         arm = self.arm if arm is None else arm
         decay = self.decays[arm]
         num_steps = max(1, self._num_steps)

@@ -57,16 +57,21 @@ class EvictionPolicy:
 
     def valued(self, layer: int, value_E: Probabilities) -> None:
         """A learned forecaster says how much each of the layer's experts will be used over the
-        coming tokens (`predictors.reuse`), just before `routed`."""
+        coming tokens (`predictors.reuse`), just before `routed`.
+        """
 
     def makes_way(self, victim: Expert, newcomer: Expert) -> bool:  # noqa: ARG002
-        """Whether the resident `victim` may be dropped for an expert that is only forecast; if not,
-        the forecast waits. What a router has asked for is never kept waiting."""
+        """Whether the resident `victim` may be dropped for an expert that is only forecast.
+
+        If not, the forecast waits. What a router has asked for is never kept waiting.
+        """
         return True
 
     def wish(self) -> Expert | None:
-        """What is worth most of what is not here, for a link that has nothing else to do; None:
-        nothing, or this policy can not tell."""
+        """What is worth most of what is not here, for a link that has nothing else to do.
+
+        None: nothing, or this policy can not tell.
+        """
         return None
 
     def stays(self, expert: Expert) -> bool:  # noqa: ARG002

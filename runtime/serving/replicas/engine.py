@@ -18,16 +18,16 @@ POLL_SECONDS = 0.05
 
 
 class Engine:
-    """Made when it is asked to load; then it answers until it is told to end."""
+    """Made when it is asked to load; then it answers until it is told to end.
+
+    Args:
+        edition: of the deployment; another one makes Ray replace every replica.
+
+    Raises:
+        MoecastError: the model can not be loaded.
+    """
 
     def __init__(self, config: ServeConfig, keys: frozenset[str], version: str, edition: int):
-        """
-        Args:
-            edition: of the deployment; another one makes Ray replace every replica.
-
-        Raises:
-            MoecastError: the model can not be loaded.
-        """
         share_one_heap()
         if config.cluster is None:
             keep_to_loopback()
@@ -58,7 +58,8 @@ class Engine:
 
     def record_routing_stats(self) -> dict[str, Any]:
         """What routers see of it: which experts are where they are computed, as hexadecimal digits
-        of a bit for each expert, layer after layer."""
+        of a bit for each expert, layer after layer.
+        """
         cells = "".join(self._monitor.cells())
         bits = "".join("1" if cell in (CACHED, PINNED) else "0" for cell in cells)
         return {"resident": f"{int('1' + bits, 2):x}", "state": str(self._service.state)}

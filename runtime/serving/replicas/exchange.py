@@ -44,8 +44,10 @@ class Wire:
 
 
 async def exchanged(app: ASGIApp, wire: Wire) -> AsyncIterator[MutableMapping[str, Any]]:
-    """The application's messages as it sends them; when nobody takes the next one, the application
-    is told that its client has gone."""
+    """The application's messages as it sends them.
+
+    When nobody takes the next one, the application is told that its client has gone.
+    """
     messages: asyncio.Queue[MutableMapping[str, Any] | None] = asyncio.Queue()
     gone = asyncio.Event()
     pending = [wire.body]

@@ -76,8 +76,10 @@ def forecaster_of(spec: ModelSpec, *, name: str, folder: Path, kind: str) -> For
 
 
 def prompt_of(path: str, body: bytes) -> str:
-    """The text of a completion's or chat's prompt; empty where there is none to be read, of which
-    the server will tell the client."""
+    """The text of a completion's or chat's prompt.
+
+    Empty where there is none to be read, of which the server will tell the client.
+    """
     if not path.endswith("/completions"):
         return ""
     try:

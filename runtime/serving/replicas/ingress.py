@@ -15,7 +15,15 @@ from runtime.serving.replicas.forecasting import Forecaster, forecaster_of
 
 
 class Ingress:
-    """Made by Ray, with a handle to the replicas."""
+    """Made by Ray, with a handle to the replicas.
+
+    Args:
+        engines: Ray's handle.
+        is_alone: the cluster is this machine.
+        name: the model's short name, as the zoo knows it.
+        folder: of its tokenizer.
+        kind: predictor that forecasts from tokens.
+    """
 
     def __init__(
         self,
@@ -27,14 +35,6 @@ class Ingress:
         max_body_bytes: int,
         is_alone: bool,
     ):
-        """
-        Args:
-            engines: Ray's handle.
-            is_alone: the cluster is this machine.
-            name: the model's short name, as the zoo knows it.
-            folder: of its tokenizer.
-            kind: predictor that forecasts from tokens.
-        """
         if is_alone:
             keep_to_loopback()
         self._engines = engines

@@ -36,13 +36,13 @@ class ReplicasFailed(MoecastError):
 
 
 class Replicas:
-    """One application: an ingress, and replicas of the server behind it."""
+    """One application: an ingress, and replicas of the server behind it.
+
+    Raises:
+        ClusterError: no Ray, no token, or no such cluster.
+    """
 
     def __init__(self, config: ServeConfig, keys: frozenset[str], version: str):
-        """
-        Raises:
-            ClusterError: no Ray, no token, or no such cluster.
-        """
         self._config, self._keys, self._version = config, keys, version
         self._edition = 0
         self._shape = shape_of(resolve(config.model))
@@ -67,8 +67,10 @@ class Replicas:
         return max(1, usable_cores() // self._config.replicas)
 
     def deploy(self) -> None:
-        """Brings replicas up; those of before are replaced one after another, each ends when it
-        has completed what it accepted, and no request is refused for it.
+        """Brings replicas up.
+
+        Those of before are replaced one after another, each ends when it has completed what it
+        accepted, and no request is refused for it.
 
         Raises:
             ReplicasFailed: with what Ray says of it.

@@ -31,7 +31,8 @@ class ExpertRouter(RequestRouter):
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
         """The policy's choice, then the others, the least loaded first: when Ray finds the first
-        one full."""
+        one full.
+        """
         if pending_request is not None:
             # Else Ray asks again at once, without end, while all are full.
             pending_request.routing_context.should_backoff = True

@@ -26,9 +26,10 @@ HEADERS = {
 
 
 def routes(status: Callable[[], dict[str, Any]]) -> APIRouter:
-    """
+    """Build the routes of the status page.
+
     Args:
-        status: what the page shows; called in a thread of its own.
+        status: returns what the page shows; called in a worker thread.
     """
     router = APIRouter()
 

@@ -53,7 +53,8 @@ class Coding:
 
     def scratch_bytes(self, num_weights: int, dtype: torch.dtype) -> int:
         """Memory that `decode` takes beside the result: scales and zeros, and one step's weights,
-        as float32."""
+        as float32.
+        """
         if not self.bits:
             return 0
         groups = num_weights // self.group_size * 4 * (2 if self.packs else 1)

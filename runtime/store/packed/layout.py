@@ -74,7 +74,8 @@ class PackedLayout:
     @property
     def decoded_bytes(self) -> int:
         """Memory that `weights` takes beside the slot: the parameters made from integers, and what
-        making one of their parts takes."""
+        making one of their parts takes.
+        """
         coded = {part.parameter for part in self.parts if part.coding != RAW}
         return sum(
             math.prod(self.shapes[name]) * self.dtypes[name].itemsize for name in coded
@@ -97,7 +98,8 @@ class PackedLayout:
 
     def weights(self, slot: Tensor) -> dict[str, Tensor]:
         """The slot's bytes `(num_bytes,)` as the expert's parameters: views of it, or new tensors
-        where it holds integers."""
+        where it holds integers.
+        """
         found: dict[str, Tensor] = {}
         for name, shape, dtype, parts, place in self._plan:
             if place is not None:

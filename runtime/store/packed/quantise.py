@@ -10,7 +10,7 @@ from runtime.store.packed.coding import Coding, Integers
 
 
 def quantiser():
-    """torchao's primitives, imported only by who quantises: four seconds.
+    """The primitives of torchao, imported only by who quantises: four seconds.
 
     Raises:
         StoreError: it is not installed.

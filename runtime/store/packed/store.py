@@ -21,7 +21,11 @@ TRIES = 2
 
 
 class PackedStore:
-    """Brings chunks of experts into slots; thread-safe, holds no expert itself."""
+    """Brings chunks of experts into slots; thread-safe, holds no expert itself.
+
+    Raises:
+        StoreError: a manifest that contradicts itself or the sizes of the files.
+    """
 
     def __init__(
         self,
@@ -31,10 +35,6 @@ class PackedStore:
         *,
         page_cache: PageCache = PageCache.BYPASS,
     ):
-        """
-        Raises:
-            StoreError: a manifest that contradicts itself or the sizes of the files.
-        """
         self.folder = folder
         self.contents = contents
         self.experts_per_layer: Sequence[int] = [one.num_experts for one in contents.layers]

@@ -220,7 +220,8 @@ def _read_expert(
 
 def _publish(store: Path, output: Path, work: Path) -> None:
     """Gives the complete folder its name, in one step where the system can; what had it goes
-    last."""
+    last.
+    """
     sync_folder(store)
     if not output.exists():
         store.replace(output)
