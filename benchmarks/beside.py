@@ -27,7 +27,7 @@ TOGETHER = (1, 2)
 CHILD = f"""
 import statistics, time
 import torch
-from runtime.loading import load
+from runtime.engine.loading import load
 model = load("qwen2-moe-tiny", budget="25%")
 tokens = torch.arange(1, 33)[None]
 def seconds():

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.config import BUILTIN_MODELS
+from runtime.engine.loading import load_stripped
+from runtime.engine.plain import load_plain
 from runtime.hf.layers import moe_layers
-from runtime.loading import load_stripped
-from runtime.plain import load_plain
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.journal import aligned_bytes

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from runtime.config import PageCache
+from runtime.engine.loading import load_stripped
 from runtime.hf.layers import moe_layers
-from runtime.loading import load_stripped
 from runtime.store.base import Store
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed import open_store

@@ -4,7 +4,7 @@
     python benchmarks/validate.py model=FOLDER output=benchmarks/results/validate.json
 
 Routing is recorded once: it is the same in every run, bit for bit, and the tokens of each are
-checked. For each budget and system a model is loaded and measured (`runtime.sim.local`), another is
+checked. For each budget and system a model is loaded and measured (`profiling.local`), another is
 loaded and serves the prompts from an empty arena and is measured afterwards; the replay takes the
 medians of all measurements of the cell. Repetitions go around all cells.
 """
@@ -27,14 +27,14 @@ from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime import load
 from runtime.config import SystemConfig
-from runtime.diagnosis.facts import hardware as machine_facts
-from runtime.diagnosis.recording import RecordedStep, Recorder
-from runtime.forecasters import systems_forecaster
+from runtime.engine.forecasters import systems_forecaster
 from runtime.hf.probes import Probes
+from runtime.profiling.facts import hardware as machine_facts
+from runtime.profiling.local import measure
 from runtime.sim.hardware import Measured
-from runtime.sim.local import measure
 from runtime.sim.replay import replay
-from runtime.verification.prompts import token_prompts
+from runtime.tools.doctor.recording import RecordedStep, Recorder
+from runtime.tools.verify.prompts import token_prompts
 
 BUDGETS = ("25%", "50%", "75%")
 REACTIVE: dict[str, Any] = {

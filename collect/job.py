@@ -14,7 +14,7 @@ from collect.progress import Advance
 from collect.recorder import PROBES, Recorder
 from collect.traces.manifest import Request, TracePlan, digest_of
 from collect.traces.split import split_of
-from runtime.probes import Probes
+from runtime.hf.probes import Probes
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
 from predictors.spec import ModelSpec
 from runtime.config import BUILTIN, ModelConfig
-from runtime.models import identity, resolve
+from runtime.store.model_source import identity, resolve
 
 
 def settings_of(data: DataConfig, **options: Any) -> Settings:

@@ -15,7 +15,7 @@ from predictors.skip import Skip
 from predictors.spec import ModelSpec
 from predictors.token import Token
 from runtime.config import ModelConfig
-from runtime.models import resolve
+from runtime.store.model_source import resolve
 from train.errors import TrainError
 
 
@@ -58,8 +58,8 @@ def router_weights(model: ModelConfig, spec: ModelSpec) -> tuple[Floats, Floats 
     # Late: torch and Transformers, which the rest of this file does without.
     import torch
 
+    from runtime.engine.loading import load_stripped
     from runtime.hf.layers import moe_layers
-    from runtime.loading import load_stripped
 
     plain, _ = load_stripped(resolve(model), model.dtype, torch.device("cpu"))
     matrices, biases = [], []

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from runtime.report.page import Page
+from runtime.tools.report.page import Page
 from train.config import LoggerConfig, LoggerKind
 from train.errors import TrainError
 

@@ -88,12 +88,12 @@ def machine(config: HardwareConfig, shape: ShapeConfig, model: ModelConfig) -> H
     """
     if not config.measured:
         if shape.is_own:
-            from runtime.sim.shapes import own_shape
+            from runtime.profiling.shapes import own_shape
 
             shape = own_shape(model)
         return described(config, shape)
-    from runtime.loading import load
-    from runtime.sim.local import measure
+    from runtime.engine.loading import load
+    from runtime.profiling.local import measure
 
     loaded = load(model)
     try:

@@ -13,7 +13,7 @@ from collect.traces import Trace, TraceSignal
 from collect.traces.layout import ALL_SIGNALS
 from collect.traces.manifest import has_manifest, read_manifest
 from runtime.config import ModelConfig
-from runtime.models import identity, resolve
+from runtime.store.model_source import identity, resolve
 from train.config import TrainConfig
 from train.errors import TrainError
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runtime.report.page import Page, slug
+from runtime.tools.report.page import Page, slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

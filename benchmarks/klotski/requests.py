@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from runtime.batch.prompts import Prompt
+from runtime.generation.batch.prompts import Prompt
 
 MODULES = (
     "argparse", "asyncio", "collections", "csv", "dataclasses", "datetime", "decimal", "difflib",

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from runtime.policy.eviction import Expert
 from runtime.policy.tier import Task
-from runtime.sim.spans import Spans
+from runtime.profiling.spans import Spans
 
 SAMPLE_SECONDS = 0.02
 Span = tuple[float, float]

@@ -34,7 +34,7 @@ from benchmarks.peers.peers import PEERS, Peer, Weights
 from benchmarks.peers.table import markdown
 from benchmarks.peers.trial import CannotRun, Place, Questions, prepare, run
 from runtime.budget import parse_budget
-from runtime.plain import load_plain
+from runtime.engine.plain import load_plain
 
 ALLOWANCE_BYTES = 400 * 2**20
 """Beside weights and budget: an interpreter with PyTorch, activations, keys and values; learned

@@ -33,7 +33,7 @@ from benchmarks.serving.trace import LONGEST, Arrival, read, scaled, window
 from collect.config import DataConfig, SourceKind
 from collect.prompts import load_prompts
 from runtime.config import ModelConfig
-from runtime.models import resolve
+from runtime.store.model_source import resolve
 
 SYSTEMS = "on-demand,promoe,moe-infinity-request,fmoe,moecast"
 PROBES = 6

@@ -27,7 +27,7 @@ from benchmarks.serving.expected import Plain
 from benchmarks.serving.results import here, keep
 from benchmarks.serving.server import Server, server
 from runtime.config import ModelConfig
-from runtime.models import resolve
+from runtime.store.model_source import resolve
 
 HERE = Path(__file__).parent
 KEY = "a-key-of-this-benchmark"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from runtime.config import ModelConfig
-from runtime.models import resolve
+from runtime.store.model_source import resolve
 
 
 def with_context(folder: Path, tokens: int, *, model: Path | None = None) -> Path:

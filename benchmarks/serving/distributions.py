@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from runtime.report.lines import legend, styled
-from runtime.report.page import Page
+from runtime.tools.report.lines import legend, styled
+from runtime.tools.report.page import Page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

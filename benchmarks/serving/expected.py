@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from runtime.plain import load_plain
+from runtime.engine.plain import load_plain
 
 
 class Plain:

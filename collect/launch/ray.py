@@ -1,5 +1,5 @@
 """launcher=ray: an actor for each worker, on this machine or on a cluster that was named
-(`runtime.cluster`).
+(`runtime.ray_cluster`).
 """
 
 import os
@@ -11,7 +11,7 @@ from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
 from collect.launch.task import Kind, Message, Task
 from collect.launch.worker import serve
-from runtime import cluster
+from runtime import ray_cluster as cluster
 
 PATIENCE_SECONDS = 0.2
 """How long an actor waits for more to say: one call brings many messages."""

@@ -8,18 +8,18 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoConfig, PreTrainedModel
 
-from runtime.batch.config import BatchConfig
-from runtime.batch.encoding import decoder_of, encoder_of, tokenizer_of
-from runtime.batch.groups import Ran, run_batches
-from runtime.batch.journal import Journal, Result
-from runtime.batch.placing import served
-from runtime.batch.planning import Planned, caches_of
-from runtime.batch.prompts import read_prompts
-from runtime.batch.rows import Batch, in_batches, padding_share
-from runtime.batch.show import show_plan
 from runtime.commands.progress import progress
-from runtime.machine import peak_memory_bytes
-from runtime.models import identity, resolve
+from runtime.engine.machine import peak_memory_bytes
+from runtime.generation.batch.config import BatchConfig
+from runtime.generation.batch.encoding import decoder_of, encoder_of, tokenizer_of
+from runtime.generation.batch.groups import Ran, run_batches
+from runtime.generation.batch.journal import Journal, Result
+from runtime.generation.batch.placing import served
+from runtime.generation.batch.planning import Planned, caches_of
+from runtime.generation.batch.prompts import read_prompts
+from runtime.generation.batch.rows import Batch, in_batches, padding_share
+from runtime.generation.batch.show import show_plan
+from runtime.store.model_source import identity, resolve
 
 
 class PromptsFailed(RuntimeError):

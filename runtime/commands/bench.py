@@ -8,21 +8,21 @@ from typing import Any
 from rich.console import Console
 
 from predictors.errors import MoecastError
-from runtime.bench.arms import arms_of, bounds_of, cells_of
-from runtime.bench.config import BenchConfig
-from runtime.bench.figures import bound_rows, rows_of
-from runtime.bench.process import answer
-from runtime.bench.requests import Request, requests_of
-from runtime.bench.rounds import Outcome, Tokens, first_difference, run_rounds
-from runtime.bench.show import in_cells, show, wide_console
-from runtime.bench.tasks import Failure, Plain, Replayed
 from runtime.commands.progress import progress
-from runtime.diagnosis.bandwidth import disk_bandwidth
-from runtime.diagnosis.facts import hardware, versions
-from runtime.diagnosis.files import weights_files
-from runtime.machine import available_memory_bytes
-from runtime.models import resolve
-from runtime.verification.reference import plain_bytes
+from runtime.engine.machine import available_memory_bytes
+from runtime.profiling.bandwidth import disk_bandwidth
+from runtime.profiling.facts import hardware, versions
+from runtime.store.model_source import resolve
+from runtime.tools.bench.arms import arms_of, bounds_of, cells_of
+from runtime.tools.bench.config import BenchConfig
+from runtime.tools.bench.figures import bound_rows, rows_of
+from runtime.tools.bench.process import answer
+from runtime.tools.bench.requests import Request, requests_of
+from runtime.tools.bench.rounds import Outcome, Tokens, first_difference, run_rounds
+from runtime.tools.bench.show import in_cells, show, wide_console
+from runtime.tools.bench.tasks import Failure, Plain, Replayed
+from runtime.tools.doctor.files import weights_files
+from runtime.tools.verify.reference import plain_bytes
 
 
 class TokensDiffer(RuntimeError):
@@ -175,7 +175,7 @@ def write_page(config: BenchConfig, results: dict[str, Any], console: Console) -
     """report.html with its figures, beside results.json."""
     if config.run_dir is None:
         return
-    from runtime.bench.page import page_of
+    from runtime.tools.bench.page import page_of
 
     path = page_of(results).write(config.run_dir)
     console.print(str(path), highlight=False, soft_wrap=True, markup=False)

@@ -9,21 +9,21 @@ from rich.console import Console
 from runtime.commands.diagnosis import line
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig, ShapeConfig
-from runtime.diagnosis.capacity import Ground, Load, better
-from runtime.diagnosis.capacity_page import NOTE, capacity_page, capacity_table
-from runtime.diagnosis.recording import record
+from runtime.engine.forecasters import systems_forecaster
+from runtime.engine.loading import model_spec
+from runtime.engine.machine import available_memory_bytes
+from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
 from runtime.errors import CheckpointError
-from runtime.forecasters import systems_forecaster
 from runtime.hf.own_routers import own_routers
-from runtime.loading import model_spec
-from runtime.machine import available_memory_bytes
-from runtime.models import resolve
-from runtime.one_by_one import OneByOne, load_parts, serve_from
+from runtime.profiling.local import measure_parts
+from runtime.profiling.shapes import own_shape
 from runtime.sim.hardware import Hardware, described
-from runtime.sim.local import measure_parts
-from runtime.sim.shapes import own_shape
+from runtime.store.model_source import resolve
 from runtime.systems import ON_DEMAND, PROMOE, load_system
-from runtime.verification.prompts import token_prompts
+from runtime.tools.doctor.capacity import Ground, Load, better
+from runtime.tools.doctor.capacity_page import NOTE, capacity_page, capacity_table
+from runtime.tools.doctor.recording import record
+from runtime.tools.verify.prompts import token_prompts
 
 REQUESTS = 32
 """Recorded at most: no larger batch is tried."""

@@ -10,14 +10,14 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from runtime.chat.answering import Answer, Answering
-from runtime.chat.config import ChatConfig
-from runtime.chat.conversation import Conversation
-from runtime.chat_template import end_of_turn
 from runtime.commands.report import stats_table
+from runtime.engine.handle import Handle
+from runtime.engine.loading import load_served
 from runtime.errors import ChatError, CheckpointError, TransferError
-from runtime.handle import Handle
-from runtime.loading import load_served
+from runtime.generation.chat.answering import Answer, Answering
+from runtime.generation.chat.config import ChatConfig
+from runtime.generation.chat.conversation import Conversation
+from runtime.generation.chat_template import end_of_turn
 
 HELP = """/reset   forget the conversation (the system prompt stays)
 /stats   hits, bytes, times and memory since the start

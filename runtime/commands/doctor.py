@@ -12,22 +12,22 @@ from runtime.commands import capacity
 from runtime.commands.diagnosis import show
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig
-from runtime.diagnosis.bandwidth import disk_bandwidth, link_bandwidth, memory_bandwidth
-from runtime.diagnosis.facts import hardware, versions
-from runtime.diagnosis.files import check_files, weights_files
-from runtime.diagnosis.outlook import outlook, suggestion
-from runtime.diagnosis.recording import record
-from runtime.forecasters import systems_forecaster
+from runtime.engine.forecasters import systems_forecaster
+from runtime.engine.loading import model_spec
+from runtime.engine.machine import available_memory_bytes
+from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
 from runtime.hf.layers import MoeLayer
 from runtime.hf.own_routers import own_routers
-from runtime.loading import model_spec
-from runtime.machine import available_memory_bytes
-from runtime.models import resolve
-from runtime.one_by_one import OneByOne, load_parts, serve_from
-from runtime.sim.local import measure_parts
+from runtime.profiling.bandwidth import disk_bandwidth, link_bandwidth, memory_bandwidth
+from runtime.profiling.facts import hardware, versions
+from runtime.profiling.local import measure_parts
 from runtime.store.base import Store, slot_bytes
+from runtime.store.model_source import resolve
 from runtime.systems import PROMOE, load_system
-from runtime.verification.prompts import token_prompts
+from runtime.tools.doctor.files import check_files, weights_files
+from runtime.tools.doctor.outlook import outlook, suggestion
+from runtime.tools.doctor.recording import record
+from runtime.tools.verify.prompts import token_prompts
 
 PROMPTS = ["The heart pumps blood", "It was a dark and stormy night", "Return a new list"]
 STAGES = 4

@@ -9,9 +9,9 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from predictors.errors import MoecastError
 from runtime.commands.report import stats_table
 from runtime.config import GenerateConfig
+from runtime.engine.loading import load_served
+from runtime.engine.plain import load_plain
 from runtime.errors import CheckpointError
-from runtime.loading import load_served
-from runtime.plain import load_plain
 
 
 class TokensDiffer(RuntimeError):

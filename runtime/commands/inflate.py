@@ -9,9 +9,9 @@ from runtime.budget import parse_size
 from runtime.commands.progress import progress
 from runtime.config import InflateConfig
 from runtime.errors import CheckpointError
-from runtime.inflation.checkpoint import partial_folder, write_checkpoint
-from runtime.inflation.plan import make_plan
-from runtime.models import identity, resolve
+from runtime.store.model_source import identity, resolve
+from runtime.tools.inflate.checkpoint import partial_folder, write_checkpoint
+from runtime.tools.inflate.plan import make_plan
 
 MIB = 2**20
 

@@ -9,11 +9,11 @@ from rich.console import Console
 
 from runtime.commands.progress import progress
 from runtime.config import PackConfig, Quantise
+from runtime.engine.loading import load_stripped, model_spec
 from runtime.errors import StoreError
 from runtime.hf.layers import moe_layers
-from runtime.loading import load_stripped, model_spec
-from runtime.models import resolve
 from runtime.store.checkpoint import CheckpointStore
+from runtime.store.model_source import resolve
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.fingerprint import fingerprint
 from runtime.store.packed.layout import PackedLayout, packed_layout

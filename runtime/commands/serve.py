@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from predictors.errors import MoecastError
-from runtime.cluster import prepare
-from runtime.memory import share_one_heap
+from runtime.engine.memory import share_one_heap
+from runtime.ray_cluster import prepare
 from runtime.serving.config import RAY, ServeConfig
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")

@@ -11,13 +11,13 @@ from rich.table import Table
 from predictors.errors import MoecastError
 from runtime.commands.progress import progress
 from runtime.config import VerifyConfig
-from runtime.machine import available_memory_bytes
-from runtime.models import resolve
-from runtime.verification.answers import compare
-from runtime.verification.prompts import token_prompts
-from runtime.verification.reference import plain_bytes
-from runtime.verification.request import Request, Side
-from runtime.verification.sides import run_side
+from runtime.engine.machine import available_memory_bytes
+from runtime.store.model_source import resolve
+from runtime.tools.verify.answers import compare
+from runtime.tools.verify.prompts import token_prompts
+from runtime.tools.verify.reference import plain_bytes
+from runtime.tools.verify.request import Request, Side
+from runtime.tools.verify.sides import run_side
 
 MIB = 2**20
 BOUND_BYTES = 300 * MIB

@@ -6,5 +6,5 @@ Why not `transformers serve` (5.23.0, read and tried on the reference model, 8 p
 2. It has no key, no queue bound, no body limit, no metrics; `/reset` and `/load_model` are open.
 3. It answers no echo and no logprobs, ignores n and stop in batches, and keeps one generation
    config for all that run together; its threads would call the engine from outside the group.
-So FastAPI and uvicorn carry HTTP here, and `runtime.group` runs the model's own `generate`.
+So FastAPI and uvicorn carry HTTP here, and `generation.lockstep` runs the model's own `generate`.
 """

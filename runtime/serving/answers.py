@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.generation.text import Detokeniser
 from runtime.serving.choice import Ended, Event, Piece, PromptRead, Reason
 from runtime.serving.facts import Facts
 from runtime.serving.mailbox import Mailbox
@@ -20,7 +21,6 @@ from runtime.serving.replies import (
     usage,
 )
 from runtime.serving.sampling import TokenLogprob
-from runtime.serving.text import Detokeniser
 from runtime.serving.vocabulary import Vocabulary
 
 

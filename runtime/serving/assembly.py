@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp
 
 from runtime.budget import parse_size
-from runtime.memory import keep_for_ever
+from runtime.engine.memory import keep_for_ever
 from runtime.serving.app import Settings, build_app, logged
 from runtime.serving.config import ServeConfig
 from runtime.serving.opening import name_of, open_served

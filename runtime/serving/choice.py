@@ -16,10 +16,10 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from runtime.generation.text import Detokeniser, StopStrings
 from runtime.serving.errors import RequestError
 from runtime.serving.processors import Recorder, processors_of, prompt_logprobs
 from runtime.serving.sampling import Sampling, TokenLogprob
-from runtime.serving.text import Detokeniser, StopStrings
 
 
 class Reason(StrEnum):

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from runtime.engine.monitor import Monitor, Snapshot
 from runtime.errors import Fault
-from runtime.monitor import Monitor, Snapshot
 from runtime.serving.metric_names import EXPERTS, Kind
 
 BY_LAYER = {
@@ -38,7 +38,7 @@ OF_TIERS = {
     "moecast_in_flight_experts": "num_in_flight",
     "moecast_lost_slots": "num_quarantined",
 }
-"""Fields of `runtime.monitor.TierState`."""
+"""Fields of `runtime.engine.monitor.TierState`."""
 
 
 class ExpertMetrics(Collector):

@@ -7,7 +7,13 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runtime.chat_template import EndOfTurn, end_of_turn, has_template, render, special_ids
+from runtime.generation.chat_template import (
+    EndOfTurn,
+    end_of_turn,
+    has_template,
+    render,
+    special_ids,
+)
 from runtime.serving.caches import CacheBudget
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

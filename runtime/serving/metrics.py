@@ -22,7 +22,7 @@ from prometheus_client import (
 )
 from prometheus_client.process_collector import ProcessCollector
 
-from runtime.monitor import Monitor
+from runtime.engine.monitor import Monitor
 from runtime.serving.caches import CacheBudget
 from runtime.serving.choice import Choice, Reason
 from runtime.serving.errors import RequestError

@@ -6,10 +6,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from runtime.budget import parse_size
 from runtime.config import BUILTIN
+from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
-from runtime.group import Group
+from runtime.generation.lockstep import Group
 from runtime.hf.kv import cache_size
-from runtime.loading import load_served
 from runtime.serving.caches import CacheBudget
 from runtime.serving.config import ServeConfig
 from runtime.serving.facts import Facts, facts_of

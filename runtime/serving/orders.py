@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.chat_template import render
+from runtime.generation.chat_template import render
+from runtime.generation.text import Detokeniser
 from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
 from runtime.serving.facts import SAMPLING, Facts
 from runtime.serving.sampling import Sampling
@@ -17,7 +18,6 @@ from runtime.serving.schemas import (
     Sampled,
     TokenizeRequest,
 )
-from runtime.serving.text import Detokeniser
 
 DEFAULT_COMPLETION = 16
 """Tokens of a completion that names no number (OpenAI's API reference)."""

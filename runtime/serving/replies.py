@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.generation.text import Detokeniser
 from runtime.serving.choice import Piece, Reason
 from runtime.serving.sampling import TokenLogprob
-from runtime.serving.text import Detokeniser
 from runtime.serving.vocabulary import Vocabulary
 
 IMPOSSIBLE = -9999.0

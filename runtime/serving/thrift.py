@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from runtime.memory import return_free_heap
+from runtime.engine.memory import return_free_heap
 from runtime.serving.choice import Choice
 from runtime.serving.observer import Observer
 

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from transformers import PreTrainedModel
 
-from runtime.monitor import Monitor, Snapshot
+from runtime.engine.monitor import Monitor, Snapshot
 from runtime.serving.metrics import Metrics
 from runtime.serving.service import Service, State
 

@@ -124,7 +124,7 @@ class Measured:
 def described(config: HardwareConfig, shape: ShapeConfig) -> Roofline:
     """The machine that a configuration describes, with experts of the size that the shape gives.
 
-    A shape that is the traced model's own has been read from it before (`runtime.sim.shapes`).
+    A shape that is the traced model's own has been read from it before (`profiling.shapes`).
     """
     assert not config.measured, config.name
     assert not shape.is_own, shape.name

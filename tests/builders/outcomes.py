@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from runtime.bench.arms import Arm, Cell
-from runtime.bench.rounds import Outcome
 from runtime.config import SystemConfig
+from runtime.tools.bench.arms import Arm, Cell
+from runtime.tools.bench.rounds import Outcome
 
 ZERO = {
     "hits": 0, "requests": 0, "bytes_moved": 0, "bytes_wasted": 0, "bytes_late": 0,

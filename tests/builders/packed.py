@@ -6,8 +6,8 @@ import torch
 
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig
+from runtime.engine.loading import load_stripped, model_spec
 from runtime.hf.layers import moe_layers
-from runtime.loading import load_stripped, model_spec
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.fingerprint import fingerprint

@@ -6,9 +6,9 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 import runtime
-from runtime import assemble
 from runtime.config import ModelConfig
-from runtime.tiers.link import Link
+from runtime.engine import assembly as assemble
+from runtime.transfer.link import Link
 
 
 def serve(folder: Path, **kwargs) -> PreTrainedModel:

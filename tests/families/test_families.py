@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 
 import runtime
 from runtime.config import ModelConfig
+from runtime.engine.plain import load_plain
 from runtime.errors import BudgetError, CheckpointError
-from runtime.group import Group
+from runtime.generation.lockstep import Group
 from runtime.hf.adapters.registry import kind_of
 from runtime.hf.layers import expert_banks
-from runtime.plain import load_plain
 from tests.builders.families.build import UnbuildableError, save_family, tiny_config
 from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
 from tests.families.table import README, rendered, written

@@ -6,7 +6,7 @@ import torch
 
 from predictors.base import Signal
 from runtime.hf.layers import moe_layers
-from runtime.probes import Probes
+from runtime.hf.probes import Probes
 from tests.builders.families.build import tiny_model
 from tests.builders.families.table import FAMILIES
 

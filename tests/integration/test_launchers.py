@@ -14,7 +14,7 @@ import pytest
 
 from collect.traces import Trace
 from runtime.config import ModelConfig
-from runtime.models import identity
+from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.stores import s3_bucket

@@ -23,7 +23,7 @@ from zoo.load import load_predictor
 def setup(tmp_path: Path) -> list[str]:
     """A model, and a finished trace that says it is of that model: nothing has to be recorded."""
     from runtime.config import ModelConfig
-    from runtime.models import identity
+    from runtime.store.model_source import identity
 
     folder = tiny_qwen2_moe(tmp_path / "tiny", num_layers=4)
     model = ModelConfig(name="tiny", id=str(folder), dtype="float32")

@@ -9,7 +9,7 @@ import pytest
 from configs.cli import main
 from predictors.reuse.forecaster import Reuse
 from runtime.config import ModelConfig
-from runtime.models import identity
+from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS

@@ -234,7 +234,7 @@ def against_distance(results: Row, subject: str) -> Drawing:
     columns = ("hardware", "system", "distance", "tpot_ms", "hit_rate", "stall_share")
 
     def draw(figure: "Figure") -> None:
-        from runtime.report.drawing import ink, muted
+        from runtime.tools.report.drawing import ink, muted
 
         grid = figure.subplots(1, len(names), squeeze=False)
         for axes, machine in zip(grid[0], names, strict=True):

@@ -35,7 +35,7 @@ def looks(
 
     The baseline and the bound, which everything is measured by, have none of their own.
     """
-    from runtime.report.drawing import ink, muted
+    from runtime.tools.report.drawing import ink, muted
 
     found: dict[str, Look] = {}
     others = [name for name in systems if name not in (ours, baseline, bound)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.report.page import Page
+from runtime.tools.report.page import Page
 from train.evaluate.figures import (
     Drawing,
     ablation,

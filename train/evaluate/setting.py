@@ -8,8 +8,8 @@ from collect.traces.manifest import has_manifest, read_manifest
 from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import CheckpointError
-from runtime.models import identity, resolve
 from runtime.sim.hardware import Hardware, described
+from runtime.store.model_source import identity, resolve
 from train.errors import TrainError
 from train.evaluate.config import EvaluateConfig
 from train.evaluate.steps import held_out_steps

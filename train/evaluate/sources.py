@@ -12,7 +12,7 @@ from predictors.base import Predictor
 from predictors.registry import from_files
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, ModelConfig, SystemConfig
-from runtime.forecasters import forecaster
+from runtime.engine.forecasters import forecaster
 from train.counted import FITS
 from train.errors import TrainError
 from train.kinds import RECORDED

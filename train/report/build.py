@@ -8,8 +8,8 @@ from typing import Any
 from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
-from runtime.report.cells import Cell
-from runtime.report.page import Page
+from runtime.tools.report.cells import Cell
+from runtime.tools.report.page import Page
 from train.report import forecasts, patterns, serving
 from train.report.growth import growth
 from train.report.kept import hit_rates

@@ -6,10 +6,10 @@ Every function adds sections to a page from what results.json holds of the predi
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runtime.report.cells import Cell
-from runtime.report.drawing import muted
-from runtime.report.lines import legend, lines, styled
-from runtime.report.page import Page
+from runtime.tools.report.cells import Cell
+from runtime.tools.report.drawing import muted
+from runtime.tools.report.lines import legend, lines, styled
+from runtime.tools.report.page import Page
 from train.horizons import ENTRY
 
 if TYPE_CHECKING:

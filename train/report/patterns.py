@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.spec import ModelSpec
-from runtime.report.cells import Cell
-from runtime.report.drawing import muted
-from runtime.report.page import Page
+from runtime.tools.report.cells import Cell
+from runtime.tools.report.drawing import muted
+from runtime.tools.report.page import Page
 from train.report.routing import Routing, cumulative_E, entropy_L
 
 if TYPE_CHECKING:

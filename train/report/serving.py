@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime.policy.eviction.registry import EVICTIONS
-from runtime.report.cells import Cell
-from runtime.report.drawing import ink, muted
-from runtime.report.lines import legend, lines, styled
-from runtime.report.page import Page
+from runtime.tools.report.cells import Cell
+from runtime.tools.report.drawing import ink, muted
+from runtime.tools.report.lines import legend, lines, styled
+from runtime.tools.report.page import Page
 from train.drift import MARKS
 from train.report.forecasts import AGAIN, Table
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import AsyncIterator, MutableMapping
 from typing import Any
 
-from runtime.cluster import keep_to_loopback
-from runtime.memory import share_one_heap
-from runtime.monitor import CACHED, PINNED, Monitor
+from runtime.engine.memory import share_one_heap
+from runtime.engine.monitor import CACHED, PINNED, Monitor
+from runtime.ray_cluster import keep_to_loopback
 from runtime.serving.assembly import assembled
 from runtime.serving.config import ServeConfig
 from runtime.serving.replicas.exchange import Wire, exchanged

@@ -52,7 +52,7 @@ def forecaster_of(spec: ModelSpec, *, name: str, folder: Path, kind: str) -> For
         CheckpointError: the entry needs more than tokens, or the model has no tokenizer.
         ZooError: the entry is damaged.
     """
-    from runtime.forecasters import forecaster
+    from runtime.engine.forecasters import forecaster
 
     predictor = forecaster(kind, spec, name=name)
     if predictor is None:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from predictors.spec import ModelSpec
-from runtime.cluster import keep_to_loopback
+from runtime.ray_cluster import keep_to_loopback
 from runtime.serving.errors import QueueFull, RequestError, error_body
 from runtime.serving.replicas.exchange import Wire
 from runtime.serving.replicas.forecasting import Forecaster, forecaster_of

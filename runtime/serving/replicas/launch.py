@@ -12,15 +12,15 @@ from rich.console import Console
 
 from predictors.errors import MoecastError
 from runtime.budget import parse_size
-from runtime.cluster import join
-from runtime.diagnosis.facts import usable_cores
-from runtime.models import resolve
+from runtime.profiling.facts import usable_cores
+from runtime.ray_cluster import join
 from runtime.serving.config import ServeConfig
 from runtime.serving.opening import name_of
 from runtime.serving.replicas.engine import Engine
 from runtime.serving.replicas.ingress import Ingress
 from runtime.serving.replicas.router import ExpertRouter
 from runtime.serving.replicas.shape import shape_of
+from runtime.store.model_source import resolve
 
 APPLICATION = "moecast"
 SPARE_REQUESTS = 8

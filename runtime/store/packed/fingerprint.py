@@ -7,7 +7,7 @@ packed before would serve the old experts to the new attention, without a word.
 import hashlib
 from pathlib import Path
 
-from runtime.models import is_weights
+from runtime.store.model_source import is_weights
 
 SAMPLES = 64
 """Of each file, evenly spaced: some in every layer of a file of a few layers."""

@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime.batch.config import Fsync
-from runtime.batch.journal import Journal, Result
+from runtime.generation.batch.config import Fsync
+from runtime.generation.batch.journal import Journal, Result
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.syscalls import ENDED, killed
 

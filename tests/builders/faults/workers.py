@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from runtime.engine import Engine
+from runtime.engine.engine import Engine
 from runtime.errors import TransferError
 
 PREFIX = "moecast "

@@ -14,7 +14,7 @@ from collect.launch.config import LauncherConfig
 from collect.launch.task import Task
 from collect.traces import Trace
 from runtime.config import ModelConfig
-from runtime.models import identity
+from runtime.store.model_source import identity
 from tests.builders.launched import InlineCrew
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace

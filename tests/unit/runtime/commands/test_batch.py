@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from configs.compose import compose_typed
-from runtime.batch.errors import InputError, OutputError, PlanError
 from runtime.commands import batch as command
 from runtime.commands import pack
 from runtime.commands.batch import PromptsFailed, run
 from runtime.config import ModelConfig, PackConfig, Quantise
 from runtime.errors import TransferError
+from runtime.generation.batch.errors import InputError, OutputError, PlanError
 from tests.builders.models import tiny_qwen2_moe
 
 COUNT = 14

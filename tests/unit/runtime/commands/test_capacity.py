@@ -11,13 +11,13 @@ from predictors.errors import MoecastError
 from runtime.commands.capacity import REQUESTS, texts
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, HardwareConfig, ModelConfig, ShapeConfig
-from runtime.diagnosis import capacity
-from runtime.diagnosis.capacity import Ground, Load, batches, better, needed
-from runtime.diagnosis.outlook import PROCESS_BYTES
 from runtime.sim.hardware import described
 from runtime.sim.replay import replay
 from runtime.sim.step import batched
 from runtime.systems import ON_DEMAND, load_system
+from runtime.tools.doctor import capacity
+from runtime.tools.doctor.capacity import Ground, Load, batches, better, needed
+from runtime.tools.doctor.outlook import PROCESS_BYTES
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec
 

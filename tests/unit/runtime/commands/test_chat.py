@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from runtime.chat.answering import Answer
-from runtime.chat.config import ChatConfig
-from runtime.chat.conversation import Conversation
 from runtime.commands.chat import Chat, printable, summary, tokenizer_of
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError, TransferError
+from runtime.generation.chat.answering import Answer
+from runtime.generation.chat.config import ChatConfig
+from runtime.generation.chat.conversation import Conversation
 
 MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
 

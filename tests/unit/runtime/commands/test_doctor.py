@@ -11,15 +11,15 @@ import torch
 
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, ModelConfig, PageCache
-from runtime.diagnosis import bandwidth, facts
-from runtime.diagnosis.bandwidth import disk_bandwidth, timed_reads
-from runtime.diagnosis.files import check_files
-from runtime.diagnosis.outlook import PROCESS_BYTES, outlook, suggestion
-from runtime.diagnosis.recording import RecordedStep, record
+from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
 from runtime.errors import CheckpointError
 from runtime.hf.own_routers import own_routers
-from runtime.one_by_one import OneByOne, load_parts, serve_from
+from runtime.profiling import bandwidth, facts
+from runtime.profiling.bandwidth import disk_bandwidth, timed_reads
 from runtime.sim.hardware import Measured
+from runtime.tools.doctor.files import check_files
+from runtime.tools.doctor.outlook import PROCESS_BYTES, outlook, suggestion
+from runtime.tools.doctor.recording import RecordedStep, record
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 

@@ -11,10 +11,10 @@ import runtime
 from runtime.commands.inflate import run
 from runtime.config import InflateConfig, ModelConfig
 from runtime.errors import CheckpointError
-from runtime.inflation import checkpoint
-from runtime.inflation.checkpoint import partial_folder, write_checkpoint
-from runtime.inflation.plan import make_plan
-from runtime.models import identity
+from runtime.store.model_source import identity
+from runtime.tools.inflate import checkpoint
+from runtime.tools.inflate.checkpoint import partial_folder, write_checkpoint
+from runtime.tools.inflate.plan import make_plan
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe

@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 from predictors.errors import MoecastError
 from runtime.commands import verify
 from runtime.config import ModelConfig, PageCache, Reference, StoreConfig, VerifyConfig
-from runtime.verification import reference, sides
-from runtime.verification.answers import answer, answers_of, compare, file_of
-from runtime.verification.prompts import token_prompts
-from runtime.verification.reference import load_lazy, plain_bytes
-from runtime.verification.request import Request, Side, dumped, loaded
+from runtime.tools.verify import reference, sides
+from runtime.tools.verify.answers import answer, answers_of, compare, file_of
+from runtime.tools.verify.prompts import token_prompts
+from runtime.tools.verify.reference import load_lazy, plain_bytes
+from runtime.tools.verify.request import Request, Side, dumped, loaded
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -155,7 +155,7 @@ def test_load_lazy__is_plain_eager(tmp_path, name):
 
 
 def plain_eager_of(folder: Path):
-    from runtime.plain import load_plain
+    from runtime.engine.plain import load_plain
 
     return load_plain(folder, dtype="auto")
 

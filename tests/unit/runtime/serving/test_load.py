@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import TransferError
-from runtime.group.member import Member
+from runtime.generation.lockstep.member import Member
 from runtime.policy.tier import Task
 from runtime.serving.choice import Choice
 from runtime.serving.mailbox import Mailbox

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from runtime.engine.monitor import Monitor
 from runtime.errors import Fault, TransferError
 from runtime.hf.kv import CacheSize
-from runtime.monitor import Monitor
 from runtime.serving.caches import CacheBudget
 from runtime.serving.choice import Choice, Reason
 from runtime.serving.errors import QueueFull

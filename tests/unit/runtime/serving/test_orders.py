@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from runtime.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError
+from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
 from runtime.hf.kv import CacheSize
 from runtime.serving.caches import CacheBudget
 from runtime.serving.errors import ContextTooLong, RequestError

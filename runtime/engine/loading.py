@@ -1,0 +1,260 @@
+"""`runtime.load`: an ordinary Transformers model whose experts live in an arena of fixed size."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from predictors.base import Predictor, Signal
+from predictors.spec import ModelSpec
+from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
+from runtime.engine.assembly import build_engine
+from runtime.engine.forecasters import systems_forecaster, systems_keeper
+from runtime.engine.front import Front
+from runtime.engine.handle import Handle
+from runtime.engine.memory import release_unused
+from runtime.engine.timeline import Timeline
+from runtime.errors import CheckpointError
+from runtime.hf import experts as experts_function
+from runtime.hf.adapters.served import Served
+from runtime.hf.classes import model_class
+from runtime.hf.guards import guard
+from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.hf.own_routers import own_routers
+from runtime.hf.probes import Probes
+from runtime.hf.quiet import progress_for_terminals
+from runtime.hf.strip import Banks, stripped_class
+from runtime.hf.top_k import experts_per_token
+from runtime.hf.weights import own_weights
+from runtime.store.base import Store
+from runtime.store.checkpoint import CheckpointStore
+from runtime.store.model_source import identity, resolve
+
+
+def model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelConfig:
+    """The configuration of a model given by name, folder or Hub id."""
+    if isinstance(model, ModelConfig):
+        config = model
+    elif str(model) == REFERENCE_MODEL:
+        config = ModelConfig(dtype="float32")
+    else:
+        name = str(model)
+        config = ModelConfig(name=Path(name).name, id=name)
+    if dtype is not None:
+        config = ModelConfig(**{**vars(config), "dtype": dtype})
+    return config
+
+
+def load(
+    model: str | Path | ModelConfig = REFERENCE_MODEL,
+    *,
+    predictor: str | Path | Predictor | None = None,
+    budget: str | int = "50%",
+    host_budget: str | int | None = None,
+    system: SystemConfig | None = None,
+    dtype: str | None = None,
+    device: str | torch.device = "auto",
+    devices: str | Sequence[str | torch.device] = (),
+    expert_parallel: bool = False,
+    store: StoreConfig | str | Path | None = None,
+    trace_events: str | Path | None = None,
+    entries: Path | None = None,
+) -> PreTrainedModel:
+    """Loads a Mixture-of-Experts model without its experts and serves these from `budget`.
+
+    The result is the model's own class: `generate`, `forward` and the rest work as ever and give
+    bitwise what `experts_implementation="eager"` gives. `model.moecast` is its `Handle`.
+
+    Args:
+        model: bundled name, local folder, Hub id, or a configuration.
+        predictor: kind, zoo entry, folder of one, or a predictor; None: what the system names, and
+            on demand if it names none.
+        budget: for experts where they are computed: bytes, a size ("4GiB") or a share of all
+            experts' bytes ("50%").
+        host_budget: for experts in host memory below a device; all of them, if memory is free,
+            unless given. On the CPU: a second tier below `budget`, none unless given.
+        system: what to drop and how to fetch; `promoe` unless given.
+        dtype: overrides the checkpoint's own.
+        device: where the model computes; "auto" is a GPU if there is one.
+        devices: several, such as "cuda:0,cuda:1": experts are spread over them and computed where
+            they are, all else on the first; `budget` and `host_budget` are of all together.
+        expert_parallel: this process is one of those of `torch.distributed`, which all load the
+            model and are called alike; each serves its share of the experts, and `budget` is its
+            own (`runtime.hf.ranks`). Sums differ from `eager`'s in their order.
+        store: folder of a packed store, or how the checkpoint is read; in place unless given.
+        trace_events: file for a Chrome trace of what happened when; none unless given.
+        entries: folder with an entry for each kind, looked at before the zoo.
+
+    Raises:
+        CheckpointError: no such model, no experts, or damaged files.
+        BudgetError: the budget is less than one step needs.
+        ZooError: the predictor is damaged or was made for another model.
+    """
+    # Three times, so that what one part of loading touches is gone before the next adds to it.
+    release_unused()
+    config = model_config(model, dtype)
+    folder = resolve(config)
+    places = choose_devices(devices)
+    where = places[0] if places else choose_device(device)
+    plain, banks = load_stripped(folder, config.dtype, where)
+    release_unused()
+    layers = moe_layers(plain)
+    if not isinstance(store, StoreConfig):
+        store = StoreConfig(path=None if store is None else Path(store))
+    experts: Store = CheckpointStore(
+        plain, [banks[layer.name] for layer in layers], page_cache=store.page_cache
+    )
+    spec = model_spec(plain, layers, experts, folder, config)
+    if store.path is not None:
+        # Here, because pydantic takes 5 MiB that nothing else needs.
+        from runtime.store.packed import open_store
+
+        experts.close()
+        experts = open_store(store.path, spec, checkpoint=folder, page_cache=store.page_cache)
+    system = system or SystemConfig()
+    part = None
+    if expert_parallel:
+        # Here, because torch's meshes of devices take memory that one process has no use for.
+        from runtime.hf import ranks
+
+        part = ranks.own_part(layers, experts, places)
+    engine = build_engine(
+        experts,
+        spec,
+        system=system,
+        predictor=predictor
+        if isinstance(predictor, Predictor)
+        else systems_forecaster(
+            system,
+            spec,
+            name=config.name,
+            chosen=predictor,
+            entries=entries,
+            makers={"skip": partial(own_routers, layers)},
+        ),
+        budget=budget,
+        host_budget=host_budget,
+        device=where,
+        devices=places,
+        part=part,
+        timeline=None if trace_events is None else Timeline(trace_events),
+        keeper=systems_keeper(system, spec, name=config.name, entries=entries),
+    )
+    signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
+    front = Front(engine)
+    home = where if len(set(places)) > 1 else None
+    probes = Probes(plain, signals, front)
+    for layer in layers:
+        served = Served(front, layer.index, home=home)
+        if part is not None:
+            served = ranks.ServedPart(front, layer.index, part)
+        layer.kind.attach(layer.experts, served)
+    if part is not None:
+        ranks.join_ranks(layers, part, where)
+    plain.moecast = Handle(
+        plain, spec=spec, engine=engine, front=front, probes=probes, folder=folder
+    )
+    plain.close = plain.moecast.close
+    plain.generate_many = plain.moecast.generate_many
+    guard(plain, layers)
+    release_unused()
+    return plain
+
+
+def load_served(config: ServedConfig, *, budget: str | int) -> PreTrainedModel:
+    """A model as a command's configuration describes it."""
+    return load(
+        config.model,
+        predictor=config.predictor,
+        budget=budget,
+        host_budget=config.host_budget,
+        system=config.system,
+        device=config.device,
+        devices=config.devices,
+        store=config.store,
+        trace_events=config.trace_events,
+    )
+
+
+def choose_device(device: str | torch.device) -> torch.device:
+    """The device that is meant.
+
+    Raises:
+        CheckpointError: no such device, or none that this torch can use.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise CheckpointError(f"device={device}: write auto, cpu, cuda or cuda:1") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise CheckpointError(f"device={device}: experts are served on cpu and cuda only")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError(
+            f"device={device}: this torch sees no CUDA device; use device=cpu, or install a CUDA "
+            "build of torch"
+        )
+    return chosen
+
+
+def first_device(config: ServedConfig) -> torch.device:
+    """Where all but experts computes: what plain Transformers is compared on."""
+    return choose_device(config.devices[0] if config.devices else config.device)
+
+
+def choose_devices(devices: str | Sequence[str | torch.device]) -> list[torch.device]:
+    """The devices that are meant, none for an empty list; `cpu,cpu` are two with an arena each.
+
+    Raises:
+        CheckpointError: one of them is not there, or they are of different kinds.
+    """
+    named = devices.split(",") if isinstance(devices, str) and devices else devices
+    chosen = [choose_device(one.strip() if isinstance(one, str) else one) for one in named]
+    if len({one.type for one in chosen}) > 1:
+        raise CheckpointError(
+            f"devices={','.join(map(str, chosen))}: an expert's output would depend on where it is "
+            "computed; name devices of one kind, such as cuda:0,cuda:1"
+        )
+    # `cuda` alone would be another device than `cuda:0` to whoever compares them.
+    return [torch.device(one.type, one.index or 0) if one.type == "cuda" else one for one in chosen]
+
+
+def load_stripped(folder: Path, dtype: str, device: torch.device) -> tuple[PreTrainedModel, Banks]:
+    """The model without its experts, and the index of where they are."""
+    experts_function.register()
+    cls, config = model_class(AutoConfig.from_pretrained(folder))
+    found: dict[str, Banks] = {}
+    stripped = stripped_class(cls, lambda banks: found.update(banks=banks))
+    torch_dtype = "auto" if dtype == "auto" else getattr(torch, dtype)
+    with progress_for_terminals():
+        model = stripped.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch_dtype,
+            experts_implementation=experts_function.IMPLEMENTATION,
+            local_files_only=True,
+        )
+    model.__class__ = cls
+    return own_weights(model, mapped=False).to(device).eval(), found["banks"]
+
+
+def model_spec(
+    model: PreTrainedModel,
+    layers: list[MoeLayer],
+    store: Store,
+    folder: Path,
+    config: ModelConfig,
+) -> ModelSpec:
+    """What predictors of this model must match."""
+    text = model.config.get_text_config()
+    return ModelSpec(
+        **identity(folder, config),
+        num_layers=len(layers),
+        num_experts=store.num_experts,
+        top_k=experts_per_token(model, layers),
+        hidden_size=text.hidden_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+    )

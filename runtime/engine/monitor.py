@@ -1,0 +1,166 @@
+"""What a running engine can be asked without stopping it: counters, tiers, where experts are.
+
+`Engine.report` adds everything up for the end of a run; this is for whoever looks every second.
+The lock that transfers and the computation share is held for copying integers only.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+
+from runtime.engine.engine import Engine
+from runtime.policy.cache import Entry
+from runtime.policy.counters import Counters, added
+from runtime.policy.eviction import Expert
+from runtime.policy.tier import Tier
+
+ABSENT, BELOW, COMING, CACHED, PINNED = ".", "h", "f", "c", "p"
+"""Where an expert is: on disk only; in host memory below the device; there in part, or on its way;
+there; there, and about to be computed or being computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierState:
+    """One tier at one moment."""
+
+    name: str
+    """`host`, or `device`, with its number where there are several."""
+    computes: bool
+    """Experts are computed from it; else it feeds the tier above."""
+    num_slots: int
+    slot_bytes: int
+    budget_bytes: int
+    """Of its arena: allocated once, never more."""
+    num_used: int
+    """Slots that belong to an expert, fully arrived or not."""
+    num_pinned: int
+    """Of these, those that somebody computes with, copies, or is about to."""
+    num_in_flight: int
+    """Of these, those that bytes are being written into."""
+    num_quarantined: int
+    """Slots that hung reads may still write into."""
+    layers: tuple[Counters, ...]
+    """Since the model was loaded, of each layer with routed experts."""
+
+    @property
+    def used_bytes(self) -> int:
+        return self.num_used * self.slot_bytes
+
+    @property
+    def total(self) -> Counters:
+        """The layers added up."""
+        return added(self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """An engine at one moment."""
+
+    tiers: tuple[TierState, ...]
+    faults: dict[str, int]
+    """Transfers that went wrong, by kind (`runtime.errors.Fault`) that there was."""
+    num_lost_threads: int
+    """Threads that hang in a transfer now."""
+    stall_seconds: float
+    """Time in which the computation waited for bytes."""
+    predictor_seconds: float
+    link_seconds: dict[str, float]
+    """Time that each link's transfers took, added up, by the link's name."""
+    prefetching: bool | None
+    """Whether a governed system fetches on forecasts now; None: not governed."""
+
+    @property
+    def computing(self) -> Counters:
+        """All layers of the tiers that compute."""
+        return added(tier.total for tier in self.tiers if tier.computes)
+
+    @property
+    def computing_layers(self) -> list[Counters]:
+        """The same, layer by layer."""
+        tiers = [tier.layers for tier in self.tiers if tier.computes]
+        return [added(layers) for layers in zip(*tiers, strict=True)]
+
+
+class Monitor:
+    """Looks at one engine; any thread may ask."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self._shared = engine.workers[0].shared
+        self._names = tier_names(engine.prefetcher.tiers)
+
+    def snapshot(self) -> Snapshot:
+        """All figures, of one moment."""
+        engine = self.engine
+        with self._shared.condition:
+            tiers = tuple(
+                _tier_state(tier, name, arena.num_bytes)
+                for tier, name, arena in zip(
+                    engine.prefetcher.tiers, self._names, engine.arenas, strict=True
+                )
+            )
+            faults = {str(fault): count for fault, count in self._shared.faults.items()}
+            link_seconds: dict[str, float] = {}
+            for worker in engine.workers:
+                link_seconds[worker.name] = link_seconds.get(worker.name, 0.0) + worker.busy_seconds
+            num_lost = sum(worker.num_lost for worker in engine.workers)
+        governor = self._shared.governor
+        return Snapshot(
+            tiers=tiers,
+            faults=faults,
+            num_lost_threads=num_lost,
+            stall_seconds=engine.stats.stall_seconds,
+            predictor_seconds=engine.driver.seconds,
+            link_seconds=link_seconds,
+            prefetching=None if governor is None else governor.prefetching,
+        )
+
+    def cells(self) -> list[str]:
+        """Where each expert is: a string for each layer, a letter for each of its experts."""
+        tiers = self.engine.prefetcher.tiers
+        with self._shared.condition:
+            held = [(tier, dict(tier.cache.entries)) for tier in tiers]
+        rows = [[ABSENT] * count for count in self.engine.store.experts_per_layer]
+        # The tiers that compute last: what is there is shown as being there.
+        for tier, entries in sorted(held, key=lambda pair: pair[0].is_top):
+            for expert, entry in entries.items():
+                state = _where(tier, expert, entry)
+                if state != ABSENT:
+                    rows[expert[0]][expert[1]] = state
+        return ["".join(row) for row in rows]
+
+
+def _where(tier: Tier, expert: Expert, entry: Entry) -> str:
+    is_ready = entry.ready_chunks == tier.num_chunks(expert)
+    if not tier.is_top:
+        return BELOW if is_ready else ABSENT
+    if not is_ready:
+        return COMING
+    return PINNED if entry.pins else CACHED
+
+
+def _tier_state(tier: Tier, name: str, budget_bytes: int) -> TierState:
+    entries = tier.cache.entries.values()
+    return TierState(
+        name=name,
+        computes=tier.is_top,
+        num_slots=tier.cache.num_slots,
+        slot_bytes=budget_bytes // tier.cache.num_slots,
+        budget_bytes=budget_bytes,
+        num_used=len(entries),
+        num_pinned=sum(entry.pins > 0 for entry in entries),
+        num_in_flight=sum(entry.in_flight for entry in entries),
+        num_quarantined=tier.cache.num_quarantined,
+        layers=tuple(map(copy, tier.counters)),
+    )
+
+
+def tier_names(tiers: Sequence[Tier]) -> list[str]:
+    """A name for each: memory that feeds a tier above is `host`, and so is the only one."""
+    num_devices = sum(tier.is_top for tier in tiers)
+    names, number = [], -1
+    for tier in tiers:
+        number += tier.is_top  # each device's tiers begin with the one that computes
+        kind = "device" if tier.is_top and tier.below is not None else "host"
+        names.append(f"{kind}{number}" if num_devices > 1 else kind)
+    return names

@@ -1,0 +1,224 @@
+"""The file of results: a line as each prompt ends, and nothing lost or doubled by a kill.
+
+A line is written by one call at the file's end. A kill can tear the last one, which the next run
+takes back and computes again. Beside the file `OUTPUT.settings.json` says what the results are of;
+another input or other settings are refused.
+"""
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from predictors.files import sync_folder, write_json
+from runtime.generation.batch.config import Fsync
+from runtime.generation.batch.errors import OutputError
+from runtime.generation.batch.prompts import Id, is_whole
+
+FORMAT = 1
+SYNC_SECONDS = 1.0
+"""Between two fsyncs, with `fsync=second`."""
+KEYS = {"id", "text", "tokens", "finish_reason"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a prompt was continued."""
+
+    id: Id
+    text: str | None
+    """None: the model has no tokenizer."""
+    tokens: list[int]
+    """New ones, with that which ended it."""
+    finish_reason: str
+    """stop: an end-of-text token; length: `max_new_tokens`."""
+
+
+class Journal:
+    """Appends results; a context manager. One process at a time: the file is locked.
+
+    Args:
+        settings: all that results depend on; plain values.
+        known: ids of the input.
+        overwrite: drop what another run, or this one, left.
+
+    Raises:
+        OutputError: the results there are of another input or other settings, damaged, or
+            being written by another process; or nothing can be written there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        known: Collection[Id],
+        fsync: Fsync = Fsync.SECOND,
+        overwrite: bool = False,
+    ):
+        self.path = path
+        self._fsync = fsync
+        self._synced = time.monotonic()
+        # As JSON would give it back, so that it can be compared.
+        self._settings = json.loads(json.dumps({"format": FORMAT, **settings}))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise OutputError(f"output={path}: {error.strerror}; give another file") from error
+        try:
+            if not stat.S_ISREG(os.fstat(self._handle).st_mode):
+                raise OutputError(f"output={path} is no file that can be carried on; give one")
+            self._lock()
+            if overwrite:
+                os.ftruncate(self._handle, 0)
+                self.settings_path.unlink(missing_ok=True)
+            self.done: dict[Id, None] = self._continue(known)
+        except BaseException:
+            os.close(self._handle)
+            raise
+
+    @property
+    def settings_path(self) -> Path:
+        """Beside the results: what they are of."""
+        return self.path.with_name(f"{self.path.name}.settings.json")
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"output={self.path}: another process is writing it; wait for it, or give another "
+                "file"
+            ) from error
+
+    def _continue(self, known: Collection[Id]) -> dict[Id, None]:
+        raw = self.path.read_bytes()
+        if not self.settings_path.is_file():
+            if raw:
+                raise OutputError(
+                    f"output={self.path} holds something already, and no {self.settings_path.name} "
+                    "says of what; give another file, or overwrite=true to drop it"
+                )
+            # Before the first result: no result is ever without it.
+            write_json(self.settings_path, self._settings)
+            sync_folder(self.path.parent)
+            return {}
+        self._same_settings()
+        done, length = self._whole(raw, known)
+        if length < len(raw):
+            os.ftruncate(self._handle, length)
+            os.fsync(self._handle)
+        return done
+
+    def _same_settings(self) -> None:
+        try:
+            there = json.loads(self.settings_path.read_bytes())
+        except ValueError as error:
+            raise OutputError(
+                f"{self.settings_path} is damaged ({error}); overwrite=true starts again"
+            ) from error
+        for key in sorted({*there, *self._settings}):
+            if there.get(key) != self._settings.get(key):
+                raise OutputError(
+                    f"output={self.path} holds results of another run: {key} was "
+                    f"{there.get(key)!r} and is {self._settings.get(key)!r}; give another output, "
+                    "the settings of that run, or overwrite=true to drop its results"
+                )
+
+    def _whole(self, raw: bytes, known: Collection[Id]) -> tuple[dict[Id, None], int]:
+        """Ids of the lines that are whole, and how many bytes these are: a power cut can leave
+        more than one torn line at the end, but none before a whole one.
+        """
+        done: dict[Id, None] = {}
+        length = position = 0
+        torn: int | None = None
+        for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
+            position += len(line) + 1
+            found = _id_of(line)
+            if found is None:
+                torn = torn or number
+                continue
+            if torn is not None:
+                raise OutputError(
+                    f"output={self.path}, line {torn}: damaged, and whole results follow; give "
+                    "another file, or overwrite=true to start again"
+                )
+            if found not in known or found in done:
+                what = "twice" if found in done else "but not of the input"
+                raise OutputError(
+                    f"output={self.path}, line {number}: id {found!r} is there {what}: somebody "
+                    "else wrote it; give another file, or overwrite=true to start again"
+                )
+            done[found] = None
+            length = position
+        return done, length
+
+    def append(self, result: Result) -> None:
+        """Writes one line.
+
+        Raises:
+            OutputError: it cannot be written: what was written of it is taken back.
+        """
+        assert result.id not in self.done, result.id
+        line = _line(result)
+        size = os.fstat(self._handle).st_size
+        try:
+            written = os.write(self._handle, line)
+            while written < len(line):
+                written += os.write(self._handle, line[written:])
+        except OSError as error:
+            os.ftruncate(self._handle, size)
+            raise OutputError(
+                f"output={self.path}: {error.strerror}; make room and run the same command again: "
+                "it carries on"
+            ) from error
+        self.done[result.id] = None
+        now = time.monotonic()
+        if self._fsync is Fsync.EACH or (
+            self._fsync is Fsync.SECOND and now - self._synced >= SYNC_SECONDS
+        ):
+            os.fsync(self._handle)
+            self._synced = now
+
+    def close(self) -> None:
+        """Everything written outlasts a power cut; the file is free for others."""
+        os.fsync(self._handle)
+        os.close(self._handle)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _line(result: Result) -> bytes:
+    text = json.dumps(asdict(result), ensure_ascii=False) + "\n"
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # an id with half a surrogate pair: JSON has a word for it
+        return (json.dumps(asdict(result)) + "\n").encode()
+
+
+def _id_of(line: bytes) -> Id | None:
+    """The id of a whole result; None for what is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or set(found) != KEYS:
+        return None
+    own = found["id"]
+    return own if isinstance(own, str) or is_whole(own) else None

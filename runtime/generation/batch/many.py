@@ -1,0 +1,89 @@
+"""`generate_many`: prompts in, answers out, as many tokens a second as the machine gives."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from runtime.config import StoreConfig
+from runtime.errors import TransferError
+from runtime.generation.batch.config import AUTO, GroupConfig, Offload
+from runtime.generation.batch.encoding import decoder_of, encoder_of, tokenizer_of
+from runtime.generation.batch.groups import run_batches
+from runtime.generation.batch.journal import Result
+from runtime.generation.batch.planning import caches_of, kv_budget_of, planned
+from runtime.generation.batch.prompts import given_prompts
+from runtime.generation.batch.rows import in_batches
+
+log = logging.getLogger(__name__)
+
+
+def generate_many(
+    model: PreTrainedModel,
+    prompts: Iterable[Any],
+    *,
+    n: int | str = AUTO,
+    seed: int = 0,
+    on_result: Callable[[Result], None] | None = None,
+    **options: Any,
+) -> list[Result]:
+    """Continues all prompts; results in their order.
+
+    The batches of a group go through the model's layers together, and each expert is read once for
+    all of them; every batch's logits are bitwise those of the batch alone.
+
+    Args:
+        prompts: texts, lists of token ids, lists of messages, or mappings as in the lines of
+            `python -m runtime batch`. Ids are places from 0 on unless given.
+        n: batches of a group; "auto" measures this machine, once, and plans.
+        on_result: told of each result when its prompt ends, in whatever order that is.
+        options: the other fields of `runtime.generation.batch.config.GroupConfig`: batch_size,
+            max_new_tokens, temperature, kv_budget...
+
+    Raises:
+        InputError: one of the prompts is none; nothing was run.
+        PlanError: caches would not fit.
+        TransferError: experts could not be read; `on_result` has been told of all others.
+    """
+    if "kv_offload" in options:
+        options["kv_offload"] = Offload(options["kv_offload"])
+    config = GroupConfig(n=str(n), **options)
+    tokenizer = tokenizer_of(model.moecast.folder)
+    encoder = encoder_of(model.config, tokenizer)
+    given = given_prompts(prompts, encoder, max_new_tokens=config.max_new_tokens)
+    if not given:
+        return []
+    batches = in_batches(given, config.batch_size)
+    group, kv_budget = config.asked_n, kv_budget_of(config, model.device)
+    if group is None:
+        made = planned(model, batches, config, store=StoreConfig())
+        group, kv_budget = made.plan.n, made.kv_budget
+        for note in made.plan.notes:
+            log.warning(note)
+    results: dict[Any, Result] = {}
+
+    def emit(result: Result) -> None:
+        results[result.id] = result
+        if on_result is not None:
+            on_result(result)
+
+    caches = caches_of(model, config, kv_budget)
+    try:
+        ran = run_batches(
+            model,
+            batches,
+            n=group,
+            caches=caches,
+            emit=emit,
+            text=decoder_of(tokenizer),
+            temperature=config.temperature,
+            seed=seed,
+        )
+    finally:
+        caches.close()
+    if ran.failed:
+        raise TransferError(
+            f"{len(given) - len(results)} of {len(given)} prompts failed: {ran.failed[0][1]}"
+        )
+    return [results[one.id] for one in given]

@@ -1,0 +1,258 @@
+"""Measures what the planner needs, on this machine and with a loaded model.
+
+Remembered in a file ("these results are cached locally", klotski 7).
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from predictors.files import write_json
+from runtime.config import StoreConfig
+from runtime.generation.batch.generation import pad_id
+from runtime.generation.batch.planner import Costs
+from runtime.generation.batch.rows import Batch, padded
+from runtime.hf.kv import CacheSize, cache_bytes
+from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.profiling.facts import gpus, processor, usable_cores, versions
+from runtime.profiling.local import expert_call, measure
+from runtime.profiling.reading import seconds, typical
+from runtime.store.base import slot_bytes
+
+STEPS = 3
+"""Decode steps of one batch that are timed, behind its prompts."""
+TOKENS = (1, 64)
+"""Tokens on an expert that is timed: what one more costs is their difference."""
+REPEATS = 7
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The planner's costs, and what one token of one row takes of a cache."""
+
+    costs: Costs
+    kv_bytes_per_token: int
+    """Of all layers; of caches that do not grow, nothing."""
+    kv_bytes_fixed: int
+    """Of a row, whatever its length."""
+
+
+@torch.no_grad()
+def measured(model: PreTrainedModel, batch: Batch) -> Measured:
+    """Runs the batch's prompts and a few decode steps.
+
+    What a predictor learns from them it keeps (its warm-up).
+
+    Raises:
+        TransferError: experts can not be read.
+    """
+    layers = moe_layers(model)
+    clock = _Clock(layers, model.device)
+    with clock:
+        caches = _steps(model, batch, clock)
+    attention, gate = clock.typical()
+    if model.device.type == "cpu":
+        costs = _beside_reads(model, attention, gate)
+    else:
+        costs = _on_device(model, layers[0], attention, gate)
+    return Measured(costs, caches.bytes_per_token, caches.bytes_fixed)
+
+
+def _beside_reads(model: PreTrainedModel, attention: float, gate: float) -> Costs:
+    """On the CPU reads take the processor that computes: both slow down together."""
+    driver = model.moecast.engine.driver
+    with driver.paused():
+        machine = measure(model)
+    slow = 1 / max(0.05, machine.overheads.compute_speed_transferring)
+    read = machine.transfer_seconds(sum(machine.chunk_bytes))
+    return Costs(
+        attention=attention * slow,
+        gate=gate * slow,
+        expert_fixed=machine.expert_fixed * slow,
+        expert_per_token=machine.expert_per_token * slow,
+        expert_io=read / max(0.05, machine.overheads.transfer_speed_computing),
+    )
+
+
+def _on_device(model: PreTrainedModel, layer: MoeLayer, attention: float, gate: float) -> Costs:
+    """Copies to a device run beside its computation."""
+    engine, device = model.moecast.engine, model.device
+    size = slot_bytes(engine.store)
+    host = torch.zeros(size, dtype=torch.uint8).pin_memory()
+    slot = torch.zeros(size, dtype=torch.uint8, device=device)
+    run = expert_call(layer, engine.store.layouts[0].weights(slot))
+    width = model.config.get_text_config().hidden_size
+    few, many = (torch.zeros(count, width, dtype=model.dtype, device=device) for count in TOKENS)
+
+    def synchronised(what: Callable[[], object]) -> float:
+        def both() -> None:
+            what()
+            torch.cuda.synchronize(device)
+
+        both()
+        return typical([seconds(both) for _ in range(REPEATS)])
+
+    one, more = synchronised(lambda: run(few)), synchronised(lambda: run(many))
+    return Costs(
+        attention=attention,
+        gate=gate,
+        expert_fixed=one,
+        expert_per_token=max(0.0, more - one) / (TOKENS[1] - TOKENS[0]),
+        expert_io=synchronised(lambda: slot.copy_(host, non_blocking=True)),
+    )
+
+
+def _steps(model: PreTrainedModel, batch: Batch, clock: "_Clock") -> CacheSize:
+    """Prompts, then `STEPS` timed tokens of each row; what a row's cache takes."""
+    tokens_BT, mask_BT = (part.to(model.device) for part in padded(batch, pad_id(model)))
+    if model.config.is_encoder_decoder:
+        clock.listens = True
+        model(tokens_BT, attention_mask=mask_BT, use_cache=False)
+        return CacheSize(0, 0)
+    output: Any = model(tokens_BT, attention_mask=mask_BT, use_cache=True)
+    clock.listens = True
+    before = cache_bytes(output.past_key_values)
+    for _ in range(STEPS):
+        mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(batch), 1)], dim=1)
+        output = model(
+            output.logits[:, -1:].argmax(-1),
+            attention_mask=mask_BT,
+            past_key_values=output.past_key_values,
+            use_cache=True,
+        )
+    return CacheSize.grown(
+        before,
+        cache_bytes(output.past_key_values),
+        num_steps=STEPS,
+        num_rows=len(batch),
+        num_tokens=mask_BT.shape[1],
+    )
+
+
+class _Clock:
+    """Hears when blocks, routers and experts begin and end; a device is waited for."""
+
+    def __init__(self, layers: Sequence[MoeLayer], device: torch.device):
+        self.listens = False
+        self._layers = layers
+        self._device = device
+        self._began: dict[int, list[tuple[str, float]]] = {}
+        self._attention: list[float] = []
+        self._gate: list[float] = []
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> "_Clock":
+        for layer in self._layers:
+            for name, module in (
+                ("block", layer.block),
+                ("router", layer.router),
+                ("experts", layer.experts),
+            ):
+                self._add(module.register_forward_pre_hook(self._hook(layer.index, name)))
+                self._add(module.register_forward_hook(self._hook(layer.index, f"{name} end")))
+        return self
+
+    def _add(self, handle: Any) -> None:
+        self._hooks.callback(handle.remove)
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.close()
+
+    def _hook(self, layer: int, event: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, *_: object) -> None:
+            if not self.listens:
+                return
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            now = time.perf_counter()
+            if event == "block":
+                self._began[layer] = []
+            self._began.setdefault(layer, []).append((event, now))
+            if event == "block end":
+                self._count(dict(self._began.pop(layer)))
+
+        return hook
+
+    def _count(self, at: dict[str, float]) -> None:
+        """All of a block but its router and what its experts module does."""
+        whole = at["block end"] - at["block"]
+        gate = at["router end"] - at["router"] if "router" in at and "router end" in at else 0.0
+        experts = 0.0
+        if "experts" in at and "experts end" in at:
+            experts = at["experts end"] - at["experts"]
+        self._gate.append(gate)
+        self._attention.append(max(0.0, whole - gate - experts))
+
+    def typical(self) -> tuple[float, float]:
+        """Attention and gate; 0 where a model's blocks were not heard."""
+        if not self._attention:
+            return 0.0, 0.0
+        return typical(self._attention), typical(self._gate)
+
+
+# ---- remembered
+
+
+def remembered(
+    model: PreTrainedModel, batch: Batch, *, store: StoreConfig, again: bool = False
+) -> tuple[Measured, bool]:
+    """What was measured before for this model, machine and batch, or is measured now.
+
+    Whether it was before.
+    """
+    path = _folder() / f"{_key(model, batch, store)}.json"
+    known = None if again else _read(path)
+    if known is not None:
+        return known, True
+    found = measured(model, batch)
+    write_json(path, {"format": FORMAT, **asdict(found)})
+    return found, False
+
+
+def _folder() -> Path:
+    named = os.environ.get("MOECAST_CACHE")
+    return (Path(named) if named else platformdirs.user_cache_path("moecast")) / "measured"
+
+
+def _key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
+    """Of all that times depend on; lengths count by powers of two."""
+    about = {
+        "format": FORMAT,
+        "model": model.moecast.spec.as_dict(),
+        "folder": str(model.moecast.folder.resolve()),
+        "slot_bytes": slot_bytes(model.moecast.engine.store),
+        "store": [str(store.path), str(store.page_cache)],
+        "device": str(model.device),
+        "processor": processor(),
+        "cores": usable_cores(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus() if model.device.type == "cuda" else [],
+        "versions": versions(),
+        "rows": len(batch),
+        "length": max(len(one.tokens) for one in batch).bit_length(),
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> Measured | None:
+    """None where nothing usable is there: it is then measured again."""
+    try:
+        raw = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    names = {field.name for field in fields(Costs)}
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT or set(raw["costs"]) != names:
+        return None
+    return Measured(Costs(**raw["costs"]), raw["kv_bytes_per_token"], raw["kv_bytes_fixed"])

@@ -1,0 +1,116 @@
+"""A plan for a loaded model and its batches: what was measured, what fits, and the caches' room."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from predictors.correlation import Correlation
+from runtime.budget import parse_size
+from runtime.config import StoreConfig
+from runtime.engine.machine import available_memory_bytes
+from runtime.generation.batch.config import GroupConfig, Offload
+from runtime.generation.batch.measure import Measured, remembered
+from runtime.generation.batch.planner import Demand, Plan, Popularity, group_bytes, plan
+from runtime.generation.batch.rows import Batch, most_tokens
+from runtime.generation.kv.caches import Budgeted, Caches, Plain, Sinks, outside_of
+from runtime.generation.kv.room import WORKING, Room
+
+SHARE_OF_FREE = 0.75
+"""Of the memory that is free, what caches take unless told: the rest is the user's."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a run goes by."""
+
+    plan: Plan
+    measured: Measured
+    was_known: bool
+    """Measured by an earlier run."""
+    kv_budget: int
+    """Bytes for caches beside the computation."""
+
+
+def demand_of(
+    model: PreTrainedModel, batches: Sequence[Batch], found: Measured, config: GroupConfig
+) -> Demand:
+    """What the batches' caches take."""
+    num_layers = max(1, model.config.get_text_config().num_hidden_layers)
+
+    def size(batch: Batch) -> int:
+        tokens = most_tokens(batch)
+        if config.window:
+            tokens = min(tokens, config.sinks + config.window + 1)
+        return len(batch) * (found.kv_bytes_fixed + tokens * found.kv_bytes_per_token)
+
+    sums = group_bytes([size(batch) for batch in batches])
+    working = WORKING * sums(1) // num_layers if config.kv_budget is not None else 0
+    return Demand(
+        batch_size=len(batches[0]),
+        num_batches=len(batches),
+        kv_bytes=lambda n: sums(n) + working,
+        working_bytes=working,
+    )
+
+
+def popularity_of(model: PreTrainedModel) -> Popularity:
+    """As the correlation table has counted so far; even where there is none."""
+    spec = model.moecast.spec
+    predictor = model.moecast.engine.driver.predictor
+    hot = spec.top_k
+    if isinstance(predictor, Correlation):
+        hot = predictor.hot or spec.top_k
+        if (shares_LE := predictor.shares_LE) is not None:
+            return Popularity(shares_LE, hot)
+    return Popularity.even(spec.num_layers, spec.num_experts, spec.top_k, hot)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Where caches are beside the computation."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_memory_bytes()
+
+
+def kv_budget_of(config: GroupConfig, device: torch.device) -> int:
+    """Bytes for caches: as asked for, or a share of what is free."""
+    if config.kv_budget is None:
+        return int(SHARE_OF_FREE * free_bytes(device))
+    return parse_size(config.kv_budget, name="kv_budget")
+
+
+def planned(
+    model: PreTrainedModel, batches: Sequence[Batch], config: GroupConfig, *, store: StoreConfig
+) -> Planned:
+    """Measures, or recalls what was measured, and solves.
+
+    Raises:
+        PlanError: caches would not fit.
+    """
+    found, was_known = remembered(model, batches[0], store=store, again=config.measure_again)
+    budget = kv_budget_of(config, model.device)
+    made = plan(
+        demand_of(model, batches, found, config),
+        found.costs,
+        popularity_of(model),
+        kv_budget=budget,
+        offloads=config.kv_budget is not None and config.kv_offload is not Offload.NONE,
+        asked=config.asked_n,
+    )
+    return Planned(made, found, was_known, budget)
+
+
+def caches_of(model: PreTrainedModel, config: GroupConfig, kv_budget: int) -> Caches:
+    """The caches that the settings ask for.
+
+    Raises:
+        PlanError: the model keeps something else than all tokens' keys and values.
+    """
+    if config.window:
+        return Sinks(model, sinks=config.sinks, window=config.window)
+    if config.kv_budget is None:
+        return Plain()
+    outside = outside_of(config.kv_offload, model.device, config.kv_folder)
+    return Budgeted(model, Room(kv_budget, outside))

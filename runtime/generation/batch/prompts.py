@@ -1,0 +1,178 @@
+"""From lines of a file, or from Python, to prompts as token ids; every fault names its line."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from predictors.errors import MoecastError
+from runtime.generation.batch.errors import InputError
+
+KEYS = ("id", "prompt", "messages", "tokens", "max_new_tokens")
+KINDS = ("prompt", "messages", "tokens")
+"""Of these a line has exactly one."""
+
+Id = str | int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is to be continued."""
+
+    id: Id
+    tokens: tuple[int, ...]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Turns what users write into token ids, and knows what the model takes."""
+
+    of_text: Callable[[str], list[int]]
+    of_messages: Callable[[Sequence[Mapping[str, str]]], list[int]]
+    vocabulary: int
+    """Ids are below."""
+    context: int | None = None
+    """Prompt and answer together, in tokens; None: the model names no limit."""
+
+
+def read_prompts(path: Path, encoder: Encoder, *, max_new_tokens: int) -> tuple[list[Prompt], str]:
+    """The file's prompts in its order, and its sha256.
+
+    A line without an `id` has its number, from 1 on; blank lines are passed over.
+
+    Raises:
+        InputError: there is no such file, or a line is no prompt: which, and why.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"input={path}: {error.strerror}; give a file of JSON lines") from error
+    lines = (
+        (number, line) for number, line in enumerate(raw.split(b"\n"), start=1) if line.strip()
+    )
+    entries = (
+        (f"{path}, line {number}", number, _parsed(path, number, line)) for number, line in lines
+    )
+    found = _prompts(entries, encoder, max_new_tokens=max_new_tokens)
+    if not found:
+        raise InputError(f"input={path}: no prompt in it; write one JSON object a line")
+    return found, hashlib.sha256(raw).hexdigest()
+
+
+def given_prompts(prompts: Iterable[Any], encoder: Encoder, *, max_new_tokens: int) -> list[Prompt]:
+    """Texts, lists of token ids, lists of messages, or mappings as in a file; numbered from 0.
+
+    Raises:
+        InputError: one of them is none of these.
+    """
+    entries = ((f"prompts[{place}]", place, _as_entry(one)) for place, one in enumerate(prompts))
+    return _prompts(entries, encoder, max_new_tokens=max_new_tokens)
+
+
+def _as_entry(prompt: Any) -> Any:
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        return {"messages": prompt}
+    if isinstance(prompt, Sequence):
+        return {"tokens": prompt}
+    return prompt
+
+
+def _parsed(path: Path, number: int, line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both
+        raise InputError(
+            f"{path}, line {number}: not JSON ({error}); write one object a line, such as "
+            '{"prompt": "Once upon a time"}'
+        ) from error
+
+
+def _prompts(
+    entries: Iterable[tuple[str, int, Any]], encoder: Encoder, *, max_new_tokens: int
+) -> list[Prompt]:
+    found: list[Prompt] = []
+    seen: dict[Id, str] = {}
+    for where, number, entry in entries:
+        prompt = _prompt(where, number, entry, encoder, max_new_tokens)
+        if prompt.id in seen:
+            raise InputError(
+                f"{where}: id {prompt.id!r} is that of {seen[prompt.id]} too; give "
+                "every prompt an id of its own"
+            )
+        seen[prompt.id] = where
+        found.append(prompt)
+    return found
+
+
+def _prompt(where: str, number: int, entry: Any, encoder: Encoder, max_new_tokens: int) -> Prompt:
+    if not isinstance(entry, Mapping):
+        raise InputError(f"{where}: a {type(entry).__name__} is no prompt; write a JSON object")
+    unknown = [key for key in entry if key not in KEYS]
+    if unknown:
+        raise InputError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}")
+    kinds = [kind for kind in KINDS if entry.get(kind) is not None]
+    if len(kinds) != 1:
+        raise InputError(
+            f"{where}: has {' and '.join(kinds) or 'none'} of {', '.join(KINDS)}; give exactly one"
+        )
+    limit = entry.get("max_new_tokens", max_new_tokens)
+    if not is_whole(limit) or limit < 1:
+        raise InputError(f"{where}: max_new_tokens is {limit!r}; it must be a number, at least 1")
+    own = entry.get("id", number)
+    if not (isinstance(own, str) or is_whole(own)):
+        raise InputError(f"{where}: id is {own!r}; it must be a text or a whole number")
+    tokens = _tokens(where, kinds[0], entry[kinds[0]], encoder)
+    if encoder.context is not None and len(tokens) + limit > encoder.context:
+        raise InputError(
+            f"{where}: {len(tokens)} prompt tokens and max_new_tokens={limit} exceed the model's "
+            f"context of {encoder.context}; shorten the prompt or lower max_new_tokens"
+        )
+    return Prompt(own, tuple(tokens), limit)
+
+
+def is_whole(value: Any) -> bool:
+    """A number without a fraction; `true` is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _tokens(where: str, kind: str, value: Any, encoder: Encoder) -> list[int]:
+    if kind == "tokens":
+        tokens = value
+        whole = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        if not whole or not all(is_whole(t) and 0 <= t < encoder.vocabulary for t in tokens):
+            raise InputError(
+                f"{where}: tokens must be a list of ids from 0 to {encoder.vocabulary - 1}"
+            )
+    elif kind == "prompt":
+        if not isinstance(value, str):
+            raise InputError(f"{where}: prompt must be a text, not a {type(value).__name__}")
+        tokens = _encoded(where, lambda: encoder.of_text(value))
+    else:
+        if not isinstance(value, Sequence) or not all(map(_is_message, value)):
+            raise InputError(
+                f'{where}: messages must be a list of {{"role": ..., "content": ...}}, both texts'
+            )
+        tokens = _encoded(where, lambda: encoder.of_messages(value))
+    if not tokens:
+        raise InputError(f"{where}: {kind} has no tokens; there is nothing to continue")
+    return list(tokens)
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and set(value) == {"role", "content"}
+        and all(isinstance(part, str) for part in value.values())
+    )
+
+
+def _encoded(where: str, encode: Callable[[], list[int]]) -> list[int]:
+    try:
+        return encode()
+    except MoecastError as error:
+        raise InputError(f"{where}: {error}") from error

@@ -1,0 +1,53 @@
+"""Prompts in batches of like lengths, so that little is padding."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.generation.batch.prompts import Prompt
+
+Batch = tuple[Prompt, ...]
+
+
+def in_batches(prompts: Sequence[Prompt], batch_size: int) -> list[Batch]:
+    """Batches in the order in which they run: the longest first, so that what does not fit in
+    memory is known at once and the last group to run is a short one.
+
+    Which prompts share a batch depends on the prompts and `batch_size` alone: padding may change a
+    row's last bits, so a run that carries on computes the very same batches.
+    """
+    order = sorted(
+        range(len(prompts)),
+        key=lambda i: (-len(prompts[i].tokens), -prompts[i].max_new_tokens, i),
+    )
+    starts = range(0, len(order), batch_size)
+    return [tuple(prompts[i] for i in order[at : at + batch_size]) for at in starts]
+
+
+def most_tokens(batch: Batch) -> int:
+    """Columns of the batch's cache when its last row ends."""
+    return max(len(one.tokens) for one in batch) + max(one.max_new_tokens for one in batch)
+
+
+def padding_share(batches: Sequence[Batch]) -> float:
+    """Of all prompt columns computed."""
+    used = sum(len(one.tokens) for batch in batches for one in batch)
+    computed = sum(len(batch) * max(len(one.tokens) for one in batch) for batch in batches)
+    return 1 - used / computed if computed else 0.0
+
+
+def padded(batch: Batch, pad_id: int, *, left: bool = True) -> tuple[Tensor, Tensor]:
+    """`(tokens, mask)`, `[B, T]` of int64.
+
+    The mask is 0 on padding, which stands on the left where a decoder goes on from the last column,
+    on the right for an encoder.
+    """
+    width = max(len(one.tokens) for one in batch)
+    tokens_BT = torch.full((len(batch), width), pad_id)
+    mask_BT = torch.zeros((len(batch), width), dtype=torch.long)
+    for row, one in enumerate(batch):
+        columns = slice(width - len(one.tokens), width) if left else slice(0, len(one.tokens))
+        tokens_BT[row, columns] = torch.tensor(one.tokens)
+        mask_BT[row, columns] = 1
+    return tokens_BT, mask_BT

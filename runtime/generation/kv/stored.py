@@ -1,0 +1,110 @@
+"""A layer's cache that may be outside while other batches compute; bits as Transformers' own.
+
+Shape suffixes: B rows, H heads, T tokens, D width of a head.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer
+
+from runtime.generation.kv.outside import Outside
+from runtime.generation.kv.room import Room
+
+
+class StoredLayer(DynamicLayer):
+    """What `DynamicLayer` gives, `[B, H, T, D]`, put together from what is outside and the new
+    tokens where the room has not let it in.
+
+    Args:
+        most_tokens: that it will hold; more are an error of ours.
+    """
+
+    is_croppable = False
+
+    def __init__(self, room: Room, *, most_tokens: int):
+        super().__init__()
+        self._room = room
+        self._most_tokens = most_tokens
+        self._length = 0
+        self._final_bytes = 0
+        self.keys: Tensor | None
+        self.values: Tensor | None
+        self._outside: tuple[Outside, Outside] | None = None
+        self._written = 0
+        """Tokens outside; those inside are never outside alone."""
+        self._is_inside = False
+        self._is_closed = False
+
+    @property
+    def final_bytes(self) -> int:
+        return self._final_bytes
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        del args, kwargs
+        if not self._final_bytes:
+            per_token = key_states[:, :, :1].numel() + value_states[:, :, :1].numel()
+            self._final_bytes = per_token * key_states.element_size() * self._most_tokens
+        room = self._room
+        room.turn_of(self)
+        is_outside = self._length > 0 and not self._is_inside
+        if is_outside:
+            past_keys, past_values = room.read(self)
+            full = _appended(past_keys, key_states), _appended(past_values, value_states)
+            del past_keys, past_values
+        else:
+            full = super().update(key_states, value_states)
+        self._length += key_states.shape[-2]
+        assert self._length <= self._most_tokens, (self._length, self._most_tokens)
+        if room.lets_in(self):
+            self.keys, self.values = full
+            self._is_inside = True
+        else:
+            self._write(*full)
+            self.keys = self.values = key_states.new_empty(0)
+        room.read_ahead(self)
+        return full
+
+    def _write(self, *full: Tensor) -> None:
+        if self._outside is None:
+            most = self._most_tokens
+            self._outside = self._room.outside(most), self._room.outside(most)
+        for place, tensor in zip(self._outside, full, strict=True):
+            place.write(self._written, tensor[:, :, self._written :].permute(2, 0, 1, 3))
+        self._written = self._length
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """`[T, B, H, D]` each, as they are outside."""
+        assert self._outside is not None
+        keys, values = self._outside
+        return keys.read(self._written), values.read(self._written)
+
+    def get_seq_length(self) -> int:
+        return self._length
+
+    def reset(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Its batch is over: its memory and its place outside are free."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._room.leave(self)
+        self.keys = self.values = None
+        for place in self._outside or ():
+            place.close()
+
+
+def _appended(past_TBHD: Tensor, new_BHTD: Tensor) -> Tensor:
+    """`[B, H, T, D]` in one block, as concatenating makes it: where a tensor lies may change the
+    last bits of a product.
+    """
+    rows, heads, num_new, width = new_BHTD.shape
+    num_past = len(past_TBHD)
+    full = new_BHTD.new_empty(rows, heads, num_past + num_new, width)
+    full[:, :, :num_past].copy_(past_TBHD.permute(1, 2, 0, 3), non_blocking=True)
+    full[:, :, num_past:].copy_(new_BHTD)
+    return full

@@ -1,0 +1,68 @@
+"""Versions and hardware, as far as serving depends on them."""
+
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from runtime.engine.machine import available_memory_bytes
+
+PACKAGES = ("moecast", "torch", "transformers", "onnxruntime", "safetensors", "numpy")
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and of the packages; null where one is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def hardware(folder: Path) -> dict[str, Any]:
+    """Processor, memory, GPUs, and the disk that `folder` is on; sizes in bytes."""
+    disk = shutil.disk_usage(folder)
+    return {
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": usable_cores(),
+        "threads_used": torch.get_num_threads(),
+        "simd": torch.backends.cpu.get_cpu_capability(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "available_memory_bytes": available_memory_bytes(),
+        "gpus": gpus(),
+        "disk_bytes": disk.total,
+        "disk_free_bytes": disk.free,
+    }
+
+
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Its name, as well as the system knows it."""
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Those that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gpus() -> list[dict[str, Any]]:
+    """Name and memory of each CUDA device."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found.append({"name": properties.name, "memory_bytes": properties.total_memory})
+    return found

@@ -1,0 +1,259 @@
+"""Measures this machine with a loaded model: the `local` hardware profile.
+
+One token after the same context is computed again and again: its experts are all in memory from the
+second time on, so nothing waits, and what takes time is the computation itself and the runtime's
+own bookkeeping. The same with another thread that reads tells how much each slows the other.
+"""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from predictors.base import Signal
+from predictors.spec import ModelSpec
+from runtime.config import SystemConfig
+from runtime.engine.assembly import connect
+from runtime.engine.engine import Engine
+from runtime.hf.adapters.served import Served
+from runtime.hf.experts import expert_output
+from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.hf.probes import Probes
+from runtime.hf.top_k import experts_per_token
+from runtime.profiling.reading import Background, Reader, Reads, measure_reads, seconds, typical
+from runtime.profiling.spans import Spans
+from runtime.sim.hardware import Measured
+from runtime.sim.overheads import Overheads
+from runtime.store.base import Store, slot_bytes
+from runtime.transfer.arena import Arena
+from runtime.transfer.link import StoreLink
+
+PROMPT_TOKENS = 32
+"""Before the token that is computed again: attention over a few dozen, as in the outlook."""
+STEPS = 12
+"""Alone, and as many beside a reading thread."""
+EXPERT_TOKENS = 16
+PREDICTOR_SECONDS = 60e-6
+"""onnxruntime, 2048-512-64, one thread, batch 1: charged to a prediction where the model that was
+measured made none."""
+HANDOVER_SECONDS = 30e-6
+"""Between two transfers of a thread, where too few were seen."""
+FEW = 10
+SILENT = 20e-6
+"""A predictor that answers nothing to an event takes less, one that answers takes more."""
+
+Span = tuple[float, float]
+
+
+def measure(model: PreTrainedModel) -> Measured:
+    """Times of this machine for a model that `runtime.load` made; takes a few seconds.
+
+    Its own engine is used, and its predictor, if it has one: experts of one token are in its arena
+    afterwards, and its counters have counted.
+
+    Raises:
+        TransferError: its experts can not be read.
+    """
+    return _measured(model, moe_layers(model), model.moecast.engine)
+
+
+def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Store) -> Measured:
+    """The same for a model and the store that its experts come from, which it is served from for
+    the moment, on demand; afterwards it has to be served anew.
+
+    Raises:
+        TransferError: its experts can not be read.
+    """
+    spec = ModelSpec(
+        model_id="measured",
+        revision="",
+        config_hash="",
+        num_layers=store.num_layers,
+        num_experts=store.num_experts,
+        top_k=experts_per_token(model, layers),
+        hidden_size=0,
+        dtype="",
+    )
+    arena = Arena(store.layouts, (spec.num_layers + 1) * spec.top_k)
+    engine = connect(
+        store,
+        spec,
+        system=SystemConfig(prefetch=False, per_layer=False, chunked=False, reordered=False),
+        predictor=None,
+        arenas=[arena],
+        links=[StoreLink(store, arena, closes=False)],
+    )
+    for layer in layers:
+        layer.kind.attach(layer.experts, Served(engine, layer.index))
+    try:
+        with Probes(model, {Signal.ROUTED}, engine):
+            return _measured(model, layers, engine)
+    finally:
+        engine.close()
+
+
+@torch.no_grad()
+def _measured(model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine) -> Measured:
+    store, spans = engine.store, Spans()
+    told = engine.tell(spans)
+    try:
+        step = _same_token(model)
+        prompt_layers = [end - start for layer, start, end in spans.layers if layer]
+        for _ in range(3):
+            step()  # until all that it needs or forecasts is there
+        handovers = _handovers(spans)
+        before = measure_reads(store)
+        spans.clear()
+        for _ in range(STEPS):
+            step()
+        alone = mean_step(spans)
+        spans.clear()
+        reader = Reader(store)
+        with Background(reader) as background:
+            for _ in range(STEPS):
+                step()
+        slowed = mean_step(spans)
+        after = measure_reads(store)
+    finally:
+        engine.tell(told)
+    reads = _mean(before, after)
+    chunk_seconds = reads.fixed + reads.per_byte * min(reader.sizes)
+    one, many = _expert_seconds(model, layers[0], store)
+    return Measured(
+        name="local",
+        chunk_bytes=reader.sizes,
+        transfer_fixed=reads.fixed,
+        transfer_per_byte=reads.per_byte,
+        layer_fixed=alone.layer,
+        layer_per_token=max(0.0, typical(prompt_layers) - alone.layer) / (PROMPT_TOKENS - 1),
+        expert_fixed=alone.expert,
+        expert_per_token=max(0.0, many - one) / (EXPERT_TOKENS - 1),
+        predictor_seconds=alone.prediction or PREDICTOR_SECONDS,
+        step_seconds=alone.total,
+        overheads=Overheads(
+            step_seconds=alone.rest,
+            task_seconds=handovers,
+            predictor_inline=True,
+            computation_reads=True,
+            transfer_speed_together=reads.speed_together,
+            transfer_speed_computing=min(1.0, chunk_seconds / typical(background.times)),
+            compute_speed_transferring=min(1.0, alone.total / slowed.total),
+        ),
+    )
+
+
+def _mean(one: Reads, other: Reads) -> Reads:
+    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+    return Reads(*(statistics.fmean(pair) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a decode step is made of, in seconds."""
+
+    layer: float
+    """One layer without routed experts and prediction."""
+    expert: float
+    """One expert: with the choice of it, and its slot given back."""
+    prediction: float
+    """One that answered, with the planning that followed; 0 where there was none."""
+    rest: float
+    """All that is outside of layers."""
+    total: float
+
+
+def mean_step(spans: Spans) -> StepParts:
+    """The steps that were heard as one: the median of each part."""
+    found = [vars(parts_of(spans, *step)).values() for step in spans.steps]
+    return StepParts(*(statistics.median(column) for column in zip(*found, strict=True)))
+
+
+def parts_of(spans: Spans, began: float, ended: float) -> StepParts:
+    """The step between two times, taken apart."""
+
+    def within(pairs: Iterable[Span]) -> list[Span]:
+        return [(start, end) for start, end in pairs if began <= start and end <= ended]
+
+    layers = within((start, end) for _, start, end in spans.layers)
+    experts = within(spans.experts)
+    asked = [end - start for start, end in within(spans.predictions) if end - start > SILENT]
+    total = ended - began
+    if not experts:
+        # Modules with loops of their own do not say when they compute: all of it is the layers'.
+        return StepParts(total / max(1, len(layers)), 0.0, 0.0, 0.0, total)
+    # From a layer's router to where the next layer's span begins, all is about its experts.
+    turns = [start for start, _ in layers[1:]] + [experts[-1][1]]
+    computing = sum(turn - end for (_, end), turn in zip(layers, turns, strict=True))
+    plain = [end - start for start, end in layers]
+    later = (sum(plain[1:]) - sum(asked)) / max(1, len(plain) - 1)
+    return StepParts(
+        layer=later,
+        expert=computing / len(experts),
+        prediction=sum(asked) / len(asked) if asked else 0.0,
+        rest=max(0.0, total - computing - later * len(plain) - sum(asked)),
+        total=total,
+    )
+
+
+def _handovers(spans: Spans) -> float:
+    """Median time of a thread between two transfers of one expert, where there are some."""
+    gaps = []
+    tracks = {track for track, *_ in spans.transfers}
+    for track in tracks:
+        own = sorted(
+            (start, end, expert) for name, expert, start, end in spans.transfers if name == track
+        )
+        pairs = itertools.pairwise(own)
+        gaps += [b[0] - a[1] for a, b in pairs if a[2] == b[2]]
+    return statistics.median(gaps) if len(gaps) >= FEW else HANDOVER_SECONDS
+
+
+def _same_token(model: PreTrainedModel) -> Callable[[], object]:
+    """Runs a prompt, and returns what computes one more token after it, the same each time.
+
+    Where a model keeps no context that can be cut back, a token without any stands for it.
+    """
+    prompt = torch.ones(1, PROMPT_TOKENS, dtype=torch.long)
+    token = prompt[:, :1]
+    if model.config.is_encoder_decoder:
+        model(prompt, use_cache=False)
+        return lambda: model(token, use_cache=False)
+    past: Any = getattr(model(prompt, use_cache=True), "past_key_values", None)
+    if not hasattr(past, "crop"):
+        return lambda: model(token, use_cache=False)
+
+    def again() -> None:
+        model(token, past_key_values=past, use_cache=True)
+        past.crop(-1)
+
+    return again
+
+
+def _expert_seconds(model: PreTrainedModel, layer: MoeLayer, store: Store) -> tuple[float, float]:
+    """One expert on one token and on `EXPERT_TOKENS`, seconds."""
+    weights = store.layouts[0].weights(torch.empty(slot_bytes(store), dtype=torch.uint8).zero_())
+    run = expert_call(layer, weights)
+    width = model.config.get_text_config().hidden_size
+    hidden = torch.zeros(EXPERT_TOKENS, width, dtype=model.dtype)
+    times = [(seconds(lambda: run(hidden[:1])), seconds(lambda: run(hidden))) for _ in range(7)]
+    one, many = (statistics.median(column) for column in zip(*times, strict=True))
+    return one, many
+
+
+def expert_call(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:
+    """One expert on hidden states `(tokens, hidden)`.
+
+    Where the module has a loop of its own, one product with as many weights stands for it.
+    """
+    if layer.kind.name == "interface":
+        return lambda hidden: expert_output(layer.experts, dict(weights), hidden)
+    largest = max(weights.values(), key=Tensor.numel)
+    width = largest.shape[-1]
+    rows = sum(weight.numel() for weight in weights.values()) // width
+    matrix = torch.zeros(rows, width, dtype=largest.dtype)
+    return lambda hidden: hidden.new_zeros(len(hidden), width) @ matrix.T

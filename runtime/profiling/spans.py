@@ -1,0 +1,60 @@
+"""What happened when in a live run, kept as numbers: a timeline for measurements."""
+
+from dataclasses import dataclass, field
+
+from runtime.policy.eviction import Expert
+from runtime.policy.tier import Task
+
+
+@dataclass
+class Spans:
+    """Hears what a `engine.timeline.Timeline` hears. Times are `time.perf_counter`'s, in seconds.
+
+    What transfer threads tell comes in any order; lists take one entry at a time whole.
+    """
+
+    layers: list[tuple[int, float, float]] = field(default_factory=list)
+    """All of a layer but routed experts, from the last expert before it to its router's answer."""
+    experts: list[tuple[float, float]] = field(default_factory=list)
+    predictions: list[tuple[float, float]] = field(default_factory=list)
+    stalls: list[tuple[float, float]] = field(default_factory=list)
+    transfers: list[tuple[str, Expert, float, float]] = field(default_factory=list)
+    """With the name of the thread."""
+    steps: list[tuple[float, float]] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Nothing has been heard yet."""
+        for spans in vars(self).values():
+            spans.clear()
+
+    def transferred(self, link: str, task: Task, start: float, end: float, *, track: str) -> None:
+        """A task's bytes were brought."""
+        del link
+        self.transfers.append((track, task.expert, start, end))
+
+    def computed(self, expert: Expert, start: float, end: float) -> None:
+        """An expert was computed."""
+        del expert
+        self.experts.append((start, end))
+
+    def stalled(self, layer: int, start: float, end: float) -> None:
+        """The computation waited for bytes."""
+        del layer
+        self.stalls.append((start, end))
+
+    def between(self, layer: int, start: float, end: float) -> None:
+        """The computation was at something else than routed experts, up to `layer`'s router."""
+        self.layers.append((layer, start, end))
+
+    def predicted(self, event: str, layer: int, start: float, end: float) -> None:
+        """A predictor answered an event."""
+        del event, layer
+        self.predictions.append((start, end))
+
+    def step(self, num_tokens: int, start: float, end: float) -> None:
+        """A forward pass."""
+        del num_tokens
+        self.steps.append((start, end))
+
+    def close(self) -> None:
+        """Nothing to close."""

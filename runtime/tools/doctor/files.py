@@ -1,0 +1,72 @@
+"""Whether a model's files are whole."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError
+from runtime.store.extents import read_extents
+from runtime.store.model_source import DIGESTS, is_weights
+
+INDEX = "model.safetensors.index.json"
+
+
+def weights_files(folder: Path) -> list[Path]:
+    """The model's safetensors files, in order."""
+    return sorted(file for file in folder.iterdir() if is_weights(file.name))
+
+
+def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
+    """Headers, sizes and the index; with `digests` also every byte, where its hash is known.
+
+    Raises:
+        CheckpointError: damaged, cut short, missing, or not what its origin says.
+    """
+    files = weights_files(folder)
+    if not files:
+        raise CheckpointError(f"{folder} has no safetensors files; convert or fetch the checkpoint")
+    extents = read_extents(files)
+    if (folder / INDEX).is_file():
+        listed = json.loads((folder / INDEX).read_text())["weight_map"]
+        missing = sorted(set(listed) - set(extents))
+        if missing:
+            raise CheckpointError(
+                f"{folder}: {INDEX} lists {len(missing)} tensors that no file has, the first "
+                f"{missing[0]} in {listed[missing[0]]}; fetch the model again"
+            )
+    found: dict[str, Any] = {
+        "files": len(files),
+        "tensors": len(extents),
+        "bytes": sum(file.stat().st_size for file in files),
+        "digests": "not asked for (digests=true)",
+    }
+    if digests:
+        known = known_digests(folder, files)
+        for file, expected in known.items():
+            check_digest(file, expected)
+        found["digests"] = f"{len(known)} of {len(files)} files equal their known sha256"
+    return found
+
+
+def known_digests(folder: Path, files: list[Path]) -> dict[Path, str]:
+    """sha256 by file: from beside a bundled model, or from the names of the Hub cache's blobs."""
+    listed = json.loads((folder / DIGESTS).read_text()) if (folder / DIGESTS).is_file() else {}
+    known = {}
+    for file in files:
+        blob = file.resolve().name
+        digest = listed.get(file.name) or (blob if re.fullmatch(r"[0-9a-f]{64}", blob) else None)
+        if digest is not None:
+            known[file] = digest
+    return known
+
+
+def check_digest(file: Path, expected: str) -> None:
+    """Raises CheckpointError when the file's sha256 is another."""
+    with file.open("rb") as handle:
+        found = hashlib.file_digest(handle, "sha256").hexdigest()
+    if found != expected:
+        raise CheckpointError(
+            f"{file} was altered: sha256 is {found}, expected {expected}; fetch the model again"
+        )

@@ -1,0 +1,95 @@
+"""Writes tensors into safetensors files as they come, never holding more than one expert."""
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from predictors.files import sync_folder
+from runtime.store.base import bytes_of
+from runtime.store.extents import DTYPES
+from runtime.store.files import FileReader
+from runtime.tools.inflate.plan import Target
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+PIECE_BYTES = 16 * 2**20
+"""Copied at once of a tensor that stays as it is."""
+HEADER_ALIGNMENT = 64
+"""The data begins at a multiple of it; the format asks for 8."""
+
+
+def shards_of(targets: dict[str, Target], shard_bytes: int) -> list[dict[str, Target]]:
+    """The tensors in order, cut into files of at most `shard_bytes` (or of one larger tensor)."""
+    shards: list[dict[str, Target]] = [{}]
+    size = 0
+    for key, target in targets.items():
+        if shards[-1] and size + target.num_bytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][key] = target
+        size += target.num_bytes
+    return shards
+
+
+def header_of(shard: dict[str, Target]) -> bytes:
+    """Length and header, as they stand at the beginning of the file."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for key, target in shard.items():
+        begin, end = end, end + target.num_bytes
+        header[key] = {
+            "dtype": NAMES[target.dtype],
+            "shape": list(target.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % HEADER_ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def shard_size(shard: dict[str, Target]) -> int:
+    """Bytes of the whole file."""
+    return len(header_of(shard)) + sum(target.num_bytes for target in shard.values())
+
+
+def write_shard(
+    path: Path, shard: dict[str, Target], reader: FileReader, advance: Callable[[int], None]
+) -> None:
+    """The file, complete and on the disk, or not there.
+
+    Raises:
+        TransferError: the source could not be read.
+        OSError: the disk is full, or failed.
+    """
+    temporary = path.with_name(f"{path.name}.part")
+    with temporary.open("wb") as file:
+        file.write(header_of(shard))
+        for piece in pieces(shard.values(), reader):
+            file.write(piece)
+            advance(len(piece))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def pieces(targets: Iterable[Target], reader: FileReader) -> Iterator[memoryview]:
+    """Bytes of the tensors in order: in the size of one expert where experts are stacked."""
+    for target in targets:
+        source = target.source
+        if target.axis is None:
+            # Elementwise: cut anywhere.
+            step = PIECE_BYTES // source.dtype.itemsize * source.dtype.itemsize
+            for start in range(0, source.num_bytes, step):
+                raw = torch.empty(min(step, source.num_bytes - start), dtype=torch.uint8)
+                reader.read(source.file, source.offset + start, bytes_of(raw), what=source.key)
+                yield bytes_of(raw.view(source.dtype).to(target.dtype))
+            continue
+        stacked = len(source.shape) == 3
+        for part in map(source.slice, range(source.shape[0])) if stacked else [source]:
+            tensor = torch.empty(part.shape, dtype=part.dtype)
+            reader.read(part.file, part.offset, bytes_of(tensor), what=part.key)
+            yield bytes_of(target.grown(tensor, target.axis - 1 if stacked else target.axis))

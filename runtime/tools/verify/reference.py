@@ -1,0 +1,38 @@
+"""The model that ours must equal, with every expert in memory or with one."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
+from runtime.store.extents import read_extents
+from runtime.store.model_source import is_weights
+
+HEADROOM = 1.1
+"""Of the weights' bytes: the largest tensors are there twice while the library joins experts."""
+PROCESS_BYTES = 600 * 2**20
+"""Python, PyTorch and Transformers, and the activations of short prompts."""
+
+
+def plain_bytes(folder: Path, dtype: str) -> int:
+    """Memory that plain Transformers needs for this checkpoint."""
+    target = None if dtype == "auto" else getattr(torch, dtype).itemsize
+    extents = read_extents(sorted(file for file in folder.iterdir() if is_weights(file.name)))
+    weights = sum(
+        extent.num_bytes * max(1, target // extent.dtype.itemsize) if target else extent.num_bytes
+        for extent in extents.values()
+    )
+    return int(weights * HEADROOM) + PROCESS_BYTES
+
+
+def load_lazy(folder: Path, dtype: str) -> PreTrainedModel:
+    """The model with its own eager loop, over experts that are read one at a time.
+
+    For models that do not fit in memory. It shares with what it checks where experts lie in the
+    files, and nothing that decides which of them are kept, when they come or how they are added up.
+    """
+    model, layers, store = load_parts(folder, dtype)
+    serve_from(OneByOne(store), layers)
+    model.set_experts_implementation("eager")
+    return model

@@ -1,0 +1,48 @@
+"""Host memory -> CUDA device, beside the computation."""
+
+import torch
+
+from runtime.policy.tier import Task
+from runtime.transfer.arena import Arena
+from runtime.transfer.link import copy_parts
+
+
+class CudaLink:
+    """Copies from a page-locked arena to one on the device, on a stream of its own.
+
+    Two orders must hold. A computation may read a slot only when its copy has ended: `transfer`
+    returns when the copy's event has passed, and only then does the policy core call the chunk
+    arrived. A copy may overwrite a slot only when the last computation with it has ended, which the
+    CPU has issued but not waited for: `computed` records an event on the computing stream, and the
+    copy stream waits for that event before it writes.
+    """
+
+    def __init__(self, source: Arena, target: Arena, device: torch.device):
+        self._source = source
+        self._target = target
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._computed: dict[int, torch.cuda.Event] = {}
+        # The arena may lie where earlier work of the computing stream, still under way, writes.
+        torch.cuda.synchronize(device)
+
+    def transfer(self, task: Task) -> None:
+        fence = self._computed.pop(task.slot, None) if task.first_chunk == 0 else None
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if fence is not None:
+                self._stream.wait_event(fence)
+            for target, source in copy_parts(task, self._source, self._target):
+                target.copy_(source, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        # Gives up the interpreter lock while it waits: the model's thread goes on.
+        done.synchronize()
+
+    def computed(self, slot: int) -> None:
+        event = self._computed.get(slot)
+        if event is None:
+            event = self._computed[slot] = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+
+    def close(self) -> None:
+        self._stream.synchronize()

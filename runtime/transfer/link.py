@@ -1,0 +1,83 @@
+"""What fills an arena: reads from a store, or copies from the arena of the tier below."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from runtime.policy.tier import Task
+from runtime.store.base import Store
+from runtime.transfer.arena import Arena
+
+
+class Link(Protocol):
+    """Thread-safe: several workers may transfer at once, each into a slot of its own."""
+
+    def transfer(self, task: Task) -> None:
+        """Brings the task's bytes; they are there, for every stream, when it returns.
+
+        Raises:
+            TransferError: they did not arrive.
+        """
+
+    def computed(self, slot: int) -> None:
+        """Called on the model's thread when it has issued its last use of the slot: the next
+        transfer into it must wait for that use to end.
+        """
+
+    def close(self) -> None:
+        """No transfer may be under way."""
+
+
+class StoreLink:
+    """Reads chunks of a store into an arena in host memory.
+
+    Args:
+        closes: the store is this link's own; off where others read from it too.
+    """
+
+    def __init__(self, store: Store, arena: Arena, *, closes: bool = True):
+        self._store = store
+        self._arena = arena
+        self._closes = closes
+
+    def transfer(self, task: Task) -> None:
+        layer, expert = task.expert
+        chunks = range(task.first_chunk, task.end_chunk)
+        self._store.read(layer, expert, chunks, self._arena.slot(task.slot))
+
+    def computed(self, slot: int) -> None:
+        """The CPU computes while it is asked to: nothing is left to wait for."""
+
+    def close(self) -> None:
+        if self._closes:
+            self._store.close()
+
+
+class HostLink:
+    """Copies from one arena in host memory to another: a device tier's stand-in without one."""
+
+    def __init__(self, source: Arena, target: Arena):
+        self._source = source
+        self._target = target
+
+    def parts(self, task: Task) -> list[tuple[Tensor, Tensor]]:
+        """`(target, source)` bytes of each part of the task's chunks."""
+        return copy_parts(task, self._source, self._target)
+
+    def transfer(self, task: Task) -> None:
+        for target, source in self.parts(task):
+            target.copy_(source)
+
+    def computed(self, slot: int) -> None:
+        """As for `StoreLink`."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def copy_parts(task: Task, source: Arena, target: Arena) -> list[tuple[Tensor, Tensor]]:
+    """`(target, source)` bytes of each part of the task's chunks, uint8."""
+    assert task.source_slot is not None
+    to, of = target.slot(task.slot), source.slot(task.source_slot)
+    ranges = target.chunk_ranges(task.expert[0])[task.first_chunk : task.end_chunk]
+    return [(to[start:end], of[start:end]) for chunk in ranges for start, end in chunk]

@@ -1,0 +1,324 @@
+"""Several devices in one machine: arenas, links and workers of their own, and the same bits.
+
+Here they are all the CPU; where there is a GPU, two of them on one, and a mixed pair by hand.
+"""
+
+import os
+import re
+import threading
+import time
+
+import pytest
+import torch
+
+import runtime
+from runtime.config import SystemConfig
+from runtime.engine import assembly as assemble
+from runtime.errors import BudgetError, CheckpointError, TransferError
+from runtime.generation.lockstep import Group
+from runtime.hf.adapters.served import Served
+from runtime.hf.experts import expert_output
+from runtime.policy.placement import Placement
+from runtime.transfer.numa import cpus_near, near, parsed
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve
+
+TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
+GREEDY = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    plain = plain_eager(folder)
+    with torch.no_grad():
+        return plain(TOKENS).logits, plain.generate(TOKENS, **GREEDY)
+
+
+def held_where_they_belong(engine) -> list[int]:
+    """How many experts each device's tiers hold; fails where one holds another's."""
+    placement = Placement(len(engine.prefetcher.shards))
+    counts = []
+    for device, shard in enumerate(engine.prefetcher.shards):
+        for tier in shard.tiers:
+            assert all(placement.device(expert) == device for expert in tier.cache)
+        counts.append(len(list(shard.top.cache)))
+    return counts
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        SystemConfig(),
+        SystemConfig(prefetch=False, chunked=False, early_preemption=False, reordered=False),
+        SystemConfig(reordered=False, per_layer=False),
+        SystemConfig(eviction="decayed-lfu", fill_idle=True, governed=True, per_layer=False),
+        SystemConfig(hot_first=True, drop_used=True),
+    ],
+    ids=["promoe", "on-demand", "in order", "filled", "klotski"],
+)
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_devices__change_no_bit(folder, expected, system, num_devices):
+    model = serve(
+        folder, budget="40%", devices=["cpu"] * num_devices, predictor="skip", system=system
+    )
+    engine = model.moecast.engine
+    with model.moecast, torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, expected[0])
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected[1])
+        stats = model.moecast.stats()
+        counts = held_where_they_belong(engine)
+        assert all(worker.busy_seconds > 0 for worker in engine.workers)
+    if not system.drop_used:
+        assert min(counts) > 0
+    assert [worker.name for worker in engine.workers] == [f"disk {d}" for d in range(num_devices)]
+    assert stats["requests"] == stats["hits"] + stats["joins"] + stats["misses"] > 0
+    assert stats["arena_slots"] == sum(arena.num_slots for arena in engine.arenas)
+
+
+def test_devices__share_the_budget(folder):
+    """Never more than one device would have, and all of it: less than a slot for each is left."""
+    for budget, host_budget in (("40%", None), ("100%", None), ("30%", "70%")):
+        alone = serve(folder, budget=budget, host_budget=host_budget)
+        spread = serve(folder, budget=budget, host_budget=host_budget, devices="cpu, cpu,cpu")
+        with alone.moecast, spread.moecast:
+            one, several = alone.moecast.engine.arenas, spread.moecast.engine.arenas
+            for tier in range(len(one)):
+                size = one[tier].num_bytes // one[tier].num_slots
+                total = sum(arena.num_bytes for arena in several[tier :: len(one)])
+                assert one[tier].num_bytes - 3 * size < total <= one[tier].num_bytes
+            if budget == "100%":
+                assert sum(arena.num_slots for arena in several) == 3 * 12
+
+
+def test_devices__have_tiers_each(folder, expected):
+    model = serve(folder, budget="30%", host_budget="80%", devices=["cpu", "cpu"])
+    engine = model.moecast.engine
+    with model.moecast, torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, expected[0])
+        stats = model.moecast.stats()
+        assert set(stats["lower_tiers"]) == {"disk 0", "disk 1"}
+        assert all(tier["bytes_moved"] > 0 for tier in stats["lower_tiers"].values())
+        held_where_they_belong(engine)
+    assert [worker.name for worker in engine.workers] == ["copy 0", "disk 0", "copy 1", "disk 1"]
+
+
+def test_devices__one_with_a_slow_link_does_not_keep_the_others_waiting(
+    folder, expected, monkeypatch
+):
+    """Experts of the other device are computed first, and every bit is as before."""
+    computed, connect = [], assemble.connect
+
+    class Slow:
+        def __init__(self, link):
+            self._link = link
+
+        def transfer(self, task):
+            time.sleep(0.003)
+            self._link.transfer(task)
+
+        def computed(self, slot):
+            computed.append(slot)
+
+        def close(self):
+            self._link.close()
+
+    def slowed(*args, links, **options):
+        return connect(*args, links=[links[0], Slow(links[1])], **options)
+
+    monkeypatch.setattr(assemble, "connect", slowed)
+    model = serve(folder, budget="40%", devices=["cpu", "cpu"], system=SystemConfig(chunked=False))
+    engine = model.moecast.engine
+    with model.moecast, torch.no_grad():
+        assert torch.equal(model(TOKENS).logits, expected[0])
+        wanted = list(range(6))
+        engine.begin_step(TOKENS[0].numpy(), TOKENS[0].numpy() * 0 + 99)
+        order = [expert for expert, _ in engine.ready(0, wanted)]
+        engine.end_step()
+    assert computed
+    assert sorted(order) == wanted
+    assert order[0] % 2 == 0  # the first device's, whose link is fast
+
+
+def test_devices__an_expert_that_cannot_be_read_fails_its_request_only(folder, expected):
+    model = serve(folder, budget="40%", devices=["cpu", "cpu"])
+    engine = model.moecast.engine
+    real = engine.store.read
+
+    def read(layer, expert, chunks, slot):
+        if expert % 2:
+            raise TransferError("injected")
+        real(layer, expert, chunks, slot)
+
+    with model.moecast, torch.no_grad():
+        engine.store.read = read
+        with pytest.raises(TransferError, match="injected"):
+            model(TOKENS)
+        engine.store.read = real
+        assert torch.equal(model(TOKENS).logits, expected[0])
+
+
+def test_devices__are_interrupted_and_serve_again(folder, expected, monkeypatch):
+    model = serve(folder, budget="40%", devices=["cpu", "cpu"])
+    engine = model.moecast.engine
+    routed, calls = engine.prefetcher.shards[1].routed, []
+
+    def interrupted(layer, tokens):
+        calls.append(layer)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return routed(layer, tokens)
+
+    with model.moecast, torch.no_grad():
+        monkeypatch.setattr(engine.prefetcher.shards[1], "routed", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(TOKENS)
+        assert torch.equal(model(TOKENS).logits, expected[0])
+        entries = [e for tier in engine.prefetcher.tiers for e in tier.cache.entries.values()]
+        assert not any(entry.pins for entry in entries)
+
+
+def test_devices__a_group_of_generations_is_served_too(folder, expected):
+    model = serve(folder, budget="40%", devices=["cpu", "cpu"])
+    plain = plain_eager(folder)
+    prompts = [TOKENS[:1], TOKENS[1:, :4]]
+    with model.moecast:
+        group = Group(model)
+        members = [group.start(lambda p=p: model.generate(p, **GREEDY)) for p in prompts]
+        while group.members:
+            group.step()
+        group.close()
+    for member, prompt in zip(members, prompts, strict=True):
+        assert member.error is None
+        assert torch.equal(member.result, plain.generate(prompt, **GREEDY))
+
+
+def test_devices__close_ends_every_worker_and_the_files_last(folder):
+    model = serve(folder, budget="40%", devices=["cpu"] * 3)
+    engine, order = model.moecast.engine, []
+    close = engine.store.close
+    engine.store.close = lambda: (order.append([w.num_alive for w in engine.workers]), close())
+    with torch.no_grad():
+        model(TOKENS)
+    model.moecast.close()
+    assert order == [[0, 0, 0]]
+    assert not [t for t in threading.enumerate() if t.name.startswith("moecast disk ")]
+
+
+def test_load__devices_that_do_not_go_together_are_named(folder):
+    with pytest.raises(CheckpointError, match="cpu and cuda only"):
+        serve(folder, devices=["cpu", "meta"])
+    with pytest.raises(CheckpointError, match="write auto, cpu"):
+        serve(folder, devices="cpu,gpu7")
+    with pytest.raises(BudgetError, match=r"too small for 2 devices.*budget=(\d+)") as caught:
+        serve(folder, devices="cpu,cpu", budget="1KiB")
+    least = re.search(r"budget=(\d+)", str(caught.value))
+    assert least is not None
+    serve(folder, devices="cpu,cpu", budget=int(least[1])).moecast.close()
+    with pytest.raises(BudgetError, match="host_budget of 1024 bytes is too small for 2 devices"):
+        serve(folder, devices="cpu,cpu", host_budget="1KiB")
+
+
+def test_served__brings_parameters_home_for_modules_whose_tokens_do_not_travel():
+    class Source:
+        def ready(self, layer, wanted):
+            yield from ((expert, {"w": torch.ones(2, device="meta")}) for expert in wanted)
+
+        def hold(self, layer, expert):
+            return {"w": torch.ones(2)}
+
+    far = Served(Source(), 0, home=torch.device("meta"))
+    assert far.hold(3)["w"].is_meta
+    assert [expert for expert, _ in far.ready([1, 4])] == [1, 4]
+    here = Served(Source(), 0)
+    weights = here.hold(3)["w"]
+    assert not weights.is_meta
+    assert all(weights["w"].is_meta for _, weights in here.in_place([1]))
+
+
+# ---- nodes of memory
+
+
+def make_nodes(folder, *cpulists):
+    for number, cpus in enumerate(cpulists):
+        node = folder / f"node{number}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(cpus + "\n")
+    return folder
+
+
+def test_numa__reads_the_kernels_lists():
+    assert parsed("0-3,8\n") == {0, 1, 2, 3, 8}
+    assert parsed("5") == {5}
+    assert parsed("\n") == frozenset()
+
+
+def test_numa__cpu_devices_take_the_nodes_in_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 5}, raising=False)
+    nodes = make_nodes(tmp_path / "nodes", "0-1", "2-5")
+    cpu = torch.device("cpu")
+    found = [cpus_near(cpu, number, nodes=nodes) for number in range(3)]
+    assert found == [{0, 1}, {2, 5}, {0, 1}]
+
+
+def test_numa__one_node_or_none_needs_nothing(tmp_path):
+    cpu = torch.device("cpu")
+    assert cpus_near(cpu, 0, nodes=make_nodes(tmp_path / "one", "0-7")) is None
+    assert cpus_near(cpu, 0, nodes=tmp_path / "none") is None
+
+
+def test_numa__near_lasts_for_a_while():
+    before = os.sched_getaffinity(0)
+    one = frozenset([min(before)])
+    with near(one):
+        assert os.sched_getaffinity(0) == one
+    assert os.sched_getaffinity(0) == before
+    with near(None):
+        assert os.sched_getaffinity(0) == before
+
+
+def test_numa__workers_run_near_their_memory(folder, monkeypatch):
+    cpus = sorted(os.sched_getaffinity(0))
+    places = [frozenset(cpus[:1]), frozenset(cpus[-1:])]
+    monkeypatch.setattr(assemble, "cpus_near", lambda _, number: places[number])
+    model = serve(folder, budget="40%", devices=["cpu", "cpu"])
+    with model.moecast, torch.no_grad():
+        model(TOKENS)
+        for worker in model.moecast.engine.workers:
+            (hand,) = worker._hands
+            assert os.sched_getaffinity(hand.thread.native_id) == worker.cpus
+    assert [worker.cpus for worker in model.moecast.engine.workers] == places
+    assert os.sched_getaffinity(0) == set(cpus)
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing travels")
+def test_devices__on_a_gpu_change_no_bit(folder):
+    plain = plain_eager(folder).cuda()
+    tokens = TOKENS.cuda()
+    last = torch.cuda.device_count() - 1
+    model = runtime.load(folder, budget="30%", devices=["cuda:0", f"cuda:{last}"])
+    with model.moecast, torch.no_grad():
+        assert torch.equal(model(tokens).logits, plain(tokens).logits)
+        assert torch.equal(model.generate(tokens, **GREEDY), plain.generate(tokens, **GREEDY))
+        held_where_they_belong(model.moecast.engine)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE: nothing travels")
+def test_expert__tokens_travel_to_it_and_its_output_back(folder):
+    module = plain_eager(folder).model.layers[0].mlp.experts
+    here = {name: value[3] for name, value in module.named_parameters()}
+    hidden_ND = torch.randn(5, module.gate_up_proj.shape[-1])
+    there = {name: tensor.cuda() for name, tensor in here.items()}
+    with torch.no_grad():
+        found = expert_output(module, there, hidden_ND)
+        assert found.device == hidden_ND.device
+        torch.testing.assert_close(found, expert_output(module, here, hidden_ND))

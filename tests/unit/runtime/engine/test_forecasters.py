@@ -1,0 +1,125 @@
+"""From what a system names to what it forecasts with."""
+
+import numpy as np
+import pytest
+
+from predictors.dependency import Dependency
+from predictors.popularity import Popularity
+from predictors.skip import Skip
+from runtime.config import SystemConfig
+from runtime.engine.forecasters import (
+    forecaster,
+    names_of,
+    reference,
+    systems_forecaster,
+    systems_keeper,
+)
+from tests.builders.entries import tiny_spec
+from zoo.entry import write_entry
+from zoo.errors import MismatchError, ZooError
+
+SPEC = tiny_spec()
+
+
+def popularity(folder, **changes):
+    """An entry of a predictor that forecasts all layers when a step begins."""
+    spec = tiny_spec(**changes)
+    made = Popularity(spec, np.full((2, 8), 0.25, np.float32))
+    write_entry(
+        folder / "popularity",
+        name="tiny/popularity",
+        kind=made.kind,
+        options=made.options(),
+        spec=spec,
+        signals=made.signals,
+        files=made.files(),
+        metrics={"held_out": {}},
+        trace_digest=None,
+        parity={},
+    )
+    return folder
+
+
+def test_reference__of_a_kind_is_the_models_entry(monkeypatch, tmp_path):
+    monkeypatch.setattr("zoo.load.listed", lambda: {"tiny/stride", "other/stride"})
+    assert reference("stride", ["copy", "tiny"]) == ("tiny/stride", True)
+    assert reference("mlp", ["copy", "tiny"]) == ("copy/mlp", False)
+    assert reference("other/stride", ["copy"]) == ("other/stride", True)
+    assert reference(tmp_path, ["copy"]) == (tmp_path, True)
+    (tmp_path / "stride").mkdir()
+    assert reference("stride", ["tiny"], entries=tmp_path) == (tmp_path / "stride", True)
+
+
+def test_names_of__an_inflated_model_are_its_own_and_the_originals():
+    assert names_of("inflated", SPEC) == ["inflated", "tiny"]
+    assert names_of("tiny", SPEC) == ["tiny"]
+
+
+def test_system__overrides_options_of_its_own_predictor_only(tmp_path):
+    entries = popularity(tmp_path)
+    system = SystemConfig(predictor="popularity", predictor_options={"ahead": 1})
+    made = systems_forecaster(system, SPEC, name="tiny", entries=entries)
+    assert made.ahead == 1
+    chosen = str(entries / "popularity")
+    assert systems_forecaster(system, SPEC, name="tiny", chosen=chosen).ahead is None
+
+
+def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
+    system = SystemConfig(name="some", predictor="token", keeper="reuse")
+    assert systems_forecaster(system, SPEC, name="nowhere") is None
+    assert systems_keeper(system, SPEC, name="nowhere") is None
+    said = [record.getMessage() for record in caplog.records]
+    assert "some serves on demand: there is no zoo entry nowhere/token" in said[0]
+    assert "some keeps by usage counts: there is no zoo entry nowhere/reuse" in said[1]
+
+
+def test_system__without_an_entry_forecasts_with_its_fallback_and_says_so(caplog):
+    def own_routers(given):
+        return Skip(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
+
+    system = SystemConfig(name="ours", predictor="residual", fallback="skip")
+    makers = {"skip": own_routers}
+    made = systems_forecaster(system, SPEC, name="nowhere", makers=makers)
+    assert made.kind == "skip"
+    assert "ours forecasts with skip: there is no zoo entry nowhere/residual" in caplog.text
+    caplog.clear()
+    assert systems_forecaster(system, SPEC, name="nowhere") is None
+    assert "ours serves on demand" in caplog.text
+
+
+def test_system__with_an_entry_of_another_model_serves_on_demand_and_says_so(tmp_path, caplog):
+    entries = popularity(tmp_path, num_layers=2, revision="another")
+    system = SystemConfig(name="some", predictor="popularity")
+    assert systems_forecaster(system, SPEC, name="tiny", entries=entries) is None
+    assert "some serves on demand" in caplog.text
+    assert "another" in caplog.text
+    chosen = str(entries / "popularity")
+    with pytest.raises(MismatchError, match="another"):
+        systems_forecaster(system, SPEC, name="tiny", chosen=chosen)
+
+
+def test_chosen__is_never_left_out():
+    with pytest.raises(ZooError, match="nowhere/token"):
+        systems_forecaster(SystemConfig(), SPEC, name="nowhere", chosen="token")
+
+
+def test_kinds_that_need_no_entry__are_made():
+    assert isinstance(forecaster("dependency", SPEC, name="nowhere"), Dependency)
+
+    def own_routers(given):
+        return Skip(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
+
+    options = {"horizon": 1}
+    made = forecaster("skip", SPEC, name="nowhere", options=options, makers={"skip": own_routers})
+    assert made.horizon == 1
+
+
+def test_system__that_fetches_on_no_forecast_gets_none():
+    assert systems_forecaster(SystemConfig(), SPEC, name="tiny") is None
+    off = SystemConfig(prefetch=False, predictor="dependency")
+    assert systems_forecaster(off, SPEC, name="tiny") is None
+
+
+def test_oracle__is_refused_live():
+    with pytest.raises(ValueError, match=r"bound knows the future.*replays.*choose another"):
+        systems_forecaster(SystemConfig(name="bound", predictor="oracle"), SPEC, name="tiny")

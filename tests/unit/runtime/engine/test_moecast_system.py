@@ -1,0 +1,99 @@
+"""system=moecast as it is shipped, live: bitwise eager with good and bad forecasts, on one tier and
+two, idle links at work and while settings are compared; with nothing learned it says so."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import runtime
+from configs.compose import compose_typed
+from predictors.base import Forecast, Predictor, Signal
+from runtime.config import ModelConfig
+from runtime.policy.governor import PROBE_STEPS, WARM_UP
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+
+LAYERS, EXPERTS = 4, 8
+TOKENS = torch.randint(0, 64, (1, 12), generator=torch.Generator().manual_seed(1))
+OPTIONS = {"do_sample": False, "pad_token_id": 0}
+
+
+class Guess(Predictor):
+    """Random chances for every later layer."""
+
+    kind = "guess"
+    signals = frozenset({Signal.GATE_INPUT})
+    stateless = False
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.random = np.random.default_rng(0)
+
+    def scores(self, rows):
+        return (self.random.random((rows, self.spec.num_experts)) ** 2).astype(np.float32)
+
+    def gate_input(self, layer, hidden_TD):
+        later = range(layer + 1, self.spec.num_layers)
+        return [Forecast(target, self.scores(len(hidden_TD))) for target in later]
+
+
+class Values(Guess):
+    """Random values of what was routed."""
+
+    kind = "values"
+    signals = frozenset({Signal.GATE_INPUT, Signal.ROUTED})
+
+    def gate_input(self, layer, hidden_TD):
+        return ()
+
+    def routed(self, layer, experts_TK, logits_TE):
+        return [Forecast(layer, self.scores(1))]
+
+
+def shipped():
+    return compose_typed("generate", ["system=moecast"])[0].system
+
+
+def serve(folder, **kwargs):
+    model = ModelConfig(name="nowhere", id=str(folder), dtype="float32")
+    return runtime.load(model, system=shipped(), **kwargs)
+
+
+@pytest.mark.parametrize(("budget", "host_budget"), [("15%", None), ("40%", "60%")])
+def test_moecast__is_bitwise_eager_whatever_is_forecast(
+    tmp_path, monkeypatch, budget, host_budget
+) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "m", num_layers=LAYERS, num_experts=EXPERTS)
+    forecasters = [lambda _system, spec, **_: Guess(spec), lambda _system, spec, **_: Values(spec)]
+    for name, made in zip(("forecaster", "keeper"), forecasters, strict=True):
+        monkeypatch.setattr(f"runtime.engine.loading.systems_{name}", made)
+    # Long enough for a comparison of settings: with, without, with again.
+    num_tokens = WARM_UP + PROBE_STEPS + 4
+    expected = plain_eager(folder).generate(TOKENS, max_new_tokens=num_tokens, **OPTIONS)
+    model = serve(folder, budget=budget, host_budget=host_budget)
+    with model.moecast as handle:
+        found = model.generate(TOKENS, max_new_tokens=num_tokens, **OPTIONS)
+        assert torch.equal(found, expected)
+        stats = handle.stats()
+        prefetcher = handle.engine.prefetcher
+        for tier in prefetcher.tiers:
+            slots = [entry.slot for entry in tier.cache.entries.values()]
+            assert len(set(slots)) == len(slots) <= tier.cache.num_slots
+    assert stats["bytes_prefetched"] > 0
+    assert stats["governor"] is not None
+
+
+def test_moecast__without_entries_uses_the_models_routers_and_counts_and_says_so(
+    tmp_path, caplog
+) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "m", num_layers=LAYERS, num_experts=EXPERTS)
+    expected = plain_eager(folder).generate(TOKENS, max_new_tokens=8, **OPTIONS)
+    with caplog.at_level(logging.WARNING):
+        model = serve(folder, budget="25%")
+    with model.moecast as handle:
+        assert torch.equal(model.generate(TOKENS, max_new_tokens=8, **OPTIONS), expected)
+        assert handle.engine.driver.forecasts_with == "skip"
+        assert handle.engine.driver.keeps_by is None
+    assert "moecast forecasts with skip: there is no zoo entry nowhere/residual" in caplog.text
+    assert "moecast keeps by usage counts: there is no zoo entry nowhere/reuse" in caplog.text

@@ -1,0 +1,176 @@
+"""What is asked of a running engine agrees with its books, whatever it is doing."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.engine.monitor import ABSENT, BELOW, CACHED, PINNED, Monitor
+from runtime.errors import Fault, TransferError
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.served import serve
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3)
+
+
+def generate(model, *, tokens: int = 6) -> None:
+    prompt = torch.arange(1, 8)[None]
+    model.generate(prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+
+
+def test_snapshot__is_what_the_report_says(folder: Path) -> None:
+    model = serve(folder, budget="50%", predictor="skip")
+    with model.moecast as handle:
+        generate(model)
+        snapshot, report = Monitor(handle.engine).snapshot(), handle.stats()
+    (tier,) = snapshot.tiers
+    assert (tier.name, tier.computes) == ("host", True)
+    total = snapshot.computing.as_dict()
+    assert total["requests"] > 0
+    assert {key: report[key] for key in total} == total
+    assert len(snapshot.computing_layers) == 3
+    assert sum(layer.hits for layer in snapshot.computing_layers) == report["hits"]
+    assert snapshot.stall_seconds == report["stall_seconds"]
+    assert snapshot.predictor_seconds == report["predictor_seconds"] > 0
+    assert snapshot.link_seconds["disk"] > 0
+    assert tier.num_used <= tier.num_slots
+    assert tier.budget_bytes == tier.num_slots * tier.slot_bytes
+    assert (snapshot.faults, snapshot.num_lost_threads, snapshot.prefetching) == ({}, 0, None)
+
+
+def test_recall__is_the_share_of_needed_experts_that_were_named(folder: Path) -> None:
+    """Counted again from what the predictor said and what the routers chose."""
+    model = serve(folder, budget="100%", predictor="skip")
+    with model.moecast as handle:
+        core = handle.engine.prefetcher
+        named: dict[int, set[int]] = {}
+        needed, found = [0] * 3, [0] * 3
+        real_predicted, real_routed = core.predicted, core.routed
+
+        def predicted(layer, experts, urgency):
+            named.setdefault(layer, set()).update(experts)
+            return real_predicted(layer, experts, urgency)
+
+        def routed(layer, tokens_per_expert):
+            said = named.pop(layer, set())
+            needed[layer] += len(tokens_per_expert)
+            found[layer] += len(said & set(tokens_per_expert))
+            return real_routed(layer, tokens_per_expert)
+
+        core.predicted, core.routed = predicted, routed
+        generate(model)
+        layers = Monitor(handle.engine).snapshot().computing_layers
+    assert [layer.needed_predicted for layer in layers] == found
+    assert [layer.requests for layer in layers] == needed
+    assert layers[0].recall is None  # the router before the first layer does not exist
+    assert layers[1].recall == pytest.approx(found[1] / needed[1])
+    assert found[1] > 0
+
+
+def test_cells__show_every_expert_once_and_agree_with_the_slots(folder: Path) -> None:
+    model = serve(folder, budget="50%")
+    with model.moecast as handle:
+        generate(model)
+        monitor = Monitor(handle.engine)
+        cells, (tier,) = monitor.cells(), monitor.snapshot().tiers
+    assert [len(row) for row in cells] == [8, 8, 8]
+    text = "".join(cells)
+    assert set(text) <= {ABSENT, CACHED}
+    assert text.count(CACHED) == tier.num_used == 12
+    assert tier.num_pinned == tier.num_in_flight == 0
+
+
+def test_cells__with_a_tier_below_tell_host_from_device(folder: Path) -> None:
+    model = serve(folder, budget="25%", host_budget="100%")
+    with model.moecast as handle:
+        generate(model)
+        monitor = Monitor(handle.engine)
+        text, tiers = "".join(monitor.cells()), monitor.snapshot().tiers
+    assert [(tier.name, tier.computes) for tier in tiers] == [("device", True), ("host", False)]
+    assert text.count(CACHED) == 6
+    assert text.count(BELOW) == tiers[1].num_used - 6 > 0
+    assert tiers[1].total.requests > 0
+
+
+def test_cells__show_what_is_being_computed_as_pinned(folder: Path) -> None:
+    model = serve(folder, budget="50%")
+    seen: list[str] = []
+    with model.moecast as handle:
+        engine, monitor = handle.engine, Monitor(handle.engine)
+        real = engine.prefetcher.used
+
+        def used(expert):
+            layer, e = expert
+            seen.append(monitor.cells()[layer][e])
+            return real(expert)
+
+        engine.prefetcher.used = used
+        generate(model, tokens=2)
+        assert PINNED not in "".join(monitor.cells())
+    assert set(seen) == {PINNED}
+
+
+def test_faults__are_counted_by_kind_also_when_nobody_needed_the_expert(folder: Path) -> None:
+    model = serve(folder, budget="50%")
+    with model.moecast as handle:
+        engine = handle.engine
+        real = engine.store.read
+        engine.store.read = lambda *_: (_ for _ in ()).throw(
+            TransferError("cut short", fault=Fault.TRUNCATED)
+        )
+        with pytest.raises(TransferError):
+            generate(model)
+        while not all(worker.is_idle for worker in engine.workers):
+            time.sleep(0.01)  # reads that were under way fail too
+        faults = Monitor(engine).snapshot().faults
+        assert set(faults) == {"truncated"}
+        assert faults["truncated"] >= 1
+        engine.store.read = real
+        generate(model)
+        assert Monitor(engine).snapshot().faults == faults
+
+
+def test_snapshot__while_a_model_generates_never_breaks_it(folder: Path) -> None:
+    model = serve(folder, budget="25%", predictor="skip")
+    with model.moecast as handle:
+        monitor, stop = Monitor(handle.engine), threading.Event()
+        requests, wrong = [], []
+
+        def look() -> None:
+            while not stop.wait(0.001):
+                snapshot = monitor.snapshot()
+                requests.append(snapshot.computing.requests)
+                for layer in snapshot.computing_layers:
+                    if layer.hits + layer.joins + layer.misses != layer.requests:
+                        wrong.append(layer)
+                wrong.extend(row for row in monitor.cells() if len(row) != 8)
+
+        looker = threading.Thread(target=look)
+        looker.start()
+        try:
+            generate(model, tokens=40)
+        finally:
+            stop.set()
+            looker.join(10)
+    assert not looker.is_alive()
+    assert not wrong
+    assert len(requests) > 3
+    assert requests == sorted(requests)
+
+
+def test_several_devices__are_told_apart_and_shown_as_one_map(folder: Path) -> None:
+    model = serve(folder, devices=["cpu", "cpu"], budget="50%", host_budget="100%")
+    with model.moecast as handle:
+        generate(model)
+        monitor = Monitor(handle.engine)
+        snapshot, text = monitor.snapshot(), "".join(monitor.cells())
+        requests = handle.stats()["requests"]
+    names = [(tier.name, tier.computes) for tier in snapshot.tiers]
+    assert names == [("device0", True), ("host0", False), ("device1", True), ("host1", False)]
+    assert snapshot.computing.requests == requests
+    assert text.count(CACHED) == sum(tier.num_used for tier in snapshot.tiers if tier.computes)

@@ -1,0 +1,318 @@
+"""Many prompts in groups: every batch has the tokens, and the logits, that it has alone."""
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from runtime.config import ModelConfig, SystemConfig
+from runtime.engine.plain import load_plain
+from runtime.errors import TransferError
+from runtime.generation.batch.config import Offload
+from runtime.generation.batch.errors import PlanError
+from runtime.generation.batch.generation import generate_batch
+from runtime.generation.batch.groups import run_batches
+from runtime.generation.batch.many import generate_many
+from runtime.generation.batch.placing import for_groups
+from runtime.generation.batch.prompts import Prompt
+from runtime.generation.batch.rows import in_batches
+from runtime.generation.kv.caches import Budgeted, Plain, Sinks, outside_of
+from runtime.generation.kv.room import Room
+from runtime.profiling.spans import Spans
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve
+
+KLOTSKI = SystemConfig(
+    name="klotski",
+    predictor="correlation",
+    eviction="static",
+    eviction_options={"first_layers": True, "buffers": 6},
+    per_layer=False,
+    chunked=False,
+    hot_first=True,
+    drop_used=True,
+)
+
+
+def prompts_of(count, *, seed=0):
+    drawn = random.Random(seed)
+    return [
+        Prompt(i, tuple(drawn.randrange(2, 60) for _ in range(drawn.randrange(3, 14))), 1 + i % 6)
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=3, num_experts=12)
+
+
+class Logits:
+    """Hears every row of logits of a model, by the tokens that they follow."""
+
+    def __init__(self, model):
+        self.found = []
+        self._hook = model.register_forward_hook(self._hear)
+
+    def _hear(self, _module, _args, output):
+        self.found.append(output.logits.clone())
+
+    def taken(self):
+        self._hook.remove()
+        return sorted((one.shape, one.flatten().tolist()) for one in self.found)
+
+
+def alone(model, batches, caches=None, temperature=0.0, seed=0):
+    found, logits = {}, Logits(model)
+    for place, batch in enumerate(batches):
+        torch.manual_seed(seed * 1_000_003 + place)
+        generate_batch(
+            model,
+            batch,
+            caches=caches or Plain(),
+            ended=lambda prompt, tokens, why: found.__setitem__(prompt.id, (tokens, why)),
+            temperature=temperature,
+        )
+    return found, logits.taken()
+
+
+def together(model, batches, *, n=3, caches=None, **options):
+    found, logits = {}, Logits(model)
+
+    def emit(result):
+        assert result.id not in found
+        found[result.id] = result.tokens, result.finish_reason
+
+    ran = run_batches(model, batches, n=n, caches=caches or Plain(), emit=emit, **options)
+    return found, logits.taken(), ran
+
+
+FAMILY_NAMES = [
+    "qwen2_moe", "mixtral", "gpt_oss", "granitemoe", "llama4", "deepseek_v3", "olmoe",
+    "qwen3_next", "switch_transformers",
+]  # fmt: skip
+
+
+# Fused, one tensor per expert, a loop of the module's own, sliding windows, several kinds of cache,
+# states that are no keys and values, an encoder.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_run_batches__logits_are_bitwise_those_of_each_batch_alone(tmp_path, name, dtype):
+    source = save_family(tmp_path / "model", FAMILIES[name], dtype=dtype)
+    batches = in_batches(prompts_of(7), 2)
+    expected = alone(load_plain(source, dtype=dtype), batches)
+    config = ModelConfig(name="tiny", id=str(source), dtype=str(dtype).removeprefix("torch."))
+    model = serve(source, budget="60%", system=KLOTSKI, dtype=config.dtype)
+    with model.moecast:
+        found, logits, ran = together(model, batches)
+    assert (found, logits) == expected
+    assert not ran.failed
+    assert ran.num_tokens == sum(len(tokens) for tokens, _ in found.values())
+
+
+class Reads(Spans):
+    """How often each expert is brought within a step."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.of_step = [], Counter()
+
+    def transferred(self, link, task, start, end, *, track):
+        self.of_step[task.expert] += 1
+
+    def step(self, num_tokens, start, end):
+        self.counts.append(self.of_step)
+        self.of_step = Counter()
+
+
+def test_run_batches__an_expert_is_read_once_for_the_whole_group(folder):
+    batches = in_batches(prompts_of(30), 3)
+    model = serve(folder, budget="50%", system=for_groups(KLOTSKI))
+    heard = Reads()
+    with model.moecast:
+        model.moecast.engine.tell(heard)
+        together(model, batches, n=6)
+    assert max(max(one.values(), default=0) for one in heard.counts) == 1
+    # A quarter of the arena holds experts for good: only the first step brings them.
+    first_layers = [sum(n for (layer, _), n in one.items() if layer == 0) for one in heard.counts]
+    assert first_layers[0] > first_layers[1]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
+def test_run_batches__n_changes_no_token_and_steps_are_shared(folder, n):
+    batches = in_batches(prompts_of(11), 2)
+    expected, _ = alone(plain_eager(folder), batches)
+    model = serve(folder, budget="25%", system=KLOTSKI)
+    with model.moecast:
+        found, _, ran = together(model, batches, n=n)
+    assert found == expected
+    longest = [max(one.max_new_tokens for one in batch) for batch in batches]
+    assert max(longest) <= ran.num_steps <= sum(longest)
+    if n == 1:
+        assert ran.num_steps == sum(longest)
+    if n >= len(batches):
+        assert ran.num_steps == max(longest)
+
+
+def test_run_batches__sampling_draws_by_batch(folder):
+    batches = in_batches(prompts_of(9), 3)
+    expected, _ = alone(plain_eager(folder), batches, temperature=0.9, seed=5)
+    model = serve(folder, budget="25%", system=KLOTSKI)
+    with model.moecast:
+        for n in (1, 3):
+            found, *_ = together(model, batches, n=n, temperature=0.9, seed=5)
+            assert found == expected
+
+
+def test_run_batches__rows_end_at_the_end_token_and_are_told_at_once(folder):
+    batches = [tuple(Prompt(i, (5 + i, 9, 3 + i), 12) for i in range(4))]
+    plain = plain_eager(folder)
+    everything, _ = alone(plain, batches)
+    end = everything[2][0][1]
+    plain.generation_config.eos_token_id = [end]
+    expected, _ = alone(plain, batches)
+    assert {why for _, why in expected.values()} == {"stop", "length"}
+    for tokens, why in expected.values():
+        assert (tokens[-1] == end) == (why == "stop")
+        assert end not in tokens[:-1]
+    model = serve(folder, budget="25%")
+    model.generation_config.eos_token_id = [end]
+    with model.moecast:
+        found, *_ = together(model, batches)
+    assert found == expected
+
+
+def test_run_batches__carries_on_with_the_same_batches(folder):
+    batches = in_batches(prompts_of(11), 2)
+    expected, _ = alone(plain_eager(folder), batches)
+    done = frozenset(one.id for one in batches[1]) | {batches[0][0].id, batches[3][1].id}
+    model = serve(folder, budget="25%", system=KLOTSKI)
+    with model.moecast:
+        found, _, ran = together(model, batches, done=done)
+    assert found == {own: value for own, value in expected.items() if own not in done}
+    assert ran.num_rows == 11 - len(done)
+
+
+@pytest.mark.parametrize("layers_inside", [0, 2, 5, 30])
+def test_run_batches__caches_with_a_budget_change_no_bit(folder, layers_inside):
+    batches = in_batches(prompts_of(9), 2)
+    expected = alone(plain_eager(folder), batches)
+    model = serve(folder, budget="25%", system=KLOTSKI)
+    # 2 rows, 2 heads of 8, keys and values, float32; 13 + 6 tokens at most.
+    budget = (3 + layers_inside) * 2 * 2 * 8 * 2 * 4 * 19
+    room = Room(budget, outside_of(Offload.DISK, model.device, None))
+    caches = Budgeted(model, room)
+    with model.moecast:
+        found, logits, _ = together(model, batches, caches=caches)
+    caches.close()
+    assert (found, logits) == expected
+    assert (room.num_read > 0) == (layers_inside < 9)
+    assert room.peak_bytes <= budget
+    assert room.taken_bytes == 0
+
+
+def test_run_batches__a_window_that_holds_all_changes_no_token(folder):
+    batches = in_batches(prompts_of(9), 2)
+    plain = plain_eager(folder)
+    expected, _ = alone(plain, batches)
+    wide, _ = alone(plain, batches, caches=Sinks(plain, sinks=2, window=30))
+    assert wide == expected
+    narrow = Sinks(plain, sinks=2, window=4)
+    expected_narrow, _ = alone(plain, batches, caches=narrow)
+    assert expected_narrow != expected
+    model = serve(folder, budget="25%", system=KLOTSKI)
+    with model.moecast:
+        found, *_ = together(model, batches, caches=narrow)
+    assert found == expected_narrow
+
+
+def test_sinks__attention_is_to_the_first_tokens_and_the_last_only(folder):
+    """A prompt, then tokens one by one: as plain attention with a mask that hides the others."""
+    sinks, window = 2, 5
+    plain = plain_eager(folder)
+    tokens = torch.randint(1, 60, (1, 16), generator=torch.Generator().manual_seed(1))
+    caches = Sinks(plain, sinks=sinks, window=window)
+    cache = caches.make(torch.zeros(1, dtype=torch.long), most_tokens=16)
+    with torch.no_grad():
+        plain(tokens[:, :9], past_key_values=cache)
+        for at in range(9, 16):
+            found = plain(tokens[:, at : at + 1], past_key_values=cache).logits[:, -1]
+            mask = torch.full((1, 1, at + 1, at + 1), float("-inf")).triu(1)
+            for query in range(9, at + 1):
+                mask[..., query, sinks : max(sinks, query - window)] = float("-inf")
+            expected = plain(tokens[:, : at + 1], attention_mask=mask).logits[:, -1]
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "qwen3_next"])
+def test_budgeted__is_refused_where_layers_keep_something_else(tmp_path, name):
+    model = serve(save_family(tmp_path / "model", FAMILIES[name]), budget="100%")
+    with model.moecast:
+        with pytest.raises(PlanError, match=r"kv_budget: .* leave kv_budget out"):
+            Budgeted(model, Room(None, None))
+        with pytest.raises(PlanError, match=r"window: .* leave window out"):
+            Sinks(model, sinks=1, window=3)
+
+
+def test_generate_many__gives_results_in_the_order_of_the_prompts(folder):
+    prompts = prompts_of(8, seed=3)
+    batches = in_batches([Prompt(i, one.tokens, 5) for i, one in enumerate(prompts)], 3)
+    expected, _ = alone(plain_eager(folder), batches)
+    model = serve(folder, budget="25%", system=KLOTSKI)
+    told = []
+    with model.moecast:
+        found = model.generate_many(
+            [list(one.tokens) for one in prompts],
+            n=2,
+            batch_size=3,
+            max_new_tokens=5,
+            on_result=told.append,
+        )
+        assert model.generate_many([]) == []
+    assert [one.id for one in found] == list(range(8))
+    assert {one.id: (one.tokens, one.finish_reason) for one in found} == expected
+    assert sorted(one.id for one in told) == list(range(8))
+    assert {one.text for one in found} == {None}
+
+
+def test_generate_many__plans_by_itself(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("MOECAST_CACHE", str(tmp_path))
+    model = serve(folder, budget="25%", system=KLOTSKI)
+    with model.moecast:
+        prompts = [list(one.tokens) for one in prompts_of(8)]
+        found = generate_many(model, prompts, batch_size=2, max_new_tokens=3, kv_budget="1MiB")
+        (known,) = (tmp_path / "measured").iterdir()
+        written = known.stat().st_mtime_ns
+        again = generate_many(model, prompts, batch_size=2, max_new_tokens=3)
+    assert found == again
+    assert known.stat().st_mtime_ns == written
+
+
+def test_run_batches__a_batch_whose_transfer_fails_is_left_out_and_the_others_go_on(
+    folder, monkeypatch
+):
+    batches = in_batches(prompts_of(9), 3)
+    expected, _ = alone(plain_eager(folder), batches)
+    model = serve(folder, budget="40%", system=SystemConfig(prefetch=False))
+
+    class Failing(Plain):
+        """The second batch's cache cannot be written."""
+
+        def make(self, padding_B, *, most_tokens):
+            self.made = getattr(self, "made", 0) + 1
+            if self.made == 2:
+                raise TransferError("the disk is full")
+
+    with model.moecast:
+        found, _, ran = together(model, batches, caches=Failing())
+        ((batch, why),) = ran.failed
+        assert why == "the disk is full"
+        assert batch == batches[1]
+        missing = {one.id for one in batch}
+        assert found == {own: value for own, value in expected.items() if own not in missing}
+        # The model is as good as before.
+        again, *_ = together(model, batches)
+        assert again == expected

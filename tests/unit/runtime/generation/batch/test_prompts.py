@@ -1,0 +1,101 @@
+"""Lines of a file as prompts; a bad one is named before anything runs."""
+
+import json
+
+import pytest
+
+from runtime.generation.batch.errors import InputError
+from runtime.generation.batch.prompts import Encoder, Prompt, given_prompts, read_prompts
+
+
+def of_text(text):
+    return [len(word) for word in text.split()]
+
+
+ENCODER = Encoder(
+    of_text=of_text,
+    of_messages=lambda messages: [7, *of_text(messages[-1]["content"])],
+    vocabulary=50,
+    context=20,
+)
+
+
+def read(tmp_path, *lines, **options):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"\n".join(one if isinstance(one, bytes) else one.encode() for one in lines))
+    return read_prompts(path, ENCODER, **{"max_new_tokens": 4, **options})[0]
+
+
+def test_read_prompts__takes_text_messages_and_ids(tmp_path):
+    lines = [
+        {"prompt": "to be or"},
+        {"id": "b", "messages": [{"role": "user", "content": "not to"}], "max_new_tokens": 2},
+        {"id": 9, "tokens": [3, 1], "max_new_tokens": 1},
+    ]
+    found = read(tmp_path, *map(json.dumps, lines[:2]), "", json.dumps(lines[2]), "")
+    assert found == [
+        Prompt(1, (2, 2, 2), 4),
+        Prompt("b", (7, 3, 2), 2),
+        Prompt(9, (3, 1), 1),
+    ]
+
+
+def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    digests = []
+    for text in ('{"prompt": "a"}', '{"prompt": "a"}\n', '{"prompt": "a"}'):
+        path.write_text(text)
+        digests.append(read_prompts(path, ENCODER, max_new_tokens=1)[1])
+    assert digests[0] == digests[2] != digests[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "not JSON"),
+        (b'{"prompt": "\xff"}', "not JSON"),
+        ("[1, 2]", "a list is no prompt"),
+        ('{"promt": "a"}', "unknown key 'promt'; known are id, prompt"),
+        ('{"id": 1}', "has none of prompt, messages, tokens"),
+        ('{"prompt": "a", "tokens": [1]}', "has prompt and tokens"),
+        ('{"prompt": 3}', "prompt must be a text, not a int"),
+        ('{"prompt": " "}', "prompt has no tokens"),
+        ('{"tokens": []}', "tokens has no tokens"),
+        ('{"tokens": [1, 50]}', "ids from 0 to 49"),
+        ('{"tokens": [1, true]}', "ids from 0 to 49"),
+        ('{"tokens": "12"}', "ids from 0 to 49"),
+        ('{"messages": [{"role": "user"}]}', "messages must be a list of"),
+        ('{"prompt": "a", "id": 1.5}', "id is 1.5"),
+        ('{"prompt": "a", "id": null}', "id is None"),
+        ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens is 0"),
+        ('{"prompt": "a", "max_new_tokens": true}', "max_new_tokens is True"),
+        ('{"prompt": "a", "max_new_tokens": 20}', "exceed the model's context of 20"),
+        ('{"prompt": "a", "id": "x"}', r"id 'x' is that of .* line 1 too"),
+    ],
+)
+def test_read_prompts__a_bad_line_is_named(tmp_path, line, said):
+    with pytest.raises(InputError, match=rf"line 3: .*{said}"):
+        read(tmp_path, '{"prompt": "a", "id": "x"}', '{"prompt": "b"}', line, '{"prompt": "c"}')
+
+
+def test_read_prompts__nothing_to_read_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no prompt in it"):
+        read(tmp_path, "", " ")
+    with pytest.raises(InputError, match="No such file"):
+        read_prompts(tmp_path / "none", ENCODER, max_new_tokens=1)
+
+
+def test_given_prompts__are_numbered_by_their_places():
+    found = given_prompts(
+        ["a bc", [4, 5], [{"role": "user", "content": "abc"}], {"tokens": [1], "id": "own"}],
+        ENCODER,
+        max_new_tokens=3,
+    )
+    assert [(one.id, one.tokens) for one in found] == [
+        (0, (1, 2)),
+        (1, (4, 5)),
+        (2, (7, 3)),
+        ("own", (1,)),
+    ]
+    with pytest.raises(InputError, match=r"prompts\[1\]: a int is no prompt"):
+        given_prompts(["a", 3], ENCODER, max_new_tokens=3)

@@ -1,0 +1,188 @@
+"""Caches within a budget hold the very tensors that Transformers' own hold."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.cache_utils import DynamicLayer
+
+from runtime.errors import TransferError
+from runtime.generation.batch.config import Offload
+from runtime.generation.batch.errors import PlanError
+from runtime.generation.kv.caches import outside_of
+from runtime.generation.kv.outside import OnDisk, OnHost
+from runtime.generation.kv.room import WORKING, Room
+from runtime.generation.kv.sinks import SinkLayer
+from runtime.generation.kv.stored import StoredLayer
+
+ROWS, HEADS, WIDTH, MOST = 2, 3, 4, 13
+LAYER_BYTES = ROWS * HEADS * 2 * WIDTH * MOST * 4
+
+
+def states(tokens, generator, *, dtype=torch.float32, value_width=WIDTH):
+    """Keys and values as attention gives them: views of `(B, T, H, D)`."""
+
+    def one(width):
+        drawn = torch.randn(ROWS, tokens, HEADS, width, generator=generator)
+        return drawn.to(dtype).transpose(1, 2)
+
+    return one(WIDTH), one(value_width)
+
+
+def same(found, expected):
+    return all(
+        torch.equal(a, b) and a.is_contiguous() == b.is_contiguous()
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    parts=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    layers=st.integers(1, 3),
+    batches=st.integers(1, 3),
+    room_for=st.integers(0, 9),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    place=st.sampled_from([Offload.DISK, "host"]),
+)
+def test_stored__is_what_transformers_keeps_whatever_has_room(
+    parts, layers, batches, room_for, dtype, place
+):
+    size = LAYER_BYTES * dtype.itemsize // 4
+    budget = (WORKING + room_for) * size
+
+    def outside(num_tokens):
+        return OnDisk(None) if place is Offload.DISK else OnHost(num_tokens)
+
+    room = Room(budget, outside)
+    keys = [(b, layer) for layer in range(layers) for b in range(batches)]
+    ours = {key: StoredLayer(room, most_tokens=MOST) for key in keys}
+    theirs = {key: DynamicLayer() for key in keys}
+    generator = torch.Generator().manual_seed(0)
+    for tokens in parts:
+        for key in keys:
+            new = states(tokens, generator, dtype=dtype)
+            assert same(ours[key].update(*new), theirs[key].update(*new))
+            assert ours[key].get_seq_length() == theirs[key].get_seq_length()
+            assert ours[key].get_mask_sizes(1) == theirs[key].get_mask_sizes(1)
+        assert room.taken_bytes + WORKING * size <= budget
+        assert room.peak_bytes <= budget
+    inside = min(room_for, len(keys))
+    assert room.taken_bytes == inside * size
+    assert room.num_read == (len(parts) - 1) * (len(keys) - inside)
+    # The first batch ends: what it leaves is taken by others when their turn comes.
+    for key in keys:
+        if key[0] == 0:
+            ours[key].close()
+            ours[key].close()
+    rest = [key for key in keys if key[0]]
+    for key in rest:
+        new = states(1, generator, dtype=dtype)
+        assert same(ours[key].update(*new), theirs[key].update(*new))
+    assert room.taken_bytes == min(room_for, len(rest)) * size
+    for key in rest:
+        ours[key].close()
+    assert room.taken_bytes == 0
+    room.close()
+
+
+def test_stored__values_may_be_of_another_width():
+    room = Room(WORKING * ROWS * HEADS * (WIDTH + 2) * MOST * 4, lambda _: OnDisk(None))
+    ours, theirs = StoredLayer(room, most_tokens=MOST), DynamicLayer()
+    generator = torch.Generator().manual_seed(0)
+    for tokens in (5, 1, 1):
+        new = states(tokens, generator, value_width=2)
+        assert same(ours.update(*new), theirs.update(*new))
+    assert room.num_read == 2
+    ours.close()
+    room.close()
+
+
+def test_room__without_room_for_one_layer_says_what_is_the_least():
+    room = Room(WORKING * LAYER_BYTES - 1, lambda _: OnDisk(None))
+    layer = StoredLayer(room, most_tokens=MOST)
+    with pytest.raises(PlanError, match=rf"kv_budget={WORKING * LAYER_BYTES}\)"):
+        layer.update(*states(2, torch.Generator()))
+    room.close()
+
+
+def test_room__with_no_outside_refuses_what_has_no_room():
+    room = Room((WORKING + 1) * LAYER_BYTES, None)
+    new = states(2, torch.Generator())
+    StoredLayer(room, most_tokens=MOST).update(*new)
+    with pytest.raises(PlanError, match="kv_offload=none"):
+        StoredLayer(room, most_tokens=MOST).update(*new)
+    room.close()
+
+
+def test_on_disk__leaves_no_name_and_no_file_behind(tmp_path):
+    place = OnDisk(tmp_path)
+    place.write(0, torch.ones(3, 2, 2, 2))
+    assert torch.equal(place.read(3), torch.ones(3, 2, 2, 2))
+    assert list(tmp_path.iterdir()) == []
+    place.close()
+
+
+def test_on_disk__a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
+    place = OnDisk(tmp_path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(TransferError, match=r"No space left.*kv_folder=PATH"):
+        place.write(0, torch.ones(3, 2, 2, 2))
+    monkeypatch.undo()
+    place.write(0, torch.ones(3, 2, 2, 2))
+    os.ftruncate(place._handle, 10)
+    with pytest.raises(TransferError, match="ends after 10 bytes"):
+        place.read(3)
+    place.close()
+
+
+def test_outside_of__host_memory_is_no_place_outside_of_itself():
+    cpu = torch.device("cpu")
+    with pytest.raises(PlanError, match="use kv_offload=disk"):
+        outside_of(Offload.HOST, cpu, None)
+    assert outside_of(Offload.NONE, cpu, None) is None
+    assert isinstance(outside_of(Offload.AUTO, cpu, None)(3), OnDisk)
+    assert isinstance(outside_of(Offload.AUTO, torch.device("cuda"), None)(3), OnHost)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    padding=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    prompt=st.integers(7, 12),
+    steps=st.integers(0, 10),
+    sinks=st.integers(0, 3),
+    window=st.integers(1, 8),
+)
+def test_sinks__every_row_keeps_its_first_tokens_and_the_last(
+    padding, prompt, steps, sinks, window
+):
+    layer = SinkLayer(torch.tensor(padding), sinks=sinks, window=window)
+    keep, seen = sinks + window, 0
+    for tokens in [prompt] + [1] * steps:
+        # Each token is its column's number, so that what is kept says where it came from.
+        column = torch.arange(seen, seen + tokens, dtype=torch.float32)
+        new = column[None, None, :, None].expand(len(padding), 1, tokens, 1)
+        before = [] if not seen else layer.keys[:, 0, :, 0].tolist()
+        sizes = layer.get_mask_sizes(tokens)
+        keys, values = layer.update(new, new)
+        seen += tokens
+        assert torch.equal(keys, values)
+        assert sizes == (keys.shape[2], seen - keys.shape[2])
+        if before:
+            assert keys[:, 0, :-1, 0].tolist() == before
+        for row, pad in enumerate(padding):
+            kept = layer.keys[row, 0, :, 0].tolist()
+            real = list(range(pad, seen))
+            if seen <= keep:
+                assert kept == list(range(seen))
+            elif len(real) <= keep:
+                assert kept == list(range(seen - keep, seen))
+            else:
+                assert kept == real[:sinks] + real[len(real) - window :]
+    assert layer.get_seq_length() == seen

@@ -1,0 +1,375 @@
+"""Generations in step: each gives what it gives alone, whatever happens to the others."""
+
+import gc
+import itertools
+import threading
+import traceback
+import weakref
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from predictors.base import Predictor, Signal
+from runtime.config import SystemConfig
+from runtime.errors import GroupError, TransferError
+from runtime.generation.lockstep import Group
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.predictors import small_spec
+from tests.builders.served import serve, serve_with_links
+
+LENGTHS = (5, 1, 9, 3)
+
+
+def prompts() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(1, 60, (1, n), generator=generator) for n in LENGTHS]
+
+
+def generate(model, tokens: Tensor, **options) -> Tensor:
+    options = {"max_new_tokens": 7, "do_sample": False, "pad_token_id": 0, **options}
+    return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+
+
+def run(group: Group) -> list:
+    ended = []
+    while group.members:
+        ended += group.step()
+    return ended
+
+
+def pins(model) -> int:
+    return sum(e.pins for e in model.moecast.engine.prefetcher.top.cache.entries.values())
+
+
+class Everything(Predictor):
+    """Asks for every signal, keeps what it was shown, forecasts nothing."""
+
+    kind = "everything"
+    signals = frozenset(Signal)
+
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.steps: list[list[tuple]] = []
+
+    def begin_step(self, tokens_T, requests_T):
+        self.steps.append([("tokens", -1, tokens_T.copy()), ("requests", -1, requests_T.copy())])
+        return ()
+
+    def layer_input(self, layer, hidden_TD):
+        self.steps[-1].append(("layer_input", layer, hidden_TD.copy()))
+        return ()
+
+    def gate_input(self, layer, hidden_TD):
+        self.steps[-1].append(("gate_input", layer, hidden_TD.copy()))
+        return ()
+
+    def routed(self, layer, experts_TK, logits_TE):
+        self.steps[-1].append(("routed", layer, experts_TK.copy()))
+        return ()
+
+
+@pytest.mark.parametrize("budget", ["30%", "100%"])
+@pytest.mark.parametrize(
+    "system",
+    [
+        SystemConfig(),
+        SystemConfig(early_preemption=False),
+        SystemConfig(hot_first=True, drop_used=True),
+        SystemConfig(reordered=False, per_layer=False, eviction="lfu"),
+    ],
+    ids=["promoe", "one by one", "klotski", "global"],
+)
+def test_group__members_give_what_they_give_alone(tmp_path, system, budget):
+    model = serve(tiny_qwen2_moe(tmp_path), budget=budget, system=system)
+    expected = [generate(model, tokens) for tokens in prompts()]
+    with model.moecast, Group(model) as group:
+        members = []
+        for tokens in prompts():  # each begins a step later than the one before
+            members.append(group.start(partial(generate, model, tokens)))
+            group.step()
+        run(group)
+        assert [member.error for member in members] == [None] * 4
+        assert all(torch.equal(m.result, e) for m, e in zip(members, expected, strict=True))
+        assert pins(model) == 0
+
+
+def test_group__predictors_are_shown_one_step_of_all(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path, num_layers=3)
+    spec = small_spec(num_layers=3, num_experts=8, top_k=2, hidden_size=32)
+    alone = []
+    for tokens in prompts():
+        predictor = Everything(spec)
+        model = serve(folder, budget="60%", predictor=predictor)
+        with model.moecast:
+            generate(model, tokens)
+        alone.append(predictor.steps)
+    together = Everything(spec)
+    model = serve(folder, budget="60%", predictor=together)
+    with model.moecast, Group(model) as group:
+        for tokens in prompts():
+            group.start(partial(generate, model, tokens))
+        run(group)
+    assert len(together.steps) == 7
+    for number, step in enumerate(together.steps):
+        parts = [steps[number] for steps in alone]
+        assert [event[:2] for event in step] == [event[:2] for event in parts[0]]
+        for place, (name, _, value) in enumerate(step):
+            if name == "requests":
+                lengths = [len(part[place][2]) for part in parts]
+                expected = [r for r, n in enumerate(lengths) for _ in range(n)]
+                assert value.tolist() == expected
+            else:
+                joined = torch.cat([torch.from_numpy(part[place][2]) for part in parts])
+                assert torch.equal(torch.from_numpy(value), joined)
+
+
+def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
+    reads: Counter = Counter()
+
+    def counting(_name, link):
+        read = link.transfer
+
+        def transfer(task):
+            reads[task.expert] += task.first_chunk == 0
+            return read(task)
+
+        link.transfer = transfer
+        return link
+
+    system = SystemConfig(drop_used=True, prefetch=False)
+    folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=4)
+    model = serve_with_links(folder, monkeypatch, counting, budget="30%", system=system)
+    with model.moecast, Group(model) as group:
+        for tokens in prompts() * 3:
+            group.start(partial(generate, model, tokens))
+        while group.members:
+            reads.clear()
+            group.step()
+            assert set(reads.values()) <= {1}
+            assert sum(reads.values()) <= 2 * 16
+        assert model.moecast.stats()["misses"] > 0
+
+
+def test_group__draws_are_those_of_the_seed(tmp_path):
+    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+    sampling = {"do_sample": True, "temperature": 2.0}
+    expected = []
+    for seed, tokens in enumerate(prompts()):
+        torch.manual_seed(seed)
+        expected.append(generate(model, tokens, **sampling))
+    torch.manual_seed(99)
+    outside = torch.get_rng_state()
+    with model.moecast, Group(model) as group:
+        members = [
+            group.start(partial(generate, model, tokens, **sampling), seed=seed)
+            for seed, tokens in enumerate(prompts())
+        ]
+        run(group)
+    assert all(torch.equal(m.result, e) for m, e in zip(members, expected, strict=True))
+    assert torch.equal(torch.get_rng_state(), outside)
+
+
+def test_group__a_cancelled_member_leaves_the_others_as_they_are(tmp_path):
+    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+    expected = [generate(model, tokens) for tokens in prompts()]
+    with model.moecast, Group(model) as group:
+        members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+        never_begun = group.start(partial(generate, model, prompts()[0]))
+        group.cancel(never_begun)
+        group.step()
+        group.step()
+        group.cancel(members[1])
+        assert (members[1].is_done, members[1].result, members[1].error) == (True, None, None)
+        assert len(group.members) == 3
+        run(group)
+        for place in (0, 2, 3):
+            assert torch.equal(members[place].result, expected[place])
+        assert never_begun.result is None
+        assert pins(model) == 0
+
+
+def breaking(broken: set):
+    """Links that can not read these experts, (layer, expert)."""
+
+    def wrapped(_name, link):
+        read = link.transfer
+
+        def transfer(task):
+            if task.expert in broken:
+                raise TransferError(f"{task.expert} is broken")
+            return read(task)
+
+        link.transfer = transfer
+        return link
+
+    return wrapped
+
+
+def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeypatch):
+    broken: set = set()
+    folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=1)
+    spec = small_spec(num_layers=2, num_experts=16, top_k=1, hidden_size=32)
+    chosen = []
+    single = [tokens[:, :1] for tokens in prompts()]
+    for tokens in single:
+        seen = Everything(spec)
+        model = serve(folder, budget="30%", predictor=seen)
+        with model.moecast:
+            generate(model, tokens)
+        routed = [event for step in seen.steps for event in step if event[0] == "routed"]
+        chosen.append({(layer, int(e)) for _, layer, experts in routed for e in experts.flat})
+    only_first = sorted(chosen[0] - set().union(*chosen[1:]))
+    assert only_first
+    model = serve_with_links(
+        folder, monkeypatch, breaking(broken), budget="30%", system=SystemConfig(prefetch=False)
+    )
+    expected = [generate(model, tokens) for tokens in single]
+    with model.moecast, Group(model) as group:
+        broken.update(only_first)
+        members = [group.start(partial(generate, model, tokens)) for tokens in single]
+        run(group)
+        assert isinstance(members[0].error, TransferError)
+        for member, tokens in zip(members[1:], expected[1:], strict=True):
+            assert member.error is None
+            assert torch.equal(member.result, tokens)
+        broken.clear()
+        again = group.start(partial(generate, model, single[0]))
+        run(group)
+        assert torch.equal(again.result, expected[0])
+        assert pins(model) == 0
+
+
+def test_group__an_error_of_ones_own_ends_that_one(tmp_path):
+    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+    expected = generate(model, prompts()[0])
+
+    def fails():
+        generate(model, prompts()[2], max_new_tokens=2)
+        raise ValueError("mine")
+
+    with model.moecast, Group(model) as group:
+        other = group.start(partial(generate, model, prompts()[0]))
+        failing = group.start(fails)
+        run(group)
+        assert isinstance(failing.error, ValueError)
+        assert torch.equal(other.result, expected)
+
+
+class Held:
+    """Something large that a generation works with."""
+
+
+@pytest.fixture
+def no_search_for_cycles():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("end", ["by itself", "in an error", "cancelled", "before it began"])
+def test_group__what_a_member_held_is_free_when_it_has_ended(tmp_path, no_search_for_cycles, end):
+    """At once: Python looks for cycles rarely, and caches of keys and values are large."""
+    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+
+    def work(held: Held):
+        mine = held
+        generate(model, prompts()[2])
+        if end == "in an error":
+            raise ValueError(mine)
+
+    with model.moecast, Group(model) as group:
+        held = Held()
+        freed = weakref.ref(held)
+        member = group.start(partial(work, held), seed=1)
+        del held
+        if end != "before it began":
+            group.step()
+            group.step()
+        if end in ("cancelled", "before it began"):
+            group.cancel(member)
+        else:
+            run(group)
+        assert member.is_done
+        assert (freed() is None) == (end != "in an error")  # its traceback shows it
+        ended = weakref.ref(member)
+        del member
+        assert ended() is None
+        assert freed() is None
+
+
+def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no_search_for_cycles):
+    broken: set = set()
+
+    def caches() -> int:
+        return sum(type(one) is DynamicCache for one in gc.get_objects())
+
+    folder = tiny_qwen2_moe(tmp_path)
+    model = serve_with_links(
+        folder, monkeypatch, breaking(broken), budget="30%", system=SystemConfig(prefetch=False)
+    )
+    with model.moecast, Group(model) as group:
+        before = caches()
+        members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+        group.step()
+        assert caches() == before + len(members)
+        broken.update(itertools.product(range(2), range(8)))
+        run(group)
+        assert {type(member.error) for member in members} == {TransferError}
+        assert caches() == before
+        assert "generate" in "".join(traceback.format_tb(members[0].error.__traceback__))
+
+
+def test_group__ctrl_c_closes_it_and_the_model_serves_on(tmp_path, monkeypatch):
+    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+    expected = generate(model, prompts()[0])
+    with model.moecast:
+        group = Group(model)
+        members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+        group.step()
+        ready = model.moecast.engine.ready
+
+        def interrupted(layer, wanted):
+            if layer == 1:
+                raise KeyboardInterrupt
+            return ready(layer, wanted)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.moecast.engine, "ready", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                group.step()
+        assert all(member.is_done for member in members)
+        with pytest.raises(GroupError, match="closed"):
+            group.start(lambda: None)
+        assert torch.equal(generate(model, prompts()[0]), expected)
+        assert pins(model) == 0
+
+
+def test_group__others_use_the_model_meanwhile(tmp_path):
+    model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
+    expected = [generate(model, tokens) for tokens in prompts()]
+    found: list[Tensor] = []
+    with model.moecast, Group(model) as group:
+        members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+        group.step()
+        thread = threading.Thread(target=lambda: found.append(generate(model, prompts()[3])))
+        thread.start()
+        run(group)
+        thread.join()
+        assert torch.equal(found[0], expected[3])
+        assert all(torch.equal(m.result, e) for m, e in zip(members, expected, strict=True))
+
+
+def test_group__what_cannot_be_is_refused(tmp_path):
+    with pytest.raises(GroupError, match=r"runtime\.load"):
+        Group(torch.nn.Linear(1, 1))
+    model = serve(tiny_qwen2_moe(tmp_path), budget="50%")
+    with model.moecast:
+        with Group(model), pytest.raises(GroupError, match="has a group already"):
+            Group(model)
+        with Group(model) as second:
+            assert second.step() == []

@@ -1,0 +1,86 @@
+"""Messages become what the model was taught to read, and answers end where the template says."""
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from runtime.config import BUILTIN_MODELS
+from runtime.errors import ChatError
+from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn, plain_text, render
+
+TURNS = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "hello"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "why"},
+]
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+
+
+def words(*, template: str | None = None) -> PreTrainedTokenizerBase:
+    names = ["<unk>", "<e>", "<end>", "user", "assistant", "hello", "yes", ":", "User", "Assistant"]
+    backend = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    backend.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="<unk>", eos_token="<e>", extra_special_tokens=["<end>"]
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_render__uses_the_tokenizers_own_template(reference: PreTrainedTokenizerBase) -> None:
+    tokens = render(TURNS, reference)
+    assert all(isinstance(token, int) for token in tokens)
+    assert reference.decode(tokens) == (
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n"
+        "<|im_start|>assistant\nyes<|im_end|>\n<|im_start|>user\nwhy<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_end_of_turn__is_the_templates_though_the_model_names_another(
+    reference: PreTrainedTokenizerBase,
+) -> None:
+    assert reference.eos_token == "<|endoftext|>"
+    (token,) = end_of_turn(reference).token_ids
+    assert reference.convert_ids_to_tokens(token) == "<|im_end|>"
+
+
+def test_plain_text__is_a_dialogue_that_ends_where_the_answer_begins() -> None:
+    assert plain_text(TURNS) == (
+        "System: be brief\n\nUser: hello\n\nAssistant: yes\n\nUser: why\n\nAssistant:"
+    )
+
+
+def test_no_template__writes_plain_text_and_stops_at_the_next_user() -> None:
+    tokenizer = words()
+    tokens = render([{"role": "user", "content": " hello "}], tokenizer)
+    assert tokenizer.convert_ids_to_tokens(tokens) == ["User", ":", "hello", "Assistant", ":"]
+    assert end_of_turn(tokenizer) == EndOfTurn(strings=(PLAIN_STOP,))
+
+
+@pytest.mark.parametrize(
+    ("behind", "expected"), [("<end>", (2,)), ("<e>", (1,)), (" user", ()), ("", ())]
+)
+def test_end_of_turn__is_a_special_token_or_none(behind: str, expected: tuple[int, ...]) -> None:
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }}" + behind + "{% endfor %}"
+    assert end_of_turn(words(template=template)) == EndOfTurn(token_ids=expected)
+
+
+def test_template_that_refuses__is_the_users_fault_and_says_why() -> None:
+    template = "{{ raise_exception('System role not supported') }}"
+    tokenizer = words(template=template)
+    with pytest.raises(ChatError, match="System role not supported"):
+        render(TURNS, tokenizer)
+    assert end_of_turn(tokenizer) == EndOfTurn()
+
+
+def test_no_messages__are_refused(reference: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ChatError, match="no messages"):
+        render([], reference)

@@ -1,0 +1,128 @@
+"""Text comes in whole characters, concatenates to the whole, and ends before a stop string."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from runtime.config import BUILTIN_MODELS
+from runtime.generation.text import Detokeniser, StopStrings
+from runtime.serving.facts import shareable
+from runtime.serving.vocabulary import Vocabulary, bytes_of_characters
+
+TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+BYTES = {
+    byte: TOKENIZER.convert_tokens_to_ids(character)
+    for character, byte in bytes_of_characters().items()
+}
+
+
+def whole(tokens: list[int]) -> str:
+    return TOKENIZER.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=40))
+def test_pieces__concatenate_to_what_is_decoded_at_once(tokens: list[int]) -> None:
+    detokeniser = Detokeniser(TOKENIZER)
+    text = "".join([*map(detokeniser.push, tokens), detokeniser.end()])
+    assert text == whole(tokens)
+    assert detokeniser.num_characters == len(text)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=20))
+def test_characters__come_with_their_last_byte(text: str) -> None:
+    detokeniser = Detokeniser(TOKENIZER)
+    expected = []
+    for character in text:
+        expected += [""] * (len(character.encode()) - 1) + [character]
+    assert [detokeniser.push(BYTES[byte]) for byte in text.encode()] == expected
+    assert detokeniser.end() == ""
+
+
+def test_bytes_that_are_no_character__come_at_the_end_only() -> None:
+    detokeniser = Detokeniser(TOKENIZER)
+    assert [detokeniser.push(BYTES[byte]) for byte in "a€".encode()[:3]] == ["a", "", ""]
+    assert detokeniser.end() == "\ufffd"
+
+
+def reference(text: str, stops: list[str]) -> str:
+    """Character by character: before the first stop string that is whole, the longest of those."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)]
+    return text
+
+
+LETTERS = st.text("ab", max_size=12)
+
+
+@given(st.lists(LETTERS, max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
+def test_stop_strings__end_the_text_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
+    held = StopStrings(stops)
+    told = [held.push(piece) for piece in pieces]
+    is_hit = held.is_hit
+    told.append(held.end())
+    text = "".join(pieces)
+    assert "".join(told) == reference(text, stops)
+    assert is_hit == any(stop in text for stop in stops)
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
+def test_stop_strings__hold_back_no_more_than_could_become_one(text: str, stops: list[str]) -> None:
+    held = StopStrings(stops)
+    told = "".join(held.push(character) for character in text)
+    if not held.is_hit:
+        rest = text[len(told) :]
+        assert any(stop.startswith(rest) for stop in stops) or not rest
+
+
+@pytest.mark.parametrize(
+    ("text", "written"), [("€", "bytes:\\xe2"), ("é", "bytes:\\xc3"), ("a", "a"), (" ", " ")]
+)
+def test_vocabulary__writes_a_byte_that_is_no_character_as_openai_does(
+    text: str, written: str
+) -> None:
+    vocabulary = Vocabulary(TOKENIZER)
+    first = text.encode()[0]
+    assert vocabulary.text(BYTES[first]) == written
+    assert vocabulary.bytes(BYTES[first]) == [first]
+
+
+def test_vocabulary__gives_the_bytes_of_every_token() -> None:
+    vocabulary = Vocabulary(TOKENIZER)
+    tokens = TOKENIZER("Zwölf Boxkämpfer — ж")["input_ids"]
+    assert bytes(byte for token in tokens for byte in vocabulary.bytes(token)).decode() == (
+        "Zwölf Boxkämpfer — ж"
+    )
+
+
+def test_tokenizer__is_used_by_threads_at_once() -> None:
+    """Encoding that changes padding or truncation while another thread decodes fails."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        BUILTIN_MODELS / "qwen2_moe_tiny"
+    )
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=8)
+    tokenizer = shareable(tokenizer)
+    errors: list[Exception] = []
+    tokens = tokenizer("the heart pumps blood " * 50)["input_ids"]
+
+    def work(encode: bool) -> None:
+        try:
+            for _ in range(200):
+                if encode:
+                    assert tokenizer("the heart pumps blood " * 50)["input_ids"] == tokens
+                else:
+                    tokenizer.decode(tokens, skip_special_tokens=True)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=[number % 2 == 0]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors

@@ -1,0 +1,324 @@
+"""Models whose experts no interface of Transformers reaches, each by the adapter of its kind."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig
+
+from predictors.base import Signal
+from predictors.dependency import Dependency
+from predictors.expert_map.predictor import ExpertMap
+from predictors.popularity import Popularity
+from runtime.config import SystemConfig
+from runtime.engine.plain import load_plain
+from runtime.errors import CheckpointError
+from runtime.hf.adapters.dense import dense_experts
+from runtime.hf.adapters.registry import kind_of
+from runtime.hf.adapters.served import Served
+from runtime.hf.classes import model_class
+from runtime.hf.layers import expert_banks, moe_layers
+from runtime.hf.probes import Probes, SilentListener
+from tests.builders.families.build import save_family, tiny_model
+from tests.builders.families.table import FAMILIES
+from tests.builders.served import serve
+
+KINDS = {
+    "dbrx": "stacked",
+    "jetmoe": "parallel",
+    "llama4": "dense",
+    "longcat_flash": "loop",
+    "nllb_moe": "members",
+    "step3p7": "loop",
+    "switch_transformers": "members",
+}
+"""What structure tells of the models without `use_experts_implementation`."""
+
+
+def prompts(*, num_rows: int = 2, num_tokens: int = 9) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(4, 90, (num_rows, num_tokens), generator=generator)
+
+
+@torch.no_grad()
+def logits(model, tokens):
+    decoder = {"decoder_input_ids": tokens[:, :4]} if model.config.is_encoder_decoder else {}
+    return model(input_ids=tokens, **decoder).logits
+
+
+def merged(folder: Path, change) -> None:
+    """Rewrites a checkpoint as one file of what `change` leaves of its tensors."""
+    tensors = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors.update(load_file(file))
+        file.unlink()
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    kept = {name: tensor for name, tensor in tensors.items() if change(name)}
+    assert 0 < len(kept) < len(tensors)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {
+        name: save_family(tmp_path_factory.mktemp(name), FAMILIES[name], dtype=torch.bfloat16)
+        for name in KINDS
+    }
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kind_of__is_told_by_structure_before_and_after_stripping(folders, name):
+    plain = tiny_model(FAMILIES[name])
+    model = serve(folders[name], budget="100%")
+    with model.moecast:
+        for whole in (plain, model):
+            banks = expert_banks(whole)
+            assert {kind_of(bank).name for bank in banks.values()} == {KINDS[name]}
+            assert {layer.num_experts for layer in moe_layers(whole)} == {8}
+        assert list(expert_banks(plain)) == list(expert_banks(model))
+        held = [parameter.shape[0] for parameter in model.parameters() if parameter.ndim == 3]
+        assert not held
+
+
+@pytest.mark.parametrize("reordered", [True, False])
+@pytest.mark.parametrize("name", KINDS)
+def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, reordered):
+    """Three passes: the first finds the arena empty, the next full of experts computed last."""
+    plain = load_plain(folders[name], dtype=torch.bfloat16)
+    system = SystemConfig(reordered=reordered)
+    model = serve(folders[name], budget="20%", system=system)
+    with model.moecast:
+        tokens = prompts()
+        for _ in range(3):
+            assert torch.equal(logits(model, tokens), logits(plain, tokens))
+            entries = model.moecast.engine.prefetcher.top.cache.entries.values()
+            assert all(entry.pins == 0 for entry in entries)
+        options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
+        assert model.moecast.stats()["misses"] > 0
+
+
+@pytest.mark.parametrize("name", ["jetmoe", "llama4", "longcat_flash"])
+def test_adapter__only_chosen_experts_are_read(folders, name):
+    model = serve(folders[name], budget="100%")
+    chosen: dict[int, set[int]] = {}
+
+    class Chosen(SilentListener):
+        def routed(self, layer, experts_TK, *_):
+            chosen.setdefault(layer, set()).update(experts_TK.ravel().tolist())
+
+    with model.moecast, Probes(model, {Signal.ROUTED}, Chosen()):
+        read: dict[int, set[int]] = {}
+        store = model.moecast.engine.store
+        original = store.read
+
+        def noted(layer, expert, *args):
+            read.setdefault(layer, set()).add(expert)
+            return original(layer, expert, *args)
+
+        store.read = noted
+        logits(model, prompts(num_rows=1, num_tokens=1))
+        assert read == {layer: experts & set(range(8)) for layer, experts in chosen.items()}
+        assert all(0 < len(experts) <= 2 for experts in read.values())
+
+
+def test_layers__jetmoes_attention_comes_before_its_mlp(folders):
+    model = serve(folders["jetmoe"], budget="100%")
+    with model.moecast:
+        names = [layer.name for layer in moe_layers(model)]
+        assert names[:4] == [
+            f"model.layers.{block}.{part}"
+            for block in range(2)
+            for part in ("self_attention.experts", "mlp")
+        ]
+        routers = [layer.router for layer in moe_layers(model)]
+        assert routers[0] is model.model.layers[0].self_attention.experts.router
+        assert routers[1] is model.model.layers[0].mlp.router
+        shapes = [layout.shapes for layout in model.moecast.engine.store.layouts]
+        assert shapes[0] != shapes[1]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_routed__names_the_experts_that_the_model_computes(folders, name):
+    """Against the modules themselves: whose weights does each token meet?"""
+    plain = load_plain(folders[name], dtype=torch.bfloat16)
+    routed = []
+
+    class Routed(SilentListener):
+        def routed(self, layer, experts_TK, logits_TE, weights_TK):
+            assert logits_TE.shape == (len(experts_TK), 8)
+            assert weights_TK.shape == experts_TK.shape
+            routed.append((layer, experts_TK.copy(), weights_TK.copy()))
+
+    tokens = prompts(num_rows=1, num_tokens=6)
+    with Probes(plain, {Signal.ROUTED}, Routed()):
+        before = logits(plain, tokens)
+    layers = {layer.index: layer for layer in moe_layers(plain)}
+    used = {}
+    for layer, experts_TK, weights_TK in routed:
+        assert experts_TK.max() <= 8
+        used[layer] = {
+            e
+            for e, w in zip(experts_TK.ravel(), weights_TK.ravel(), strict=True)
+            if e < 8 and w != 0
+        }
+    for index, layer in layers.items():
+        unused = sorted(set(range(8)) - used[index])
+        assert unused
+        for tensor in _weights(layer, plain):
+            tensor.data.view(8, -1)[unused] = 777.0
+    assert torch.equal(logits(plain, tokens), before)
+
+
+def _weights(layer, plain):
+    """Every parameter with experts along its first dimension, a row of members as one."""
+    if layer.kind.name == "members":
+        members = [m for n, m in layer.experts.named_children() if n.startswith("expert_")]
+        for name, _ in members[0].named_parameters():
+            yield _Rows([member.get_parameter(name) for member in members])
+        return
+    for parameter in layer.experts.parameters():
+        router = set(map(id, layer.router.parameters()))
+        if id(parameter) in router or parameter.shape[0] % 8 or parameter.ndim < 2:
+            continue
+        yield parameter if parameter.shape[0] != 12 else _Rows(list(parameter[:8]))
+
+
+class _Rows:
+    """Several tensors that take a value for some of them."""
+
+    def __init__(self, rows):
+        self.data = self
+        self._rows = rows
+
+    def view(self, *_):
+        return self
+
+    def __setitem__(self, indices, value):
+        for i in indices:
+            self._rows[i].data.fill_(value)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dense_experts__rows_are_bitwise_those_of_the_product_over_all(dtype, threads):
+    """A batch of one expert is not: with two threads it differs in float32 from five rows on."""
+    family = FAMILIES["llama4"]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = next(iter(expert_banks(tiny_model(family).to(dtype)).values()))
+
+        class Source:
+            def ready(self, _layer, wanted):
+                for e in reversed(wanted):
+                    own = {"gate_up_proj": whole.gate_up_proj, "down_proj": whole.down_proj}
+                    yield e, {name: value[e].clone() for name, value in own.items()}
+
+        with torch.no_grad():
+            for num_tokens in (1, 2, 3, 5, 7, 16, 33):
+                hidden_ETD = torch.randn(8, num_tokens, 32).to(dtype)
+                hidden_ETD *= torch.rand(8, num_tokens, 1) > 0.6
+                hidden = hidden_ETD.view(-1, 32)
+                assert torch.equal(dense_experts(whole, Served(Source(), 0), hidden), whole(hidden))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_longcat__zero_experts_have_no_bytes_and_need_none_in_the_checkpoint(folders, tmp_path):
+    """gate_up_proj has 8 + 4 rows, down_proj 8; published checkpoints name the 8 only."""
+    folder = save_family(tmp_path, FAMILIES["longcat_flash"])
+    tokens = prompts(num_tokens=30)
+    expected = logits(load_plain(folder, dtype=torch.float32), tokens)
+    merged(folder, lambda name: not any(f".experts.{e}." in name for e in range(8, 12)))
+    model = serve(folder, budget="50%")
+    seen = set()
+
+    class Seen(SilentListener):
+        def routed(self, _layer, experts_TK, *_):
+            seen.update(experts_TK.ravel().tolist())
+
+    with model.moecast, Probes(model, {Signal.ROUTED}, Seen()):
+        assert model.moecast.spec.num_experts == 8
+        assert torch.equal(logits(model, tokens), expected)
+        assert max(seen) == 8, "every zero expert is told as the first id that is none"
+
+
+@pytest.mark.parametrize("name", ["switch_transformers", "nllb_moe", "jetmoe"])
+def test_load__cast_and_ties_are_the_librarys(tmp_path, name):
+    """Embeddings of these are tied; the checkpoint is float32 and bfloat16 is asked for."""
+    folder = save_family(tmp_path, FAMILIES[name])
+    model = serve(folder, budget="30%", dtype="bfloat16")
+    with model.moecast:
+        model.config.dtype = torch.bfloat16
+        expected = logits(load_plain(folder, dtype=torch.bfloat16), prompts())
+        assert torch.equal(logits(model, prompts()), expected)
+        embeddings = model.get_input_embeddings().weight
+        assert (model.get_output_embeddings().weight is embeddings) == (
+            AutoConfig.from_pretrained(folder).tie_word_embeddings
+        )
+
+
+def test_switch__a_token_without_room_asks_for_no_expert(tmp_path):
+    """Capacity 1: the rest of a row's tokens on the same expert are dropped by the router."""
+    family = FAMILIES["switch_transformers"]
+    small = dataclasses.replace(family, changes={**family.changes, "expert_capacity": 1})
+    folder = save_family(tmp_path, small)
+    model = serve(folder, budget="25%")
+    skipped = []
+
+    class Skipped(SilentListener):
+        def routed(self, _layer, experts_TK, *_):
+            skipped.append(int((experts_TK == 8).sum()))
+
+    tokens = prompts(num_tokens=30)
+    with model.moecast, Probes(model, {Signal.ROUTED}, Skipped()):
+        expected = logits(load_plain(folder, dtype=torch.float32), tokens)
+        for _ in range(3):
+            assert torch.equal(logits(model, tokens), expected)
+        assert max(skipped) >= 22, "of thirty tokens at most eight find room"
+        entries = model.moecast.engine.prefetcher.top.cache.entries.values()
+        assert all(entry.pins == 0 for entry in entries)
+
+
+def test_members__experts_of_different_shape_are_refused():
+    class OddExperts(nn.ModuleDict):
+        pass
+
+    bank = OddExperts({"expert_0": nn.Linear(2, 3), "expert_1": nn.Linear(2, 4)})
+    with pytest.raises(CheckpointError, match="differ in shape"):
+        kind_of(bank).strip("odd", bank)
+
+
+def test_model_class__switch_is_loaded_to_generate(folders):
+    cls, _ = model_class(AutoConfig.from_pretrained(folders["switch_transformers"]))
+    assert cls.__name__ == "SwitchTransformersForConditionalGeneration"
+
+
+@pytest.mark.parametrize("kind", ["dependency", "popularity", "expert-map"])
+@pytest.mark.parametrize("name", ["jetmoe", "longcat_flash", "nllb_moe", "switch_transformers"])
+def test_predictors__run_with_every_kind_and_change_no_bit(folders, name, kind):
+    """Steps of some layers only, ids that mean "skip", two layers in a block."""
+    model = serve(folders[name], budget="30%")
+    spec = model.moecast.spec
+    model.moecast.close()
+    shares = np.random.default_rng(3).random((spec.num_layers, spec.num_experts), np.float32)
+    predictor = {
+        "dependency": lambda: Dependency(spec),
+        "popularity": lambda: Popularity(spec, shares),
+        "expert-map": lambda: ExpertMap(spec, distance=1),
+    }[kind]()
+    plain = load_plain(folders[name], dtype=torch.bfloat16)
+    model = serve(folders[name], budget="30%", predictor=predictor)
+    with model.moecast:
+        tokens = prompts()
+        options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        for _ in range(2):
+            assert torch.equal(logits(model, tokens), logits(plain, tokens))
+            assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
+        # A step through one layer is no map of an iteration.
+        assert model.moecast.stats()["predicted"] > 0 or kind == "expert-map"

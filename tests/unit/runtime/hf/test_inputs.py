@@ -1,0 +1,137 @@
+"""What a forward pass may be given beside token ids, and how its past is told."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+import runtime
+from collect.errors import TraceError
+from collect.recorder import Recorder
+from collect.traces.layout import TraceSignal
+from predictors.base import Signal
+from predictors.spec import ModelSpec
+from predictors.token import Token
+from runtime.config import ModelConfig
+from runtime.errors import CheckpointError
+from runtime.hf import layers
+from runtime.hf.inputs import NO_TOKEN, Past, tokens_of
+from runtime.hf.probes import Probes
+from runtime.hf.routing import routing_of
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+
+
+class Steps:
+    def __init__(self):
+        self.tokens = []
+
+    def begin_step(self, tokens_T, _requests_T):
+        self.tokens.append(tokens_T.tolist())
+
+    def routed(self, *_):
+        pass
+
+    def end_step(self):
+        pass
+
+
+def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    plain = plain_eager(folder)
+    tokens = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(1))
+    embeddings = plain.get_input_embeddings()(tokens).detach()
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(tokens)
+    expected = plain.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+    model = runtime.load(ModelConfig(name="tiny", id=str(folder)), budget="25%")
+    steps = Steps()
+    with model.moecast, Probes(model, {Signal.ROUTED}, steps):
+        found = model.generate(inputs_embeds=embeddings, attention_mask=mask, **options)
+        assert torch.equal(found, expected)
+        with torch.no_grad():
+            assert torch.equal(
+                model(inputs_embeds=embeddings).logits, plain(inputs_embeds=embeddings).logits
+            )
+    assert steps.tokens[0] == [NO_TOKEN] * 14
+    assert steps.tokens[1] == found[:, 0].tolist(), "then the tokens that it generates"
+
+
+@pytest.mark.parametrize("what", ["no router", "a router that tells nothing"])
+def test_load__routers_that_nobody_can_listen_to(tmp_path, monkeypatch, what):
+    if what == "no router":
+        monkeypatch.setattr(layers, "_router_of", lambda *_: None)
+    else:
+        monkeypatch.setattr(layers.MoeLayer, "routing", lambda _, output: routing_of(output[:1]))
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    tokens = torch.arange(1, 9).reshape(1, 8)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = plain_eager(folder).generate(tokens, **options)
+    model = runtime.load(ModelConfig(name="tiny", id=str(folder)), budget="25%")
+    with model.moecast:
+        assert torch.equal(model.generate(tokens, **options), expected)
+        with (
+            Probes(model, {Signal.ROUTED}, Steps(), complete=True),
+            pytest.raises(CheckpointError, match="does not return the chosen experts"),
+        ):
+            model(tokens)
+        assert torch.equal(model.generate(tokens, **options), expected)
+
+
+def test_tokens_of__nothing_to_compute_is_an_error():
+    with pytest.raises(CheckpointError, match="input_ids or inputs_embeds"):
+        tokens_of((), {"attention_mask": torch.ones(1, 1)})
+
+
+def spec():
+    return ModelSpec(
+        model_id="m",
+        revision="r",
+        config_hash="c",
+        num_layers=2,
+        num_experts=4,
+        top_k=1,
+        hidden_size=4,
+        dtype="float32",
+    )
+
+
+def test_token__answers_nothing_for_embeddings():
+    counts = np.ones((3, 2, 4), dtype=np.int64)
+    predictor = Token.from_counts(spec(), np.arange(3), counts, np.full(3, 4))
+    requests = np.zeros(2, dtype=np.int64)
+    assert len(predictor.begin_step(np.array([0, 9]), requests)) == 2
+    assert predictor.begin_step(np.array([NO_TOKEN, NO_TOKEN]), requests) == ()
+
+
+def test_recorder__refuses_embeddings_and_tokens_that_it_was_not_given():
+    recorder = Recorder([TraceSignal.EXPERTS], end_tokens=[])
+    recorder.begin_batch([0], np.ones((1, 2), dtype=bool))
+    with pytest.raises(TraceError, match="input_ids"):
+        recorder.begin_step(np.array([NO_TOKEN, NO_TOKEN]), np.zeros(2, dtype=np.int64))
+    recorder.begin_step(np.array([1, 2]), np.zeros(2, dtype=np.int64))
+    with pytest.raises(TraceError, match="computes 5 tokens"):
+        recorder.routed(0, np.zeros((5, 1), dtype=np.int64), None, None)
+
+
+class Uncounted:
+    """A cache as models without attention have."""
+
+    def get_seq_length(self):
+        raise ValueError("can only be called on Attention layers")
+
+
+def test_past__of_caches_that_count_and_of_those_that_do_not():
+    past = Past()
+    assert not past.continues(None)
+    cache = DynamicCache()
+    assert not past.continues(cache)
+    cache.update(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), 0)
+    assert past.continues(cache)
+    first, second = Uncounted(), Uncounted()
+    assert [past.continues(one) for one in (first, first, second, first)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert not past.continues(())

@@ -1,0 +1,242 @@
+"""Checkpoints that are not the parameters' own bytes: quantised, transposed, dealt out, stacked."""
+
+import dataclasses
+import struct
+import threading
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig
+from transformers.core_model_loading import Transpose, WeightConverter
+
+from runtime.engine.plain import load_plain
+from runtime.errors import CheckpointError
+from runtime.hf.classes import model_class
+from runtime.store.extents import Extent, read_extents
+from runtime.store.recipe import FusedParameter, Recipe
+from runtime.store.scratch import peak_bytes
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.quantised import quantise_fp8, quantise_mxfp4, rewrite
+from tests.builders.served import serve
+
+
+def wide_gpt_oss():
+    """mxfp4 has blocks of 32."""
+    family = FAMILIES["gpt_oss"]
+    changes = {**family.changes, "hidden_size": 64, "intermediate_size": 32}
+    return dataclasses.replace(family, changes=changes)
+
+
+def quantised(folder, name):
+    family = wide_gpt_oss() if name == "gpt_oss" else FAMILIES[name]
+    save_family(folder, family, dtype=torch.bfloat16)
+    if name == "gpt_oss":
+        return quantise_mxfp4(folder)
+    scale_dtype = torch.float8_e8m0fnu if name == "minimax_m2" else torch.float32
+    return quantise_fp8(folder, scale_dtype=scale_dtype)
+
+
+QUANTISED = ["qwen3_moe", "deepseek_v3", "minimax_m2", "gpt_oss"]
+
+
+@torch.no_grad()
+def assert_same(model, plain):
+    tokens = torch.randint(4, 90, (2, 9), generator=torch.Generator().manual_seed(1))
+    for _ in range(2):
+        assert torch.equal(model(input_ids=tokens).logits, plain(input_ids=tokens).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_store__a_slot_holds_what_the_library_dequantises(tmp_path, name, dtype):
+    folder = quantised(tmp_path, name)
+    plain = load_plain(folder, dtype=dtype)
+    model = serve(folder, budget="60%", dtype=str(dtype).removeprefix("torch."))
+    with model.moecast:
+        store = model.moecast.engine.store
+        for layer, bank in enumerate(model.moecast.engine.store._banks):
+            slot = torch.zeros(store.layouts[layer].num_bytes, dtype=torch.uint8)
+            for expert in (0, 7, 3):
+                store.read(layer, expert, range(len(store.layouts[layer].chunks)), slot)
+                weights = store.layouts[layer].weights(slot)
+                for name, recipe in bank.items():
+                    whole = plain.get_parameter(recipe.parameter.target)
+                    assert weights[name].dtype == whole.dtype == dtype
+                    assert torch.equal(weights[name], whole[expert])
+                    assert whole[expert].float().abs().sum() > 0
+        if dtype is torch.bfloat16:  # the library leaves other weights of fp8 models in bfloat16
+            assert_same(model, plain)
+
+
+def test_store__layers_left_unquantised_are_read_too(tmp_path):
+    """`modules_to_not_convert`: such layers have weights without scales."""
+    folder = save_family(tmp_path, FAMILIES["qwen3_moe"], dtype=torch.bfloat16)
+    kept = {}
+
+    def keep(name, tensor):
+        kept[name] = tensor
+        return {name: tensor}
+
+    rewrite(folder, keep)
+    quantise_fp8(folder)
+
+    def restore(name, tensor):
+        if not name.startswith("model.layers.1."):
+            return {name: tensor}
+        return {name: kept[name]} if name in kept else {}
+
+    rewrite(folder, restore)
+    model = serve(folder, budget="50%")
+    with model.moecast:
+        banks = model.moecast.engine.store._banks
+        assert {len(bank["down_proj"].sources) for bank in banks} == {1, 2}
+        assert_same(model, load_plain(folder, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "step3p7", "dbrx", "inkling", "llama4"])
+def test_store__other_layouts_are_the_librarys(tmp_path, name):
+    """Transposed, joined along a middle dimension, stacked in two dimensions, interleaved; and
+    cast, from float32 to bfloat16."""
+    folder = save_family(tmp_path, FAMILIES[name])
+    plain = load_plain(folder, dtype=torch.bfloat16)
+    model = serve(folder, budget="50%", dtype="bfloat16")
+    with model.moecast:
+        store = model.moecast.engine.store
+        assert store.scratch_bytes > 0
+        for layer, bank in enumerate(store._banks):
+            slot = torch.zeros(store.layouts[layer].num_bytes, dtype=torch.uint8)
+            for expert in (7, 2):
+                store.read(layer, expert, range(len(store.layouts[layer].chunks)), slot)
+                for name, weight in store.layouts[layer].weights(slot).items():
+                    parameter = bank[name].parameter
+                    whole = plain.get_parameter(parameter.target).view(parameter.shape)
+                    assert torch.equal(weight, whole[expert])
+
+
+def recipe_of(operations, *, shape, stored, num_experts=4):
+    parameter = FusedParameter("layer.experts", "w", (num_experts, *shape), torch.float32)
+    converter = WeightConverter(["w"], ["w"], operations) if operations else None
+    extent = Extent(None, 0, 4, torch.float32, stored, "w")
+    return Recipe(parameter, {"w": [extent]}, converter)
+
+
+def test_check__operations_across_experts_are_refused():
+    recipe_of([Transpose(1, 2)], shape=(2, 3), stored=(4, 3, 2)).check()
+    with pytest.raises(CheckpointError, match="no byte range of this checkpoint"):
+        recipe_of([Transpose(0, 1)], shape=(4, 3), stored=(4, 4, 3)).check()
+    with pytest.raises(CheckpointError, match="no byte range of this checkpoint"):
+        recipe_of([], shape=(2, 3), stored=(5, 2, 3)).check()
+
+
+def test_check__a_checkpoint_of_another_size_is_refused():
+    with pytest.raises(CheckpointError, match="6 numbers by the configuration, 8 in"):
+        recipe_of([], shape=(2, 3), stored=(4, 2, 4)).check()
+
+
+def test_load__an_experts_tensor_of_another_size_is_named(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path)
+    rewrite(folder, lambda name, t: {name: t[:-1] if ".experts.3.down" in name else t})
+    with pytest.raises(CheckpointError, match=r"experts\.3\.down_proj.* all experts of a layer"):
+        serve(folder)
+
+
+def test_load__scales_that_do_not_fit_are_named(tmp_path):
+    folder = quantised(tmp_path, "qwen3_moe")
+    rewrite(folder, lambda n, t: {n: t.repeat(3, 1) if "down_proj.weight_scale" in n else t})
+    with pytest.raises(CheckpointError, match=r"Fp8Dequantize.* cannot read this checkpoint's"):
+        serve(folder)
+
+
+def test_model_class__quantised_checkpoints_load_dequantised_wherever(tmp_path):
+    """With a GPU Transformers would keep fp8 and mxfp4 for kernels that take whole banks."""
+    for name in ("qwen3_moe", "gpt_oss"):
+        _, config = model_class(AutoConfig.from_pretrained(quantised(tmp_path / name, name)))
+        assert config.quantization_config["dequantize"] is True
+
+
+def test_read_extents__an_unknown_dtype_is_named(tmp_path):
+    header = b'{"w": {"dtype": "F3", "shape": [8], "data_offsets": [0, 3]}}'
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + b"abc")
+    with pytest.raises(CheckpointError, match="w has the dtype F3"):
+        read_extents([file])
+
+
+# ---- memory
+
+
+def allocated(computation) -> int:
+    """Most bytes at one moment by the account of PyTorch's allocator."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        computation()
+    live = most = 0
+    for event in found.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            most = max(most, live)
+    return most
+
+
+@pytest.mark.parametrize("name", [*QUANTISED, "qwen3_vl_moe", "inkling"])
+def test_scratch__is_what_the_allocator_says(tmp_path, name):
+    """For all parameters of an expert one after another, as a link's thread converts them."""
+    if name in QUANTISED:
+        folder = quantised(tmp_path, name)
+    else:
+        folder = save_family(tmp_path, FAMILIES[name], dtype=torch.bfloat16)
+    model = serve(folder, budget="100%")
+    with model.moecast:
+        store = model.moecast.engine.store
+        assert model.moecast.budget_bytes > store.scratch_bytes > 0
+        slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
+        chunks = range(len(store.layouts[0].chunks))
+        store.read(0, 0, chunks, slot)
+        most = allocated(lambda: store.read(0, 1, chunks, slot))
+        assert most <= store.scratch_bytes
+        assert store.scratch_bytes <= 2 * most, "and not much more: it is taken from the budget"
+
+
+def test_peak_bytes__counts_what_lives_at_once():
+    def computation():
+        a = torch.zeros(1000, dtype=torch.uint8)  # 1,000
+        b = a.to(torch.float32)  # + 4,000
+        del a
+        c = b.view(10, 100)
+        del b
+        return (c + 1).sum()  # 4,000 + 4,000
+
+    assert 8000 <= peak_bytes(computation) <= 8016
+
+
+def test_read__one_thread_converts_at_a_time(tmp_path):
+    model = serve(quantised(tmp_path, "qwen3_moe"), budget="100%")
+    with model.moecast:
+        store = model.moecast.engine.store
+        running, most = [], []
+        convert = store._converted
+
+        def watched(*args):
+            running.append(1)
+            most.append(len(running))
+            try:
+                return convert(*args)
+            finally:
+                running.pop()
+
+        store._converted = watched
+        threads = [threading.Thread(target=read_all, args=(store,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert len(most) == 4 * 8 * 2
+        assert max(most) == 1
+
+
+def read_all(store):
+    slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
+    for expert in range(8):
+        store.read(0, expert, range(2), slot)

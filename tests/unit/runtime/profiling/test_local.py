@@ -1,0 +1,103 @@
+"""What measuring this machine finds of machines whose times are known."""
+
+import time
+from dataclasses import dataclass, field
+from threading import Lock
+
+import pytest
+
+from runtime import load
+from runtime.profiling.local import measure, parts_of
+from runtime.profiling.reading import Reader, measure_reads, typical
+from runtime.profiling.spans import Spans
+
+
+@dataclass
+class Layout:
+    chunk_bytes: tuple[int, ...] = (100, 300)
+    num_bytes: int = 400
+    alignment: int = 1
+
+
+@dataclass
+class Disk:
+    """A millisecond for each read and another for every hundred bytes; one read at a time."""
+
+    num_layers: int = 2
+    num_experts: int = 6
+    read_experts: list = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self):
+        self.layouts = [Layout()] * self.num_layers
+        self.experts_per_layer = [6, 4]
+
+    def read(self, layer, expert, chunks, slot):
+        assert len(slot) >= 400
+        self.read_experts.append((layer, expert))
+        with self.lock:
+            time.sleep(1e-3 + sum(Layout.chunk_bytes[c] for c in chunks) * 1e-5)
+
+
+def test_measure_reads__finds_what_reads_cost_and_that_the_disk_serves_one_at_a_time():
+    reads = measure_reads(Disk())
+    # Sleeps are late, never early: how late is the machine's affair.
+    assert 0.5e-5 < reads.per_byte < 3e-5
+    assert reads.fixed < 5e-3
+    assert reads.speed_together < 0.9
+
+
+def test_reader__comes_to_every_expert():
+    disk = Disk()
+    reader = Reader(disk)
+    for _ in range(12):
+        reader.chunk()
+    # The second layer has four experts.
+    expected = {(0, e) for e in range(6)} | {(1, e) for e in range(4)}
+    assert set(disk.read_experts) == expected
+
+
+def test_typical__is_the_mean_without_the_slowest():
+    assert typical([1.0] * 12 + [2.0] * 12 + [1000.0]) == pytest.approx(1.5)
+    assert typical([3.0]) == 3.0
+
+
+def test_parts_of__a_step_is_taken_apart():
+    spans = Spans()
+    # 3 s before the first layer, layers of 2 s, experts of 1 s with .5 s around each, 4 s after
+    # the last; the second layer holds a prediction of .25 s and an event that nobody answered.
+    spans.between(0, 0.0, 5.0)
+    spans.computed((0, 1), 5.5, 6.5)
+    spans.computed((0, 2), 7.0, 8.0)
+    spans.between(1, 8.0, 10.25)
+    spans.predicted("gate_input", 1, 9.0, 9.25)
+    spans.predicted("routed", 1, 9.5, 9.5)
+    spans.computed((1, 3), 10.75, 11.75)
+    spans.computed((1, 4), 12.25, 13.25)
+    spans.step(1, 0.0, 17.25)
+    # Another step, which is none of this one's.
+    spans.between(0, 20.0, 29.0)
+    parts = parts_of(spans, 0.0, 17.25)
+    assert parts.layer == pytest.approx(2.0)
+    assert parts.expert == pytest.approx(1.5)
+    assert parts.prediction == pytest.approx(0.25)
+    assert parts.rest == pytest.approx(7.0)
+    assert parts.total == pytest.approx(17.25)
+
+
+def test_measure__adds_up_to_a_step_and_leaves_the_model_as_it_was():
+    model = load(budget="50%")
+    try:
+        engine = model.moecast.engine
+        found = measure(model)
+        shape = model.moecast.spec
+        one_layer = found.layer_fixed + shape.top_k * found.expert_fixed
+        step = found.overheads.step_seconds + shape.num_layers * one_layer
+        # The step's own clock, in the same run: the parts are medians of the same steps.
+        assert 0.3 < step / found.step_seconds < 3
+        assert sum(found.chunk_bytes) == engine.store.layouts[0].num_bytes
+        for speed in ("transfer_speed_together", "compute_speed_transferring"):
+            assert 0 < getattr(found.overheads, speed) <= 1
+        assert engine.tell(None) is None
+    finally:
+        model.moecast.close()

@@ -1,0 +1,147 @@
+"""Described machines: times worked out by hand, and every profile and shape that ships."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import configs
+from configs.compose import compose_typed
+from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
+from runtime.profiling.shapes import own_shape
+from runtime.sim.hardware import Roofline, described, in_chunks, tier_slots
+
+FOLDER = Path(configs.__file__).parent
+PROFILES = sorted(path.stem for path in (FOLDER / "hardware").glob("*.yaml"))
+SHAPES = sorted(path.stem for path in (FOLDER / "shape").glob("*.yaml"))
+MACHINE = HardwareConfig(
+    name="toy",
+    measured=False,
+    link_bytes_per_second=10.0,
+    link_latency_us=1e6,
+    store_bytes_per_second=2.0,
+    store_latency_us=3e6,
+    memory_bytes_per_second=100.0,
+    flops=50.0,
+    kernel_us=0.0,
+    predictor_us=5e5,
+)
+SHAPE = ShapeConfig(
+    name="toy", num_layers=4, num_experts=10, top_k=1, expert_bytes=300, layer_bytes=200
+)
+
+
+@cache
+def hardware(name: str) -> HardwareConfig:
+    return compose_typed("train", [f"hardware={name}"])[0].hardware
+
+
+@cache
+def shape(name: str) -> ShapeConfig:
+    return compose_typed("train", [f"shape={name}"])[0].shape
+
+
+def test_described__times_by_hand() -> None:
+    machine = described(MACHINE, SHAPE)
+    assert machine.chunk_bytes == (100, 100, 100)
+    assert machine.transfer_seconds(100) == 1.0 + 100 / 10.0
+    assert machine.transfer_seconds(100, tier=1) == 3.0 + 100 / 2.0
+    assert machine.predictor_seconds == 0.5
+    # 200 bytes at 100 a second; 100 weights x 2 operations x 1 token at 50 a second take longer.
+    assert machine.layer_seconds(1) == 4.0
+    assert machine.expert_seconds(1) == 2 * 150 / 50.0
+    assert machine.expert_seconds(3) == 3 * 2 * 150 / 50.0
+
+
+def test_described__weights_of_half_a_byte_are_read_sooner_and_computed_as_long() -> None:
+    fast = HardwareConfig(**{**vars(MACHINE), "memory_bytes_per_second": 1e9})
+    packed = ShapeConfig(**{**vars(SHAPE), "bytes_per_weight": 0.5})
+    assert described(fast, packed).expert_seconds(1) == 2 * 600 / 50.0
+    assert described(fast, packed).transfer_seconds(300) == 1.0 + 30.0
+
+
+def test_described__launches_are_added() -> None:
+    slow = HardwareConfig(**{**vars(MACHINE), "kernel_us": 1e6})
+    assert described(slow, SHAPE).layer_seconds(1) == 4.0 + 20
+    assert described(slow, SHAPE).expert_seconds(1) == 6.0 + 4
+
+
+def test_chunks__are_even_and_lose_nothing() -> None:
+    assert in_chunks(300) == (100, 100, 100)
+    assert in_chunks(134217728) == (44739242, 44739243, 44739243)
+
+
+def test_tier_slots__host_memory_counts_where_it_is_too_small() -> None:
+    # 40 experts of 300 bytes: 3,000 bytes hold a quarter; of 80 that are replayed, 20.
+    small = described(HardwareConfig(**{**vars(MACHINE), "host_bytes": 3_000.0}), SHAPE)
+    assert tier_slots(small, 8, 80) == [8, 20]
+    assert tier_slots(small, 30, 80) == [30, 30]
+    large = described(HardwareConfig(**{**vars(MACHINE), "host_bytes": 12_000.0}), SHAPE)
+    assert tier_slots(large, 8, 80) == [8]
+    assert tier_slots(described(MACHINE, SHAPE), 8, 80) == [8]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_profile__is_complete_and_says_where_its_figures_come_from(name: str) -> None:
+    one = hardware(name)
+    assert one.name == name
+    if one.measured:
+        assert name == "local"
+        return
+    assert len(one.source) > 40
+    figures = ("link_bytes_per_second", "memory_bytes_per_second", "flops", "predictor_us")
+    assert all(getattr(one, figure) > 0 for figure in figures)
+    assert bool(one.host_bytes) == bool(one.store_bytes_per_second)
+
+
+@pytest.mark.parametrize("name", [one for one in SHAPES if one != "trace"])
+def test_shape__is_complete(name: str) -> None:
+    one = shape(name)
+    assert one.name == name
+    assert "config.json" in one.source
+    assert 0 < one.top_k < one.num_experts
+    assert min(one.num_layers, one.hidden_size, one.expert_bytes, one.layer_bytes) > 0
+    assert isinstance(described(hardware("rtx4090-pcie4"), one), Roofline)
+
+
+def billions(one: ShapeConfig) -> float:
+    """Weights of experts and layers, embeddings left out."""
+    each = one.num_experts * one.expert_bytes + one.layer_bytes
+    return one.num_layers * each / one.bytes_per_weight / 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "embeddings"),
+    [
+        # promoe table 1 and fmoe table 1; vocabulary x hidden size, twice where the head is untied.
+        ("deepseek-moe", 16.4, 0.42),
+        ("deepseek-v2-lite", 15.7, 0.42),
+        ("qwen1.5-moe", 14.3, 0.62),
+        ("qwen2-moe", 57.4, 1.09),
+        ("qwen2-moe-int4", 57.4, 1.09),
+        ("mixtral-8x7b", 46.7, 0.26),
+        ("mixtral-8x7b-int4", 46.7, 0.26),
+        ("mixtral-8x22b", 141.0, 0.39),
+        ("phi-3.5-moe", 42.0, 0.26),
+    ],
+)
+def test_shape__adds_up_to_the_published_parameters(
+    name: str, published: float, embeddings: float
+) -> None:
+    assert billions(shape(name)) + embeddings == pytest.approx(published, rel=0.01)
+
+
+def test_shape__slots_of_moe_infinity() -> None:
+    # Sequence level 8.4: 8 GB hold 60 experts of nllb-moe, of 1,536.
+    one = shape("nllb-moe")
+    assert round(8e9 / one.expert_bytes) == 60
+    assert one.num_layers * one.num_experts == 1536
+
+
+def test_own_shape__is_read_from_the_checkpoint() -> None:
+    one = own_shape(ModelConfig())
+    assert (one.num_layers, one.num_experts, one.top_k, one.hidden_size) == (12, 60, 4, 256)
+    # bf16: three matrices of 256 x 40.
+    assert one.expert_bytes == 3 * 256 * 40 * 2
+    assert one.layer_bytes > 0
+    assert not one.is_own

@@ -1,0 +1,116 @@
+"""The whole of `python -m runtime bench` on a tiny random model, and what it refuses."""
+
+import json
+
+import pytest
+
+from configs.cli import main
+from configs.command import Command
+from runtime.commands import bench
+from runtime.commands.bench import NothingRan, TokensDiffer, check, run
+from runtime.config import ModelConfig, SystemConfig
+from runtime.tools.bench.config import BenchConfig
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.outcomes import outcome
+
+COMMANDS = (Command(name="bench", config="bench", run="runtime.commands.bench:run", summary="."),)
+ORACLE = SystemConfig(name="oracle", predictor="oracle", eviction="belady", per_layer=False)
+SKIPPING = SystemConfig(name="skipping", predictor="skip")
+TRAINED = SystemConfig(name="trained", predictor="mlp")
+
+
+def test_bench__compares_live_arms_and_the_bound_and_goes_on_where_one_fails(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    config = BenchConfig(
+        model=ModelConfig(name="tiny", id=str(folder)),
+        system=[SKIPPING, TRAINED, ORACLE],
+        budget=["50%"],
+        max_new_tokens=3,
+        warm_up_tokens=2,
+        verify=True,
+        run_dir=tmp_path / "run",
+    )
+    (tmp_path / "run").mkdir()
+    results = json.loads(json.dumps(run(config), allow_nan=False))
+    assert results["tokens_equal"] is True
+    assert results["equal_to_plain_transformers"] is True
+    base, skipping, trained, oracle = results["rows"]
+    names = [row["system"] for row in results["rows"]]
+    assert names == ["on-demand", "skipping", "trained", "oracle"]
+    assert trained["failed"].startswith("no zoo entry of kind mlp for tiny: python -m train")
+    assert (base["predictor"], skipping["predictor"]) == (None, "skip")
+    assert base["tpot_speed_up"] == 1.0
+    assert (base["simulated"], oracle["simulated"]) == (False, True)
+    for row in (base, skipping):
+        # 3 repetitions of one request: a prefill and 2 decode steps of 2 layers with top-2.
+        assert len(row["steps"]) == 6
+        assert row["tpot_p99_seconds"] >= row["tpot_p95_seconds"] >= row["tpot_seconds"] > 0
+        assert row["arena_bytes"] == 8 * 6144
+        assert row["memory_beside_bytes"] == (
+            row["peak_memory_bytes"] - row["weights_bytes"] - row["arena_bytes"]
+        )
+        assert 0 <= row["decode_stall_share"] < 1
+    assert base["decode_predictor_share"] == 0.0 < skipping["decode_predictor_share"] < 1
+    assert base["bytes_wasted"] == 0
+    assert oracle["decode_hit_rate"] >= base["decode_hit_rate"]
+    assert len(oracle["steps"]) == 2
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "skipping" in page
+    assert "no zoo entry of kind mlp for tiny" in page
+    assert (tmp_path / "run" / "cdf-50pct-batch-1.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("repetitions=2", "repetitions=2: must be at least 3"),
+        ("batch=0", "batch=0: must be at least 1"),
+        ("max_new_tokens=1", "max_new_tokens=1: must be at least 2"),
+        ("budget=[]", "budget: must name at least one"),
+        ("system=promo", "unknown system 'promo'. Did you mean 'promoe'"),
+        ("model.id=nowhere", "model 'nowhere' is not on this machine"),
+    ],
+)
+def test_bench__bad_input_is_one_line_and_exit_code_2(argument, said, capsys, tmp_path):
+    given = ["bench", "system=lfu", argument, f"run_dir={tmp_path}"]
+    assert main("runtime", COMMANDS, given) == 2
+    complaint = capsys.readouterr().err
+    assert said in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_bench__plain_transformers_that_do_not_fit_are_refused_before_anything_runs(
+    tmp_path, monkeypatch
+):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    monkeypatch.setattr(bench, "available_memory_bytes", lambda: 2**20)
+    monkeypatch.setattr(bench, "run_rounds", None)
+    config = BenchConfig(
+        model=ModelConfig(name="tiny", id=str(folder)), system=[SKIPPING], verify=True
+    )
+    with pytest.raises(bench.MoecastError, match="verify=true: plain Transformers needs"):
+        run(config)
+
+
+def test_check__another_token_is_an_error_that_names_the_place():
+    same = [[[1, 2, 3]], [[4, 5, 6]]]
+    other = [[[1, 2, 3]], [[4, 9, 6]]]
+    arms = [outcome("on-demand", tokens=same), outcome("moecast", tokens=same, number=2)]
+    console = bench.wide_console()
+    check(arms, {}, console)
+    check(arms, {1: same}, console)
+    arms[1].runs[1]["tokens"] = other
+    where = "request 1, row 0, new token 1: moecast, budget 50%, batch 1, run 2 gave 9, on-demand"
+    with pytest.raises(TokensDiffer, match=where):
+        check(arms, {}, console)
+    with pytest.raises(TokensDiffer, match=r"gave 2, plain Transformers gave 7"):
+        check(arms[:1], {1: [[[1, 7, 3]], [[4, 5, 6]]]}, console)
+    # Rows of other batch sizes are other computations.
+    check([arms[0], outcome("lfu", tokens=other, batch=2)], {}, console)
+
+
+def test_check__nothing_that_ran_is_an_error():
+    failed = outcome("promoe", number=0)
+    failed.failed = "no zoo entry"
+    with pytest.raises(NothingRan, match="no zoo entry"):
+        check([failed], {}, bench.wide_console())
