@@ -32,7 +32,7 @@ from runtime.config import SystemConfig
 from runtime.policy.routing import ROUTINGS, expected_mass
 from runtime.sim.hardware import described
 from runtime.sim.replicas import Limits, Request, SimulatedReplica, route
-from runtime.sim.step import Step, first_request
+from runtime.sim.step import RecordedStep, first_request
 from train.evaluate.steps import routed
 from zoo import load_predictor
 
@@ -58,7 +58,7 @@ def arrival_times(file: Path, number: int) -> list[float]:
     return sorted(one - first for one in times)
 
 
-def recorded(traces: Sequence[Trace]) -> list[list[Step]]:
+def recorded(traces: Sequence[Trace]) -> list[list[RecordedStep]]:
     """Requests with generated tokens, as many of each trace: each its prompt's step, then one a
     token. Of the first trace, whose text predictors were trained on, the held-out ones.
     """
@@ -74,7 +74,11 @@ def recorded(traces: Sequence[Trace]) -> list[list[Step]]:
 
 
 def drawn(
-    pool: Sequence[Sequence[Step]], times: Sequence[float], masses: Sequence[Any], *, seed: int
+    pool: Sequence[Sequence[RecordedStep]],
+    times: Sequence[float],
+    masses: Sequence[Any],
+    *,
+    seed: int,
 ) -> list[Request]:
     """A recorded request for each arrival."""
     chosen = np.random.default_rng(seed).integers(len(pool), size=len(times))
@@ -84,7 +88,7 @@ def drawn(
     ]
 
 
-def masses_of(pool: Sequence[Sequence[Step]], predictor: Predictor) -> list[Any]:
+def masses_of(pool: Sequence[Sequence[RecordedStep]], predictor: Predictor) -> list[Any]:
     """What each request's prompt is forecast to need."""
     spec = predictor.spec
     shape = {"num_layers": spec.num_layers, "num_experts": spec.num_experts}
@@ -98,7 +102,7 @@ def masses_of(pool: Sequence[Sequence[Step]], predictor: Predictor) -> list[Any]
 class Load:
     """What is asked of the replicas."""
 
-    pool: list[list[Step]]
+    pool: list[list[RecordedStep]]
     """Recorded requests."""
     masses: list[Any]
     """Of each, what its prompt is forecast to need."""

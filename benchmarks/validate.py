@@ -33,7 +33,7 @@ from runtime.profiling.facts import hardware as machine_facts
 from runtime.profiling.local import measure
 from runtime.sim.hardware import Measured
 from runtime.sim.replay import replay
-from runtime.tools.doctor.recording import RecordedStep, Recorder
+from runtime.tools.doctor.recording import CapturedStep, Recorder
 from runtime.tools.verify.prompts import token_prompts
 
 BUDGETS = ("25%", "50%", "75%")
@@ -96,7 +96,7 @@ def continued(
 
 def recorded(
     folder: str, prompts: Sequence[Sequence[int]], new_tokens: int
-) -> tuple[list[RecordedStep], list[list[int]], ModelSpec]:
+) -> tuple[list[CapturedStep], list[list[int]], ModelSpec]:
     """Every step of the run, with what predictors are shown, the tokens, and the model's shape."""
     model = load(folder, system=SYSTEMS[0], budget="100%")
     recorder = Recorder()
@@ -145,7 +145,7 @@ def compared(
     runs: Sequence[dict[str, Any]],
     profile: Measured,
     slots: int,
-    steps: Sequence[RecordedStep],
+    steps: Sequence[CapturedStep],
     spec: ModelSpec,
 ) -> dict[str, Any]:
     """One row: live and simulated side by side."""

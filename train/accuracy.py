@@ -14,13 +14,13 @@ from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Forecast, Ints, Predictor, Signal
 from predictors.metrics import Calibration, LayerScore, Phase, total
 from predictors.registry import from_files
-from runtime.sim.replay import Step
+from runtime.sim.step import RecordedStep
 
 BLOCK_TOKENS = 4_096
 """Tokens scored at once where their grouping does not matter: 1 MB of scores at 60 experts."""
 
 
-class Tokens(Step, Protocol):
+class Tokens(RecordedStep, Protocol):
     """Recorded tokens with what the model computed for them; `collect.traces.Step` is one."""
 
     def weights(self, layer: int) -> Floats: ...

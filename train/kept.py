@@ -13,8 +13,8 @@ from predictors.reuse.forecaster import Reuse
 from runtime.config import SystemConfig
 from runtime.policy.counters import added
 from runtime.sim.hardware import Hardware
-from runtime.sim.replay import Step as ReplayStep
 from runtime.sim.replay import replay
+from runtime.sim.step import RecordedStep
 from train.replay import budget_slots, first_tokens
 
 POLICIES = (
@@ -58,7 +58,7 @@ def hit_rates(
     each = list(token_by_token(trace.steps("held_out"), num_tokens))
     everything = replace(ON_DEMAND, per_layer=False)
     tables: dict[str, Any] = {}
-    streams: tuple[tuple[str, Sequence[ReplayStep], SystemConfig], ...] = (
+    streams: tuple[tuple[str, Sequence[RecordedStep], SystemConfig], ...] = (
         ("every token, per-layer", each, ON_DEMAND),
         ("every token, global", each, everything),
         ("generated, per-layer", generated, ON_DEMAND),
@@ -73,7 +73,7 @@ def hit_rates(
 
 
 def _compared(
-    steps: Sequence[ReplayStep],
+    steps: Sequence[RecordedStep],
     forecaster: Reuse,
     system: SystemConfig,
     trace: Trace,

@@ -7,11 +7,13 @@ from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.budget import parse_budget, slots_of
 from runtime.config import SystemConfig
+from runtime.policy.counters import added
 from runtime.sim.hardware import Hardware
-from runtime.sim.replay import Step, added, replay
+from runtime.sim.replay import replay
+from runtime.sim.step import RecordedStep
 
 
-def first_tokens(steps: Iterable[Step], num_tokens: int) -> Iterator[Step]:
+def first_tokens(steps: Iterable[RecordedStep], num_tokens: int) -> Iterator[RecordedStep]:
     """Steps, prefills included, until `num_tokens` tokens were generated."""
     seen = 0
     for step in steps:
@@ -39,7 +41,7 @@ def budget_slots(budget: str, spec: ModelSpec, hardware: Hardware) -> int:
 
 
 def fetch_table(
-    steps: Iterable[Step],
+    steps: Iterable[RecordedStep],
     predictor: Predictor | None,
     *,
     system: SystemConfig,

@@ -26,7 +26,7 @@ from runtime.policy.counters import added
 from runtime.sim.cluster import Interconnect
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
-from runtime.sim.step import Together, first_request
+from runtime.sim.step import BatchedStep, first_request
 from train.evaluate.sources import Sources
 from train.evaluate.steps import Routed, held_out_steps, is_decode, routed
 from train.evaluate.tape import Tape, Told, record
@@ -106,7 +106,7 @@ class Fold:
         return Tape(tape.kind, tape.signals, steps)
 
 
-def in_groups(trace: Trace, size: int) -> Iterator[Together]:
+def in_groups(trace: Trace, size: int) -> Iterator[BatchedStep]:
     """The first `GROUPED` held-out requests, `size` at a time: their prompts in one step, then one
     token of each that has more, until none has.
     """
@@ -114,7 +114,7 @@ def in_groups(trace: Trace, size: int) -> Iterator[Together]:
     kept = [one for one in requests if len(one) > 1 and len(one[1].tokens_T) == 1][:GROUPED]
     for begin in range(0, len(kept), size):
         for step in itertools.zip_longest(*kept[begin : begin + size]):
-            yield Together([one for one in step if one is not None])
+            yield BatchedStep([one for one in step if one is not None])
 
 
 def generated(steps: Sequence[Routed]) -> int:

@@ -12,7 +12,7 @@ from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, SystemConfig
 from runtime.sim.routing import Routing, routing
-from runtime.sim.step import Step
+from runtime.sim.step import RecordedStep
 
 
 class Timed(Protocol):
@@ -29,7 +29,12 @@ class Run(Protocol[Stats]):
     """One replay of the steps with a predictor and a system."""
 
     def __call__(
-        self, steps: list[Step], predictor: Predictor, *, system: SystemConfig, observer: Any
+        self,
+        steps: list[RecordedStep],
+        predictor: Predictor,
+        *,
+        system: SystemConfig,
+        observer: Any,
     ) -> Stats: ...
 
 
@@ -61,7 +66,7 @@ class Oracle(Predictor):
 
 
 def bound(
-    steps: list[Step],
+    steps: list[RecordedStep],
     spec: ModelSpec,
     system: SystemConfig,
     *,

@@ -18,9 +18,7 @@ from runtime.sim.hardware import Hardware, tier_slots
 from runtime.sim.oracle import bound
 from runtime.sim.routing import routing, tokens_per_expert
 from runtime.sim.simulator import Observer, Simulator
-from runtime.sim.step import Step, batched
-
-__all__ = ["ReplayStats", "Step", "added", "batched", "replay", "replay_step", "routing"]
+from runtime.sim.step import RecordedStep, replay_step
 
 
 @dataclass
@@ -88,7 +86,7 @@ def _quantiles(name: str, times: Sequence[float]) -> dict[str, float | None]:
 
 
 def replay(
-    steps: Iterable[Step],
+    steps: Iterable[RecordedStep],
     predictor: Predictor | None,
     *,
     spec: ModelSpec,
@@ -109,7 +107,7 @@ def replay(
     charged, for what it says is needed at the next miss only.
 
     A step with several tokens of a request counts as a prefill (TTFT), one with a single token of
-    each of its requests as a decode (TPOT); `batched` makes steps of several requests.
+    each of its requests as a decode (TPOT); `batch_steps` makes steps of several requests.
     Belady eviction is told the whole routing before the first step, so all steps are held at once.
     A system that forecasts with `oracle` is the bound (`runtime.sim.oracle`), whatever `predictor`.
 
@@ -133,7 +131,7 @@ def replay(
 
 
 def _run(
-    steps: Iterable[Step],
+    steps: Iterable[RecordedStep],
     predictor: Predictor | None,
     *,
     spec: ModelSpec,
@@ -195,7 +193,7 @@ def _run(
         running = requests | running if is_prefill else requests
         started, stalled = simulator.now, simulator.stall_seconds
         predicting = simulator.predictor_seconds
-        replay_step(
+        simulate_step(
             simulator,
             active,
             step,
@@ -217,42 +215,25 @@ def _run(
     return stats
 
 
-def replay_step(
+def simulate_step(
     simulator: Simulator | Cluster,
     predictor: Predictor | None,
-    step: Step,
+    step: RecordedStep,
     *,
     spec: ModelSpec,
     layer_seconds: float,
     keeper: Predictor | None = None,
 ) -> None:
-    """One forward pass: the events in the order in which a model produces them.
-
-    A layer without its experts takes `layer_seconds`.
-    """
+    """Runs one forward pass, in which a layer without its experts takes `layer_seconds`."""
     simulator.begin_step()
-    signals = predictor.signals if predictor is not None else frozenset()
-    if predictor is not None:
-        simulator.forecast(predictor.begin_step(step.tokens_T, step.requests_T), layer_now=-1)
-    if keeper is not None:
-        keeper.begin_step(step.tokens_T, step.requests_T)
-    for layer in range(spec.num_layers):
-        if predictor is not None and Signal.LAYER_INPUT in signals:
-            forecasts = predictor.layer_input(layer, step.layer_input(layer))
-            simulator.forecast(forecasts, layer_now=layer)
-        simulator.compute(layer_seconds)
-        if predictor is not None and Signal.GATE_INPUT in signals:
-            forecasts = predictor.gate_input(layer, step.gate_input(layer))
-            simulator.forecast(forecasts, layer_now=layer)
-        experts_TK = step.experts(layer)
-        if predictor is not None and Signal.ROUTED in signals:
-            logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
-            forecasts = predictor.routed(layer, experts_TK, logits_TE)
-            simulator.forecast(forecasts, layer_now=layer + 1)
-        if keeper is not None:
-            keeper.gate_input(layer, step.gate_input(layer))
-            for forecast in keeper.routed(layer, experts_TK, None):
-                simulator.valued(layer, forecast.scores_TE[0])
-        simulator.run_experts(layer, tokens_per_expert(experts_TK, spec.num_experts))
-    if predictor is not None:
-        predictor.end_step()
+    events = replay_step(predictor, step, num_layers=spec.num_layers)
+    values = replay_step(keeper, step, num_layers=spec.num_layers)
+    for event, value in zip(events, values, strict=True):
+        simulator.forecast(event.forecasts, layer_now=event.layer_now)
+        if event.signal is Signal.LAYER_INPUT:
+            simulator.compute(layer_seconds)
+        elif event.signal is Signal.ROUTED:
+            for forecast in value.forecasts:
+                simulator.valued(event.layer, forecast.scores_TE[0])
+            experts_TK = step.experts(event.layer)
+            simulator.run_experts(event.layer, tokens_per_expert(experts_TK, spec.num_experts))

@@ -17,9 +17,9 @@ from runtime.policy.build import build_planner, build_prefetcher
 from runtime.policy.counters import Counters, added
 from runtime.policy.routing import Mass, Replica, Routing
 from runtime.sim.hardware import Hardware
-from runtime.sim.replay import replay_step
+from runtime.sim.replay import simulate_step
 from runtime.sim.simulator import Simulator
-from runtime.sim.step import Step, Together
+from runtime.sim.step import BatchedStep, RecordedStep
 
 
 @dataclass(eq=False)
@@ -27,14 +27,14 @@ class Request:
     """One of them, with its times in simulated seconds."""
 
     arrival: float
-    steps: Sequence[Step]
+    steps: Sequence[RecordedStep]
     """Its prompt's, then one for each token."""
     mass_LE: Mass
     """What its prompt is expected to need."""
     started: float | None = None
     first_token: float | None = None
     ended: float | None = None
-    _left: deque[Step] = field(default_factory=deque)
+    _left: deque[RecordedStep] = field(default_factory=deque)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +108,16 @@ class SimulatedReplica:
             self._running.append(request)
         else:
             steps = [request._left.popleft() for request in self._running]
-            self._replay(Together(steps), self.decode, new_request=False)
+            self._replay(BatchedStep(steps), self.decode, new_request=False)
         for request in [one for one in self._running if not one._left]:
             request.ended = self._now
             self._running.remove(request)
 
-    def _replay(self, step: Step, counters: list[Counters], *, new_request: bool) -> None:
+    def _replay(self, step: RecordedStep, counters: list[Counters], *, new_request: bool) -> None:
         self._prefetcher.counters = counters
         self._prefetcher.begin_step(new_request=new_request)
         seconds = self._hardware.layer_seconds(len(step.tokens_T))
-        replay_step(self._simulator, None, step, spec=self._spec, layer_seconds=seconds)
+        simulate_step(self._simulator, None, step, spec=self._spec, layer_seconds=seconds)
         self._prefetcher.end_step()
 
     def seen(self, name: str) -> Replica:

@@ -11,7 +11,7 @@ import numpy as np
 
 from predictors.base import Ints
 from predictors.spec import ModelSpec
-from runtime.sim.step import Step
+from runtime.sim.step import RecordedStep
 
 
 def tokens_per_expert(experts_TK: Ints, num_experts: int) -> dict[int, int]:
@@ -33,7 +33,7 @@ class Routing(Sequence[list[list[int]]]):
     and four experts take 0.2 GB, where lists would take 2.
     """
 
-    def __init__(self, steps: Iterable[Step], spec: ModelSpec):
+    def __init__(self, steps: Iterable[RecordedStep], spec: ModelSpec):
         self._num_layers = spec.num_layers
         self._experts = array("h")
         self._starts = array("q", [0])
@@ -64,6 +64,6 @@ class Routing(Sequence[list[list[int]]]):
         ]
 
 
-def routing(steps: Iterable[Step], spec: ModelSpec) -> Routing:
+def routing(steps: Iterable[RecordedStep], spec: ModelSpec) -> Routing:
     """What the steps' routers chose."""
     return Routing(steps, spec)

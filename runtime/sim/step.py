@@ -1,4 +1,4 @@
-"""What a replay is shown of one forward pass, and how passes of several requests become one.
+"""Recorded forward passes: the order of a model's events, and steps of several requests in one.
 
 Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 """
@@ -6,16 +6,16 @@ Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from predictors.base import Floats, Ints
+from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
 from predictors.errors import MoecastError
 
 
-class Step(Protocol):
-    """What a trace keeps of one forward pass."""
+class RecordedStep(Protocol):
+    """One forward pass of a trace; only what a predictor asks for is read."""
 
     @property
     def tokens_T(self) -> Ints: ...
@@ -23,19 +23,74 @@ class Step(Protocol):
     @property
     def requests_T(self) -> Ints: ...
 
-    def layer_input(self, layer: int) -> Floats: ...
+    def layer_input(self, layer: int) -> Floats:
+        """`[T, D]`."""
+        ...
 
-    def gate_input(self, layer: int) -> Floats: ...
+    def gate_input(self, layer: int) -> Floats:
+        """`[T, D]`."""
+        ...
 
-    def logits(self, layer: int) -> Floats: ...
+    def logits(self, layer: int) -> Floats:
+        """`[T, E]`."""
+        ...
 
-    def experts(self, layer: int) -> Ints: ...
+    def experts(self, layer: int) -> Ints:
+        """`[T, K]`."""
+        ...
 
 
-class Together:
-    """Steps of several requests that go through the model in one pass, row below row."""
+class StepEvent(NamedTuple):
+    """An event of a forward pass and the predictor's answer to it."""
 
-    def __init__(self, steps: Sequence[Step]):
+    signal: Signal
+    """`TOKENS` when the step begins, then `LAYER_INPUT`, `GATE_INPUT`, `ROUTED` of each layer."""
+    layer: int
+    """-1 for `TOKENS`."""
+    forecasts: Forecasts
+    """Empty where the predictor does not listen to the event."""
+
+    @property
+    def layer_now(self) -> int:
+        """The first layer that a forecast can still be for; -1 before the first layer's input."""
+        return self.layer + (self.signal is Signal.ROUTED)
+
+
+def replay_step(
+    predictor: Predictor | None, step: RecordedStep, *, num_layers: int
+) -> Iterator[StepEvent]:
+    """Shows a predictor one recorded step: every event, in the order in which a model produces it.
+
+    The predictor sees an event when the iterator is advanced to it, and the step's end when the
+    iterator is exhausted. Without a predictor the events are the same and nothing is forecast.
+    """
+    signals = predictor.signals if predictor is not None else frozenset()
+    forecasts: Forecasts = ()
+    if predictor is not None:
+        forecasts = predictor.begin_step(step.tokens_T, step.requests_T)
+    yield StepEvent(Signal.TOKENS, -1, forecasts)
+    for layer in range(num_layers):
+        forecasts = ()
+        if predictor is not None and Signal.LAYER_INPUT in signals:
+            forecasts = predictor.layer_input(layer, step.layer_input(layer))
+        yield StepEvent(Signal.LAYER_INPUT, layer, forecasts)
+        forecasts = ()
+        if predictor is not None and Signal.GATE_INPUT in signals:
+            forecasts = predictor.gate_input(layer, step.gate_input(layer))
+        yield StepEvent(Signal.GATE_INPUT, layer, forecasts)
+        forecasts = ()
+        if predictor is not None and Signal.ROUTED in signals:
+            logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
+            forecasts = predictor.routed(layer, step.experts(layer), logits_TE)
+        yield StepEvent(Signal.ROUTED, layer, forecasts)
+    if predictor is not None:
+        predictor.end_step()
+
+
+class BatchedStep:
+    """Steps of several requests that go through the model in one pass, rows concatenated."""
+
+    def __init__(self, steps: Sequence[RecordedStep]):
         self._steps = tuple(steps)
         self.tokens_T: Ints = np.concatenate([step.tokens_T for step in steps])
         self.requests_T: Ints = np.concatenate([step.requests_T for step in steps])
@@ -57,25 +112,26 @@ class Together:
         return np.concatenate([step.experts(layer) for step in self._steps])
 
 
-def first_request(step: Step) -> int:
-    """The request of a step's first token."""
+def first_request(step: RecordedStep) -> int:
+    """Returns the request of a step's first token."""
     return int(step.requests_T[0])
 
 
-def batched(steps: Iterable[Step], size: int) -> Iterator[Step]:
-    """The steps as a server would run them that decodes `size` requests at once: each request's
-    prefill by itself, then one token of each request in one step. When a request ends, the next
-    one's prefill comes and it takes the place.
+def batch_steps(steps: Iterable[RecordedStep], size: int) -> Iterator[RecordedStep]:
+    """Combines steps as a server that decodes `size` requests at once would run them.
 
-    The batch is always full: it begins when there are `size` requests and ends when there are no
-    more to fill it, and what the others still have is left out. Of the trace, no more is held than
-    the steps of `size` requests.
+    Each request's prefill runs alone, then each decode step has one token of every running
+    request. When a request ends, the next one is prefilled and takes its place. The batch is
+    always full: decoding begins once there are `size` requests and stops when there are too few
+    left to fill it, so the last tokens of the others are left out. Only the steps of `size`
+    requests are held at a time.
 
     Args:
-        steps: those of a request together, its prefill first.
+        steps: The steps of each request together, its prefill first.
+        size: Requests that decode together.
 
     Raises:
-        MoecastError: fewer requests with generated tokens than `size`, or `size` below 1.
+        MoecastError: `size` is below 1, or fewer requests than `size` have generated tokens.
     """
     if size < 1:
         raise MoecastError(f"batch size {size}: must be at least 1")
@@ -83,7 +139,7 @@ def batched(steps: Iterable[Step], size: int) -> Iterator[Step]:
         yield from steps
         return
     waiting = (deque(group) for _, group in itertools.groupby(steps, key=first_request))
-    running: list[deque[Step]] = []
+    running: list[deque[RecordedStep]] = []
     is_full = False
     while True:
         running = [request for request in running if request]
@@ -101,4 +157,4 @@ def batched(steps: Iterable[Step], size: int) -> Iterator[Step]:
             if request:
                 running.append(request)
         is_full = True
-        yield Together([request.popleft() for request in running])
+        yield BatchedStep([request.popleft() for request in running])

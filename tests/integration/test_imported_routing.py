@@ -12,7 +12,8 @@ from configs.cli import main
 from predictors.popularity import Popularity
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Measured
-from runtime.sim.replay import batched, replay
+from runtime.sim.replay import replay
+from runtime.sim.step import batch_steps
 
 LAYERS, EXPERTS, TOP_K, REQUESTS, TOKENS = 3, 8, 2, 4, 30
 
@@ -117,7 +118,7 @@ def test_imported_routing__forecasts_without_hidden_states_are_fetched(trace: Tr
 
 
 def test_imported_routing__requests_share_steps_in_a_batch(trace: Trace) -> None:
-    steps = list(batched(trace.steps(), REQUESTS))
+    steps = list(batch_steps(trace.steps(), REQUESTS))
     assert [len(step.tokens_T) for step in steps] == [REQUESTS] * TOKENS
     stats = replay(
         steps,

@@ -12,7 +12,8 @@ from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE
 from runtime.policy.counters import added
-from runtime.sim.replay import ReplayStats, Step, replay
+from runtime.sim.replay import ReplayStats, replay
+from runtime.sim.step import RecordedStep
 from train.evaluate.cells import TRUTH, Cell
 from train.evaluate.sources import Source
 from train.evaluate.steps import Routed, held_out_steps, is_decode, routed
@@ -50,7 +51,7 @@ def run_job(job: Job, done: Callable[[str, dict[str, Any]], None]) -> None:
         done(digest, replayed(cell, light, tapes, job.spec))
 
 
-def tapes_of(job: Job, steps: Sequence[Step]) -> dict[str, Tape]:
+def tapes_of(job: Job, steps: Sequence[RecordedStep]) -> dict[str, Tape]:
     """What the job's cells are played, by key.
 
     The bound is no predictor: a replay of a system that names the oracle sees to it.
@@ -59,7 +60,7 @@ def tapes_of(job: Job, steps: Sequence[Step]) -> dict[str, Tape]:
     return {key: tape_of(key, job, steps) for key in keys}
 
 
-def tape_of(key: str, job: Job, steps: Sequence[Step]) -> Tape:
+def tape_of(key: str, job: Job, steps: Sequence[RecordedStep]) -> Tape:
     """The forecasts of one predictor for these steps."""
     if key == TRUTH:
         return foretold(steps, job.spec)

@@ -10,7 +10,7 @@ import numpy as np
 
 from collect.traces import Trace
 from predictors.base import Floats, Ints
-from runtime.sim.replay import Step, batched
+from runtime.sim.step import RecordedStep, batch_steps
 from train.errors import TrainError
 
 NOTHING: Floats = np.empty((0, 0), np.float32)
@@ -37,18 +37,18 @@ class Routed:
         return NOTHING
 
 
-def routed(step: Step, num_layers: int) -> Routed:
+def routed(step: RecordedStep, num_layers: int) -> Routed:
     """The step without its hidden states."""
     experts_LTK = np.stack([step.experts(layer) for layer in range(num_layers)])
     return Routed(step.tokens_T, step.requests_T, experts_LTK)
 
 
-def is_decode(step: Step) -> bool:
+def is_decode(step: RecordedStep) -> bool:
     """One token of each of its requests."""
     return len(step.tokens_T) == len(set(step.requests_T.tolist()))
 
 
-def held_out_steps(trace: Trace, *, batch: int, new_tokens: int) -> list[Step]:
+def held_out_steps(trace: Trace, *, batch: int, new_tokens: int) -> list[RecordedStep]:
     """The held-out requests as `batch` of them decode together, until `new_tokens` tokens are
     generated; prefills between them.
 
@@ -56,7 +56,7 @@ def held_out_steps(trace: Trace, *, batch: int, new_tokens: int) -> list[Step]:
         TrainError: no held-out request generated a token.
         MoecastError: fewer held-out requests than `batch`.
     """
-    steps = list(first(batched(trace.steps("held_out"), batch), new_tokens))
+    steps = list(first(batch_steps(trace.steps("held_out"), batch), new_tokens))
     if not any(is_decode(step) for step in steps):
         raise TrainError(
             f"the trace {trace.path} has no generated tokens in its held-out requests: collect one "
@@ -65,7 +65,7 @@ def held_out_steps(trace: Trace, *, batch: int, new_tokens: int) -> list[Step]:
     return steps
 
 
-def first(steps: Iterable[Step], new_tokens: int) -> Iterator[Step]:
+def first(steps: Iterable[RecordedStep], new_tokens: int) -> Iterator[RecordedStep]:
     """Steps until so many tokens were generated."""
     seen = 0
     for step in steps:

@@ -13,7 +13,7 @@ import numpy as np
 
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.spec import ModelSpec
-from runtime.sim.replay import Step
+from runtime.sim.step import RecordedStep
 
 Event = tuple[str, int]
 """(name of the predictor's method, layer); the layer of `begin_step` is -1."""
@@ -74,7 +74,7 @@ class Tape:
         return Tape(self.kind, self.signals, kept)
 
 
-def record(predictor: Predictor, steps: Iterable[Step]) -> Tape:
+def record(predictor: Predictor, steps: Iterable[RecordedStep]) -> Tape:
     """Shows a predictor the steps in order, as a replay does, and keeps what it answers."""
     signals = predictor.signals
     answers: list[dict[Event, list[Told]]] = []
@@ -101,7 +101,7 @@ def record(predictor: Predictor, steps: Iterable[Step]) -> Tape:
     return Tape(predictor.kind, signals - {Signal.LOGITS}, answers)
 
 
-def foretold(steps: Iterable[Step], spec: ModelSpec) -> Tape:
+def foretold(steps: Iterable[RecordedStep], spec: ModelSpec) -> Tape:
     """A predictor that knows: at the beginning of a step, and at each layer's gate, it forecasts
     all later layers exactly as they will be routed.
     """

@@ -25,7 +25,7 @@ from runtime.store.model_source import resolve
 from runtime.tools.bench.child import Mark, continued
 from runtime.tools.bench.requests import Request
 from runtime.tools.bench.tasks import Replayed
-from runtime.tools.doctor.recording import RecordedStep, Recorder
+from runtime.tools.doctor.recording import CapturedStep, Recorder
 
 
 def replay_bounds(task: Replayed) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def slots_in(budget: str, store: Store, spec: ModelSpec) -> int:
 
 
 @torch.no_grad()
-def recorded_steps(model: PreTrainedModel, requests: Sequence[Request]) -> list[RecordedStep]:
+def recorded_steps(model: PreTrainedModel, requests: Sequence[Request]) -> list[CapturedStep]:
     """Every forward pass of the requests: which experts each token was routed to."""
     recorder = Recorder()
     with Probes(model, {Signal.ROUTED}, recorder):
@@ -77,7 +77,7 @@ def recorded_steps(model: PreTrainedModel, requests: Sequence[Request]) -> list[
 
 
 def bound(
-    steps: list[RecordedStep],
+    steps: list[CapturedStep],
     requests: Sequence[Request],
     spec: ModelSpec,
     system: SystemConfig,

@@ -15,8 +15,8 @@ from predictors.spec import ModelSpec
 from runtime.config import ShapeConfig, SystemConfig
 from runtime.policy.counters import added
 from runtime.sim.hardware import Hardware
-from runtime.sim.replay import ReplayStats, Step, batched, replay
-from runtime.sim.step import first_request
+from runtime.sim.replay import ReplayStats, replay
+from runtime.sim.step import RecordedStep, batch_steps, first_request
 from runtime.tools.doctor.outlook import PROCESS_BYTES
 
 PRECISION = 0.02
@@ -41,7 +41,7 @@ class Load:
 class Ground:
     """What every replay rests on."""
 
-    steps: Sequence[Step]
+    steps: Sequence[RecordedStep]
     spec: ModelSpec
     shape: ShapeConfig
     """Of the model that is to be served; the routing is that of `spec`."""
@@ -105,7 +105,7 @@ class Warm:
 def replayed(
     ground: Ground, hardware: Hardware, *, slots: int, batch: int, passes: int = 2
 ) -> ReplayStats:
-    steps = list(batched(ground.steps, batch))
+    steps = list(batch_steps(ground.steps, batch))
     return replay(
         steps * passes,
         ground.predictor,

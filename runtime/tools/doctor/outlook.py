@@ -9,7 +9,8 @@ from runtime.config import SystemConfig
 from runtime.engine.assembly import arena_slots
 from runtime.errors import BudgetError
 from runtime.sim.hardware import Hardware
-from runtime.sim.replay import Step, replay
+from runtime.sim.replay import replay
+from runtime.sim.step import RecordedStep
 from runtime.systems import ON_DEMAND, PROMOE, load_system
 
 PROCESS_BYTES = 300 * 2**20
@@ -19,7 +20,7 @@ SHARE_OF_FREE = 0.9
 
 
 def outlook(
-    steps: Sequence[Step],
+    steps: Sequence[RecordedStep],
     *,
     spec: ModelSpec,
     hardware: Hardware,
@@ -63,7 +64,7 @@ def outlook(
 
 
 def expected(
-    steps: Sequence[Step],
+    steps: Sequence[RecordedStep],
     spec: ModelSpec,
     system: SystemConfig,
     hardware: Hardware,

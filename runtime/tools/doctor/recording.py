@@ -19,7 +19,7 @@ NEW_TOKENS = 48
 
 
 @dataclass
-class RecordedStep:
+class CapturedStep:
     """One forward pass, as `runtime.sim.replay` takes it."""
 
     tokens_T: Ints
@@ -48,10 +48,10 @@ class Recorder:
     """Keeps every step whole."""
 
     def __init__(self) -> None:
-        self.steps: list[RecordedStep] = []
+        self.steps: list[CapturedStep] = []
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
-        self.steps.append(RecordedStep(tokens_T.copy(), requests_T.copy()))
+        self.steps.append(CapturedStep(tokens_T.copy(), requests_T.copy()))
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
         self.steps[-1].layer_inputs[layer] = hidden_TD.copy()
@@ -72,7 +72,7 @@ class Recorder:
 
 def record(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, seconds: float
-) -> list[RecordedStep]:
+) -> list[CapturedStep]:
     """Greedy continuations until the time is up, at least of the first prompt's first step."""
     recorder = Recorder()
     started = time.monotonic()

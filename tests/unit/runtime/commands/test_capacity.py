@@ -13,7 +13,7 @@ from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, HardwareConfig, ModelConfig, ShapeConfig
 from runtime.sim.hardware import described
 from runtime.sim.replay import replay
-from runtime.sim.step import batched
+from runtime.sim.step import batch_steps
 from runtime.systems import ON_DEMAND, load_system
 from runtime.tools.doctor import capacity
 from runtime.tools.doctor.capacity import Ground, Load, batches, better, needed
@@ -56,7 +56,7 @@ def ground(num_requests=4):
 
 def mean_tpot(base, slots, batch):
     """Written here: the second pass's mean decode step, of twice the layers."""
-    steps = list(batched(base.steps, batch)) * 2
+    steps = list(batch_steps(base.steps, batch)) * 2
     stats = replay(
         steps, None, spec=SPEC, system=load_system(ON_DEMAND), hardware=described(MACHINE, SHAPE),
         budget_slots=slots,

@@ -19,7 +19,7 @@ from runtime.profiling.bandwidth import disk_bandwidth, timed_reads
 from runtime.sim.hardware import Measured
 from runtime.tools.doctor.files import check_files
 from runtime.tools.doctor.outlook import PROCESS_BYTES, outlook, suggestion
-from runtime.tools.doctor.recording import RecordedStep, record
+from runtime.tools.doctor.recording import CapturedStep, record
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
@@ -105,7 +105,7 @@ def test_outlook__figures_of_a_hand_made_case():
         predictor_seconds=0.0,
     )  # fmt: skip
     steps = [
-        RecordedStep(np.array([1]), np.array([0]), choices={0: np.array([[i % 2]])})
+        CapturedStep(np.array([1]), np.array([0]), choices={0: np.array([[i % 2]])})
         for i in range(6)
     ]
     options = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.sim.replay import batched
+from runtime.sim.step import batch_steps
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def shown(steps):
 
 def test_batched__the_next_request_takes_the_place_of_one_that_ended():
     steps = [*request(0, 1), *request(1, 3), *request(2, 2), *request(3, 1)]
-    assert shown(batched(steps, 2)) == [
+    assert shown(batch_steps(steps, 2)) == [
         ([0, 0], [7, 8]),
         ([1, 1], [7, 8]),
         ([0, 1], [0, 100]),
@@ -59,7 +59,7 @@ def test_batched__the_next_request_takes_the_place_of_one_that_ended():
 
 def test_batched__every_signal_stands_row_below_row():
     first, second = Step(0, (3,)), Step(1, (5,))
-    (step,) = batched([first, second], 2)
+    (step,) = batch_steps([first, second], 2)
     for layer in (0, 1):
         for signal in ("layer_input", "gate_input", "logits", "experts"):
             expected = [getattr(one, signal)(layer)[0].tolist() for one in (first, second)]
@@ -68,18 +68,18 @@ def test_batched__every_signal_stands_row_below_row():
 
 def test_batched__one_request_at_a_time_is_the_trace_itself():
     steps = [*request(0, 2), *request(1, 2)]
-    assert list(batched(steps, 1)) == steps
+    assert list(batch_steps(steps, 1)) == steps
 
 
 def test_batched__requests_that_generated_nothing_take_no_place():
     steps = [*request(0, 0), *request(1, 1), *request(2, 1)]
-    assert shown(batched(steps, 2))[-1] == ([1, 2], [100, 200])
+    assert shown(batch_steps(steps, 2))[-1] == ([1, 2], [100, 200])
 
 
 @pytest.mark.parametrize("size", [0, 3])
 def test_batched__sizes_that_cannot_be_filled_are_refused(size):
     with pytest.raises(MoecastError, match=f"batch size {size}"):
-        list(batched([*request(0, 5), *request(1, 5)], size))
+        list(batch_steps([*request(0, 5), *request(1, 5)], size))
 
 
 def test_batched__no_more_is_read_than_the_batch_needs():
@@ -90,7 +90,7 @@ def test_batched__no_more_is_read_than_the_batch_needs():
             read.append(number)
             yield from request(number, 4)
 
-    batches = batched(steps(), 2)
+    batches = batch_steps(steps(), 2)
     for _ in range(3):
         next(batches)
     # The third request's first step ends the second request, as only a look at it can tell.

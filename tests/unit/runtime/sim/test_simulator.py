@@ -9,7 +9,8 @@ from predictors.base import Forecast, Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.sim.overheads import Overheads
-from runtime.sim.replay import batched, replay
+from runtime.sim.replay import replay
+from runtime.sim.step import batch_steps
 
 SPEC = ModelSpec(
     model_id="toy",
@@ -170,7 +171,7 @@ class Row(Step):
 
 def test_replay__a_token_of_each_of_two_requests_is_one_decode_step():
     rows = [Row((0, 1), 0), Row((0, 1), 0), Row((0, 2), 1), Row((0, 2), 1)]
-    stats = run(None, steps=batched(rows, 2), prefetch=False)
+    stats = run(None, steps=batch_steps(rows, 2), prefetch=False)
     assert stats.ttft_seconds == []
     # Layer 0: a layer, one transfer, two tokens on the expert. Layer 1: two transfers (12), of
     # which the second hides the first one's token. Then all is there: 10 + 2 + 10 + 1 + 1.

@@ -11,7 +11,8 @@ import pytest
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Roofline
-from runtime.sim.replay import batched, replay
+from runtime.sim.replay import replay
+from runtime.sim.step import batch_steps
 from tests.builders.traces import make_spec, make_trace
 from train.counted import FITS
 from train.evaluate.steps import routed
@@ -75,7 +76,7 @@ def test_playback__gives_the_replay_that_the_predictor_itself_gives(tmp_path, ki
         options = {"distance": 2} if kind == "expert-map" else {}
         return Lazy(spec, **lazy) if kind == "lazy" else FITS[kind](trace, **options)
 
-    steps = list(batched(trace.steps("held_out"), batch))
+    steps = list(batch_steps(trace.steps("held_out"), batch))
     light = [routed(step, spec.num_layers) for step in steps]
     tape = record(made(), steps)
     for slots in (8, 20):
