@@ -61,7 +61,6 @@ def main() -> None:
             grouping.grouped(every=True),
             comparing.papers(),
             spreading.scaled(),
-            spreading.routed(),
             launching.launchers(),
             serving.withstood(),
             serving.arrivals(),

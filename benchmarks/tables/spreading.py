@@ -1,4 +1,4 @@
-"""More devices, machines and replicas: simulated."""
+"""Tables of the simulated runs on more devices and machines."""
 
 from typing import Any
 
@@ -47,39 +47,5 @@ def scaled() -> list[str]:
         *table(["where", "what", "paper", "ours"], claims),
         "",
         f"Why they differ: {found['claims'][0]['reason']}.",
-        "",
-    ]
-
-
-def routed() -> list[str]:
-    """Replicas: which one a request goes to."""
-    found = result("replicas")
-    if found is None:
-        return []
-    rows: list[dict[str, Any]] = found["rows"]
-    lines = [
-        [
-            row["arrivals"],
-            f"`{row['system']}`",
-            percent(row["budget"]),
-            row["routing"],
-            figure(100 * row["hit_rate"], 1, " %"),
-            figure(100 * row["decode_hit_rate"], 1, " %"),
-            figure(row["bytes_moved"] / 2**40, 2, " TiB"),
-            figure(row["ttft_seconds"], 2, " s"),
-            figure(row["latency_seconds"], 2, " s"),
-            percent(row["busiest_share"]),
-        ]
-        for row in rows
-    ]
-    columns = ["arrivals", "system", "budget", "routing", "hits", "hits in decode", "moved"]
-    columns += ["TTFT", "whole answer", "busiest replica"]
-    return [
-        f"{found['replicas']} replicas behind a router (simulated: {found['hardware']}, "
-        f"{found['shape']}; the first {found['requests']} arrivals of published logs, stretched; "
-        f"{found['recorded_requests']} recorded requests of {' and '.join(found['datasets'])}, "
-        "drawn at random):",
-        "",
-        *table(columns, lines),
         "",
     ]

@@ -44,7 +44,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
     if config.launcher == RAY:
         prepare(config.cluster)
         # Not before: it needs the extra, and Ray reads the environment when it is imported.
-        from runtime.serving.replicas.launch import run as serve_replicas
+        from runtime.serving.replicas import run as serve_replicas
 
         return serve_replicas(config, keys, own_version())
     log_as_json(secrets=keys)

@@ -9,9 +9,6 @@ from predictors.errors import MoecastError, unknown
 from runtime.config import ServedConfig
 
 LARGEST_PORT = 65535
-ROUTING_NAMES = ("cache-aware", "least-loaded", "round-robin")
-"""Of `runtime.policy.routing`, which takes numpy to import."""
-
 LOCAL, RAY = "local", "ray"
 
 
@@ -21,11 +18,6 @@ class ServeConfig(ServedConfig):
     """local: this process; ray: replicas behind Ray Serve (`pip install '.[ray]'`)."""
     replicas: int = 1
     """With launcher=ray: servers, each with a model and a budget of its own."""
-    routing: str = "cache-aware"
-    """With launcher=ray: which replica a request goes to: cache-aware (where the experts that its
-    prompt is forecast to need are resident), least-loaded, round-robin."""
-    forecaster: str = "token"
-    """With routing=cache-aware: the zoo's MODEL_NAME/KIND that forecasts from a prompt's tokens."""
     cluster: str | None = None
     """With launcher=ray: address of a Ray cluster to join, with its token; none: this machine."""
     budget: str = "50%"
@@ -78,8 +70,6 @@ class ServeConfig(ServedConfig):
             )
         if self.launcher not in (LOCAL, RAY):
             raise MoecastError(unknown("launcher", self.launcher, (LOCAL, RAY)))
-        if self.routing not in ROUTING_NAMES:
-            raise MoecastError(unknown("routing", self.routing, ROUTING_NAMES))
         if self.launcher == RAY and self.port == 0:
             raise MoecastError("port=0: with launcher=ray name the port to listen at")
         if self.port > LARGEST_PORT:

@@ -1,4 +1,4 @@
-"""`serve launcher=ray`: two replicas of the reference model, used, replaced, killed, ended."""
+"""`serve launcher=ray`: two replicas are used, filled, replaced, killed, ended."""
 
 import contextlib
 import json
@@ -38,7 +38,8 @@ class Server:
         self._out = self.log.open("w")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "runtime", "serve", "launcher=ray", "replicas=2",
-             f"port={self.port}", "max_running=2", "grace=20", f"run_dir={tmp_path / 'run'}"],
+             f"port={self.port}", "max_running=2", "max_waiting=8", "grace=20",
+             f"run_dir={tmp_path / 'run'}"],
             cwd=ROOT,
             stdout=self._out,
             stderr=subprocess.STDOUT,
@@ -51,10 +52,11 @@ class Server:
                 return
             assert self.process.poll() is None, self.log.read_text()[-3000:]
             time.sleep(0.3)
-        raise AssertionError(f"{text!r} is not said: {self.log.read_text()[-3000:]}")
+        raise AssertionError(f"{text!r} is not in the log: {self.log.read_text()[-3000:]}")
 
-    def complete(self, prompt: str, timeout: float = 120) -> str:
-        body = {"model": "qwen2-moe-tiny", "prompt": prompt, "max_tokens": 6, "temperature": 0}
+    def complete(self, prompt: str, max_tokens: int = 6, timeout: float = 240) -> str:
+        body = {"model": "qwen2-moe-tiny", "prompt": prompt, "max_tokens": max_tokens,
+                "temperature": 0, "ignore_eos": True}  # fmt: skip
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",
             json.dumps(body).encode(),
@@ -70,7 +72,7 @@ class Server:
         found = []
         for process in self.family():
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                if "ServeReplica:moecast:engine" in " ".join(process.cmdline()):
+                if "ServeReplica:moecast:server" in " ".join(process.cmdline()):
                     found.append(process)
         return found
 
@@ -87,7 +89,7 @@ class Server:
 def server(tmp_path_factory):
     made = Server(tmp_path_factory.mktemp("replicas"))
     try:
-        made.wait_for("(2 replicas, cache-aware)")
+        made.wait_for("(2 replicas)")
         yield made
     finally:
         made.end()
@@ -127,7 +129,29 @@ def test_replicas__stream_as_one_server_does(server):
     assert len(lines) > 2
 
 
-def test_replicas__are_replaced_without_a_refused_request(server):
+def test_replicas__answer_429_when_their_queues_are_full(server):
+    """Two replicas hold 10 requests each; of 40 that come at once, the others get 429."""
+    statuses, rejections = [], []
+
+    def client() -> None:
+        try:
+            server.complete("Once upon a time", max_tokens=40)
+            statuses.append(200)
+        except urllib.error.HTTPError as error:
+            statuses.append(error.code)
+            rejections.append((json.load(error)["error"]["type"], error.headers["retry-after"]))
+
+    clients = [threading.Thread(target=client) for _ in range(40)]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    assert len(statuses) == 40
+    assert set(statuses) == {200, 429}
+    assert all(kind == "rate_limit_error" and after for kind, after in rejections)
+
+
+def test_replicas__are_replaced_without_a_rejected_request(server):
     over, served, failed = threading.Event(), [0], []
 
     def client(number: int) -> None:

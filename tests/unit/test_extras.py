@@ -15,8 +15,8 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
-# These are of the engine itself: a command imports them when it is told to use Ray.
-of_ray = ("runtime.serving.replicas.launch", "runtime.serving.replicas.router")
+# It imports Ray: `serve launcher=ray` imports it.
+of_ray = ("runtime.serving.replicas",)
 count = 0
 for root in ("predictors", "zoo", "runtime", "collect", "train", "configs"):
     package = importlib.import_module(root)

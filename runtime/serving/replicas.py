@@ -1,0 +1,191 @@
+"""Serves several replicas behind Ray Serve: `python -m runtime serve launcher=ray`."""
+
+import asyncio
+import logging
+import queue
+import signal
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+from rich.console import Console
+from starlette.types import ASGIApp
+
+from predictors.errors import MoecastError
+from runtime.engine.memory import share_one_heap
+from runtime.profiling.facts import usable_cores
+from runtime.ray_cluster import join, keep_to_loopback
+from runtime.serving.assembly import assembled
+from runtime.serving.config import ServeConfig
+from runtime.serving.opening import name_of
+from runtime.serving.service import State
+
+APPLICATION = "moecast"
+SPARE_REQUESTS = 8
+"""Requests that a replica accepts beyond those that run and wait: health checks, model lists, and
+those that its own queue rejects with 429."""
+HEALTH_SECONDS = 5.0
+"""Interval of Ray's health checks."""
+LOAD_POLL_SECONDS = 0.05
+SHUTDOWN_SECONDS = 5.0
+"""Time beyond `grace` before Ray kills a replica that does not end."""
+
+
+class ReplicasFailed(MoecastError):
+    """Ray could not start the replicas."""
+
+
+class ServerReplica:
+    """The server's application and engine thread, without a socket: Ray Serve owns the port."""
+
+    def __init__(self, config: ServeConfig, keys: frozenset[str], version: str, revision: int):
+        """Args:
+            revision: number of the deployment; a new number makes Ray replace every replica.
+
+        Raises:
+            MoecastError: the model cannot be loaded.
+        """
+        share_one_heap()
+        if config.cluster is None:
+            keep_to_loopback()
+        self.revision = revision
+        self._grace = config.grace
+        self._service, self._app = assembled(config, keys=keys, version=version)
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Load the model, then return the application; Ray calls this once per replica."""
+        self._service.start()
+        while self._service.state is State.LOADING:
+            await asyncio.sleep(LOAD_POLL_SECONDS)
+        if self._service.error is not None:
+            raise self._service.error
+        return self._app
+
+    def check_health(self) -> None:
+        """Tell Ray whether to replace this replica.
+
+        Raises:
+            RuntimeError: the engine thread has ended.
+        """
+        if not self._service.is_alive:
+            raise RuntimeError(f"the engine has ended: {self._service.error}")
+
+    async def __del__(self) -> None:
+        """Finish accepted requests within the grace period; Ray awaits this before the exit."""
+        self._service.drain()
+        await asyncio.to_thread(self._service.wait_idle, self._grace)
+        await asyncio.to_thread(self._service.close, timeout_seconds=2.0)
+
+
+class ReplicaSet:
+    """One Ray Serve application with `config.replicas` replicas of the server."""
+
+    def __init__(self, config: ServeConfig, keys: frozenset[str], version: str):
+        """Raises:
+        ClusterError: no Ray, no token, or no such cluster.
+        ReplicasFailed: the port is taken.
+        """
+        self._config, self._keys, self._version = config, keys, version
+        self._revision = 0
+        # An equal share of this machine's cores for each replica.
+        self._cpus = max(1, usable_cores() // config.replicas)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        self._owns_ray = join(
+            config.cluster, num_cpus=self._cpus * config.replicas, option="cluster"
+        )
+        try:
+            serve.start(
+                http_options=HTTPOptions(
+                    host=config.host, port=config.port, location="HeadOnly", request_timeout_s=None
+                )
+            )
+        except (ray.exceptions.RayError, TimeoutError, RuntimeError) as error:
+            ray.shutdown()
+            raise ReplicasFailed(
+                f"host={config.host} port={config.port}: Ray Serve cannot listen there "
+                f"({one_line(error)}); choose another port"
+            ) from error
+
+    def deploy(self) -> None:
+        """Start the replicas, or replace the running ones one after another.
+
+        A replaced replica finishes the requests that it accepted; none is rejected meanwhile.
+
+        Raises:
+            ReplicasFailed: with Ray's message.
+        """
+        self._revision += 1
+        config = self._config
+        has_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        deployment = serve.deployment(
+            serve.ingress()(ServerReplica),
+            name="server",
+            num_replicas=config.replicas,
+            # The server's own queue rejects what it cannot hold, with 429.
+            max_ongoing_requests=config.max_running + config.max_waiting + SPARE_REQUESTS,
+            max_queued_requests=config.replicas * (config.max_running + config.max_waiting),
+            health_check_period_s=HEALTH_SECONDS,
+            graceful_shutdown_timeout_s=config.grace + SHUTDOWN_SECONDS,
+            graceful_shutdown_wait_loop_s=0.2,
+            ray_actor_options={
+                "num_cpus": self._cpus,
+                "num_gpus": 1 if has_gpu and config.device != "cpu" else 0,
+            },
+        )
+        application = deployment.bind(config, self._keys, self._version, self._revision)
+        try:
+            serve.run(application, name=APPLICATION, route_prefix="/")
+        except (ray.exceptions.RayError, TimeoutError, RuntimeError) as error:
+            raise ReplicasFailed(f"the replicas did not start: {one_line(error)}") from error
+
+    def close(self) -> None:
+        """Finish accepted requests, then stop Ray Serve."""
+        serve.delete(APPLICATION)
+        serve.shutdown()
+        if self._owns_ray:
+            ray.shutdown()
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:600]
+
+
+def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, Any]:
+    """Serve until SIGTERM or Ctrl-C; SIGHUP replaces all replicas, one after another."""
+    console = Console()
+    replicas = ReplicaSet(config, keys, version)
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: signals.put(number))
+    try:
+        replicas.deploy()
+        console.print(
+            f"{name_of(config)} at http://{config.host}:{config.port}/v1 "
+            f"({config.replicas} replicas)",
+            highlight=False,
+            soft_wrap=True,
+        )
+        updates = 0
+        while (last := wait_for_signal(signals)) == signal.SIGHUP:
+            console.print("replacing the replicas", highlight=False)
+            replicas.deploy()
+            updates += 1
+            console.print("replaced", highlight=False)
+    finally:
+        replicas.close()
+    return {
+        "model": name_of(config),
+        "replicas": config.replicas,
+        "updates": updates,
+        "ended": signal.Signals(last).name,
+    }
+
+
+def wait_for_signal(signals: "queue.SimpleQueue[int]") -> int:
+    """Return the next signal. Python runs signal handlers only between two short waits."""
+    while True:
+        try:
+            return signals.get(timeout=0.5)
+        except queue.Empty:
+            continue

@@ -1,1 +1,0 @@
-"""Several replicas of a server behind Ray Serve: `python -m runtime serve launcher=ray`."""

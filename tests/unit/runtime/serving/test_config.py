@@ -1,0 +1,25 @@
+"""Options of `serve` that exclude each other or are out of range."""
+
+import pytest
+
+from predictors.errors import MoecastError
+from runtime.serving.config import ServeConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replicas": 2}, "launcher=ray"),
+        ({"cluster": "10.0.0.1:6379"}, "launcher=ray"),
+        ({"launcher": "slurm"}, "unknown launcher"),
+        ({"launcher": "ray", "replicas": 0}, "replicas=0"),
+        ({"launcher": "ray", "port": 0}, "port=0"),
+    ],
+)
+def test_serve_config__rejects_invalid_replica_options(options, message):
+    with pytest.raises(MoecastError, match=message):
+        ServeConfig(**options)
+
+
+def test_serve_config__accepts_replicas_with_ray():
+    assert ServeConfig(launcher="ray", replicas=2).replicas == 2
