@@ -8,18 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from train.errors import CheckpointError
+
+MONITOR = "val/mean_accuracy"
+"""Metric that decides which epoch is the best and when to stop."""
+
+CHECKPOINT_FORMAT = 2
+"""Part of the run record: raised when checkpoints of an older version cannot be resumed."""
 
 
 class RunRecord(Callback):
     """Stores in each checkpoint what it was made from, and refuses one of another run."""
 
     def __init__(self, record: dict[str, Any]):
-        self._record = json.loads(json.dumps(record))
+        self._record = json.loads(json.dumps({"format": CHECKPOINT_FORMAT, **record}))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -39,14 +45,47 @@ class RunRecord(Callback):
             )
 
 
-class SaveEachEpoch(Callback):
-    """One checkpoint after each pass, when its validation is done."""
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the weights of the epoch with the best validation accuracy in `FOLDER/best.ckpt`."""
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, folder: Path):
+        super().__init__(
+            dirpath=folder,
+            filename="best",
+            monitor=MONITOR,
+            mode="max",
+            save_weights_only=True,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        trainer.save_checkpoint(self._path)
+    @property
+    def path(self) -> Path:
+        """The file, which exists once an epoch has ended."""
+        return Path(str(self.dirpath), "best.ckpt")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # The run folder may have moved since; Lightning forgets the best score then.
+        path = str(self.path)
+        super().load_state_dict(
+            {
+                **state_dict,
+                "dirpath": self.dirpath,
+                "best_model_path": path,
+                "kth_best_model_path": path,
+                "best_k_models": {path: state_dict["best_model_score"]},
+            }
+        )
+
+
+def last_checkpoint(folder: Path) -> ModelCheckpoint:
+    """Return a callback that writes `FOLDER/last.ckpt`, to resume from, after each epoch."""
+    return ModelCheckpoint(
+        dirpath=folder,
+        filename="last",
+        save_on_train_epoch_end=True,
+        enable_version_counter=False,
+    )
 
 
 class Patience:
@@ -67,48 +106,6 @@ class Patience:
     def is_over(self, number: int) -> bool:
         """Whether none has been better for a while."""
         return number - self.best_pass >= self._patience
-
-
-class BestPass(Callback):
-    """Keeps the weights of the pass with the best validation accuracy, and stops when none has
-    been better for a while. The checkpoint carries what it keeps.
-    """
-
-    def __init__(self, *, patience: int):
-        self._patience = Patience(patience)
-        self._weights: dict[str, Tensor] = {}
-
-    @property
-    def best(self) -> float | None:
-        return self._patience.best
-
-    @property
-    def best_pass(self) -> int:
-        return self._patience.best_pass
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        found = float(trainer.callback_metrics["val/mean_accuracy"])
-        if self._patience.is_better(trainer.current_epoch, found):
-            self._weights = {
-                name: value.detach().cpu().clone() for name, value in pl_module.named_parameters()
-            }
-        elif self._patience.is_over(trainer.current_epoch):
-            trainer.should_stop = True
-
-    def restore(self, module: LightningModule) -> None:
-        """Gives the module the weights of its best pass."""
-        with torch.no_grad():
-            for name, value in module.named_parameters():
-                if name in self._weights:
-                    value.copy_(self._weights[name])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_pass": self.best_pass, "weights": self._weights}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._patience.best = state_dict["best"]
-        self._patience.best_pass = state_dict["best_pass"]
-        self._weights = dict(state_dict["weights"])
 
 
 class EachPass(Callback):

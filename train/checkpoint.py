@@ -73,10 +73,7 @@ def from_bytes(data: bytes, *, what: str) -> dict[str, Any]:
         not head.startswith(MAGIC)
         or hashlib.sha256(body).hexdigest().encode() != head[len(MAGIC) :]
     ):
-        raise CheckpointError(
-            f"{what} is torn or was altered. The one before it is {what}.previous: rename it over "
-            "this one to go on from there, or begin again with fresh=true"
-        )
+        raise CheckpointError(f"{what} is torn or was altered; start over with fresh=true")
     length = int.from_bytes(body[:8], "little")
     tree = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["tree"])
     return unpack(tree, load(body))
@@ -92,7 +89,9 @@ def link_previous(path: Path) -> None:
 
 
 class SafeCheckpointIO(CheckpointIO):
-    """Lightning's door to the disk. The checkpoint that is replaced stays as `NAME.previous`."""
+    """Lightning's access to the disk. A resumable checkpoint that is replaced stays as
+    `NAME.previous`.
+    """
 
     def save_checkpoint(
         self,
@@ -102,7 +101,8 @@ class SafeCheckpointIO(CheckpointIO):
     ) -> None:
         path = Path(path)
         data = to_bytes(checkpoint)
-        link_previous(path)
+        if "optimizer_states" in checkpoint:
+            link_previous(path)
         write_atomic(path, data)
 
     def load_checkpoint(
@@ -111,7 +111,16 @@ class SafeCheckpointIO(CheckpointIO):
         map_location: Any = None,  # noqa: ARG002
         weights_only: bool | None = None,  # noqa: ARG002
     ) -> dict[str, Any]:
-        return from_bytes(Path(path).read_bytes(), what=str(path))
+        previous = Path(f"{path}.previous")
+        try:
+            return from_bytes(Path(path).read_bytes(), what=str(path))
+        except CheckpointError as error:
+            if not previous.exists():
+                raise
+            raise CheckpointError(
+                f"{error}, or resume from the checkpoint before it: rename {previous.name} to "
+                f"{Path(path).name}"
+            ) from error
 
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)

@@ -13,22 +13,24 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, RichProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from collect.traces import Trace
-from train.callbacks import BestPass, PlainProgress, RunRecord, SaveEachEpoch
+from train.callbacks import MONITOR, BestCheckpoint, PlainProgress, RunRecord, last_checkpoint
 from train.checkpoint import SafeCheckpointIO
 from train.config import TrainConfig
 from train.data import TraceData
+from train.errors import CheckpointError
 from train.family import Family
 from train.module import StackFit
 from train.reuse_data import ReuseData
 
-CHECKPOINT = Path("checkpoints", "last.ckpt")
+CHECKPOINTS = "checkpoints"
+"""Folder of the run folder with `last.ckpt`, to resume from, and `best.ckpt`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +120,7 @@ def fit(
     logger: Logger,
     fresh: bool = False,
     data: TraceData | ReuseData | None = None,
-    checkpoint_name: str = CHECKPOINT.name,
+    checkpoints: str = CHECKPOINTS,
     peers: Peers | None = None,
 ) -> Fitted:
     """Trains all networks together; goes on from the run folder's checkpoint if there is one.
@@ -144,14 +146,17 @@ def fit(
     sample = next(iter(first_pass))
     for family in families:
         family.normalise_by(sample)
-    best = BestPass(patience=settings.patience)
-    checkpoint = run_dir / CHECKPOINT.with_name(checkpoint_name)
+    folder = run_dir / checkpoints
+    checkpoint = folder / "last.ckpt"
     if fresh:
         checkpoint.unlink(missing_ok=True)
     resumed = checkpoint.exists()
     record = {"trace": trace.digest, **asdict(settings)}
     progress = RichProgressBar() if sys.stderr.isatty() else PlainProgress()
-    callbacks = [RunRecord(record), best, SaveEachEpoch(checkpoint), progress]
+    stopping = EarlyStopping(MONITOR, mode="max", patience=settings.patience)
+    best = BestCheckpoint(folder)
+    # Lightning calls checkpoint callbacks last: what they save includes all states of this epoch.
+    callbacks = [RunRecord(record), stopping, progress, best, last_checkpoint(folder)]
     trainer = trainer_for(settings, callbacks, logger=logger, peers=peers)
     started = time.perf_counter()
     on_interrupt = signal.getsignal(signal.SIGINT)
@@ -164,7 +169,7 @@ def fit(
     if not trainer.is_global_zero and peers is None:
         # Lightning runs the whole command once for each device; what follows is the first one's.
         raise SystemExit(0)
-    best.restore(module)
+    best_epoch = load_weights(best.path, module)
     module.cpu().eval()
     for family in families:
         family.calibrate(data.validation())
@@ -173,9 +178,21 @@ def fit(
         trainer.global_step,
         time.perf_counter() - started,
         resumed,
-        best.best_pass,
-        best.best,
+        best_epoch,
+        float(stopping.best_score),
     )
+
+
+def load_weights(path: Path, module: nn.Module) -> int:
+    """Load a checkpoint's weights into `module` and return the epoch that they are of.
+
+    Raises CheckpointError when the file is missing or damaged.
+    """
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing; start over with fresh=true")
+    saved = SafeCheckpointIO().load_checkpoint(path)
+    module.load_state_dict(saved["state_dict"])
+    return int(saved["epoch"])
 
 
 def trainer_for(
@@ -196,7 +213,7 @@ def trainer_for(
         log_every_n_steps=10,
         callbacks=callbacks,
         plugins=[SafeCheckpointIO(), *([] if peers is None else [peers.environment])],
-        enable_checkpointing=False,
+        enable_checkpointing=any(isinstance(one, Checkpoint) for one in callbacks),
         enable_model_summary=False,
         enable_progress_bar=any(isinstance(one, RichProgressBar) for one in callbacks),
         num_sanity_val_steps=0,

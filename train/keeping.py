@@ -24,7 +24,7 @@ from train.reuse_data import ReuseData
 from train.tracing import trace_for
 from zoo.entry import write_entry
 
-CHECKPOINT = "reuse.ckpt"
+CHECKPOINTS = "checkpoints/reuse"
 SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS)
 
 
@@ -50,7 +50,7 @@ def learn_reuse(config: TrainConfig, trace: Trace, *, run_dir: Path) -> tuple[Re
             logger=logger,
             fresh=config.fresh,
             data=data,
-            checkpoint_name=CHECKPOINT,
+            checkpoints=CHECKPOINTS,
         )
         status = "success"
     finally:

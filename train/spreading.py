@@ -20,7 +20,7 @@ from predictors.files import write_atomic
 from runtime.config import ModelConfig
 from train.checkpoint import from_bytes, to_bytes
 from train.family import Family
-from train.fit import CHECKPOINT, FitSettings, Fitted, Peers, fit
+from train.fit import CHECKPOINTS, FitSettings, Fitted, Peers, fit
 from train.pipeline import families_for
 
 RESULT = "spread.ckpt"
@@ -59,7 +59,7 @@ def fit_spread(
     result.unlink(missing_ok=True)
     if fresh:
         # Here, and not by one of the processes: another might see it still.
-        (run_dir / CHECKPOINT).unlink(missing_ok=True)
+        (run_dir / CHECKPOINTS / "last.ckpt").unlink(missing_ok=True)
     resources = {"CPU": launcher.cpus} | ({"GPU": launcher.gpus} if launcher.gpus else {})
     trainer = TorchTrainer(
         learn_share,

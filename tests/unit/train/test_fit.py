@@ -17,7 +17,7 @@ from train.accuracy import forecasts, phased, score
 from train.baselines import fit_popularity, fit_token
 from train.data import Part, TraceBatches, part_rows, shuffled
 from train.errors import CheckpointError, TrainError
-from train.fit import CHECKPOINT, FitSettings, Fitted, digest_of, fit
+from train.fit import CHECKPOINTS, FitSettings, Fitted, digest_of, fit
 from train.networks import PlainFamily, edges
 from train.pipeline import exported
 
@@ -93,6 +93,35 @@ def test_fit__of_a_finished_run_changes_nothing(trace: Trace, tmp_path: Path) ->
     assert digest_of(first.families) == digest_of(again.families)
 
 
+def test_fit__moved_run_folder_keeps_the_best_epoch(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epoch 1 of 5 is the best, which a run resumed at epoch 2 must still know."""
+    changes = {"lr": 0.05, "max_epochs": 8, "patience": 3}
+    whole = run(trace, tmp_path / "whole", **changes)
+    assert (whole.best_pass, whole.steps) == (1, 5 * 16)
+    with monkeypatch.context() as patch:
+        patch.setattr(fit_module, "PlainProgress", Stop)
+        with pytest.raises(KeyboardInterrupt):
+            run(trace, tmp_path / "cut", **changes)
+    (tmp_path / "cut").rename(tmp_path / "moved")
+    resumed = run(trace, tmp_path / "moved", **changes)
+    assert (resumed.steps, resumed.best_pass) == (whole.steps, whole.best_pass)
+    assert resumed.validation_accuracy == whole.validation_accuracy
+    assert digest_of(resumed.families) == digest_of(whole.families)
+
+
+def test_fit__refuses_damaged_best_weights(trace: Trace, tmp_path: Path) -> None:
+    run(trace, tmp_path, max_epochs=1)
+    path = tmp_path / CHECKPOINTS / "best.ckpt"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"best.ckpt is torn.*fresh=true$"):
+        run(trace, tmp_path, max_epochs=1)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"best.ckpt is missing"):
+        run(trace, tmp_path, max_epochs=1)
+
+
 def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
     one = run(trace, tmp_path / "0", max_epochs=1)
     other = run(trace, tmp_path / "1", max_epochs=1, seed=1)
@@ -107,7 +136,7 @@ def test_fit__refuses_the_checkpoint_of_another_run(trace: Trace, tmp_path: Path
 
 def test_fit__refuses_a_torn_checkpoint(trace: Trace, tmp_path: Path) -> None:
     run(trace, tmp_path, max_epochs=1)
-    path = tmp_path / CHECKPOINT
+    path = tmp_path / CHECKPOINTS / "last.ckpt"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="torn"):
         run(trace, tmp_path, max_epochs=1)
