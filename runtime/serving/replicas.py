@@ -37,15 +37,16 @@ class ReplicasFailed(MoecastError):
 
 
 class ServerReplica:
-    """The server's application and engine thread, without a socket: Ray Serve owns the port."""
+    """The server's application and engine thread, without a socket: Ray Serve owns the port.
+
+    Args:
+        revision: number of the deployment; a new number makes Ray replace every replica.
+
+    Raises:
+        MoecastError: the model cannot be loaded.
+    """
 
     def __init__(self, config: ServeConfig, keys: frozenset[str], version: str, revision: int):
-        """Args:
-            revision: number of the deployment; a new number makes Ray replace every replica.
-
-        Raises:
-            MoecastError: the model cannot be loaded.
-        """
         share_one_heap()
         if config.cluster is None:
             keep_to_loopback()
@@ -79,13 +80,14 @@ class ServerReplica:
 
 
 class ReplicaSet:
-    """One Ray Serve application with `config.replicas` replicas of the server."""
+    """One Ray Serve application with `config.replicas` replicas of the server.
+
+    Raises:
+    ClusterError: no Ray, no token, or no such cluster.
+    ReplicasFailed: the port is taken.
+    """
 
     def __init__(self, config: ServeConfig, keys: frozenset[str], version: str):
-        """Raises:
-        ClusterError: no Ray, no token, or no such cluster.
-        ReplicasFailed: the port is taken.
-        """
         self._config, self._keys, self._version = config, keys, version
         self._revision = 0
         # An equal share of this machine's cores for each replica.

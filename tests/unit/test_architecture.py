@@ -4,19 +4,36 @@ Read from the source, nothing of it is imported.
 """
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.builders.sources import PACKAGES, circles, new_offenders, sources
+
 MAY_IMPORT = {
     "predictors": set(),
     "zoo": {"predictors"},
     "runtime": {"predictors", "zoo"},
-    "collect": {"predictors", "runtime"},
+    "collect": {"predictors", "zoo", "runtime"},
     "train": {"predictors", "zoo", "runtime", "collect"},
 }
+ROOMS = (
+    "config",
+    "errors",
+    "policy",
+    "sim",
+    "store",
+    "transfer",
+    "hf",
+    "engine",
+    "profiling",
+    "generation",
+    "serving",
+    "tools",
+    "commands",
+)
+"""Of `runtime`, from the bottom to the top; its `__init__` and `__main__` import what they like."""
+PURE = ("policy", "sim")
+"""Rooms of `runtime` that decide and compute, without tensors and threads."""
 HEAVY = {
     "torch",
     "transformers",
@@ -31,64 +48,130 @@ HEAVY = {
     "prometheus_client",
     "ray",
 }
-SOURCES = sorted(
-    path for package in [*MAY_IMPORT, "configs"] for path in (ROOT / package).rglob("*.py")
-)
-NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
+PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve"}
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Top-level package of every import, wherever it stands."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
+def top(module: str) -> str:
+    return module.split(".")[0]
 
 
-def imported_at_once(path: Path) -> set[str]:
-    """Top-level packages that importing the module imports by itself."""
-    return {name for node in ast.parse(path.read_text()).body for name in imported_by(node)}
+def room(module: str) -> str | None:
+    """The room of `runtime` that a module is in; None outside of it and in its entry points."""
+    package, *rest = module.split(".")
+    return rest[0] if package == "runtime" and rest and rest[0] != "__main__" else None
 
 
-def imported_by(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        yield from imported(ast.Module(body=[node], type_ignores=[]))
+def loaded_with(module: str) -> dict[str, str]:
+    """Everything that importing a module imports, each with the module of ours that does so."""
+    ours = sources()
+    seen, waiting, loaded = set(), [module], {}
+    while waiting:
+        name = waiting.pop()
+        parents = [".".join(name.split(".")[:end]) for end in range(1, name.count(".") + 1)]
+        for current in [name, *parents]:
+            if current in seen or current not in ours:
+                continue
+            seen.add(current)
+            for entry in ours[current].imports:
+                if entry.at_once and not entry.for_types:
+                    loaded.setdefault(entry.module, current)
+                    waiting.append(entry.module)
+    return loaded
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_imports__go_down_only(name: str) -> None:
-    package = name.split("/")[0]
-    if package == "configs":
-        return
-    used = set(imported(ast.parse((ROOT / name).read_text()))) & {*MAY_IMPORT, "configs"}
-    allowed = MAY_IMPORT[package] | {package}
-    if name.endswith("__main__.py"):
-        allowed = allowed | {"configs"}
-    assert used <= allowed, f"{name} imports {sorted(used - allowed)}"
+def test_packages__import_only_those_below() -> None:
+    offenders = []
+    for source in sources().values():
+        package = top(source.module)
+        if package == "configs":
+            continue
+        allowed = MAY_IMPORT[package] | {package}
+        if source.path.endswith("__main__.py"):
+            allowed = allowed | {"configs"}
+        used = {top(entry.module) for entry in source.imports} & {*PACKAGES}
+        offenders += [f"{source.path} imports {name}" for name in used - allowed]
+    assert not new_offenders("packages", offenders)
 
 
-@pytest.mark.parametrize("package", MAY_IMPORT)
-@pytest.mark.parametrize("module", ["__init__.py", "config.py", "__main__.py"])
-def test_faces__import_nothing_heavy(package: str, module: str) -> None:
-    path = ROOT / package / module
-    if path.exists():
-        assert not imported_at_once(path) & HEAVY
+def test_rooms__import_only_those_below() -> None:
+    height = {name: place for place, name in enumerate(ROOMS)}
+    offenders = []
+    for source in sources("runtime").values():
+        here = room(source.module)
+        if here is None:
+            continue
+        if here not in height:
+            offenders.append(f"{here} is no room")
+            continue
+        targets = {room(entry.module) for entry in source.imports if not entry.for_types}
+        up = {name for name in targets if name in height and height[name] > height[here]}
+        offenders += [f"{here} imports {name}" for name in up]
+    assert not new_offenders("rooms", offenders)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_files__stay_readable(name: str) -> None:
-    lines = len((ROOT / name).read_text().splitlines())
-    assert lines <= (60 if name.endswith("__main__.py") else 600)
+def test_modules__import_in_no_circle() -> None:
+    ours = sources()
+    arrows = {
+        source.module: sorted(
+            {entry.module for entry in source.imports if not entry.for_types}
+            & {*ours} - {source.module}
+        )
+        for source in ours.values()
+    }
+    assert not new_offenders("circles", [" <-> ".join(group) for group in circles(arrows)])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_sources__unpickle_nothing(name: str) -> None:
-    tree = ast.parse((ROOT / name).read_text())
-    assert not set(imported(tree)) & {"pickle", "cloudpickle", "dill", "joblib", "shelve"}
-    loads = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
-    ]
-    assert not loads
+def test_policy_and_simulator__need_no_torch_and_no_threads() -> None:
+    offenders = {}
+    for module in sources():
+        for name, by in loaded_with(module).items() if room(module) in PURE else ():
+            if top(name) in {"torch", "threading", "concurrent", "multiprocessing"}:
+                offenders[f"{module} loads {top(name)}"] = f"through {by}"
+    assert not {text: offenders[text] for text in new_offenders("pure", offenders)}
+
+
+def test_modules__import_no_underscored_name_of_another() -> None:
+    offenders = []
+    for source in sources(*PACKAGES, "benchmarks").values():
+        for entry in source.imports:
+            if top(entry.module) in {*PACKAGES, "benchmarks"}:
+                private = [n for n in (entry.name or "", *entry.module.split(".")) if hidden(n)]
+                offenders += [f"{source.path} imports {name}" for name in private]
+    assert not new_offenders("underscored", offenders)
+
+
+def hidden(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+@pytest.mark.parametrize("module", ["", ".config", ".__main__"])
+def test_entry_points__import_nothing_heavy(module: str) -> None:
+    ours = sources()
+    offenders = []
+    for package in MAY_IMPORT:
+        if source := ours.get(package + module):
+            at_once = {top(entry.module) for entry in source.imports if entry.at_once}
+            offenders += [f"{source.path} imports {name}" for name in at_once & HEAVY]
+    assert not offenders
+
+
+def test_files__stay_readable() -> None:
+    longest = {
+        source.path: 60 if source.path.endswith("__main__.py") else 600
+        for source in sources().values()
+    }
+    lines = {source.path: source.text.count("\n") for source in sources().values()}
+    assert not [f"{path}: {lines[path]} lines" for path in lines if lines[path] > longest[path]]
+
+
+def test_sources__unpickle_nothing() -> None:
+    offenders = []
+    for source in sources().values():
+        used = {top(entry.module) for entry in source.imports}
+        offenders += [f"{source.path} imports {name}" for name in used & PICKLES]
+        offenders += [
+            f"{source.path}:{node.lineno} calls torch.load"
+            for node in ast.walk(source.tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+        ]
+    assert not offenders

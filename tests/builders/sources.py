@@ -1,0 +1,130 @@
+"""The project's modules as their files say: parsed, never imported."""
+
+import ast
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("predictors", "zoo", "runtime", "collect", "train", "configs")
+
+
+KNOWN_OFFENDERS = json.loads((ROOT / "tests/unit/known_offenders.json").read_text())
+"""What breaks a rule today, for each rule: it only ever gets shorter."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import statement's effect on one name."""
+
+    module: str
+    """The module that is imported: `runtime.engine` of `from runtime.engine import Engine`."""
+    name: str | None
+    """What is taken from the module; None where the module itself is imported."""
+    at_once: bool
+    """Importing the module that has the statement runs it."""
+    for_types: bool
+    """The statement stands below `if TYPE_CHECKING:`."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module of the project."""
+
+    path: str
+    """Relative to the root: `runtime/engine.py`."""
+    module: str
+    """As it is imported: `runtime.engine`, `runtime` for its `__init__.py`."""
+    text: str
+    tree: ast.Module
+    imports: tuple[Import, ...]
+
+
+def sources(*packages: str) -> dict[str, Source]:
+    """Return the modules of the packages, all but `benchmarks` unless named, by their names."""
+    wanted = packages or PACKAGES
+    return {name: entry for name, entry in _parse().items() if name.split(".")[0] in wanted}
+
+
+@cache
+def _parse() -> dict[str, Source]:
+    paths = sorted(
+        path for package in (*PACKAGES, "benchmarks") for path in (ROOT / package).rglob("*.py")
+    )
+    names = {path: _module(path) for path in paths}
+    known = set(names.values())
+    parsed = {}
+    for path, name in names.items():
+        text = path.read_text()
+        tree = ast.parse(text)
+        imports = tuple(_imports(tree.body, known, at_once=True, for_types=False))
+        parsed[name] = Source(str(path.relative_to(ROOT)), name, text, tree, imports)
+    return parsed
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(
+    nodes: Iterable[ast.AST], known: set[str], *, at_once: bool, for_types: bool
+) -> Iterator[Import]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, None, at_once, for_types)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                module = f"{node.module}.{alias.name}"
+                if module in known:
+                    yield Import(module, None, at_once, for_types)
+                else:
+                    yield Import(node.module, alias.name, at_once, for_types)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from _imports(node.body, known, at_once=at_once, for_types=True)
+            yield from _imports(node.orelse, known, at_once=at_once, for_types=for_types)
+        else:
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _imports(
+                ast.iter_child_nodes(node),
+                known,
+                at_once=at_once and not inside,
+                for_types=for_types,
+            )
+
+
+def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Find the groups of nodes that reach each other (Tarjan's algorithm), each sorted."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for target in arrows.get(node, ()):
+            if target not in order:
+                visit(target)
+                lowest[node] = min(lowest[node], lowest[target])
+            elif target in stack:
+                lowest[node] = min(lowest[node], order[target])
+        if lowest[node] == order[node]:
+            group = [stack.pop()]
+            while group[-1] != node:
+                group.append(stack.pop())
+            if len(group) > 1:
+                found.append(sorted(group))
+
+    for node in sorted(arrows):
+        if node not in order:
+            visit(node)
+    return sorted(found)
+
+
+def new_offenders(rule: str, offenders: Iterable[str]) -> list[str]:
+    """Return the offenders that are not known."""
+    return sorted(set(offenders) - set(KNOWN_OFFENDERS.get(rule, ())))
