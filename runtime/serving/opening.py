@@ -8,7 +8,7 @@ from runtime.budget import parse_size
 from runtime.config import BUILTIN
 from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
-from runtime.generation.lockstep import Group
+from runtime.generation.lockstep import LockstepGroup
 from runtime.hf.kv import cache_size
 from runtime.serving.caches import CacheBudget
 from runtime.serving.config import ServeConfig
@@ -35,7 +35,7 @@ def open_served(config: ServeConfig) -> Served:
         caches = None if kv_budget is None else CacheBudget(cache_size(model), kv_budget)
         facts = _facts(config, model, caches)
         unless_opened.pop_all()
-    return Served(model=model, group=Group(model), facts=facts)
+    return Served(model=model, group=LockstepGroup(model), facts=facts)
 
 
 def _facts(config: ServeConfig, model: PreTrainedModel, caches: CacheBudget | None) -> Facts:

@@ -44,7 +44,7 @@ class State(StrEnum):
 
 
 class Group(Protocol):
-    """Generations that go through the layers together (`runtime.generation.lockstep.Group`)."""
+    """Generations that go through the layers together: a `lockstep.LockstepGroup`."""
 
     def start(self, run: Callable[[], Any], *, seed: int | None = None) -> Any: ...
 

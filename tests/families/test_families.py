@@ -16,7 +16,7 @@ import runtime
 from runtime.config import ModelConfig
 from runtime.engine.plain import load_plain
 from runtime.errors import BudgetError, CheckpointError
-from runtime.generation.lockstep import Group
+from runtime.generation.lockstep import LockstepGroup
 from runtime.hf.adapters.registry import kind_of
 from runtime.hf.layers import expert_banks
 from tests.builders.families.build import UnbuildableError, save_family, tiny_config
@@ -77,13 +77,13 @@ def outputs_in_a_group(model: PreTrainedModel) -> dict[str, Tensor]:
     """The same, in step with two others, one of which begins later and ends earlier."""
     beside = torch.tensor([[7, 11, 13, 17, 19]])
     decoder = {"decoder_input_ids": beside} if model.config.is_encoder_decoder else {}
-    with Group(model) as group:
+    with LockstepGroup(model) as group:
         member = group.start(partial(outputs, model), seed=0)
         group.start(partial(outputs, model), seed=0)
         group.step()
         group.start(lambda: model(input_ids=beside, **decoder), seed=1)
         ended = []
-        while group.members:
+        while group.sequences:
             ended += group.step()
     assert [one.error for one in ended] == [None, None, None]
     return member.result

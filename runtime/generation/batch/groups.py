@@ -13,7 +13,7 @@ from runtime.generation.batch.journal import Result
 from runtime.generation.batch.prompts import Id, Prompt
 from runtime.generation.batch.rows import Batch
 from runtime.generation.kv.caches import Caches
-from runtime.generation.lockstep import Group, Member
+from runtime.generation.lockstep import LockstepGroup, SequenceTask
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ def run_batches(
         for place, batch in enumerate(batches)
         if any(one.id not in done for one in batch)
     )
-    living: dict[Member, Batch] = {}
-    group = Group(model)
+    living: dict[SequenceTask, Batch] = {}
+    group = LockstepGroup(model)
     try:
         while waiting or living:
             while waiting and len(living) < n:

@@ -1,15 +1,15 @@
-"""Several generations of one served model that go through its layers together.
+"""Several generations of one served model that go through its layers in lockstep.
 
-Each runs the model's own `generate`, on rows of its own, as a coroutine of one thread. They wait
-for one another at every forward pass and at every layer with routed experts, where the union of
-what they need is asked for once. So each gives bitwise what it gives alone, whatever runs beside
-it, and an expert is read once for all of them (klotski 5; DESIGN 6.4).
+Each sequence task runs the model's own `generate` as a coroutine of one thread. The tasks
+synchronise at every forward pass and at every layer with routed experts, where the union of the
+experts that they need is requested once. Each task therefore produces bitwise what it produces
+alone, and each expert is read once for all of them (Klotski, section 5).
 
-Batching rows into one matrix product instead would read dense weights once, but products of
-another height round otherwise, and tokens would depend on who else is being served.
+Batching the rows into one matrix product would read dense weights once, but products of another
+height round differently, so tokens would depend on which other requests are running.
 """
 
-from runtime.generation.lockstep.group import Group
-from runtime.generation.lockstep.member import Member
+from runtime.generation.lockstep.group import LockstepGroup
+from runtime.generation.lockstep.sequence import SequenceTask
 
-__all__ = ["Group", "Member"]
+__all__ = ["LockstepGroup", "SequenceTask"]

@@ -1,4 +1,4 @@
-"""Starts generations, steps them together, ends them."""
+"""Start generations, step them together and end them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,103 +7,108 @@ import torch
 from transformers import PreTrainedModel
 
 from runtime.errors import GroupError
-from runtime.generation.lockstep.meeting import Meeting
-from runtime.generation.lockstep.member import Member, Random
+from runtime.generation.lockstep.scheduler import LockstepScheduler
+from runtime.generation.lockstep.sequence import SeededRandom, SequenceTask
 
 
-class Group:
+class LockstepGroup:
     """Generations of one served model that go through its layers together; a context manager.
 
-    Not thread-safe: one thread calls all of it. Other threads may use the model by themselves
-    meanwhile; their forward passes take turns with the group's.
+    Not thread-safe: one thread makes all calls. Other threads may use the model at the same time;
+    their forward passes alternate with the group's.
 
     Raises:
-        GroupError: the model is not a served one, or has a group already.
+        GroupError: the model was not loaded by `runtime.load`, or already has a group.
     """
 
     def __init__(self, model: PreTrainedModel):
         handle = getattr(model, "moecast", None)
         if handle is None:
-            raise GroupError("a group needs a model from runtime.load")
-        if isinstance(handle.front.server, Meeting):
-            raise GroupError("this model has a group already; close that one first")
+            raise GroupError("a lockstep group needs a model loaded by runtime.load")
+        if isinstance(handle.front.server, LockstepScheduler):
+            raise GroupError("this model already has a lockstep group; close it first")
         self._device = model.device
         self._front = handle.front
-        self._meeting = Meeting(handle.engine, handle.probes)
-        self._front.server = self._meeting
-        self._members: list[Member] = []
+        self._scheduler = LockstepScheduler(handle.engine, handle.probes)
+        self._front.server = self._scheduler
+        self._sequences: list[SequenceTask] = []
         self._is_closed = False
 
     @property
-    def members(self) -> Sequence[Member]:
-        """Those that have not ended, in the order in which they were started."""
-        return tuple(self._members)
+    def sequences(self) -> Sequence[SequenceTask]:
+        """Tasks that have not ended, in the order in which they were started."""
+        return tuple(self._sequences)
 
-    def start(self, run: Callable[[], Any], *, seed: int | None = None) -> Member:
-        """A generation that the next step begins.
+    def start(self, run: Callable[[], Any], *, seed: int | None = None) -> SequenceTask:
+        """Add a generation, which begins with the next step.
 
         Args:
-            run: calls the model as often as it likes; runs as a coroutine, gradients off.
-            seed: its random numbers are those that follow `torch.manual_seed(seed)`, whatever the
-                others draw; None: the thread's own.
+            run: calls the model any number of times; runs as a coroutine with gradients off.
+            seed: the task draws the random numbers that follow `torch.manual_seed(seed)`,
+                independent of other tasks; None uses the thread's generator.
         """
         if self._is_closed:
-            raise GroupError("this group was closed; open another one")
-        member = Member(run, random=None if seed is None else Random(seed, self._device))
-        self._members.append(member)
-        return member
+            raise GroupError("this lockstep group is closed; open a new one")
+        sequence = SequenceTask(
+            run, random=None if seed is None else SeededRandom(seed, self._device)
+        )
+        self._sequences.append(sequence)
+        return sequence
 
-    def step(self) -> list[Member]:
-        """Every member makes one forward pass, together with the others, and goes on to where its
-        next one begins; returns those that have ended.
+    def step(self) -> list[SequenceTask]:
+        """Run one forward pass of every task together and continue each to its next one.
 
-        Members at different parts of a model (an encoder, its decoder) take turns.
+        Tasks at different parts of a model (an encoder, its decoder) alternate.
+
+        Returns:
+            The tasks that have ended.
         """
         with torch.no_grad():
             try:
-                for member in self._members:
-                    if member.stop is None and not member.is_done:
-                        self._meeting.go_on(member)
-                if members := self._next():
-                    self._meeting.go_through(members)
-                    for member in members:
-                        if not member.is_done:
-                            self._meeting.go_on(member)
+                for sequence in self._sequences:
+                    if sequence.pending is None and not sequence.is_done:
+                        self._scheduler.run_to_forward_pass(sequence)
+                if sequences := self._select_tasks():
+                    self._scheduler.run_forward_pass(sequences)
+                    for sequence in sequences:
+                        if not sequence.is_done:
+                            self._scheduler.run_to_forward_pass(sequence)
             except BaseException:
-                self.close()  # where the others are is not known: none of them could go on
+                self.close()  # the other tasks are in an unknown state and cannot continue
                 raise
-        return self._take_ended()
+        return self._remove_ended()
 
-    def _next(self) -> list[Member]:
-        waiting = [member for member in self._members if member.is_at_pass]
+    def _select_tasks(self) -> list[SequenceTask]:
+        waiting = [sequence for sequence in self._sequences if sequence.is_at_forward_pass]
         if not waiting:
             return []
-        part = max(waiting, key=lambda member: member.waited).lane.part
-        for member in waiting:
-            member.waited = 0 if member.lane.part == part else member.waited + 1
-        return [member for member in waiting if member.lane.part == part]
+        part = max(waiting, key=lambda sequence: sequence.num_steps_waited).lane.part
+        for sequence in waiting:
+            is_selected = sequence.lane.part == part
+            sequence.num_steps_waited = 0 if is_selected else sequence.num_steps_waited + 1
+        return [sequence for sequence in waiting if sequence.lane.part == part]
 
-    def _take_ended(self) -> list[Member]:
-        ended = [member for member in self._members if member.is_done]
-        self._members = [member for member in self._members if not member.is_done]
+    def _remove_ended(self) -> list[SequenceTask]:
+        ended = [sequence for sequence in self._sequences if sequence.is_done]
+        self._sequences = [sequence for sequence in self._sequences if not sequence.is_done]
         return ended
 
-    def cancel(self, member: Member) -> None:
-        """Ends a member now; between two steps."""
+    def cancel(self, sequence: SequenceTask) -> None:
+        """End a task now; only between two steps."""
         with torch.no_grad():
-            member.cancel()
-        self._take_ended()
+            sequence.cancel()
+        self._remove_ended()
 
     def close(self) -> None:
-        """Cancels all; the model is as it was before. May be called twice."""
+        """Cancel all tasks and give the model back its engine. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
-        for member in self._members:
-            self.cancel(member)
-        self._front.server = self._meeting.engine
+        for sequence in self._sequences:
+            self.cancel(sequence)
+        self._front.server = self._scheduler.engine
 
-    def __enter__(self) -> "Group":
+    def __enter__(self) -> "LockstepGroup":
         return self
 
     def __exit__(self, *exc_info: object) -> None:

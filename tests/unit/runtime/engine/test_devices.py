@@ -15,7 +15,7 @@ import runtime
 from runtime.config import SystemConfig
 from runtime.engine import assembly as assemble
 from runtime.errors import BudgetError, CheckpointError, TransferError
-from runtime.generation.lockstep import Group
+from runtime.generation.lockstep import LockstepGroup
 from runtime.hf.adapters.served import Served
 from runtime.hf.experts import expert_output
 from runtime.policy.placement import Placement
@@ -187,9 +187,9 @@ def test_devices__a_group_of_generations_is_served_too(folder, expected):
     plain = plain_eager(folder)
     prompts = [TOKENS[:1], TOKENS[1:, :4]]
     with model.moecast:
-        group = Group(model)
+        group = LockstepGroup(model)
         members = [group.start(lambda p=p: model.generate(p, **GREEDY)) for p in prompts]
-        while group.members:
+        while group.sequences:
             group.step()
         group.close()
     for member, prompt in zip(members, prompts, strict=True):

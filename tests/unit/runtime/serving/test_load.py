@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import TransferError
-from runtime.generation.lockstep.member import Member
+from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.policy.tier import Task
 from runtime.serving.choice import Choice
 from runtime.serving.mailbox import Mailbox
@@ -391,7 +391,7 @@ def test_caches__stay_within_their_budget(folder: Path) -> None:
 
 def of_requests() -> list[object]:
     """What lives on behalf of requests."""
-    return [one for one in gc.get_objects() if type(one) in (Choice, Mailbox, Member)]
+    return [one for one in gc.get_objects() if type(one) in (Choice, Mailbox, SequenceTask)]
 
 
 def test_requests__leave_nothing_to_the_search_for_cycles(folder: Path) -> None:

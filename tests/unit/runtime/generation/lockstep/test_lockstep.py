@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from predictors.base import Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.errors import GroupError, TransferError
-from runtime.generation.lockstep import Group
+from runtime.generation.lockstep import LockstepGroup
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import small_spec
 from tests.builders.served import serve, serve_with_links
@@ -34,9 +34,9 @@ def generate(model, tokens: Tensor, **options) -> Tensor:
     return model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
 
 
-def run(group: Group) -> list:
+def run(group: LockstepGroup) -> list:
     ended = []
-    while group.members:
+    while group.sequences:
         ended += group.step()
     return ended
 
@@ -86,14 +86,14 @@ class Everything(Predictor):
 def test_group__members_give_what_they_give_alone(tmp_path, system, budget):
     model = serve(tiny_qwen2_moe(tmp_path), budget=budget, system=system)
     expected = [generate(model, tokens) for tokens in prompts()]
-    with model.moecast, Group(model) as group:
-        members = []
+    with model.moecast, LockstepGroup(model) as group:
+        sequences = []
         for tokens in prompts():  # each begins a step later than the one before
-            members.append(group.start(partial(generate, model, tokens)))
+            sequences.append(group.start(partial(generate, model, tokens)))
             group.step()
         run(group)
-        assert [member.error for member in members] == [None] * 4
-        assert all(torch.equal(m.result, e) for m, e in zip(members, expected, strict=True))
+        assert [sequence.error for sequence in sequences] == [None] * 4
+        assert all(torch.equal(m.result, e) for m, e in zip(sequences, expected, strict=True))
         assert pins(model) == 0
 
 
@@ -109,7 +109,7 @@ def test_group__predictors_are_shown_one_step_of_all(tmp_path):
         alone.append(predictor.steps)
     together = Everything(spec)
     model = serve(folder, budget="60%", predictor=together)
-    with model.moecast, Group(model) as group:
+    with model.moecast, LockstepGroup(model) as group:
         for tokens in prompts():
             group.start(partial(generate, model, tokens))
         run(group)
@@ -143,10 +143,10 @@ def test_group__an_expert_is_read_once_for_all(tmp_path, monkeypatch):
     system = SystemConfig(drop_used=True, prefetch=False)
     folder = tiny_qwen2_moe(tmp_path, num_experts=16, top_k=4)
     model = serve_with_links(folder, monkeypatch, counting, budget="30%", system=system)
-    with model.moecast, Group(model) as group:
+    with model.moecast, LockstepGroup(model) as group:
         for tokens in prompts() * 3:
             group.start(partial(generate, model, tokens))
-        while group.members:
+        while group.sequences:
             reads.clear()
             group.step()
             assert set(reads.values()) <= {1}
@@ -163,31 +163,31 @@ def test_group__draws_are_those_of_the_seed(tmp_path):
         expected.append(generate(model, tokens, **sampling))
     torch.manual_seed(99)
     outside = torch.get_rng_state()
-    with model.moecast, Group(model) as group:
-        members = [
+    with model.moecast, LockstepGroup(model) as group:
+        sequences = [
             group.start(partial(generate, model, tokens, **sampling), seed=seed)
             for seed, tokens in enumerate(prompts())
         ]
         run(group)
-    assert all(torch.equal(m.result, e) for m, e in zip(members, expected, strict=True))
+    assert all(torch.equal(m.result, e) for m, e in zip(sequences, expected, strict=True))
     assert torch.equal(torch.get_rng_state(), outside)
 
 
 def test_group__a_cancelled_member_leaves_the_others_as_they_are(tmp_path):
     model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
     expected = [generate(model, tokens) for tokens in prompts()]
-    with model.moecast, Group(model) as group:
-        members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+    with model.moecast, LockstepGroup(model) as group:
+        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
         never_begun = group.start(partial(generate, model, prompts()[0]))
         group.cancel(never_begun)
         group.step()
         group.step()
-        group.cancel(members[1])
-        assert (members[1].is_done, members[1].result, members[1].error) == (True, None, None)
-        assert len(group.members) == 3
+        group.cancel(sequences[1])
+        assert (sequences[1].is_done, sequences[1].result, sequences[1].error) == (True, None, None)
+        assert len(group.sequences) == 3
         run(group)
         for place in (0, 2, 3):
-            assert torch.equal(members[place].result, expected[place])
+            assert torch.equal(sequences[place].result, expected[place])
         assert never_begun.result is None
         assert pins(model) == 0
 
@@ -228,14 +228,14 @@ def test_group__a_failed_read_ends_those_who_needed_the_expert(tmp_path, monkeyp
         folder, monkeypatch, breaking(broken), budget="30%", system=SystemConfig(prefetch=False)
     )
     expected = [generate(model, tokens) for tokens in single]
-    with model.moecast, Group(model) as group:
+    with model.moecast, LockstepGroup(model) as group:
         broken.update(only_first)
-        members = [group.start(partial(generate, model, tokens)) for tokens in single]
+        sequences = [group.start(partial(generate, model, tokens)) for tokens in single]
         run(group)
-        assert isinstance(members[0].error, TransferError)
-        for member, tokens in zip(members[1:], expected[1:], strict=True):
-            assert member.error is None
-            assert torch.equal(member.result, tokens)
+        assert isinstance(sequences[0].error, TransferError)
+        for sequence, tokens in zip(sequences[1:], expected[1:], strict=True):
+            assert sequence.error is None
+            assert torch.equal(sequence.result, tokens)
         broken.clear()
         again = group.start(partial(generate, model, single[0]))
         run(group)
@@ -251,7 +251,7 @@ def test_group__an_error_of_ones_own_ends_that_one(tmp_path):
         generate(model, prompts()[2], max_new_tokens=2)
         raise ValueError("mine")
 
-    with model.moecast, Group(model) as group:
+    with model.moecast, LockstepGroup(model) as group:
         other = group.start(partial(generate, model, prompts()[0]))
         failing = group.start(fails)
         run(group)
@@ -282,22 +282,22 @@ def test_group__what_a_member_held_is_free_when_it_has_ended(tmp_path, no_search
         if end == "in an error":
             raise ValueError(mine)
 
-    with model.moecast, Group(model) as group:
+    with model.moecast, LockstepGroup(model) as group:
         held = Held()
         freed = weakref.ref(held)
-        member = group.start(partial(work, held), seed=1)
+        sequence = group.start(partial(work, held), seed=1)
         del held
         if end != "before it began":
             group.step()
             group.step()
         if end in ("cancelled", "before it began"):
-            group.cancel(member)
+            group.cancel(sequence)
         else:
             run(group)
-        assert member.is_done
+        assert sequence.is_done
         assert (freed() is None) == (end != "in an error")  # its traceback shows it
-        ended = weakref.ref(member)
-        del member
+        ended = weakref.ref(sequence)
+        del sequence
         assert ended() is None
         assert freed() is None
 
@@ -312,24 +312,24 @@ def test_group__caches_are_free_when_a_read_has_failed(tmp_path, monkeypatch, no
     model = serve_with_links(
         folder, monkeypatch, breaking(broken), budget="30%", system=SystemConfig(prefetch=False)
     )
-    with model.moecast, Group(model) as group:
+    with model.moecast, LockstepGroup(model) as group:
         before = caches()
-        members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
         group.step()
-        assert caches() == before + len(members)
+        assert caches() == before + len(sequences)
         broken.update(itertools.product(range(2), range(8)))
         run(group)
-        assert {type(member.error) for member in members} == {TransferError}
+        assert {type(sequence.error) for sequence in sequences} == {TransferError}
         assert caches() == before
-        assert "generate" in "".join(traceback.format_tb(members[0].error.__traceback__))
+        assert "generate" in "".join(traceback.format_tb(sequences[0].error.__traceback__))
 
 
 def test_group__ctrl_c_closes_it_and_the_model_serves_on(tmp_path, monkeypatch):
     model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
     expected = generate(model, prompts()[0])
     with model.moecast:
-        group = Group(model)
-        members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+        group = LockstepGroup(model)
+        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
         group.step()
         ready = model.moecast.engine.ready
 
@@ -342,7 +342,7 @@ def test_group__ctrl_c_closes_it_and_the_model_serves_on(tmp_path, monkeypatch):
             patch.setattr(model.moecast.engine, "ready", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 group.step()
-        assert all(member.is_done for member in members)
+        assert all(sequence.is_done for sequence in sequences)
         with pytest.raises(GroupError, match="closed"):
             group.start(lambda: None)
         assert torch.equal(generate(model, prompts()[0]), expected)
@@ -353,23 +353,23 @@ def test_group__others_use_the_model_meanwhile(tmp_path):
     model = serve(tiny_qwen2_moe(tmp_path), budget="30%")
     expected = [generate(model, tokens) for tokens in prompts()]
     found: list[Tensor] = []
-    with model.moecast, Group(model) as group:
-        members = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
+    with model.moecast, LockstepGroup(model) as group:
+        sequences = [group.start(partial(generate, model, tokens)) for tokens in prompts()]
         group.step()
         thread = threading.Thread(target=lambda: found.append(generate(model, prompts()[3])))
         thread.start()
         run(group)
         thread.join()
         assert torch.equal(found[0], expected[3])
-        assert all(torch.equal(m.result, e) for m, e in zip(members, expected, strict=True))
+        assert all(torch.equal(m.result, e) for m, e in zip(sequences, expected, strict=True))
 
 
 def test_group__what_cannot_be_is_refused(tmp_path):
     with pytest.raises(GroupError, match=r"runtime\.load"):
-        Group(torch.nn.Linear(1, 1))
+        LockstepGroup(torch.nn.Linear(1, 1))
     model = serve(tiny_qwen2_moe(tmp_path), budget="50%")
     with model.moecast:
-        with Group(model), pytest.raises(GroupError, match="has a group already"):
-            Group(model)
-        with Group(model) as second:
+        with LockstepGroup(model), pytest.raises(GroupError, match="already has a lockstep group"):
+            LockstepGroup(model)
+        with LockstepGroup(model) as second:
             assert second.step() == []
