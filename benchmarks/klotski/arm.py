@@ -31,7 +31,7 @@ class Request:
 def system_of(arm: str) -> Any:
     """From `configs/system`."""
     from configs.compose import compose_typed
-    from runtime.generation.batch.placing import for_groups
+    from runtime.generation.batch.memory_plan import for_groups
 
     name = "on-demand" if arm == "on-demand" else "klotski"
     config, _ = compose_typed("batch", [f"system={name}", "input=-", "output=-"])
@@ -51,11 +51,11 @@ def run(request: Request) -> dict[str, Any]:
     from benchmarks.klotski.requests import prompts_of
     from benchmarks.klotski.watch import Memory, Named, reads, shares, timeline
     from runtime.config import ModelConfig
+    from runtime.generation.batch.batching import in_batches
     from runtime.generation.batch.config import GroupConfig
-    from runtime.generation.batch.groups import run_batches
-    from runtime.generation.batch.journal import Result
-    from runtime.generation.batch.planning import caches_of, kv_budget_of
-    from runtime.generation.batch.rows import in_batches
+    from runtime.generation.batch.memory_plan import caches_of, kv_budget_of
+    from runtime.generation.batch.micro_batches import run_batches
+    from runtime.generation.batch.result_journal import Result
 
     torch.set_num_threads(request.threads)
     model_path = Path(request.model)

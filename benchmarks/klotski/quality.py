@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from collect.traces import Trace
 from runtime.config import BUILTIN_MODELS
 from runtime.engine.plain import load_plain
-from runtime.generation.kv.caches import Sinks
+from runtime.generation.kv.cache_factory import Sinks
 
 LENGTH, ROWS, BEGIN = 160, 8, 64
 """Tokens of a text, texts, and where scoring begins: before it a window holds all."""

@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from transformers import AutoConfig, PreTrainedModel
 
 from runtime.commands.progress import progress
 from runtime.engine.machine import peak_memory_bytes
+from runtime.generation.batch.batching import Batch, in_batches, padding_share
 from runtime.generation.batch.config import BatchConfig
-from runtime.generation.batch.encoding import decoder_of, encoder_of, tokenizer_of
-from runtime.generation.batch.groups import Ran, run_batches
-from runtime.generation.batch.journal import Journal, Result
-from runtime.generation.batch.placing import served
-from runtime.generation.batch.planning import Planned, caches_of
-from runtime.generation.batch.prompts import read_prompts
-from runtime.generation.batch.rows import Batch, in_batches, padding_share
-from runtime.generation.batch.show import show_plan
+from runtime.generation.batch.memory_plan import Planned, caches_of, served
+from runtime.generation.batch.micro_batches import Ran, run_batches
+from runtime.generation.batch.prompts import decoder_of, encoder_of, read_prompts, tokenizer_of
+from runtime.generation.batch.result_journal import Journal, Result
 from runtime.store.model_source import identity, resolve
 
 
@@ -149,3 +147,47 @@ def generated(
     finally:
         caches.close()
     return ran, time.perf_counter() - start
+
+
+MIB = 2**20
+
+
+def plan_table(planned: Planned) -> Table:
+    """Both sides of each inequality, for the n that is taken."""
+    plan = planned.plan
+    table = Table(title=f"group of n={plan.n} batches (klotski 7, inequalities 4 to 7)")
+    table.add_column("")
+    table.add_column("what has to be there, and when")
+    table.add_column("computing", justify="right")
+    table.add_column("transfers", justify="right")
+    table.add_column("hidden")
+    for row in plan.inequalities:
+        table.add_row(
+            f"({row.number})",
+            row.what,
+            f"{1000 * row.computes:.2f} ms",
+            f"{1000 * row.transfers:.2f} ms",
+            "yes" if row.holds else "no",
+        )
+    return table
+
+
+def show_plan(console: Console, planned: Planned) -> None:
+    """The table, what was measured, memory, and what there is to say."""
+    plan, costs = planned.plan, planned.measured.costs
+    console.print(plan_table(planned))
+    console.print(
+        f"{'measured before' if planned.was_known else 'measured'}: attention "
+        f"{1000 * costs.attention:.2f} ms, gate {1000 * costs.gate:.2f} ms a batch; an expert "
+        f"{1000 * costs.expert_fixed:.2f} ms and {1e6 * costs.expert_per_token:.1f} us a token; "
+        f"its transfer {1000 * costs.expert_io:.2f} ms",
+        highlight=False,
+    )
+    offloaded = (
+        f", {plan.offloaded_bytes / MIB:.1f} MiB of them outside" if plan.offloaded_bytes else ""
+    )
+    console.print(
+        f"caches of {plan.n} batches: {plan.kv_bytes / MIB:.1f} MiB{offloaded}", highlight=False
+    )
+    for note in plan.notes:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)

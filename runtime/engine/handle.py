@@ -12,7 +12,7 @@ from runtime.engine.front import Front
 from runtime.hf.probes import Probes
 
 if TYPE_CHECKING:
-    from runtime.generation.batch.journal import Result
+    from runtime.generation.batch.result_journal import Result
 
 
 class Handle:
@@ -47,7 +47,7 @@ class Handle:
     def generate_many(self, prompts: Iterable[Any], **options: Any) -> "list[Result]":
         """Continues many prompts, at the highest throughput (`batch.many`)."""
         # Here, because serving one prompt needs none of it.
-        from runtime.generation.batch.many import generate_many
+        from runtime.generation.batch.generate_many import generate_many
 
         return generate_many(self._model, prompts, **options)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.generation.batch.config import Fsync
-from runtime.generation.batch.journal import Journal, Result
+from runtime.generation.batch.result_journal import Journal, Result
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.syscalls import ENDED, killed
 

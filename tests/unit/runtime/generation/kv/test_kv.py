@@ -11,11 +11,10 @@ from transformers.cache_utils import DynamicLayer
 from runtime.errors import TransferError
 from runtime.generation.batch.config import Offload
 from runtime.generation.batch.errors import PlanError
-from runtime.generation.kv.caches import outside_of
-from runtime.generation.kv.outside import OnDisk, OnHost
-from runtime.generation.kv.room import WORKING, Room
-from runtime.generation.kv.sinks import SinkLayer
-from runtime.generation.kv.stored import StoredLayer
+from runtime.generation.kv.cache_factory import SinkLayer, outside_of
+from runtime.generation.kv.manager import WORKING, Room
+from runtime.generation.kv.offload import OnDisk, OnHost
+from runtime.generation.kv.offloaded_layer import StoredLayer
 
 ROWS, HEADS, WIDTH, MOST = 2, 3, 4, 13
 LAYER_BYTES = ROWS * HEADS * 2 * WIDTH * MOST * 4

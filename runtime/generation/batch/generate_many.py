@@ -8,13 +8,12 @@ from transformers import PreTrainedModel
 
 from runtime.config import StoreConfig
 from runtime.errors import TransferError
+from runtime.generation.batch.batching import in_batches
 from runtime.generation.batch.config import AUTO, GroupConfig, Offload
-from runtime.generation.batch.encoding import decoder_of, encoder_of, tokenizer_of
-from runtime.generation.batch.groups import run_batches
-from runtime.generation.batch.journal import Result
-from runtime.generation.batch.planning import caches_of, kv_budget_of, planned
-from runtime.generation.batch.prompts import given_prompts
-from runtime.generation.batch.rows import in_batches
+from runtime.generation.batch.memory_plan import caches_of, kv_budget_of, planned
+from runtime.generation.batch.micro_batches import run_batches
+from runtime.generation.batch.prompts import decoder_of, encoder_of, given_prompts, tokenizer_of
+from runtime.generation.batch.result_journal import Result
 
 log = logging.getLogger(__name__)
 

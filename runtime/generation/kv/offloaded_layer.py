@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from runtime.generation.kv.outside import Outside
-from runtime.generation.kv.room import Room
+from runtime.generation.kv.manager import Room
+from runtime.generation.kv.offload import Outside
 
 
 class StoredLayer(DynamicLayer):

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from runtime.generation.batch.errors import PlanError
-from runtime.generation.kv.outside import Outside
+from runtime.generation.kv.offload import Outside
 
 WORKING = 3
 """Caches of one layer that are beside the computation for a moment: what was, what is with the new

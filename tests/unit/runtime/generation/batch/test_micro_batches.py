@@ -9,16 +9,15 @@ import torch
 from runtime.config import ModelConfig, SystemConfig
 from runtime.engine.plain import load_plain
 from runtime.errors import TransferError
+from runtime.generation.batch.batching import in_batches
 from runtime.generation.batch.config import Offload
 from runtime.generation.batch.errors import PlanError
-from runtime.generation.batch.generation import generate_batch
-from runtime.generation.batch.groups import run_batches
-from runtime.generation.batch.many import generate_many
-from runtime.generation.batch.placing import for_groups
+from runtime.generation.batch.generate_many import generate_many
+from runtime.generation.batch.memory_plan import for_groups
+from runtime.generation.batch.micro_batches import generate_batch, run_batches
 from runtime.generation.batch.prompts import Prompt
-from runtime.generation.batch.rows import in_batches
-from runtime.generation.kv.caches import Budgeted, Plain, Sinks, outside_of
-from runtime.generation.kv.room import Room
+from runtime.generation.kv.cache_factory import Budgeted, Plain, Sinks, outside_of
+from runtime.generation.kv.manager import Room
 from runtime.profiling.spans import Spans
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES

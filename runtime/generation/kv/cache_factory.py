@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,10 +11,9 @@ from transformers.cache_utils import DynamicLayer
 
 from runtime.generation.batch.config import Offload
 from runtime.generation.batch.errors import PlanError
-from runtime.generation.kv.outside import OnDisk, OnHost, Outside
-from runtime.generation.kv.room import Room
-from runtime.generation.kv.sinks import SinkLayer
-from runtime.generation.kv.stored import StoredLayer
+from runtime.generation.kv.manager import Room
+from runtime.generation.kv.offload import OnDisk, OnHost, Outside
+from runtime.generation.kv.offloaded_layer import StoredLayer
 
 
 class Caches(Protocol):
@@ -135,3 +134,77 @@ def outside_of(offload: Offload, device: torch.device, folder: Path | None):
         return OnDisk(folder) if offload is Offload.DISK else OnHost(num_tokens)
 
     return make
+
+
+class SinkLayer(DynamicLayer):
+    """Keeps `sinks` first tokens of each row and `window` last ones, where they were: positions
+    are not counted anew. The prompt itself is computed with full attention.
+
+    Of a row with padding on its left the first tokens are those behind the padding, so rows drop
+    other columns: a row that has no more than it may keep still drops padding, a longer one drops
+    its oldest token that is no sink. What is kept of a row of which more was seen is all tokens,
+    so that the attention mask's last columns, which Transformers takes for them, are right.
+
+    Args:
+        padding_B: columns of padding on the left of each row.
+    """
+
+    is_croppable = False
+
+    def __init__(self, padding_B: Tensor, *, sinks: int, window: int):
+        super().__init__()
+        self._padding_B = padding_B
+        self._sinks = sinks
+        self._keep = sinks + window
+        self._seen = 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = super().update(key_states, value_states, *args, **kwargs)
+        before, self._seen = self._seen, self._seen + key_states.shape[-2]
+        if keys.shape[-2] > self._keep:
+            columns_BT = self._columns(keys, before)
+            self.keys, self.values = _taken(keys, columns_BT), _taken(values, columns_BT)
+        return keys, values
+
+    def _columns(self, keys: Tensor, before: int) -> Tensor:
+        """`[B, T]`: columns of `keys` to keep, ascending."""
+        num_columns, keep = keys.shape[-2], self._keep
+        padding_B = self._padding_B.to(keys.device)
+        # Of what is here, a row's sinks begin behind its padding, if any is left.
+        had_B = torch.clamp(before - padding_B, min=0) if before else torch.zeros_like(padding_B)
+        num_before = num_columns - (self._seen - before)
+        first_B = torch.where(had_B > 0, torch.clamp(num_before - had_B, min=0), padding_B)
+        last_T = torch.arange(num_columns - keep, num_columns, device=keys.device)
+        sinks_BT = first_B[:, None] + torch.arange(self._sinks, device=keys.device)
+        has_all_B = first_B <= num_columns - keep
+        own_BT = last_T.expand(len(padding_B), keep).clone()
+        own_BT[:, : self._sinks] = torch.where(
+            has_all_B[:, None], sinks_BT, own_BT[:, : self._sinks]
+        )
+        return own_BT
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        kept = 0 if not self.is_initialized or self.keys.numel() == 0 else self.keys.shape[-2]
+        return kept + query_length, self._seen - kept
+
+    def get_seq_length(self) -> int:
+        return self._seen
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise PlanError(
+                "window: tokens that have left the window cannot be taken back, as assisted "
+                "generation asks; generate without window="
+            )
+
+    def close(self) -> None:
+        """Its batch is over."""
+        self.keys = self.values = None
+
+
+def _taken(tensor_BHTD: Tensor, columns_BT: Tensor) -> Tensor:
+    rows, heads, _, width = tensor_BHTD.shape
+    index = columns_BT[:, None, :, None].expand(rows, heads, columns_BT.shape[1], width)
+    return tensor_BHTD.gather(2, index)

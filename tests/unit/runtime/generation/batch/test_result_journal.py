@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.generation.batch.config import Fsync
 from runtime.generation.batch.errors import OutputError
-from runtime.generation.batch.journal import Journal, Result
+from runtime.generation.batch.result_journal import Journal, Result
 
 SETTINGS = {"input_sha256": "aa", "batch_size": 4}
 KNOWN = ["a", 1, "é\n", 3]

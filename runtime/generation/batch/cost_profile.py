@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from predictors.files import write_json
 from runtime.config import StoreConfig
-from runtime.generation.batch.generation import pad_id
-from runtime.generation.batch.planner import Costs
-from runtime.generation.batch.rows import Batch, padded
+from runtime.generation.batch.batching import Batch, padded
+from runtime.generation.batch.group_planner import Costs
+from runtime.generation.batch.micro_batches import pad_id
 from runtime.hf.kv import CacheSize, cache_bytes
 from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.profiling.facts import gpus, processor, usable_cores, versions

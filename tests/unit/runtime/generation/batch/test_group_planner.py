@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.generation.batch.errors import PlanError
-from runtime.generation.batch.planner import (
+from runtime.generation.batch.group_planner import (
     Costs,
     Demand,
     Popularity,

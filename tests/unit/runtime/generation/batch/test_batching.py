@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.generation.batch.batching import in_batches, most_tokens, padded, padding_share
 from runtime.generation.batch.prompts import Prompt
-from runtime.generation.batch.rows import in_batches, most_tokens, padded, padding_share
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=40)
 
