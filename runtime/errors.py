@@ -46,3 +46,15 @@ class ChatError(MoecastError):
 
 class GroupError(MoecastError):
     """Generations that cannot go through a model together."""
+
+
+class PromptFileError(MoecastError):
+    """A prompt of a batch is invalid; the message names the line."""
+
+
+class ResultFileError(MoecastError):
+    """The results file belongs to another run, is damaged, or cannot be written."""
+
+
+class PlanError(MoecastError):
+    """KV caches or experts of a batch plan do not fit in memory; the message names what would."""

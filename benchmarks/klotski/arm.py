@@ -31,11 +31,11 @@ class Request:
 def system_of(arm: str) -> Any:
     """From `configs/system`."""
     from configs.compose import compose_typed
-    from runtime.generation.batch.memory_plan import for_groups
+    from runtime.generation.batch.memory_plan import with_whole_layer_buffers
 
     name = "on-demand" if arm == "on-demand" else "klotski"
     config, _ = compose_typed("batch", [f"system={name}", "input=-", "output=-"])
-    system = for_groups(config.system)
+    system = with_whole_layer_buffers(config.system)
     if arm in ("simple", "multi"):
         # Every expert of the next layer, by id, as offloading for dense models does.
         return replace(system, predictor="dependency", reordered=False, hot_first=False)
@@ -51,11 +51,11 @@ def run(request: Request) -> dict[str, Any]:
     from benchmarks.klotski.requests import prompts_of
     from benchmarks.klotski.watch import Memory, Named, reads, shares, timeline
     from runtime.config import ModelConfig
-    from runtime.generation.batch.batching import in_batches
+    from runtime.generation.batch.batching import make_batches
     from runtime.generation.batch.config import GroupConfig
-    from runtime.generation.batch.memory_plan import caches_of, kv_budget_of
-    from runtime.generation.batch.micro_batches import run_batches
-    from runtime.generation.batch.result_journal import Result
+    from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget
+    from runtime.generation.batch.micro_batches import run_micro_batches
+    from runtime.generation.batch.result_journal import BatchResult
 
     torch.set_num_threads(request.threads)
     model_path = Path(request.model)
@@ -65,7 +65,7 @@ def run(request: Request) -> dict[str, Any]:
         num_tokens=request.prompt_tokens,
         new_tokens=request.new_tokens,
     )
-    batches = in_batches(prompts, request.batch_size)
+    batches = make_batches(prompts, request.batch_size)
     model = runtime.load(
         ModelConfig(name=model_path.name, id=request.model, dtype="float32"),
         system=system_of(request.arm),
@@ -77,17 +77,17 @@ def run(request: Request) -> dict[str, Any]:
     found: dict[int, list[int]] = {}
     spans = Named()
 
-    def emit(result: Result) -> None:
+    def emit(result: BatchResult) -> None:
         assert isinstance(result.id, int)
         found[result.id] = result.tokens
 
     with model.moecast as handle:
         weights = sum(one.numel() * one.element_size() for one in model.parameters())
         handle.engine.tell(spans)
-        caches = caches_of(model, config, kv_budget_of(config, model.device))
+        caches = make_kv_caches(model, config, parse_kv_budget(config, model.device))
         start = time.perf_counter()
         with Memory(model) as memory:
-            ran = run_batches(model, batches, n=request.n, caches=caches, emit=emit)
+            ran = run_micro_batches(model, batches, n=request.n, caches=caches, emit=emit)
         seconds = time.perf_counter() - start
         caches.close()
         stats = handle.stats()

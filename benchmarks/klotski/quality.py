@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from collect.traces import Trace
 from runtime.config import BUILTIN_MODELS
 from runtime.engine.plain import load_plain
-from runtime.generation.kv.cache_factory import Sinks
+from runtime.generation.kv.cache_factory import SinkCacheFactory
 
 LENGTH, ROWS, BEGIN = 160, 8, 64
 """Tokens of a text, texts, and where scoring begins: before it a window holds all."""
@@ -34,8 +34,8 @@ def quality(path: Path) -> list[dict[str, Any]]:
     whole = model(texts[:, :-1]).logits[:, BEGIN - 1 :]
     rows = [row_of(0, whole, whole, texts)]
     for window in WINDOWS:
-        caches = Sinks(model, sinks=SINKS, window=window)
-        cache = caches.make(torch.zeros(count, dtype=torch.long), most_tokens=LENGTH)
+        caches = SinkCacheFactory(model, sinks=SINKS, window=window)
+        cache = caches.make(torch.zeros(count, dtype=torch.long), max_cache_length=LENGTH)
         logits = [model(texts[:, :BEGIN], past_key_values=cache).logits[:, -1]]
         for at in range(BEGIN, LENGTH - 1):
             logits.append(model(texts[:, at : at + 1], past_key_values=cache).logits[:, -1])

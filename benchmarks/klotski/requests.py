@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from runtime.generation.batch.prompts import Prompt
+from runtime.generation.batch.prompts import BatchPrompt
 
 MODULES = (
     "argparse", "asyncio", "collections", "csv", "dataclasses", "datetime", "decimal", "difflib",
@@ -30,10 +30,10 @@ def texts() -> Iterator[str]:
                     yield text
 
 
-def prompts_of(model: Path, count: int, *, num_tokens: int, new_tokens: int) -> list[Prompt]:
+def prompts_of(model: Path, count: int, *, num_tokens: int, new_tokens: int) -> list[BatchPrompt]:
     """`count` prompts of `num_tokens`, each of another docstring."""
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    found: list[Prompt] = []
+    found: list[BatchPrompt] = []
     seen: set[str] = set()
     for text in texts():
         if text in seen:
@@ -41,7 +41,7 @@ def prompts_of(model: Path, count: int, *, num_tokens: int, new_tokens: int) -> 
         seen.add(text)
         tokens = tokenizer(text)["input_ids"]
         if len(tokens) >= num_tokens:
-            found.append(Prompt(len(found), tuple(tokens[:num_tokens]), new_tokens))
+            found.append(BatchPrompt(len(found), tuple(tokens[:num_tokens]), new_tokens))
         if len(found) == count:
             return found
     raise ValueError(f"{len(found)} docstrings of {num_tokens} tokens, {count} are asked for")

@@ -11,12 +11,17 @@ from transformers import AutoConfig, PreTrainedModel
 
 from runtime.commands.progress import progress
 from runtime.engine.machine import peak_memory_bytes
-from runtime.generation.batch.batching import Batch, in_batches, padding_share
+from runtime.generation.batch.batching import Batch, make_batches, padding_share
 from runtime.generation.batch.config import BatchConfig
-from runtime.generation.batch.memory_plan import Planned, caches_of, served
-from runtime.generation.batch.micro_batches import Ran, run_batches
-from runtime.generation.batch.prompts import decoder_of, encoder_of, read_prompts, tokenizer_of
-from runtime.generation.batch.result_journal import Journal, Result
+from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches
+from runtime.generation.batch.micro_batches import BatchRunSummary, run_micro_batches
+from runtime.generation.batch.prompts import (
+    load_tokenizer,
+    make_decoder,
+    make_prompt_encoder,
+    read_prompts,
+)
+from runtime.generation.batch.result_journal import BatchResult, ResultJournal
 from runtime.store.model_source import identity, resolve
 
 
@@ -28,13 +33,13 @@ def run(config: BatchConfig) -> dict[str, Any]:
     """Checks the whole input, plans, and writes a line as each prompt ends."""
     console = Console()
     folder = resolve(config.model)
-    tokenizer = tokenizer_of(folder)
-    encoder = encoder_of(AutoConfig.from_pretrained(folder), tokenizer)
+    tokenizer = load_tokenizer(folder)
+    encoder = make_prompt_encoder(AutoConfig.from_pretrained(folder), tokenizer)
     prompts, digest = read_prompts(config.input, encoder, max_new_tokens=config.max_new_tokens)
-    batches = in_batches(prompts, config.batch_size)
-    with Journal(
+    batches = make_batches(prompts, config.batch_size)
+    with ResultJournal(
         config.output,
-        settings_of(config, folder, digest),
+        result_settings(config, folder, digest),
         known={one.id for one in prompts},
         fsync=config.fsync,
         overwrite=config.overwrite,
@@ -47,11 +52,11 @@ def run(config: BatchConfig) -> dict[str, Any]:
         )
         if not left:
             return {"prompts": len(prompts), "written": 0, "output": str(config.output)}
-        model, made = served(config, left)
+        model, made = load_with_plan(config, left)
         with model.moecast:
             show_plan(console, made)
-            ran, seconds = generated(
-                console, config, model, batches, made, journal, decoder_of(tokenizer)
+            ran, seconds = run_left_batches(
+                console, config, model, batches, made, journal, make_decoder(tokenizer)
             )
             stats = model.moecast.stats()
     if ran.failed:
@@ -84,12 +89,12 @@ def run(config: BatchConfig) -> dict[str, Any]:
     }
 
 
-def settings_of(config: BatchConfig, folder: Path, digest: str) -> dict[str, Any]:
+def result_settings(config: BatchConfig, folder: Path, digest: str) -> dict[str, Any]:
     """All that results depend on; not n, budgets or systems, which change no bit."""
     return {
         "input_sha256": digest,
         "model": {**identity(folder, config.model), "dtype": config.model.dtype},
-        "store": packed_as(config.store.path),
+        "store": stored_codings(config.store.path),
         "batch_size": config.batch_size,
         "max_new_tokens": config.max_new_tokens,
         "temperature, seed": [config.temperature, config.seed] if config.temperature else None,
@@ -97,7 +102,7 @@ def settings_of(config: BatchConfig, folder: Path, digest: str) -> dict[str, Any
     }
 
 
-def packed_as(store: Path | None) -> list[list[int]] | None:
+def stored_codings(store: Path | None) -> list[list[int]] | None:
     """Bits and group size of a packed store's weights; None where they are the checkpoint's."""
     if store is None:
         return None
@@ -113,27 +118,27 @@ def packed_as(store: Path | None) -> list[list[int]] | None:
     return sorted(map(list, codings)) if any(bits for bits, _ in codings) else None
 
 
-def generated(
+def run_left_batches(
     console: Console,
     config: BatchConfig,
     model: PreTrainedModel,
     batches: list[Batch],
-    made: Planned,
-    journal: Journal,
+    made: PlannedRun,
+    journal: ResultJournal,
     text: Callable[[list[int]], str] | None,
-) -> tuple[Ran, float]:
+) -> tuple[BatchRunSummary, float]:
     """Runs what is left of all batches; with the time it took, in seconds."""
     num_left = sum(one.id not in journal.done for batch in batches for one in batch)
-    caches = caches_of(model, config, made.kv_budget)
+    caches = make_kv_caches(model, config, made.kv_budget)
     start = time.perf_counter()
     try:
         with progress(console, "prompts", total=num_left) as advance:
 
-            def emit(result: Result) -> None:
+            def emit(result: BatchResult) -> None:
                 journal.append(result)
                 advance(1)
 
-            ran = run_batches(
+            ran = run_micro_batches(
                 model,
                 batches,
                 n=made.plan.n,
@@ -152,7 +157,7 @@ def generated(
 MIB = 2**20
 
 
-def plan_table(planned: Planned) -> Table:
+def plan_table(planned: PlannedRun) -> Table:
     """Both sides of each inequality, for the n that is taken."""
     plan = planned.plan
     table = Table(title=f"group of n={plan.n} batches (klotski 7, inequalities 4 to 7)")
@@ -172,7 +177,7 @@ def plan_table(planned: Planned) -> Table:
     return table
 
 
-def show_plan(console: Console, planned: Planned) -> None:
+def show_plan(console: Console, planned: PlannedRun) -> None:
     """The table, what was measured, memory, and what there is to say."""
     plan, costs = planned.plan, planned.measured.costs
     console.print(plan_table(planned))

@@ -14,9 +14,9 @@ from runtime.commands.report import stats_table
 from runtime.engine.handle import Handle
 from runtime.engine.loading import load_served
 from runtime.errors import ChatError, CheckpointError, TransferError
-from runtime.generation.chat.answering import Answer, Answering
 from runtime.generation.chat.config import ChatConfig
 from runtime.generation.chat.conversation import Conversation
+from runtime.generation.chat.generator import ChatAnswer, ChatGenerator
 from runtime.generation.chat_template import end_of_turn
 
 HELP = """/reset   forget the conversation (the system prompt stays)
@@ -32,9 +32,9 @@ def run(config: ChatConfig) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
-        tokenizer = tokenizer_of(handle.folder, config.chat_template)
+        tokenizer = load_chat_tokenizer(handle.folder, config.chat_template)
         text_config = model.config.get_text_config()
-        chat = Chat(
+        chat = ChatTerminal(
             console,
             handle,
             config,
@@ -44,20 +44,22 @@ def run(config: ChatConfig) -> dict[str, Any]:
                 max_new_tokens=config.max_new_tokens,
                 system_prompt=config.system_prompt,
             ),
-            Answering(
+            ChatGenerator(
                 model,
                 tokenizer,
                 end_of_turn=end_of_turn(tokenizer),
                 temperature=config.temperature,
                 top_p=config.top_p,
-                tell=lambda text: console.out(printable(text), end="", highlight=False),
+                tell=lambda text: console.out(
+                    strip_control_characters(text), end="", highlight=False
+                ),
             ),
         )
         chat.talk()
         return {"model": handle.spec.as_dict(), **chat.counts, "stats": handle.stats()}
 
 
-def tokenizer_of(folder: Path, chat_template: Path | None) -> PreTrainedTokenizerBase:
+def load_chat_tokenizer(folder: Path, chat_template: Path | None) -> PreTrainedTokenizerBase:
     """The model's tokenizer, with another chat template if there is one.
 
     Raises:
@@ -75,7 +77,7 @@ def tokenizer_of(folder: Path, chat_template: Path | None) -> PreTrainedTokenize
     return tokenizer
 
 
-class Chat:
+class ChatTerminal:
     """The terminal's side; where input or output is no terminal, there is nothing but answers."""
 
     def __init__(
@@ -84,7 +86,7 @@ class Chat:
         handle: Handle,
         config: ChatConfig,
         conversation: Conversation,
-        answering: Answering,
+        answering: ChatGenerator,
     ):
         self._console = console
         self._handle = handle
@@ -179,7 +181,7 @@ class Chat:
         if answer.interrupted:
             self._note("stopped")
         if self._is_terminal:
-            self._note(summary(answer, before, self._handle.stats()))
+            self._note(summarize_answer(answer, before, self._handle.stats()))
 
     def _note(self, text: str) -> None:
         """Not the model's words: on a terminal they are dim, elsewhere they go to stderr."""
@@ -189,7 +191,7 @@ class Chat:
             sys.stderr.write(f"{text}\n")
 
 
-def summary(answer: Answer, before: dict[str, Any], after: dict[str, Any]) -> str:
+def summarize_answer(answer: ChatAnswer, before: dict[str, Any], after: dict[str, Any]) -> str:
     """What an answer cost, on a line."""
     parts = [f"{answer.num_tokens} tokens"]
     if answer.first_token_seconds is not None:
@@ -202,6 +204,6 @@ def summary(answer: Answer, before: dict[str, Any], after: dict[str, Any]) -> st
     return ", ".join(parts)
 
 
-def printable(text: str) -> str:
+def strip_control_characters(text: str) -> str:
     """Without what a terminal obeys: a model may have read escape sequences."""
     return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")

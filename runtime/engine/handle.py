@@ -12,7 +12,7 @@ from runtime.engine.front import Front
 from runtime.hf.probes import Probes
 
 if TYPE_CHECKING:
-    from runtime.generation.batch.result_journal import Result
+    from runtime.generation.batch.result_journal import BatchResult
 
 
 class Handle:
@@ -44,7 +44,7 @@ class Handle:
         """Counters, times (seconds) and memory (bytes) since the model was loaded."""
         return self.engine.report()
 
-    def generate_many(self, prompts: Iterable[Any], **options: Any) -> "list[Result]":
+    def generate_many(self, prompts: Iterable[Any], **options: Any) -> "list[BatchResult]":
         """Continues many prompts, at the highest throughput (`batch.many`)."""
         # Here, because serving one prompt needs none of it.
         from runtime.generation.batch.generate_many import generate_many

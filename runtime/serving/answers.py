@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.generation.text import Detokeniser
+from runtime.generation.detokenizer import Detokenizer
 from runtime.serving.choice import Ended, Event, Piece, PromptRead, Reason
 from runtime.serving.facts import Facts
 from runtime.serving.mailbox import Mailbox
@@ -114,7 +114,7 @@ class CompletionAnswer(Answer):
         if self._asks_logprobs and (heard.pieces or heard.prompt):
             told = piece_offsets(heard.pieces, len(prompt.echoed))
             if heard.prompt:
-                detokeniser = Detokeniser(self.facts.tokenizer, skip_special_tokens=False)
+                detokeniser = Detokenizer(self.facts.tokenizer, skip_special_tokens=False)
                 told = prompt_offsets(heard.prompt, detokeniser) + told
             logprobs = completion_logprobs(told, self._vocabulary)
         text = prompt.echoed * is_first + heard.text

@@ -16,7 +16,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from runtime.generation.text import Detokeniser, StopStrings
+from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
 from runtime.serving.errors import RequestError
 from runtime.serving.processors import Recorder, processors_of, prompt_logprobs
 from runtime.serving.sampling import Sampling, TokenLogprob
@@ -92,8 +92,8 @@ class Choice:
         self.last_token_at: float | None = None
         self.ended_at: float | None = None
         self.reason: Reason | None = None
-        self._detokeniser: Detokeniser | None = None
-        self._stops = StopStrings(sampling.stop)
+        self._detokeniser: Detokenizer | None = None
+        self._stops = StopStringMatcher(sampling.stop)
         self._recorder: Recorder | None = None
         self._is_stopped = False
 
@@ -112,7 +112,7 @@ class Choice:
     def run(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Reads the prompt and generates; what it tells is delivered by `flush`."""
         sampling, num_prompt = self.sampling, len(self.prompt)
-        self._detokeniser = Detokeniser(tokenizer)
+        self._detokeniser = Detokenizer(tokenizer)
         inputs = torch.tensor([self.prompt], device=model.device)
         if sampling.prompt_logprobs:
             logits_TV = model(inputs, use_cache=False).logits[0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.generation.chat_template import render
-from runtime.generation.text import Detokeniser
+from runtime.generation.detokenizer import Detokenizer
 from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
 from runtime.serving.facts import SAMPLING, Facts
 from runtime.serving.sampling import Sampling
@@ -176,7 +176,7 @@ def tokenized(text: str, facts: Facts, *, add_special_tokens: bool) -> list[int]
 
 def detokenized(tokens: list[int], facts: Facts) -> str:
     """As answers are written, but with special tokens: the text is what was given."""
-    detokeniser = Detokeniser(facts.tokenizer, skip_special_tokens=False)
+    detokeniser = Detokenizer(facts.tokenizer, skip_special_tokens=False)
     return "".join([*map(detokeniser.push, tokens), detokeniser.end()])
 
 

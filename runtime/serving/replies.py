@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.generation.text import Detokeniser
+from runtime.generation.detokenizer import Detokenizer
 from runtime.serving.choice import Piece, Reason
 from runtime.serving.sampling import TokenLogprob
 from runtime.serving.vocabulary import Vocabulary
@@ -83,7 +83,7 @@ def top_of(entry: TokenLogprob, vocabulary: Vocabulary) -> dict[str, float] | No
 
 
 def prompt_offsets(
-    entries: Sequence[TokenLogprob], detokeniser: Detokeniser
+    entries: Sequence[TokenLogprob], detokeniser: Detokenizer
 ) -> list[tuple[TokenLogprob, int]]:
     """A prompt's tokens with the places in its text at which they begin."""
     found = []

@@ -5,7 +5,7 @@ from functools import cache, cached_property
 
 from transformers import PreTrainedTokenizerBase
 
-from runtime.generation.text import REPLACEMENT
+from runtime.generation.detokenizer import REPLACEMENT
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 """How sentencepiece writes a byte that is no character."""

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.generation.batch.prompts import Prompt
+from runtime.generation.batch.prompts import BatchPrompt
 
-Batch = tuple[Prompt, ...]
+Batch = tuple[BatchPrompt, ...]
 
 
-def in_batches(prompts: Sequence[Prompt], batch_size: int) -> list[Batch]:
+def make_batches(prompts: Sequence[BatchPrompt], batch_size: int) -> list[Batch]:
     """Batches in the order in which they run: the longest first, so that what does not fit in
     memory is known at once and the last group to run is a short one.
 
@@ -25,7 +25,7 @@ def in_batches(prompts: Sequence[Prompt], batch_size: int) -> list[Batch]:
     return [tuple(prompts[i] for i in order[at : at + batch_size]) for at in starts]
 
 
-def most_tokens(batch: Batch) -> int:
+def max_cache_length(batch: Batch) -> int:
     """Columns of the batch's cache when its last row ends."""
     return max(len(one.tokens) for one in batch) + max(one.max_new_tokens for one in batch)
 
@@ -37,7 +37,7 @@ def padding_share(batches: Sequence[Batch]) -> float:
     return 1 - used / computed if computed else 0.0
 
 
-def padded(batch: Batch, pad_id: int, *, left: bool = True) -> tuple[Tensor, Tensor]:
+def pad_batch(batch: Batch, pad_id: int, *, left: bool = True) -> tuple[Tensor, Tensor]:
     """`(tokens, mask)`, `[B, T]` of int64.
 
     The mask is 0 on padding, which stands on the left where a decoder goes on from the last column,

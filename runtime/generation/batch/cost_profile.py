@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from predictors.files import write_json
 from runtime.config import StoreConfig
-from runtime.generation.batch.batching import Batch, padded
-from runtime.generation.batch.group_planner import Costs
-from runtime.generation.batch.micro_batches import pad_id
+from runtime.generation.batch.batching import Batch, pad_batch
+from runtime.generation.batch.group_planner import PlannerCosts
+from runtime.generation.batch.micro_batches import pad_token_id
 from runtime.hf.kv import CacheSize, cache_bytes
 from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.profiling.facts import gpus, processor, usable_cores, versions
@@ -30,19 +30,19 @@ from runtime.profiling.local import expert_call, measure
 from runtime.profiling.reading import seconds, typical
 from runtime.store.base import slot_bytes
 
-STEPS = 3
+TIMED_STEPS = 3
 """Decode steps of one batch that are timed, behind its prompts."""
-TOKENS = (1, 64)
+TIMED_TOKENS = (1, 64)
 """Tokens on an expert that is timed: what one more costs is their difference."""
 REPEATS = 7
 FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Measured:
+class CostProfile:
     """The planner's costs, and what one token of one row takes of a cache."""
 
-    costs: Costs
+    costs: PlannerCosts
     kv_bytes_per_token: int
     """Of all layers; of caches that do not grow, nothing."""
     kv_bytes_fixed: int
@@ -50,7 +50,7 @@ class Measured:
 
 
 @torch.no_grad()
-def measured(model: PreTrainedModel, batch: Batch) -> Measured:
+def measure_costs(model: PreTrainedModel, batch: Batch) -> CostProfile:
     """Runs the batch's prompts and a few decode steps.
 
     What a predictor learns from them it keeps (its warm-up).
@@ -59,25 +59,25 @@ def measured(model: PreTrainedModel, batch: Batch) -> Measured:
         TransferError: experts can not be read.
     """
     layers = moe_layers(model)
-    clock = _Clock(layers, model.device)
+    clock = LayerClock(layers, model.device)
     with clock:
-        caches = _steps(model, batch, clock)
+        caches = _run_steps(model, batch, clock)
     attention, gate = clock.typical()
     if model.device.type == "cpu":
-        costs = _beside_reads(model, attention, gate)
+        costs = _cpu_costs(model, attention, gate)
     else:
-        costs = _on_device(model, layers[0], attention, gate)
-    return Measured(costs, caches.bytes_per_token, caches.bytes_fixed)
+        costs = _device_costs(model, layers[0], attention, gate)
+    return CostProfile(costs, caches.bytes_per_token, caches.bytes_fixed)
 
 
-def _beside_reads(model: PreTrainedModel, attention: float, gate: float) -> Costs:
+def _cpu_costs(model: PreTrainedModel, attention: float, gate: float) -> PlannerCosts:
     """On the CPU reads take the processor that computes: both slow down together."""
     driver = model.moecast.engine.driver
     with driver.paused():
         machine = measure(model)
     slow = 1 / max(0.05, machine.overheads.compute_speed_transferring)
     read = machine.transfer_seconds(sum(machine.chunk_bytes))
-    return Costs(
+    return PlannerCosts(
         attention=attention * slow,
         gate=gate * slow,
         expert_fixed=machine.expert_fixed * slow,
@@ -86,7 +86,9 @@ def _beside_reads(model: PreTrainedModel, attention: float, gate: float) -> Cost
     )
 
 
-def _on_device(model: PreTrainedModel, layer: MoeLayer, attention: float, gate: float) -> Costs:
+def _device_costs(
+    model: PreTrainedModel, layer: MoeLayer, attention: float, gate: float
+) -> PlannerCosts:
     """Copies to a device run beside its computation."""
     engine, device = model.moecast.engine, model.device
     size = slot_bytes(engine.store)
@@ -94,7 +96,9 @@ def _on_device(model: PreTrainedModel, layer: MoeLayer, attention: float, gate: 
     slot = torch.zeros(size, dtype=torch.uint8, device=device)
     run = expert_call(layer, engine.store.layouts[0].weights(slot))
     width = model.config.get_text_config().hidden_size
-    few, many = (torch.zeros(count, width, dtype=model.dtype, device=device) for count in TOKENS)
+    few, many = (
+        torch.zeros(count, width, dtype=model.dtype, device=device) for count in TIMED_TOKENS
+    )
 
     def synchronised(what: Callable[[], object]) -> float:
         def both() -> None:
@@ -105,18 +109,18 @@ def _on_device(model: PreTrainedModel, layer: MoeLayer, attention: float, gate: 
         return typical([seconds(both) for _ in range(REPEATS)])
 
     one, more = synchronised(lambda: run(few)), synchronised(lambda: run(many))
-    return Costs(
+    return PlannerCosts(
         attention=attention,
         gate=gate,
         expert_fixed=one,
-        expert_per_token=max(0.0, more - one) / (TOKENS[1] - TOKENS[0]),
+        expert_per_token=max(0.0, more - one) / (TIMED_TOKENS[1] - TIMED_TOKENS[0]),
         expert_io=synchronised(lambda: slot.copy_(host, non_blocking=True)),
     )
 
 
-def _steps(model: PreTrainedModel, batch: Batch, clock: "_Clock") -> CacheSize:
-    """Prompts, then `STEPS` timed tokens of each row; what a row's cache takes."""
-    tokens_BT, mask_BT = (part.to(model.device) for part in padded(batch, pad_id(model)))
+def _run_steps(model: PreTrainedModel, batch: Batch, clock: "LayerClock") -> CacheSize:
+    """Prompts, then `TIMED_STEPS` timed tokens of each row; what a row's cache takes."""
+    tokens_BT, mask_BT = (part.to(model.device) for part in pad_batch(batch, pad_token_id(model)))
     if model.config.is_encoder_decoder:
         clock.listens = True
         model(tokens_BT, attention_mask=mask_BT, use_cache=False)
@@ -124,7 +128,7 @@ def _steps(model: PreTrainedModel, batch: Batch, clock: "_Clock") -> CacheSize:
     output: Any = model(tokens_BT, attention_mask=mask_BT, use_cache=True)
     clock.listens = True
     before = cache_bytes(output.past_key_values)
-    for _ in range(STEPS):
+    for _ in range(TIMED_STEPS):
         mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(batch), 1)], dim=1)
         output = model(
             output.logits[:, -1:].argmax(-1),
@@ -135,13 +139,13 @@ def _steps(model: PreTrainedModel, batch: Batch, clock: "_Clock") -> CacheSize:
     return CacheSize.grown(
         before,
         cache_bytes(output.past_key_values),
-        num_steps=STEPS,
+        num_steps=TIMED_STEPS,
         num_rows=len(batch),
         num_tokens=mask_BT.shape[1],
     )
 
 
-class _Clock:
+class LayerClock:
     """Hears when blocks, routers and experts begin and end; a device is waited for."""
 
     def __init__(self, layers: Sequence[MoeLayer], device: torch.device):
@@ -153,7 +157,7 @@ class _Clock:
         self._gate: list[float] = []
         self._hooks = ExitStack()
 
-    def __enter__(self) -> "_Clock":
+    def __enter__(self) -> "LayerClock":
         for layer in self._layers:
             for name, module in (
                 ("block", layer.block),
@@ -205,28 +209,28 @@ class _Clock:
 # ---- remembered
 
 
-def remembered(
+def load_or_measure(
     model: PreTrainedModel, batch: Batch, *, store: StoreConfig, again: bool = False
-) -> tuple[Measured, bool]:
+) -> tuple[CostProfile, bool]:
     """What was measured before for this model, machine and batch, or is measured now.
 
     Whether it was before.
     """
-    path = _folder() / f"{_key(model, batch, store)}.json"
-    known = None if again else _read(path)
+    path = _cache_folder() / f"{_cache_key(model, batch, store)}.json"
+    known = None if again else _read_profile(path)
     if known is not None:
         return known, True
-    found = measured(model, batch)
+    found = measure_costs(model, batch)
     write_json(path, {"format": FORMAT, **asdict(found)})
     return found, False
 
 
-def _folder() -> Path:
+def _cache_folder() -> Path:
     named = os.environ.get("MOECAST_CACHE")
     return (Path(named) if named else platformdirs.user_cache_path("moecast")) / "measured"
 
 
-def _key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
+def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
     """Of all that times depend on; lengths count by powers of two."""
     about = {
         "format": FORMAT,
@@ -246,13 +250,15 @@ def _key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _read(path: Path) -> Measured | None:
+def _read_profile(path: Path) -> CostProfile | None:
     """None where nothing usable is there: it is then measured again."""
     try:
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    names = {field.name for field in fields(Costs)}
+    names = {field.name for field in fields(PlannerCosts)}
     if not isinstance(raw, dict) or raw.get("format") != FORMAT or set(raw["costs"]) != names:
         return None
-    return Measured(Costs(**raw["costs"]), raw["kv_bytes_per_token"], raw["kv_bytes_fixed"])
+    return CostProfile(
+        PlannerCosts(**raw["costs"]), raw["kv_bytes_per_token"], raw["kv_bytes_fixed"]
+    )

@@ -8,12 +8,17 @@ from transformers import PreTrainedModel
 
 from runtime.config import StoreConfig
 from runtime.errors import TransferError
-from runtime.generation.batch.batching import in_batches
+from runtime.generation.batch.batching import make_batches
 from runtime.generation.batch.config import AUTO, GroupConfig, Offload
-from runtime.generation.batch.memory_plan import caches_of, kv_budget_of, planned
-from runtime.generation.batch.micro_batches import run_batches
-from runtime.generation.batch.prompts import decoder_of, encoder_of, given_prompts, tokenizer_of
-from runtime.generation.batch.result_journal import Result
+from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_batches
+from runtime.generation.batch.micro_batches import run_micro_batches
+from runtime.generation.batch.prompts import (
+    load_tokenizer,
+    make_decoder,
+    make_prompt_encoder,
+    parse_prompts,
+)
+from runtime.generation.batch.result_journal import BatchResult
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +29,9 @@ def generate_many(
     *,
     n: int | str = AUTO,
     seed: int = 0,
-    on_result: Callable[[Result], None] | None = None,
+    on_result: Callable[[BatchResult], None] | None = None,
     **options: Any,
-) -> list[Result]:
+) -> list[BatchResult]:
     """Continues all prompts; results in their order.
 
     The batches of a group go through the model's layers together, and each expert is read once for
@@ -48,34 +53,34 @@ def generate_many(
     if "kv_offload" in options:
         options["kv_offload"] = Offload(options["kv_offload"])
     config = GroupConfig(n=str(n), **options)
-    tokenizer = tokenizer_of(model.moecast.folder)
-    encoder = encoder_of(model.config, tokenizer)
-    given = given_prompts(prompts, encoder, max_new_tokens=config.max_new_tokens)
+    tokenizer = load_tokenizer(model.moecast.folder)
+    encoder = make_prompt_encoder(model.config, tokenizer)
+    given = parse_prompts(prompts, encoder, max_new_tokens=config.max_new_tokens)
     if not given:
         return []
-    batches = in_batches(given, config.batch_size)
-    group, kv_budget = config.asked_n, kv_budget_of(config, model.device)
+    batches = make_batches(given, config.batch_size)
+    group, kv_budget = config.asked_n, parse_kv_budget(config, model.device)
     if group is None:
-        made = planned(model, batches, config, store=StoreConfig())
+        made = plan_batches(model, batches, config, store=StoreConfig())
         group, kv_budget = made.plan.n, made.kv_budget
         for note in made.plan.notes:
             log.warning(note)
-    results: dict[Any, Result] = {}
+    results: dict[Any, BatchResult] = {}
 
-    def emit(result: Result) -> None:
+    def emit(result: BatchResult) -> None:
         results[result.id] = result
         if on_result is not None:
             on_result(result)
 
-    caches = caches_of(model, config, kv_budget)
+    caches = make_kv_caches(model, config, kv_budget)
     try:
-        ran = run_batches(
+        ran = run_micro_batches(
             model,
             batches,
             n=group,
             caches=caches,
             emit=emit,
-            text=decoder_of(tokenizer),
+            text=make_decoder(tokenizer),
             temperature=config.temperature,
             seed=seed,
         )

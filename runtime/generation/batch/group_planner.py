@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from predictors.base import Floats
-from runtime.generation.batch.errors import PlanError
+from runtime.errors import PlanError
 
-MOST = 64
+MAX_GROUP_SIZE = 64
 """Batches beyond which the paper would change the strategy by hand ("if n becomes excessively
 large"): latency grows with n, throughput hardly."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Costs:
+class PlannerCosts:
     """Of this machine, this model and this batch size.
 
     While computation and transfers run together, each at the speed that it then has.
@@ -60,7 +60,7 @@ class Inequality:
 
 
 @dataclass(frozen=True)
-class Popularity:
+class ExpertPopularity:
     """How a layer's tokens spread over its experts: "we determine the length of each layer of Q
     based on statistical data".
     """
@@ -71,16 +71,16 @@ class Popularity:
     """K."""
 
     @classmethod
-    def even(cls, num_layers: int, num_experts: int, top_k: int, hot: int) -> "Popularity":
+    def even(cls, num_layers: int, num_experts: int, top_k: int, hot: int) -> "ExpertPopularity":
         """Nothing is known: every expert alike, the most transfers that there can be."""
         return cls(np.full((num_layers, num_experts), top_k / num_experts), hot)
 
-    def expected(self, tokens: int) -> "Activated":
+    def expected(self, tokens: int) -> "ExpectedActivation":
         """What so many tokens use of a layer, mean over the layers."""
         ordered_LE = -np.sort(-self.shares_LE, axis=1)
         used_LE = 1 - (1 - np.minimum(ordered_LE, 1.0)) ** tokens
         hot, rest = slice(None, self.hot), slice(self.hot, None)
-        return Activated(
+        return ExpectedActivation(
             hot=float(used_LE[:, hot].sum(axis=1).mean()),
             hot_tokens=float(tokens * ordered_LE[:, hot].sum(axis=1).mean()),
             others=float(used_LE[:, rest].sum(axis=1).mean()),
@@ -89,7 +89,7 @@ class Popularity:
 
 
 @dataclass(frozen=True)
-class Activated:
+class ExpectedActivation:
     """Experts of a layer that a group's step uses, and tokens on them; expected values."""
 
     hot: float
@@ -99,8 +99,8 @@ class Activated:
     other_tokens: float
 
 
-def inequalities(
-    n: int, *, batch_size: int, costs: Costs, popularity: Popularity
+def make_inequalities(
+    n: int, *, batch_size: int, costs: PlannerCosts, popularity: ExpertPopularity
 ) -> list[Inequality]:
     """(4) to (7), section 7, of a decode step: one token of every row."""
     used = popularity.expected(n * batch_size)
@@ -127,7 +127,7 @@ def inequalities(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
+class KVDemand:
     """What is to be run, in batches of which the largest come first."""
 
     batch_size: int
@@ -139,12 +139,12 @@ class Demand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class GroupPlan:
     """`n`, and why."""
 
     n: int
     smallest: int | None
-    """The least n for which all inequalities hold; None: none up to `MOST`."""
+    """The least n for which all inequalities hold; None: none up to `MAX_GROUP_SIZE`."""
     fitting: int
     """The largest n whose caches fit."""
     inequalities: list[Inequality]
@@ -162,15 +162,15 @@ class Plan:
         }
 
 
-def plan(
-    demand: Demand,
-    costs: Costs,
-    popularity: Popularity,
+def plan_group(
+    demand: KVDemand,
+    costs: PlannerCosts,
+    popularity: ExpertPopularity,
     *,
     kv_budget: int,
     offloads: bool,
     asked: int | None = None,
-) -> Plan:
+) -> GroupPlan:
     """The smallest n for which every inequality holds ("n should be set to the smallest integer
     that satisfies the inequality group"), or the largest that memory and the input allow.
 
@@ -182,13 +182,13 @@ def plan(
     Raises:
         PlanError: caches would not fit; the message names what would.
     """
-    most = min(MOST, demand.num_batches)
+    most = min(MAX_GROUP_SIZE, demand.num_batches)
     table = {
-        n: inequalities(n, batch_size=demand.batch_size, costs=costs, popularity=popularity)
-        for n in range(1, MOST + 1)
+        n: make_inequalities(n, batch_size=demand.batch_size, costs=costs, popularity=popularity)
+        for n in range(1, MAX_GROUP_SIZE + 1)
     }
     smallest = next((n for n, rows in table.items() if all(row.holds for row in rows)), None)
-    fitting = fitting_n(demand, kv_budget, max(most, asked or 1), offloads=offloads)
+    fitting = max_fitting_group(demand, kv_budget, max(most, asked or 1), offloads=offloads)
     if asked is not None and asked > fitting:
         raise PlanError(
             f"n={asked} needs {demand.kv_bytes(asked)} bytes for its batches' caches and has "
@@ -196,29 +196,29 @@ def plan(
             "with kv_budget=SIZE and kv_offload=auto"
         )
     notes: list[str] = []
-    wanted = min(smallest or MOST, most)
+    wanted = min(smallest or MAX_GROUP_SIZE, most)
     n = asked or min(wanted, fitting)
     n = min(n, demand.num_batches)
     if asked is not None and asked != wanted:
         notes.append(f"n={asked} as asked; the plan's is {wanted}")
     if smallest is None:
-        notes.append(f"no n up to {MOST} hides all transfers: the link is the bottleneck")
+        notes.append(f"no n up to {MAX_GROUP_SIZE} hides all transfers: the link is the bottleneck")
     elif n < smallest:
         why = "of this input" if n == demand.num_batches else "fit in memory"
         notes.append(f"{smallest} batches would hide all transfers, {n} {why}")
     kv = demand.kv_bytes(n)
-    return Plan(
+    return GroupPlan(
         n=n,
         smallest=smallest,
         fitting=fitting,
-        inequalities=table[min(n, MOST)],
+        inequalities=table[min(n, MAX_GROUP_SIZE)],
         kv_bytes=kv,
         offloaded_bytes=max(0, kv - kv_budget),
         notes=notes,
     )
 
 
-def fitting_n(demand: Demand, kv_budget: int, most: int, *, offloads: bool) -> int:
+def max_fitting_group(demand: KVDemand, kv_budget: int, most: int, *, offloads: bool) -> int:
     """The largest n up to `most` whose caches fit.
 
     Raises:
@@ -242,22 +242,22 @@ def fitting_n(demand: Demand, kv_budget: int, most: int, *, offloads: bool) -> i
 
 
 @dataclass(frozen=True)
-class Division:
+class MemorySplit:
     """Memory for experts and for caches, in bytes (klotski 6.1)."""
 
     experts: int
     caches: int
 
 
-def divided(
+def split_memory(
     memory: int,
-    demand: Demand,
-    costs: Costs,
-    popularity: Popularity,
+    demand: KVDemand,
+    costs: PlannerCosts,
+    popularity: ExpertPopularity,
     *,
     least_experts: int,
     asked: int | None = None,
-) -> tuple[Division, Plan]:
+) -> tuple[MemorySplit, GroupPlan]:
     """Caches of the smallest n that hides transfers come first.
 
     What is left holds experts, which then need no transfer ("when there is ample free memory, it
@@ -276,7 +276,7 @@ def divided(
             f"batch's cache {demand.kv_bytes(1)}; the least is memory={least}, or a smaller "
             "batch_size"
         )
-    made = plan(
+    made = plan_group(
         demand,
         costs,
         popularity,
@@ -284,10 +284,10 @@ def divided(
         offloads=False,
         asked=asked,
     )
-    return Division(experts=memory - made.kv_bytes, caches=made.kv_bytes), made
+    return MemorySplit(experts=memory - made.kv_bytes, caches=made.kv_bytes), made
 
 
-def group_bytes(per_batch: Sequence[int]) -> Callable[[int], int]:
+def cumulative_bytes(per_batch: Sequence[int]) -> Callable[[int], int]:
     """From n to the bytes of the first n batches' caches."""
     sums = np.concatenate([[0], np.cumsum(per_batch)])
     return lambda n: int(sums[min(n, len(per_batch))])

@@ -11,26 +11,26 @@ from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from runtime.errors import TransferError
-from runtime.generation.batch.batching import Batch, most_tokens, padded
-from runtime.generation.batch.prompts import Id, Prompt
-from runtime.generation.batch.result_journal import Result
-from runtime.generation.kv.cache_factory import Caches
+from runtime.generation.batch.batching import Batch, max_cache_length, pad_batch
+from runtime.generation.batch.prompts import BatchPrompt, PromptId
+from runtime.generation.batch.result_journal import BatchResult
+from runtime.generation.kv.cache_factory import KVCacheFactory
 from runtime.generation.lockstep import LockstepGroup, SequenceTask
 
 STOP, LENGTH = "stop", "length"
 
-Ended = Callable[[Prompt, list[int], str], None]
+OnRowEnd = Callable[[BatchPrompt, list[int], str], None]
 """`(prompt, new tokens, finish reason)`."""
 
 
-class RowEnds(StoppingCriteria):
+class RowStoppingCriteria(StoppingCriteria):
     """Ends each row at its own limit, and tells of every row that has ended, while others go on.
 
     Args:
         ends: the model's end-of-text tokens.
     """
 
-    def __init__(self, batch: Batch, ends: Collection[int], ended: Ended):
+    def __init__(self, batch: Batch, ends: Collection[int], ended: OnRowEnd):
         self._batch = batch
         self._ends = frozenset(ends)
         # Under this name Transformers finds out that rows may end before the others: it then puts
@@ -66,16 +66,16 @@ def generate_batch(
     model: PreTrainedModel,
     batch: Batch,
     *,
-    caches: Caches,
-    ended: Ended,
+    caches: KVCacheFactory,
+    ended: OnRowEnd,
     temperature: float = 0.0,
 ) -> None:
     """Continues the batch's rows until the last has ended."""
     is_decoder = not model.config.is_encoder_decoder
-    tokens_BT, mask_BT = padded(batch, pad_id(model), left=is_decoder)
+    tokens_BT, mask_BT = pad_batch(batch, pad_token_id(model), left=is_decoder)
     padding_B = (1 - mask_BT).sum(dim=1)
-    cache = caches.make(padding_B, most_tokens=most_tokens(batch))
-    rows = RowEnds(batch, end_tokens(model), ended)
+    cache = caches.make(padding_B, max_cache_length=max_cache_length(batch))
+    rows = RowStoppingCriteria(batch, eos_token_ids(model), ended)
     options: dict[str, Any] = {"do_sample": False}
     if temperature > 0:
         options = {"do_sample": True, "temperature": temperature}
@@ -87,7 +87,7 @@ def generate_batch(
             attention_mask=mask_BT.to(model.device),
             max_new_tokens=max(one.max_new_tokens for one in batch),
             stopping_criteria=StoppingCriteriaList([rows]),
-            pad_token_id=pad_id(model),
+            pad_token_id=pad_token_id(model),
             **options,
         )
     finally:
@@ -95,7 +95,7 @@ def generate_batch(
     assert rows.all_ended, "generation ended before its rows did"
 
 
-def end_tokens(model: PreTrainedModel) -> frozenset[int]:
+def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
     """The model's end-of-text tokens, as its generation settings name them."""
     named = model.generation_config.eos_token_id
     if named is None:
@@ -103,24 +103,24 @@ def end_tokens(model: PreTrainedModel) -> frozenset[int]:
     return frozenset([named] if isinstance(named, int) else named)
 
 
-def pad_id(model: PreTrainedModel) -> int:
+def pad_token_id(model: PreTrainedModel) -> int:
     """What stands where there is no token; the attention mask hides it."""
     named = model.generation_config.pad_token_id
     if named is None:
         named = getattr(model.config.get_text_config(), "pad_token_id", None)
     if named is None:
-        named = min(end_tokens(model), default=0)
+        named = min(eos_token_ids(model), default=0)
     return named
 
 
 log = logging.getLogger(__name__)
 
-SEEDS = 1_000_003
+SEED_STRIDE = 1_000_003
 """Between the seeds of two runs: each batch draws by a seed of its own."""
 
 
 @dataclass
-class Ran:
+class BatchRunSummary:
     """What a run of batches came to."""
 
     num_steps: int = 0
@@ -132,30 +132,30 @@ class Ran:
     """Batches that ended in an error of a transfer, and which."""
 
 
-def run_batches(
+def run_micro_batches(
     model: PreTrainedModel,
     batches: Sequence[Batch],
     *,
     n: int,
-    caches: Caches,
-    emit: Callable[[Result], None],
+    caches: KVCacheFactory,
+    emit: Callable[[BatchResult], None],
     text: Callable[[list[int]], str] | None = None,
-    done: Collection[Id] = (),
+    done: Collection[PromptId] = (),
     temperature: float = 0.0,
     seed: int = 0,
-) -> Ran:
+) -> BatchRunSummary:
     """Runs all batches of which a row is not in `done`, and emits the other rows as they end.
 
     A batch runs whole, so that its rows have the bits that they have without an interruption.
     A batch whose transfers fail is left out, the others go on.
     """
-    ran = Ran()
+    ran = BatchRunSummary()
 
-    def ended(prompt: Prompt, tokens: list[int], reason: str) -> None:
+    def ended(prompt: BatchPrompt, tokens: list[int], reason: str) -> None:
         if prompt.id not in done:
             ran.num_rows += 1
             ran.num_tokens += len(tokens)
-            emit(Result(prompt.id, text(tokens) if text else None, tokens, reason))
+            emit(BatchResult(prompt.id, text(tokens) if text else None, tokens, reason))
 
     waiting = deque(
         (place, batch)
@@ -169,7 +169,7 @@ def run_batches(
             while waiting and len(living) < n:
                 place, batch = waiting.popleft()
                 # Random numbers of its own take time at every stop: only who draws any has them.
-                own = seed * SEEDS + place if temperature > 0 else None
+                own = seed * SEED_STRIDE + place if temperature > 0 else None
                 member = group.start(_run(model, batch, caches, ended, temperature), seed=own)
                 living[member] = batch
             for member in group.step():
@@ -186,7 +186,11 @@ def run_batches(
 
 
 def _run(
-    model: PreTrainedModel, batch: Batch, caches: Caches, ended: Ended, temperature: float
+    model: PreTrainedModel,
+    batch: Batch,
+    caches: KVCacheFactory,
+    ended: OnRowEnd,
+    temperature: float,
 ) -> Callable[[], None]:
     def run() -> None:
         generate_batch(model, batch, caches=caches, ended=ended, temperature=temperature)

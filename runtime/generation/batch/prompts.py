@@ -10,27 +10,27 @@ from typing import Any, NoReturn
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
-from runtime.generation.batch.errors import InputError
+from runtime.errors import PromptFileError
 from runtime.generation.chat_template import render
 
 KEYS = ("id", "prompt", "messages", "tokens", "max_new_tokens")
 KINDS = ("prompt", "messages", "tokens")
 """Of these a line has exactly one."""
 
-Id = str | int
+PromptId = str | int
 
 
 @dataclass(frozen=True)
-class Prompt:
+class BatchPrompt:
     """What is to be continued."""
 
-    id: Id
+    id: PromptId
     tokens: tuple[int, ...]
     max_new_tokens: int
 
 
 @dataclass(frozen=True)
-class Encoder:
+class PromptEncoder:
     """Turns what users write into token ids, and knows what the model takes."""
 
     of_text: Callable[[str], list[int]]
@@ -41,7 +41,9 @@ class Encoder:
     """Prompt and answer together, in tokens; None: the model names no limit."""
 
 
-def read_prompts(path: Path, encoder: Encoder, *, max_new_tokens: int) -> tuple[list[Prompt], str]:
+def read_prompts(
+    path: Path, encoder: PromptEncoder, *, max_new_tokens: int
+) -> tuple[list[BatchPrompt], str]:
     """The file's prompts in its order, and its sha256.
 
     A line without an `id` has its number, from 1 on; blank lines are passed over.
@@ -52,27 +54,32 @@ def read_prompts(path: Path, encoder: Encoder, *, max_new_tokens: int) -> tuple[
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise InputError(f"input={path}: {error.strerror}; give a file of JSON lines") from error
+        raise PromptFileError(
+            f"input={path}: {error.strerror}; give a file of JSON lines"
+        ) from error
     lines = (
         (number, line) for number, line in enumerate(raw.split(b"\n"), start=1) if line.strip()
     )
     entries = (
-        (f"{path}, line {number}", number, _parsed(path, number, line)) for number, line in lines
+        (f"{path}, line {number}", number, _parse_line(path, number, line))
+        for number, line in lines
     )
-    found = _prompts(entries, encoder, max_new_tokens=max_new_tokens)
+    found = _parse_entries(entries, encoder, max_new_tokens=max_new_tokens)
     if not found:
-        raise InputError(f"input={path}: no prompt in it; write one JSON object a line")
+        raise PromptFileError(f"input={path}: no prompt in it; write one JSON object a line")
     return found, hashlib.sha256(raw).hexdigest()
 
 
-def given_prompts(prompts: Iterable[Any], encoder: Encoder, *, max_new_tokens: int) -> list[Prompt]:
+def parse_prompts(
+    prompts: Iterable[Any], encoder: PromptEncoder, *, max_new_tokens: int
+) -> list[BatchPrompt]:
     """Texts, lists of token ids, lists of messages, or mappings as in a file; numbered from 0.
 
     Raises:
         InputError: one of them is none of these.
     """
     entries = ((f"prompts[{place}]", place, _as_entry(one)) for place, one in enumerate(prompts))
-    return _prompts(entries, encoder, max_new_tokens=max_new_tokens)
+    return _parse_entries(entries, encoder, max_new_tokens=max_new_tokens)
 
 
 def _as_entry(prompt: Any) -> Any:
@@ -85,25 +92,25 @@ def _as_entry(prompt: Any) -> Any:
     return prompt
 
 
-def _parsed(path: Path, number: int, line: bytes) -> Any:
+def _parse_line(path: Path, number: int, line: bytes) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both
-        raise InputError(
+        raise PromptFileError(
             f"{path}, line {number}: not JSON ({error}); write one object a line, such as "
             '{"prompt": "Once upon a time"}'
         ) from error
 
 
-def _prompts(
-    entries: Iterable[tuple[str, int, Any]], encoder: Encoder, *, max_new_tokens: int
-) -> list[Prompt]:
-    found: list[Prompt] = []
-    seen: dict[Id, str] = {}
+def _parse_entries(
+    entries: Iterable[tuple[str, int, Any]], encoder: PromptEncoder, *, max_new_tokens: int
+) -> list[BatchPrompt]:
+    found: list[BatchPrompt] = []
+    seen: dict[PromptId, str] = {}
     for where, number, entry in entries:
-        prompt = _prompt(where, number, entry, encoder, max_new_tokens)
+        prompt = _parse_entry(where, number, entry, encoder, max_new_tokens)
         if prompt.id in seen:
-            raise InputError(
+            raise PromptFileError(
                 f"{where}: id {prompt.id!r} is that of {seen[prompt.id]} too; give "
                 "every prompt an id of its own"
             )
@@ -112,57 +119,63 @@ def _prompts(
     return found
 
 
-def _prompt(where: str, number: int, entry: Any, encoder: Encoder, max_new_tokens: int) -> Prompt:
+def _parse_entry(
+    where: str, number: int, entry: Any, encoder: PromptEncoder, max_new_tokens: int
+) -> BatchPrompt:
     if not isinstance(entry, Mapping):
-        raise InputError(f"{where}: a {type(entry).__name__} is no prompt; write a JSON object")
+        raise PromptFileError(
+            f"{where}: a {type(entry).__name__} is no prompt; write a JSON object"
+        )
     unknown = [key for key in entry if key not in KEYS]
     if unknown:
-        raise InputError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}")
+        raise PromptFileError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}")
     kinds = [kind for kind in KINDS if entry.get(kind) is not None]
     if len(kinds) != 1:
-        raise InputError(
+        raise PromptFileError(
             f"{where}: has {' and '.join(kinds) or 'none'} of {', '.join(KINDS)}; give exactly one"
         )
     limit = entry.get("max_new_tokens", max_new_tokens)
-    if not is_whole(limit) or limit < 1:
-        raise InputError(f"{where}: max_new_tokens is {limit!r}; it must be a number, at least 1")
+    if not is_integer(limit) or limit < 1:
+        raise PromptFileError(
+            f"{where}: max_new_tokens is {limit!r}; it must be a number, at least 1"
+        )
     own = entry.get("id", number)
-    if not (isinstance(own, str) or is_whole(own)):
-        raise InputError(f"{where}: id is {own!r}; it must be a text or a whole number")
-    tokens = _tokens(where, kinds[0], entry[kinds[0]], encoder)
+    if not (isinstance(own, str) or is_integer(own)):
+        raise PromptFileError(f"{where}: id is {own!r}; it must be a text or a whole number")
+    tokens = _parse_tokens(where, kinds[0], entry[kinds[0]], encoder)
     if encoder.context is not None and len(tokens) + limit > encoder.context:
-        raise InputError(
+        raise PromptFileError(
             f"{where}: {len(tokens)} prompt tokens and max_new_tokens={limit} exceed the model's "
             f"context of {encoder.context}; shorten the prompt or lower max_new_tokens"
         )
-    return Prompt(own, tuple(tokens), limit)
+    return BatchPrompt(own, tuple(tokens), limit)
 
 
-def is_whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """A number without a fraction; `true` is none."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _tokens(where: str, kind: str, value: Any, encoder: Encoder) -> list[int]:
+def _parse_tokens(where: str, kind: str, value: Any, encoder: PromptEncoder) -> list[int]:
     if kind == "tokens":
         tokens = value
         whole = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        if not whole or not all(is_whole(t) and 0 <= t < encoder.vocabulary for t in tokens):
-            raise InputError(
+        if not whole or not all(is_integer(t) and 0 <= t < encoder.vocabulary for t in tokens):
+            raise PromptFileError(
                 f"{where}: tokens must be a list of ids from 0 to {encoder.vocabulary - 1}"
             )
     elif kind == "prompt":
         if not isinstance(value, str):
-            raise InputError(f"{where}: prompt must be a text, not a {type(value).__name__}")
-        tokens = _encoded(where, lambda: encoder.of_text(value))
+            raise PromptFileError(f"{where}: prompt must be a text, not a {type(value).__name__}")
+        tokens = _encode(where, lambda: encoder.of_text(value))
     else:
         if not isinstance(value, Sequence) or not all(map(_is_message, value)):
-            raise InputError(
+            raise PromptFileError(
                 f'{where}: messages must be a list of {{"role": ..., "content": ...}}, both texts'
             )
-        tokens = _encoded(where, lambda: encoder.of_messages(value))
+        tokens = _encode(where, lambda: encoder.of_messages(value))
     if not tokens:
-        raise InputError(f"{where}: {kind} has no tokens; there is nothing to continue")
+        raise PromptFileError(f"{where}: {kind} has no tokens; there is nothing to continue")
     return list(tokens)
 
 
@@ -174,40 +187,44 @@ def _is_message(value: Any) -> bool:
     )
 
 
-def _encoded(where: str, encode: Callable[[], list[int]]) -> list[int]:
+def _encode(where: str, encode: Callable[[], list[int]]) -> list[int]:
     try:
         return encode()
     except MoecastError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise PromptFileError(f"{where}: {error}") from error
 
 
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
-def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     """None where the folder has none: prompts are then token ids, and results have no text."""
     if not any((folder / name).is_file() for name in TOKENIZERS):
         return None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
-def encoder_of(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> Encoder:
+def make_prompt_encoder(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> PromptEncoder:
     """How prompts for a model of this configuration are read."""
     text = config.get_text_config()
-    return Encoder(
-        of_text=_without if tokenizer is None else lambda one: list(tokenizer(one)["input_ids"]),
-        of_messages=_without if tokenizer is None else lambda one: render(one, tokenizer),
+    return PromptEncoder(
+        of_text=_refuse_text
+        if tokenizer is None
+        else lambda one: list(tokenizer(one)["input_ids"]),
+        of_messages=_refuse_text if tokenizer is None else lambda one: render(one, tokenizer),
         vocabulary=text.vocab_size,
         context=getattr(text, "max_position_embeddings", None),
     )
 
 
-def decoder_of(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[list[int]], str] | None:
+def make_decoder(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[list[int]], str] | None:
     """From new tokens to text."""
     if tokenizer is None:
         return None
     return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def _without(_: object) -> NoReturn:
-    raise InputError("this model has no tokenizer; give token ids, `tokens`")
+def _refuse_text(_: object) -> NoReturn:
+    raise PromptFileError("this model has no tokenizer; give token ids, `tokens`")

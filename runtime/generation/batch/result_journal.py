@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from predictors.files import sync_folder, write_json
+from runtime.errors import ResultFileError
 from runtime.generation.batch.config import Fsync
-from runtime.generation.batch.errors import OutputError
-from runtime.generation.batch.prompts import Id, is_whole
+from runtime.generation.batch.prompts import PromptId, is_integer
 
 FORMAT = 1
 SYNC_SECONDS = 1.0
@@ -28,10 +28,10 @@ KEYS = {"id", "text", "tokens", "finish_reason"}
 
 
 @dataclass(frozen=True)
-class Result:
+class BatchResult:
     """How a prompt was continued."""
 
-    id: Id
+    id: PromptId
     text: str | None
     """None: the model has no tokenizer."""
     tokens: list[int]
@@ -40,7 +40,7 @@ class Result:
     """stop: an end-of-text token; length: `max_new_tokens`."""
 
 
-class Journal:
+class ResultJournal:
     """Appends results; a context manager. One process at a time: the file is locked.
 
     Args:
@@ -58,7 +58,7 @@ class Journal:
         path: Path,
         settings: Mapping[str, Any],
         *,
-        known: Collection[Id],
+        known: Collection[PromptId],
         fsync: Fsync = Fsync.SECOND,
         overwrite: bool = False,
     ):
@@ -71,15 +71,15 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise OutputError(f"output={path}: {error.strerror}; give another file") from error
+            raise ResultFileError(f"output={path}: {error.strerror}; give another file") from error
         try:
             if not stat.S_ISREG(os.fstat(self._handle).st_mode):
-                raise OutputError(f"output={path} is no file that can be carried on; give one")
+                raise ResultFileError(f"output={path} is no file that can be carried on; give one")
             self._lock()
             if overwrite:
                 os.ftruncate(self._handle, 0)
                 self.settings_path.unlink(missing_ok=True)
-            self.done: dict[Id, None] = self._continue(known)
+            self.done: dict[PromptId, None] = self._continue(known)
         except BaseException:
             os.close(self._handle)
             raise
@@ -93,16 +93,16 @@ class Journal:
         try:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise OutputError(
+            raise ResultFileError(
                 f"output={self.path}: another process is writing it; wait for it, or give another "
                 "file"
             ) from error
 
-    def _continue(self, known: Collection[Id]) -> dict[Id, None]:
+    def _continue(self, known: Collection[PromptId]) -> dict[PromptId, None]:
         raw = self.path.read_bytes()
         if not self.settings_path.is_file():
             if raw:
-                raise OutputError(
+                raise ResultFileError(
                     f"output={self.path} holds something already, and no {self.settings_path.name} "
                     "says of what; give another file, or overwrite=true to drop it"
                 )
@@ -121,22 +121,22 @@ class Journal:
         try:
             there = json.loads(self.settings_path.read_bytes())
         except ValueError as error:
-            raise OutputError(
+            raise ResultFileError(
                 f"{self.settings_path} is damaged ({error}); overwrite=true starts again"
             ) from error
         for key in sorted({*there, *self._settings}):
             if there.get(key) != self._settings.get(key):
-                raise OutputError(
+                raise ResultFileError(
                     f"output={self.path} holds results of another run: {key} was "
                     f"{there.get(key)!r} and is {self._settings.get(key)!r}; give another output, "
                     "the settings of that run, or overwrite=true to drop its results"
                 )
 
-    def _whole(self, raw: bytes, known: Collection[Id]) -> tuple[dict[Id, None], int]:
+    def _whole(self, raw: bytes, known: Collection[PromptId]) -> tuple[dict[PromptId, None], int]:
         """Ids of the lines that are whole, and how many bytes these are: a power cut can leave
         more than one torn line at the end, but none before a whole one.
         """
-        done: dict[Id, None] = {}
+        done: dict[PromptId, None] = {}
         length = position = 0
         torn: int | None = None
         for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
@@ -146,13 +146,13 @@ class Journal:
                 torn = torn or number
                 continue
             if torn is not None:
-                raise OutputError(
+                raise ResultFileError(
                     f"output={self.path}, line {torn}: damaged, and whole results follow; give "
                     "another file, or overwrite=true to start again"
                 )
             if found not in known or found in done:
                 what = "twice" if found in done else "but not of the input"
-                raise OutputError(
+                raise ResultFileError(
                     f"output={self.path}, line {number}: id {found!r} is there {what}: somebody "
                     "else wrote it; give another file, or overwrite=true to start again"
                 )
@@ -160,7 +160,7 @@ class Journal:
             length = position
         return done, length
 
-    def append(self, result: Result) -> None:
+    def append(self, result: BatchResult) -> None:
         """Writes one line.
 
         Raises:
@@ -175,7 +175,7 @@ class Journal:
                 written += os.write(self._handle, line[written:])
         except OSError as error:
             os.ftruncate(self._handle, size)
-            raise OutputError(
+            raise ResultFileError(
                 f"output={self.path}: {error.strerror}; make room and run the same command again: "
                 "it carries on"
             ) from error
@@ -192,7 +192,7 @@ class Journal:
         os.fsync(self._handle)
         os.close(self._handle)
 
-    def __enter__(self) -> "Journal":
+    def __enter__(self) -> "ResultJournal":
         return self
 
     def __exit__(
@@ -204,7 +204,7 @@ class Journal:
         self.close()
 
 
-def _line(result: Result) -> bytes:
+def _line(result: BatchResult) -> bytes:
     text = json.dumps(asdict(result), ensure_ascii=False) + "\n"
     try:
         return text.encode()
@@ -212,7 +212,7 @@ def _line(result: Result) -> bytes:
         return (json.dumps(asdict(result)) + "\n").encode()
 
 
-def _id_of(line: bytes) -> Id | None:
+def _id_of(line: bytes) -> PromptId | None:
     """The id of a whole result; None for what is none."""
     try:
         found = json.loads(line)
@@ -221,4 +221,4 @@ def _id_of(line: bytes) -> Id | None:
     if not isinstance(found, dict) or set(found) != KEYS:
         return None
     own = found["id"]
-    return own if isinstance(own, str) or is_whole(own) else None
+    return own if isinstance(own, str) or is_integer(own) else None

@@ -12,7 +12,7 @@ SHARE_FOR_ANSWER = 4
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ChatPrompt:
     tokens: list[int]
     num_dropped: int
     """Messages that left the conversation for this one to fit."""
@@ -42,7 +42,7 @@ class Conversation:
         """Forgets all but the system prompt."""
         self.messages.clear()
 
-    def prompt(self) -> Prompt:
+    def prompt(self) -> ChatPrompt:
         """Up to where the next answer begins.
 
         The oldest exchanges are dropped for good if the context has no room for them and the
@@ -55,7 +55,7 @@ class Conversation:
         kept = list(self.messages)
         tokens = self._rendered(kept)
         if self.context is None:
-            return Prompt(tokens, 0, None)
+            return ChatPrompt(tokens, 0, None)
         least = min(self.max_new_tokens, max(1, self.context // SHARE_FOR_ANSWER))
         while len(tokens) + least > self.context and (start := _next_turn(kept)) is not None:
             del kept[:start]
@@ -68,7 +68,7 @@ class Conversation:
             )
         num_dropped = len(self.messages) - len(kept)
         self.messages = kept
-        return Prompt(tokens, num_dropped, room)
+        return ChatPrompt(tokens, num_dropped, room)
 
     def _rendered(self, messages: list[Message]) -> list[int]:
         system: list[Message] = []

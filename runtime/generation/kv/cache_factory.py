@@ -9,17 +9,17 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from runtime.errors import PlanError
 from runtime.generation.batch.config import Offload
-from runtime.generation.batch.errors import PlanError
-from runtime.generation.kv.manager import Room
-from runtime.generation.kv.offload import OnDisk, OnHost, Outside
-from runtime.generation.kv.offloaded_layer import StoredLayer
+from runtime.generation.kv.manager import KVCacheManager
+from runtime.generation.kv.offload import DiskOffload, HostOffload, OffloadTarget
+from runtime.generation.kv.offloaded_layer import OffloadedCacheLayer
 
 
-class Caches(Protocol):
+class KVCacheFactory(Protocol):
     """Makes a cache for each batch."""
 
-    def make(self, padding_B: Tensor, *, most_tokens: int) -> Cache | None:
+    def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache | None:
         """`padding_B`: columns of padding on the left of each row; None: Transformers' own."""
         ...
 
@@ -32,11 +32,11 @@ class Caches(Protocol):
         ...
 
 
-class Plain:
+class PlainCacheFactory:
     """Transformers' own caches, which nobody counts."""
 
-    def make(self, padding_B: Tensor, *, most_tokens: int) -> Cache | None:
-        del padding_B, most_tokens
+    def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache | None:
+        del padding_B, max_cache_length
         return None
 
     def end(self, cache: Cache | None) -> None:
@@ -46,20 +46,20 @@ class Plain:
         """Nothing to close."""
 
 
-class Budgeted:
+class BudgetedCacheFactory:
     """Caches of a group within a budget.
 
     Raises:
         PlanError: the model keeps something else than all tokens' keys and values.
     """
 
-    def __init__(self, model: PreTrainedModel, room: Room):
-        self._num_layers = full_layers(model, "kv_budget")
+    def __init__(self, model: PreTrainedModel, room: KVCacheManager):
+        self._num_layers = count_full_layers(model, "kv_budget")
         self._room = room
 
-    def make(self, padding_B: Tensor, *, most_tokens: int) -> Cache:
+    def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache:
         del padding_B
-        make = partial(StoredLayer, self._room, most_tokens=most_tokens)
+        make = partial(OffloadedCacheLayer, self._room, max_cache_length=max_cache_length)
         return Cache(layers=[make() for _ in range(self._num_layers)])
 
     def end(self, cache: Cache | None) -> None:
@@ -70,7 +70,7 @@ class Budgeted:
         self._room.close()
 
 
-class Sinks:
+class SinkCacheFactory:
     """Caches of sinks and a window.
 
     Raises:
@@ -78,13 +78,13 @@ class Sinks:
     """
 
     def __init__(self, model: PreTrainedModel, *, sinks: int, window: int):
-        self._num_layers = full_layers(model, "window")
+        self._num_layers = count_full_layers(model, "window")
         self._sinks = sinks
         self._window = window
 
-    def make(self, padding_B: Tensor, *, most_tokens: int) -> Cache:
-        del most_tokens
-        make = partial(SinkLayer, padding_B, sinks=self._sinks, window=self._window)
+    def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache:
+        del max_cache_length
+        make = partial(SinkCacheLayer, padding_B, sinks=self._sinks, window=self._window)
         return Cache(layers=[make() for _ in range(self._num_layers)])
 
     def end(self, cache: Cache | None) -> None:
@@ -95,7 +95,7 @@ class Sinks:
         """Nothing to close."""
 
 
-def full_layers(model: PreTrainedModel, option: str) -> int:
+def count_full_layers(model: PreTrainedModel, option: str) -> int:
     """Layers of the model's cache, all of which keep every token.
 
     Raises:
@@ -114,7 +114,7 @@ def full_layers(model: PreTrainedModel, option: str) -> int:
     )
 
 
-def outside_of(offload: Offload, device: torch.device, folder: Path | None):
+def make_offload_factory(offload: Offload, device: torch.device, folder: Path | None):
     """What makes a place for caches that have no room; None where there is to be none.
 
     Raises:
@@ -130,13 +130,13 @@ def outside_of(offload: Offload, device: torch.device, folder: Path | None):
     if offload is Offload.NONE:
         return None
 
-    def make(num_tokens: int) -> Outside:
-        return OnDisk(folder) if offload is Offload.DISK else OnHost(num_tokens)
+    def make(num_tokens: int) -> OffloadTarget:
+        return DiskOffload(folder) if offload is Offload.DISK else HostOffload(num_tokens)
 
     return make
 
 
-class SinkLayer(DynamicLayer):
+class SinkCacheLayer(DynamicLayer):
     """Keeps `sinks` first tokens of each row and `window` last ones, where they were: positions
     are not counted anew. The prompt itself is computed with full attention.
 
@@ -165,7 +165,10 @@ class SinkLayer(DynamicLayer):
         before, self._seen = self._seen, self._seen + key_states.shape[-2]
         if keys.shape[-2] > self._keep:
             columns_BT = self._columns(keys, before)
-            self.keys, self.values = _taken(keys, columns_BT), _taken(values, columns_BT)
+            self.keys, self.values = (
+                _gather_columns(keys, columns_BT),
+                _gather_columns(values, columns_BT),
+            )
         return keys, values
 
     def _columns(self, keys: Tensor, before: int) -> Tensor:
@@ -204,7 +207,7 @@ class SinkLayer(DynamicLayer):
         self.keys = self.values = None
 
 
-def _taken(tensor_BHTD: Tensor, columns_BT: Tensor) -> Tensor:
+def _gather_columns(tensor_BHTD: Tensor, columns_BT: Tensor) -> Tensor:
     rows, heads, _, width = tensor_BHTD.shape
     index = columns_BT[:, None, :, None].expand(rows, heads, columns_BT.shape[1], width)
     return tensor_BHTD.gather(2, index)

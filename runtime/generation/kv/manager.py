@@ -6,15 +6,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.generation.batch.errors import PlanError
-from runtime.generation.kv.offload import Outside
+from runtime.errors import PlanError
+from runtime.generation.kv.offload import OffloadTarget
 
-WORKING = 3
+WORKING_COPIES = 3
 """Caches of one layer that are beside the computation for a moment: what was, what is with the new
 tokens, and the one that is being read for the next."""
 
 
-class Kept(Protocol):
+class CacheLayer(Protocol):
     """A layer's cache, as the room knows it."""
 
     @property
@@ -27,7 +27,7 @@ class Kept(Protocol):
         ...
 
 
-class Room:
+class KVCacheManager:
     """Memory for the caches of a whole group.
 
     A layer of a batch is let in for good, with what it will grow to, or it stays outside and is
@@ -42,18 +42,18 @@ class Room:
         outside: makes a place for so many tokens; None: what has no room is refused.
     """
 
-    def __init__(self, budget_bytes: int | None, outside: Callable[[int], Outside] | None):
+    def __init__(self, budget_bytes: int | None, outside: Callable[[int], OffloadTarget] | None):
         self.budget_bytes = budget_bytes
         self._outside = outside
-        self._inside: dict[Kept, int] = {}
+        self._inside: dict[CacheLayer, int] = {}
         self._largest = 0
         self.num_read = 0
         self.peak_bytes = 0
         """At most let in and worked with at once."""
-        self._next: dict[Kept, Kept] = {}
+        self._next: dict[CacheLayer, CacheLayer] = {}
         """Who came after whom in the last step."""
-        self._last: Kept | None = None
-        self._ahead: tuple[Kept, Future[tuple[Tensor, Tensor]]] | None = None
+        self._last: CacheLayer | None = None
+        self._ahead: tuple[CacheLayer, Future[tuple[Tensor, Tensor]]] | None = None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="moecast kv")
 
     @property
@@ -61,7 +61,7 @@ class Room:
         """Of layers let in, when their last tokens have come."""
         return sum(self._inside.values())
 
-    def lets_in(self, layer: Kept) -> bool:
+    def lets_in(self, layer: CacheLayer) -> bool:
         """Whether the layer's cache may stay; once it may, it may until `leave`.
 
         Raises:
@@ -71,7 +71,7 @@ class Room:
             return True
         size = layer.final_bytes
         self._largest = max(self._largest, size)
-        working = WORKING * self._largest
+        working = WORKING_COPIES * self._largest
         if self.budget_bytes is None or self.taken_bytes + size + working <= self.budget_bytes:
             self._inside[layer] = size
             self.peak_bytes = max(self.peak_bytes, self.taken_bytes + working)
@@ -90,18 +90,18 @@ class Room:
         self.peak_bytes = max(self.peak_bytes, self.taken_bytes + working)
         return False
 
-    def outside(self, num_tokens: int) -> Outside:
+    def outside(self, num_tokens: int) -> OffloadTarget:
         """A new place for so many tokens."""
         assert self._outside is not None
         return self._outside(num_tokens)
 
-    def turn_of(self, layer: Kept) -> None:
+    def turn_of(self, layer: CacheLayer) -> None:
         """The layer's cache is used now; called for those inside as well."""
         if self._last is not None:
             self._next[self._last] = layer
         self._last = layer
 
-    def read(self, layer: Kept) -> tuple[Tensor, Tensor]:
+    def read(self, layer: CacheLayer) -> tuple[Tensor, Tensor]:
         """What a layer has outside, read ahead or now."""
         self.num_read += 1
         if self._ahead is not None:
@@ -112,7 +112,7 @@ class Room:
             future.exception()  # another's, and its own affair when its turn comes
         return layer.read()
 
-    def read_ahead(self, layer: Kept) -> None:
+    def read_ahead(self, layer: CacheLayer) -> None:
         """The layer's turn is over, and what it appended is written: the next one's may be read."""
         follows = self._next.get(layer)
         is_outside = follows is not None and follows not in self._inside
@@ -120,7 +120,7 @@ class Room:
             assert follows is not None
             self._ahead = follows, self._reader.submit(follows.read)
 
-    def leave(self, layer: Kept) -> None:
+    def leave(self, layer: CacheLayer) -> None:
         """Its batch is over."""
         if self._ahead is not None and self._ahead[0] is layer:
             self._ahead[1].exception()  # nobody is to read what is being closed

@@ -17,7 +17,7 @@ from runtime.errors import TransferError
 Fetch = Callable[[], Tensor]
 
 
-class Outside(Protocol):
+class OffloadTarget(Protocol):
     """Tokens of one tensor of one layer, in their order; only ever appended to."""
 
     def write(self, first: int, part_TBHD: Tensor) -> None:
@@ -33,7 +33,7 @@ class Outside(Protocol):
         ...
 
 
-class OnDisk:
+class DiskOffload:
     """A file of its own without a name: it is gone when it is closed, or when the process is,
     however that ends. Read and written with `pread` and `pwrite`, never mapped.
 
@@ -55,7 +55,7 @@ class OnDisk:
 
     def write(self, first: int, part_TBHD: Tensor) -> None:
         self._shape, self._dtype = part_TBHD.shape[1:], part_TBHD.dtype
-        view = memoryview(_bytes(part_TBHD.cpu().contiguous()).numpy())
+        view = memoryview(_as_bytes(part_TBHD.cpu().contiguous()).numpy())
         position = first * self._token_bytes
         while view:
             try:
@@ -70,7 +70,7 @@ class OnDisk:
     def read(self, num_tokens: int) -> Tensor:
         assert self._shape is not None
         found = torch.empty((num_tokens, *self._shape), dtype=self._dtype)
-        view = memoryview(_bytes(found).numpy())
+        view = memoryview(_as_bytes(found).numpy())
         position = 0
         while view:
             try:
@@ -95,7 +95,7 @@ class OnDisk:
         self._file.close()
 
 
-class OnHost:
+class HostOffload:
     """Host memory below a device, pinned where that is possible so that copies run beside the
     computation.
 
@@ -124,5 +124,5 @@ class OnHost:
         self._memory = None
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)

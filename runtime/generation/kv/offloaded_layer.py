@@ -8,29 +8,29 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from runtime.generation.kv.manager import Room
-from runtime.generation.kv.offload import Outside
+from runtime.generation.kv.manager import KVCacheManager
+from runtime.generation.kv.offload import OffloadTarget
 
 
-class StoredLayer(DynamicLayer):
+class OffloadedCacheLayer(DynamicLayer):
     """What `DynamicLayer` gives, `[B, H, T, D]`, put together from what is outside and the new
     tokens where the room has not let it in.
 
     Args:
-        most_tokens: that it will hold; more are an error of ours.
+        max_cache_length: that it will hold; more are an error of ours.
     """
 
     is_croppable = False
 
-    def __init__(self, room: Room, *, most_tokens: int):
+    def __init__(self, room: KVCacheManager, *, max_cache_length: int):
         super().__init__()
         self._room = room
-        self._most_tokens = most_tokens
+        self._max_cache_length = max_cache_length
         self._length = 0
         self._final_bytes = 0
         self.keys: Tensor | None
         self.values: Tensor | None
-        self._outside: tuple[Outside, Outside] | None = None
+        self._outside: tuple[OffloadTarget, OffloadTarget] | None = None
         self._written = 0
         """Tokens outside; those inside are never outside alone."""
         self._is_inside = False
@@ -46,18 +46,18 @@ class StoredLayer(DynamicLayer):
         del args, kwargs
         if not self._final_bytes:
             per_token = key_states[:, :, :1].numel() + value_states[:, :, :1].numel()
-            self._final_bytes = per_token * key_states.element_size() * self._most_tokens
+            self._final_bytes = per_token * key_states.element_size() * self._max_cache_length
         room = self._room
         room.turn_of(self)
         is_outside = self._length > 0 and not self._is_inside
         if is_outside:
             past_keys, past_values = room.read(self)
-            full = _appended(past_keys, key_states), _appended(past_values, value_states)
+            full = _append_tokens(past_keys, key_states), _append_tokens(past_values, value_states)
             del past_keys, past_values
         else:
             full = super().update(key_states, value_states)
         self._length += key_states.shape[-2]
-        assert self._length <= self._most_tokens, (self._length, self._most_tokens)
+        assert self._length <= self._max_cache_length, (self._length, self._max_cache_length)
         if room.lets_in(self):
             self.keys, self.values = full
             self._is_inside = True
@@ -69,7 +69,7 @@ class StoredLayer(DynamicLayer):
 
     def _write(self, *full: Tensor) -> None:
         if self._outside is None:
-            most = self._most_tokens
+            most = self._max_cache_length
             self._outside = self._room.outside(most), self._room.outside(most)
         for place, tensor in zip(self._outside, full, strict=True):
             place.write(self._written, tensor[:, :, self._written :].permute(2, 0, 1, 3))
@@ -98,7 +98,7 @@ class StoredLayer(DynamicLayer):
             place.close()
 
 
-def _appended(past_TBHD: Tensor, new_BHTD: Tensor) -> Tensor:
+def _append_tokens(past_TBHD: Tensor, new_BHTD: Tensor) -> Tensor:
     """`[B, H, T, D]` in one block, as concatenating makes it: where a tensor lies may change the
     last bits of a product.
     """

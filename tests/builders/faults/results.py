@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.generation.batch.config import Fsync
-from runtime.generation.batch.result_journal import Journal, Result
+from runtime.generation.batch.result_journal import BatchResult, ResultJournal
 from tests.builders.faults.bench import Bench
 from tests.builders.faults.syscalls import ENDED, killed
 
@@ -46,7 +46,7 @@ def results_are_killed(bench: Bench, *, folder: str) -> dict[str, Any]:
 
 
 def _complete(path: Path) -> None:
-    with Journal(path, {"input": "x"}, known=IDS, fsync=Fsync.EACH) as journal:
+    with ResultJournal(path, {"input": "x"}, known=IDS, fsync=Fsync.EACH) as journal:
         for own in IDS:
             if own not in journal.done:
-                journal.append(Result(own, "text " * own, [own] * 3, "length"))
+                journal.append(BatchResult(own, "text " * own, [own] * 3, "length"))

@@ -10,8 +10,7 @@ from runtime.commands import batch as command
 from runtime.commands import pack
 from runtime.commands.batch import PromptsFailed, run
 from runtime.config import ModelConfig, PackConfig, Quantise
-from runtime.errors import TransferError
-from runtime.generation.batch.errors import InputError, OutputError, PlanError
+from runtime.errors import PlanError, PromptFileError, ResultFileError, TransferError
 from tests.builders.models import tiny_qwen2_moe
 
 COUNT = 14
@@ -91,10 +90,10 @@ def test_batch__again_has_nothing_to_do_and_other_settings_are_refused(folder, t
         "window": 8,
         "max_new_tokens": 5,
     }.items():
-        with pytest.raises(OutputError, match=rf"{key}(, seed)? was"):
+        with pytest.raises(ResultFileError, match=rf"{key}(, seed)? was"):
             ran(folder, tmp_path, **{key: value})
     (tmp_path / "prompts.jsonl").write_text('{"id": "p0", "tokens": [1]}\n')
-    with pytest.raises(OutputError, match="input_sha256 was"):
+    with pytest.raises(ResultFileError, match="input_sha256 was"):
         run(compose_typed("batch", options(folder, tmp_path))[0])
     assert (tmp_path / "out.jsonl").read_bytes() == before
     ran(folder, tmp_path, batch_size=2, overwrite="true")
@@ -124,7 +123,7 @@ def test_batch__quantised_experts_are_other_settings(folder, tmp_path):
     pytest.importorskip("torchao", reason="the quantise extra")
     store = packed(folder, tmp_path / "int4", Quantise.INT4)
     assert ran(folder, tmp_path, **{"store.path": store})["written"] == COUNT
-    with pytest.raises(OutputError, match="store was .*4, 16.* and is None"):
+    with pytest.raises(ResultFileError, match="store was .*4, 16.* and is None"):
         ran(folder, tmp_path)
 
 
@@ -148,7 +147,7 @@ def test_batch__a_bad_line_stops_it_before_the_model_is_loaded(folder, tmp_path,
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write('{"prompt": "text"}\n')
     monkeypatch.setattr(command, "served", None)
-    with pytest.raises(InputError, match=rf"line {COUNT + 1}: this model has no tokenizer"):
+    with pytest.raises(PromptFileError, match=rf"line {COUNT + 1}: this model has no tokenizer"):
         run(compose_typed("batch", options(folder, tmp_path))[0])
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -8,12 +8,17 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from runtime.commands.chat import Chat, printable, summary, tokenizer_of
+from runtime.commands.chat import (
+    ChatTerminal,
+    load_chat_tokenizer,
+    strip_control_characters,
+    summarize_answer,
+)
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError, TransferError
-from runtime.generation.chat.answering import Answer
 from runtime.generation.chat.config import ChatConfig
 from runtime.generation.chat.conversation import Conversation
+from runtime.generation.chat.generator import ChatAnswer
 
 MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
 
@@ -26,13 +31,13 @@ class FakeAnswering:
         self.asked: list[str] = []
         self.room: list[int] = []
 
-    def answer(self, prompt: list[int], *, max_new_tokens: int) -> Answer:
+    def answer(self, prompt: list[int], *, max_new_tokens: int) -> ChatAnswer:
         text = self._tokenizer.decode(prompt)
         self.asked.append(text)
         self.room.append(max_new_tokens)
         if "fail" in text:
             raise TransferError("the disk is gone")
-        return Answer(text="yes", num_tokens=1)
+        return ChatAnswer(text="yes", num_tokens=1)
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, text: str, *, context: int = 2048) -> FakeAnswering:
@@ -43,7 +48,7 @@ def talk(monkeypatch: pytest.MonkeyPatch, text: str, *, context: int = 2048) -> 
     handle = SimpleNamespace(stats=lambda: {"requests": 1, "hits": 1})
     config = ChatConfig(max_new_tokens=100)
     conversation = Conversation(tokenizer, context, max_new_tokens=100)
-    Chat(Console(file=io.StringIO()), handle, config, conversation, answering).talk()
+    ChatTerminal(Console(file=io.StringIO()), handle, config, conversation, answering).talk()
     return answering
 
 
@@ -81,27 +86,30 @@ def test_chat__an_escaped_slash_begins_a_message_and_a_backslash_goes_on(
 
 def test_tokenizer__that_is_not_there_is_the_users_fault(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        tokenizer_of(tmp_path, None)
+        load_chat_tokenizer(tmp_path, None)
     with pytest.raises(CheckpointError, match="chat_template=FILE"):
-        tokenizer_of(MODEL, tmp_path / "none.jinja")
+        load_chat_tokenizer(MODEL, tmp_path / "none.jinja")
 
 
 def test_chat_template__given_replaces_the_tokenizers(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("{{ messages[0].content }}!")
-    tokenizer = tokenizer_of(MODEL, tmp_path / "own.jinja")
+    tokenizer = load_chat_tokenizer(MODEL, tmp_path / "own.jinja")
     said = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
     assert said == "a!"
 
 
 def test_printable__lets_no_escape_sequence_through() -> None:
-    assert printable("a\x1b[2Jb\tc\nd\x9bm\r\x07é") == "a[2Jb\tc\ndmé"
+    assert strip_control_characters("a\x1b[2Jb\tc\nd\x9bm\r\x07é") == "a[2Jb\tc\ndmé"
 
 
 def test_summary__counts_this_answers_requests_only() -> None:
-    said = Answer(text="x", num_tokens=5, seconds=3.0, first_token_seconds=1.0)
-    line = summary(said, {"requests": 100, "hits": 10}, {"requests": 140, "hits": 40})
+    said = ChatAnswer(text="x", num_tokens=5, seconds=3.0, first_token_seconds=1.0)
+    line = summarize_answer(said, {"requests": 100, "hits": 10}, {"requests": 140, "hits": 40})
     assert line == "5 tokens, first after 1.00 s, 2.0 tokens/s, hits 75 %"
 
 
 def test_summary__of_no_token_says_so() -> None:
-    assert summary(Answer(), {"requests": 1, "hits": 1}, {"requests": 1, "hits": 1}) == "0 tokens"
+    assert (
+        summarize_answer(ChatAnswer(), {"requests": 1, "hits": 1}, {"requests": 1, "hits": 1})
+        == "0 tokens"
+    )

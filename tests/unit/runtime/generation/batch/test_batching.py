@@ -3,20 +3,25 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.generation.batch.batching import in_batches, most_tokens, padded, padding_share
-from runtime.generation.batch.prompts import Prompt
+from runtime.generation.batch.batching import (
+    make_batches,
+    max_cache_length,
+    pad_batch,
+    padding_share,
+)
+from runtime.generation.batch.prompts import BatchPrompt
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=40)
 
 
 def prompts_of(lengths):
-    return [Prompt(i, (5,) * n, most) for i, (n, most) in enumerate(lengths)]
+    return [BatchPrompt(i, (5,) * n, most) for i, (n, most) in enumerate(lengths)]
 
 
 @given(LENGTHS, st.integers(1, 9))
 def test_in_batches__every_prompt_once_longest_first_and_all_but_one_batch_full(lengths, size):
     prompts = prompts_of(lengths)
-    batches = in_batches(prompts, size)
+    batches = make_batches(prompts, size)
     assert sorted(one.id for batch in batches for one in batch) == list(range(len(prompts)))
     in_order = [len(one.tokens) for batch in batches for one in batch]
     assert in_order == sorted(in_order, reverse=True)
@@ -26,18 +31,18 @@ def test_in_batches__every_prompt_once_longest_first_and_all_but_one_batch_full(
 
 @given(LENGTHS)
 def test_padding_share__is_what_padding_adds(lengths):
-    batches = in_batches(prompts_of(lengths), 4)
-    masks = [padded(batch, 0)[1] for batch in batches]
+    batches = make_batches(prompts_of(lengths), 4)
+    masks = [pad_batch(batch, 0)[1] for batch in batches]
     computed = sum(mask.numel() for mask in masks)
     assert abs(padding_share(batches) - (1 - sum(int(m.sum()) for m in masks) / computed)) < 1e-9
 
 
 def test_padded__tokens_stand_at_the_end_and_the_mask_hides_the_rest():
-    batch = (Prompt(0, (1, 2, 3), 1), Prompt(1, (4,), 6))
-    tokens, mask = padded(batch, 9)
+    batch = (BatchPrompt(0, (1, 2, 3), 1), BatchPrompt(1, (4,), 6))
+    tokens, mask = pad_batch(batch, 9)
     assert tokens.tolist() == [[1, 2, 3], [9, 9, 4]]
     assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    tokens, mask = padded(batch, 9, left=False)
+    tokens, mask = pad_batch(batch, 9, left=False)
     assert tokens.tolist() == [[1, 2, 3], [4, 9, 9]]
     assert mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert most_tokens(batch) == 3 + 6
+    assert max_cache_length(batch) == 3 + 6

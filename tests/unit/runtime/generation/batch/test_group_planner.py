@@ -5,33 +5,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.generation.batch.errors import PlanError
+from runtime.errors import PlanError
 from runtime.generation.batch.group_planner import (
-    Costs,
-    Demand,
-    Popularity,
-    divided,
-    group_bytes,
-    inequalities,
-    plan,
+    ExpertPopularity,
+    KVDemand,
+    PlannerCosts,
+    cumulative_bytes,
+    make_inequalities,
+    plan_group,
+    split_memory,
 )
 
-COSTS = Costs(
+COSTS = PlannerCosts(
     attention=2.0, gate=1.0, expert_fixed=0.5, expert_per_token=0.25, expert_io=10.0,
     attention_io=3.0, gate_io=4.0,
 )  # fmt: skip
 # One expert that every token takes beside one of three others.
-SKEWED = Popularity(np.array([[1.0, 0.5, 0.25, 0.25]]), hot=2)
+SKEWED = ExpertPopularity(np.array([[1.0, 0.5, 0.25, 0.25]]), hot=2)
 
 
 def demand(num_batches=20, size=100, batch_size=2):
-    return Demand(
-        batch_size=batch_size, num_batches=num_batches, kv_bytes=group_bytes([size] * num_batches)
+    return KVDemand(
+        batch_size=batch_size,
+        num_batches=num_batches,
+        kv_bytes=cumulative_bytes([size] * num_batches),
     )
 
 
 def test_inequalities__are_the_papers_by_hand():
-    found = inequalities(3, batch_size=2, costs=COSTS, popularity=SKEWED)
+    found = make_inequalities(3, batch_size=2, costs=COSTS, popularity=SKEWED)
     # 6 tokens: hot experts 0 and 1 have 6 and 3 of them, the others 1.5 each.
     used = [1 - (1 - share) ** 6 for share in (1.0, 0.5, 0.25, 0.25)]
     hot = 0.5 * (used[0] + used[1]) + 0.25 * 9
@@ -50,7 +52,7 @@ def test_inequalities__are_the_papers_by_hand():
 
 def smallest_by_search(costs, popularity, batch_size):
     for n in range(1, 65):
-        rows = inequalities(n, batch_size=batch_size, costs=costs, popularity=popularity)
+        rows = make_inequalities(n, batch_size=batch_size, costs=costs, popularity=popularity)
         if all(row.computes >= row.transfers for row in rows):
             return n
     return None
@@ -63,11 +65,11 @@ def smallest_by_search(costs, popularity, batch_size):
     experts=st.integers(2, 32),
 )
 def test_plan__is_the_smallest_n_that_hides_all_transfers(io, attention, batch_size, experts):
-    costs = Costs(
+    costs = PlannerCosts(
         attention=attention, gate=0.1, expert_fixed=0.2, expert_per_token=0.01, expert_io=io
     )
-    popularity = Popularity.even(3, experts, 2, 2)
-    made = plan(demand(64, 1, batch_size), costs, popularity, kv_budget=10**6, offloads=False)
+    popularity = ExpertPopularity.even(3, experts, 2, 2)
+    made = plan_group(demand(64, 1, batch_size), costs, popularity, kv_budget=10**6, offloads=False)
     smallest = smallest_by_search(costs, popularity, batch_size)
     assert made.smallest == smallest
     assert made.n == (smallest or 64)
@@ -83,8 +85,10 @@ def test_plan__is_the_smallest_n_that_hides_all_transfers(io, attention, batch_s
     ],
 )
 def test_plan__memory_and_the_input_bound_n(num_batches, kv_budget, n, said):
-    costs = Costs(attention=2.0, gate=0.0, expert_fixed=0.0, expert_per_token=0.0, expert_io=9.0)
-    made = plan(demand(num_batches), costs, SKEWED, kv_budget=kv_budget, offloads=False)
+    costs = PlannerCosts(
+        attention=2.0, gate=0.0, expert_fixed=0.0, expert_per_token=0.0, expert_io=9.0
+    )
+    made = plan_group(demand(num_batches), costs, SKEWED, kv_budget=kv_budget, offloads=False)
     assert (made.n, made.smallest) == (n, 18)  # 18 * 2 >= 4 * 9
     assert (said in " ".join(made.notes)) if said else not made.notes
     assert made.kv_bytes == 100 * n
@@ -92,24 +96,26 @@ def test_plan__memory_and_the_input_bound_n(num_batches, kv_budget, n, said):
 
 def test_plan__what_does_not_fit_is_refused_with_what_would():
     with pytest.raises(PlanError, match=r"takes 100 bytes and 70 are there: batch_size=1 would"):
-        plan(demand(), COSTS, SKEWED, kv_budget=70, offloads=False)
+        plan_group(demand(), COSTS, SKEWED, kv_budget=70, offloads=False)
     with pytest.raises(PlanError, match=r"n=6 needs 600 bytes .* n=4 fits, or kv_budget=600"):
-        plan(demand(), COSTS, SKEWED, kv_budget=450, offloads=False, asked=6)
+        plan_group(demand(), COSTS, SKEWED, kv_budget=450, offloads=False, asked=6)
 
 
 def test_plan__caches_go_elsewhere_where_they_may():
-    made = plan(demand(), COSTS, SKEWED, kv_budget=450, offloads=True, asked=6)
+    made = plan_group(demand(), COSTS, SKEWED, kv_budget=450, offloads=True, asked=6)
     assert (made.n, made.kv_bytes, made.offloaded_bytes) == (6, 600, 150)
     assert "n=6 as asked" in made.notes[0]
 
 
 def test_divided__caches_of_the_smallest_n_first_the_rest_holds_experts():
-    costs = Costs(attention=2.0, gate=0.0, expert_fixed=0.0, expert_per_token=0.0, expert_io=2.0)
-    division, made = divided(5_000, demand(), costs, SKEWED, least_experts=300)
+    costs = PlannerCosts(
+        attention=2.0, gate=0.0, expert_fixed=0.0, expert_per_token=0.0, expert_io=2.0
+    )
+    division, made = split_memory(5_000, demand(), costs, SKEWED, least_experts=300)
     assert made.n == 4  # 4 * 2 >= 4 * 2
     assert (division.caches, division.experts) == (400, 4_600)
-    division, made = divided(550, demand(), costs, SKEWED, least_experts=300)
+    division, made = split_memory(550, demand(), costs, SKEWED, least_experts=300)
     assert made.n == 2
     assert (division.caches, division.experts) == (200, 350)
     with pytest.raises(PlanError, match="the least is memory=400"):
-        divided(399, demand(), costs, SKEWED, least_experts=300)
+        split_memory(399, demand(), costs, SKEWED, least_experts=300)

@@ -8,16 +8,20 @@ import torch
 
 from runtime.config import ModelConfig, SystemConfig
 from runtime.engine.plain import load_plain
-from runtime.errors import TransferError
-from runtime.generation.batch.batching import in_batches
+from runtime.errors import PlanError, TransferError
+from runtime.generation.batch.batching import make_batches
 from runtime.generation.batch.config import Offload
-from runtime.generation.batch.errors import PlanError
 from runtime.generation.batch.generate_many import generate_many
-from runtime.generation.batch.memory_plan import for_groups
-from runtime.generation.batch.micro_batches import generate_batch, run_batches
-from runtime.generation.batch.prompts import Prompt
-from runtime.generation.kv.cache_factory import Budgeted, Plain, Sinks, outside_of
-from runtime.generation.kv.manager import Room
+from runtime.generation.batch.memory_plan import with_whole_layer_buffers
+from runtime.generation.batch.micro_batches import generate_batch, run_micro_batches
+from runtime.generation.batch.prompts import BatchPrompt
+from runtime.generation.kv.cache_factory import (
+    BudgetedCacheFactory,
+    PlainCacheFactory,
+    SinkCacheFactory,
+    make_offload_factory,
+)
+from runtime.generation.kv.manager import KVCacheManager
 from runtime.profiling.spans import Spans
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
@@ -39,7 +43,9 @@ KLOTSKI = SystemConfig(
 def prompts_of(count, *, seed=0):
     drawn = random.Random(seed)
     return [
-        Prompt(i, tuple(drawn.randrange(2, 60) for _ in range(drawn.randrange(3, 14))), 1 + i % 6)
+        BatchPrompt(
+            i, tuple(drawn.randrange(2, 60) for _ in range(drawn.randrange(3, 14))), 1 + i % 6
+        )
         for i in range(count)
     ]
 
@@ -71,7 +77,7 @@ def alone(model, batches, caches=None, temperature=0.0, seed=0):
         generate_batch(
             model,
             batch,
-            caches=caches or Plain(),
+            caches=caches or PlainCacheFactory(),
             ended=lambda prompt, tokens, why: found.__setitem__(prompt.id, (tokens, why)),
             temperature=temperature,
         )
@@ -85,7 +91,9 @@ def together(model, batches, *, n=3, caches=None, **options):
         assert result.id not in found
         found[result.id] = result.tokens, result.finish_reason
 
-    ran = run_batches(model, batches, n=n, caches=caches or Plain(), emit=emit, **options)
+    ran = run_micro_batches(
+        model, batches, n=n, caches=caches or PlainCacheFactory(), emit=emit, **options
+    )
     return found, logits.taken(), ran
 
 
@@ -101,7 +109,7 @@ FAMILY_NAMES = [
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_run_batches__logits_are_bitwise_those_of_each_batch_alone(tmp_path, name, dtype):
     source = save_family(tmp_path / "model", FAMILIES[name], dtype=dtype)
-    batches = in_batches(prompts_of(7), 2)
+    batches = make_batches(prompts_of(7), 2)
     expected = alone(load_plain(source, dtype=dtype), batches)
     config = ModelConfig(name="tiny", id=str(source), dtype=str(dtype).removeprefix("torch."))
     model = serve(source, budget="60%", system=KLOTSKI, dtype=config.dtype)
@@ -128,8 +136,8 @@ class Reads(Spans):
 
 
 def test_run_batches__an_expert_is_read_once_for_the_whole_group(folder):
-    batches = in_batches(prompts_of(30), 3)
-    model = serve(folder, budget="50%", system=for_groups(KLOTSKI))
+    batches = make_batches(prompts_of(30), 3)
+    model = serve(folder, budget="50%", system=with_whole_layer_buffers(KLOTSKI))
     heard = Reads()
     with model.moecast:
         model.moecast.engine.tell(heard)
@@ -142,7 +150,7 @@ def test_run_batches__an_expert_is_read_once_for_the_whole_group(folder):
 
 @pytest.mark.parametrize("n", [1, 2, 5, 40])
 def test_run_batches__n_changes_no_token_and_steps_are_shared(folder, n):
-    batches = in_batches(prompts_of(11), 2)
+    batches = make_batches(prompts_of(11), 2)
     expected, _ = alone(plain_eager(folder), batches)
     model = serve(folder, budget="25%", system=KLOTSKI)
     with model.moecast:
@@ -157,7 +165,7 @@ def test_run_batches__n_changes_no_token_and_steps_are_shared(folder, n):
 
 
 def test_run_batches__sampling_draws_by_batch(folder):
-    batches = in_batches(prompts_of(9), 3)
+    batches = make_batches(prompts_of(9), 3)
     expected, _ = alone(plain_eager(folder), batches, temperature=0.9, seed=5)
     model = serve(folder, budget="25%", system=KLOTSKI)
     with model.moecast:
@@ -167,7 +175,7 @@ def test_run_batches__sampling_draws_by_batch(folder):
 
 
 def test_run_batches__rows_end_at_the_end_token_and_are_told_at_once(folder):
-    batches = [tuple(Prompt(i, (5 + i, 9, 3 + i), 12) for i in range(4))]
+    batches = [tuple(BatchPrompt(i, (5 + i, 9, 3 + i), 12) for i in range(4))]
     plain = plain_eager(folder)
     everything, _ = alone(plain, batches)
     end = everything[2][0][1]
@@ -185,7 +193,7 @@ def test_run_batches__rows_end_at_the_end_token_and_are_told_at_once(folder):
 
 
 def test_run_batches__carries_on_with_the_same_batches(folder):
-    batches = in_batches(prompts_of(11), 2)
+    batches = make_batches(prompts_of(11), 2)
     expected, _ = alone(plain_eager(folder), batches)
     done = frozenset(one.id for one in batches[1]) | {batches[0][0].id, batches[3][1].id}
     model = serve(folder, budget="25%", system=KLOTSKI)
@@ -197,13 +205,13 @@ def test_run_batches__carries_on_with_the_same_batches(folder):
 
 @pytest.mark.parametrize("layers_inside", [0, 2, 5, 30])
 def test_run_batches__caches_with_a_budget_change_no_bit(folder, layers_inside):
-    batches = in_batches(prompts_of(9), 2)
+    batches = make_batches(prompts_of(9), 2)
     expected = alone(plain_eager(folder), batches)
     model = serve(folder, budget="25%", system=KLOTSKI)
     # 2 rows, 2 heads of 8, keys and values, float32; 13 + 6 tokens at most.
     budget = (3 + layers_inside) * 2 * 2 * 8 * 2 * 4 * 19
-    room = Room(budget, outside_of(Offload.DISK, model.device, None))
-    caches = Budgeted(model, room)
+    room = KVCacheManager(budget, make_offload_factory(Offload.DISK, model.device, None))
+    caches = BudgetedCacheFactory(model, room)
     with model.moecast:
         found, logits, _ = together(model, batches, caches=caches)
     caches.close()
@@ -214,12 +222,12 @@ def test_run_batches__caches_with_a_budget_change_no_bit(folder, layers_inside):
 
 
 def test_run_batches__a_window_that_holds_all_changes_no_token(folder):
-    batches = in_batches(prompts_of(9), 2)
+    batches = make_batches(prompts_of(9), 2)
     plain = plain_eager(folder)
     expected, _ = alone(plain, batches)
-    wide, _ = alone(plain, batches, caches=Sinks(plain, sinks=2, window=30))
+    wide, _ = alone(plain, batches, caches=SinkCacheFactory(plain, sinks=2, window=30))
     assert wide == expected
-    narrow = Sinks(plain, sinks=2, window=4)
+    narrow = SinkCacheFactory(plain, sinks=2, window=4)
     expected_narrow, _ = alone(plain, batches, caches=narrow)
     assert expected_narrow != expected
     model = serve(folder, budget="25%", system=KLOTSKI)
@@ -233,7 +241,7 @@ def test_sinks__attention_is_to_the_first_tokens_and_the_last_only(folder):
     sinks, window = 2, 5
     plain = plain_eager(folder)
     tokens = torch.randint(1, 60, (1, 16), generator=torch.Generator().manual_seed(1))
-    caches = Sinks(plain, sinks=sinks, window=window)
+    caches = SinkCacheFactory(plain, sinks=sinks, window=window)
     cache = caches.make(torch.zeros(1, dtype=torch.long), most_tokens=16)
     with torch.no_grad():
         plain(tokens[:, :9], past_key_values=cache)
@@ -251,14 +259,14 @@ def test_budgeted__is_refused_where_layers_keep_something_else(tmp_path, name):
     model = serve(save_family(tmp_path / "model", FAMILIES[name]), budget="100%")
     with model.moecast:
         with pytest.raises(PlanError, match=r"kv_budget: .* leave kv_budget out"):
-            Budgeted(model, Room(None, None))
+            BudgetedCacheFactory(model, KVCacheManager(None, None))
         with pytest.raises(PlanError, match=r"window: .* leave window out"):
-            Sinks(model, sinks=1, window=3)
+            SinkCacheFactory(model, sinks=1, window=3)
 
 
 def test_generate_many__gives_results_in_the_order_of_the_prompts(folder):
     prompts = prompts_of(8, seed=3)
-    batches = in_batches([Prompt(i, one.tokens, 5) for i, one in enumerate(prompts)], 3)
+    batches = make_batches([BatchPrompt(i, one.tokens, 5) for i, one in enumerate(prompts)], 3)
     expected, _ = alone(plain_eager(folder), batches)
     model = serve(folder, budget="25%", system=KLOTSKI)
     told = []
@@ -293,11 +301,11 @@ def test_generate_many__plans_by_itself(folder, monkeypatch, tmp_path):
 def test_run_batches__a_batch_whose_transfer_fails_is_left_out_and_the_others_go_on(
     folder, monkeypatch
 ):
-    batches = in_batches(prompts_of(9), 3)
+    batches = make_batches(prompts_of(9), 3)
     expected, _ = alone(plain_eager(folder), batches)
     model = serve(folder, budget="40%", system=SystemConfig(prefetch=False))
 
-    class Failing(Plain):
+    class Failing(PlainCacheFactory):
         """The second batch's cache cannot be written."""
 
         def make(self, padding_B, *, most_tokens):

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from runtime.generation.batch.errors import InputError
-from runtime.generation.batch.prompts import Encoder, Prompt, given_prompts, read_prompts
+from runtime.errors import PromptFileError
+from runtime.generation.batch.prompts import BatchPrompt, PromptEncoder, parse_prompts, read_prompts
 
 
 def of_text(text):
     return [len(word) for word in text.split()]
 
 
-ENCODER = Encoder(
+ENCODER = PromptEncoder(
     of_text=of_text,
     of_messages=lambda messages: [7, *of_text(messages[-1]["content"])],
     vocabulary=50,
@@ -34,9 +34,9 @@ def test_read_prompts__takes_text_messages_and_ids(tmp_path):
     ]
     found = read(tmp_path, *map(json.dumps, lines[:2]), "", json.dumps(lines[2]), "")
     assert found == [
-        Prompt(1, (2, 2, 2), 4),
-        Prompt("b", (7, 3, 2), 2),
-        Prompt(9, (3, 1), 1),
+        BatchPrompt(1, (2, 2, 2), 4),
+        BatchPrompt("b", (7, 3, 2), 2),
+        BatchPrompt(9, (3, 1), 1),
     ]
 
 
@@ -74,19 +74,19 @@ def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
     ],
 )
 def test_read_prompts__a_bad_line_is_named(tmp_path, line, said):
-    with pytest.raises(InputError, match=rf"line 3: .*{said}"):
+    with pytest.raises(PromptFileError, match=rf"line 3: .*{said}"):
         read(tmp_path, '{"prompt": "a", "id": "x"}', '{"prompt": "b"}', line, '{"prompt": "c"}')
 
 
 def test_read_prompts__nothing_to_read_is_an_error(tmp_path):
-    with pytest.raises(InputError, match="no prompt in it"):
+    with pytest.raises(PromptFileError, match="no prompt in it"):
         read(tmp_path, "", " ")
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(PromptFileError, match="No such file"):
         read_prompts(tmp_path / "none", ENCODER, max_new_tokens=1)
 
 
 def test_given_prompts__are_numbered_by_their_places():
-    found = given_prompts(
+    found = parse_prompts(
         ["a bc", [4, 5], [{"role": "user", "content": "abc"}], {"tokens": [1], "id": "own"}],
         ENCODER,
         max_new_tokens=3,
@@ -97,5 +97,5 @@ def test_given_prompts__are_numbered_by_their_places():
         (2, (7, 3)),
         ("own", (1,)),
     ]
-    with pytest.raises(InputError, match=r"prompts\[1\]: a int is no prompt"):
-        given_prompts(["a", 3], ENCODER, max_new_tokens=3)
+    with pytest.raises(PromptFileError, match=r"prompts\[1\]: a int is no prompt"):
+        parse_prompts(["a", 3], ENCODER, max_new_tokens=3)

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.errors import ResultFileError
 from runtime.generation.batch.config import Fsync
-from runtime.generation.batch.errors import OutputError
-from runtime.generation.batch.result_journal import Journal, Result
+from runtime.generation.batch.result_journal import BatchResult, ResultJournal
 
 SETTINGS = {"input_sha256": "aa", "batch_size": 4}
 KNOWN = ["a", 1, "é\n", 3]
 
 
 def result(own, text="some text\n"):
-    return Result(own, text, [1, 2, 3], "length")
+    return BatchResult(own, text, [1, 2, 3], "length")
 
 
 def journal(folder, settings=SETTINGS, **options):
-    return Journal(folder / "out.jsonl", settings, known=KNOWN, **options)
+    return ResultJournal(folder / "out.jsonl", settings, known=KNOWN, **options)
 
 
 def lines(folder):
@@ -90,37 +90,37 @@ def test_journal__what_it_did_not_write_is_refused_and_kept(tmp_path, added, sai
     path = tmp_path / "out.jsonl"
     path.write_text(path.read_text() + added)
     before = path.read_bytes()
-    with pytest.raises(OutputError, match=said):
+    with pytest.raises(ResultFileError, match=said):
         journal(tmp_path)
     assert path.read_bytes() == before
 
 
 def test_journal__other_settings_are_refused_by_name(tmp_path):
     journal(tmp_path).close()
-    with pytest.raises(OutputError, match="batch_size was 4 and is 8"):
+    with pytest.raises(ResultFileError, match="batch_size was 4 and is 8"):
         journal(tmp_path, {**SETTINGS, "batch_size": 8})
-    with pytest.raises(OutputError, match="window was None and is 5"):
+    with pytest.raises(ResultFileError, match="window was None and is 5"):
         journal(tmp_path, {**SETTINGS, "window": 5})
     with journal(tmp_path, {**SETTINGS, "batch_size": 8}, overwrite=True) as new:
         assert not new.done
-    with pytest.raises(OutputError, match="batch_size was 8 and is 4"):
+    with pytest.raises(ResultFileError, match="batch_size was 8 and is 4"):
         journal(tmp_path)
 
 
 def test_journal__another_file_is_not_taken_for_its_own(tmp_path):
     (tmp_path / "out.jsonl").write_text("my notes\n")
-    with pytest.raises(OutputError, match="holds something already"):
+    with pytest.raises(ResultFileError, match="holds something already"):
         journal(tmp_path)
     assert (tmp_path / "out.jsonl").read_text() == "my notes\n"
 
 
 def test_journal__what_is_no_file_is_refused():
-    with pytest.raises(OutputError, match="no file that can be carried on"):
-        Journal(Path("/dev/null"), SETTINGS, known=KNOWN)
+    with pytest.raises(ResultFileError, match="no file that can be carried on"):
+        ResultJournal(Path("/dev/null"), SETTINGS, known=KNOWN)
 
 
 def test_journal__one_process_at_a_time(tmp_path):
-    with journal(tmp_path), pytest.raises(OutputError, match="another process is writing"):
+    with journal(tmp_path), pytest.raises(ResultFileError, match="another process is writing"):
         journal(tmp_path)
     journal(tmp_path).close()
 
@@ -136,7 +136,7 @@ def test_journal__a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
     with journal(tmp_path) as first:
         first.append(result("a"))
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(OutputError, match=r"No space left.*run the same command again"):
+        with pytest.raises(ResultFileError, match=r"No space left.*run the same command again"):
             first.append(result(1))
         monkeypatch.undo()
         first.append(result(3))

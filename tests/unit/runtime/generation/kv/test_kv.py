@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.cache_utils import DynamicLayer
 
-from runtime.errors import TransferError
+from runtime.errors import PlanError, TransferError
 from runtime.generation.batch.config import Offload
-from runtime.generation.batch.errors import PlanError
-from runtime.generation.kv.cache_factory import SinkLayer, outside_of
-from runtime.generation.kv.manager import WORKING, Room
-from runtime.generation.kv.offload import OnDisk, OnHost
-from runtime.generation.kv.offloaded_layer import StoredLayer
+from runtime.generation.kv.cache_factory import SinkCacheLayer, make_offload_factory
+from runtime.generation.kv.manager import WORKING_COPIES, KVCacheManager
+from runtime.generation.kv.offload import DiskOffload, HostOffload
+from runtime.generation.kv.offloaded_layer import OffloadedCacheLayer
 
 ROWS, HEADS, WIDTH, MOST = 2, 3, 4, 13
 LAYER_BYTES = ROWS * HEADS * 2 * WIDTH * MOST * 4
@@ -50,14 +49,14 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
     parts, layers, batches, room_for, dtype, place
 ):
     size = LAYER_BYTES * dtype.itemsize // 4
-    budget = (WORKING + room_for) * size
+    budget = (WORKING_COPIES + room_for) * size
 
     def outside(num_tokens):
-        return OnDisk(None) if place is Offload.DISK else OnHost(num_tokens)
+        return DiskOffload(None) if place is Offload.DISK else HostOffload(num_tokens)
 
-    room = Room(budget, outside)
+    room = KVCacheManager(budget, outside)
     keys = [(b, layer) for layer in range(layers) for b in range(batches)]
-    ours = {key: StoredLayer(room, most_tokens=MOST) for key in keys}
+    ours = {key: OffloadedCacheLayer(room, max_cache_length=MOST) for key in keys}
     theirs = {key: DynamicLayer() for key in keys}
     generator = torch.Generator().manual_seed(0)
     for tokens in parts:
@@ -66,7 +65,7 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
             assert same(ours[key].update(*new), theirs[key].update(*new))
             assert ours[key].get_seq_length() == theirs[key].get_seq_length()
             assert ours[key].get_mask_sizes(1) == theirs[key].get_mask_sizes(1)
-        assert room.taken_bytes + WORKING * size <= budget
+        assert room.taken_bytes + WORKING_COPIES * size <= budget
         assert room.peak_bytes <= budget
     inside = min(room_for, len(keys))
     assert room.taken_bytes == inside * size
@@ -88,8 +87,10 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
 
 
 def test_stored__values_may_be_of_another_width():
-    room = Room(WORKING * ROWS * HEADS * (WIDTH + 2) * MOST * 4, lambda _: OnDisk(None))
-    ours, theirs = StoredLayer(room, most_tokens=MOST), DynamicLayer()
+    room = KVCacheManager(
+        WORKING_COPIES * ROWS * HEADS * (WIDTH + 2) * MOST * 4, lambda _: DiskOffload(None)
+    )
+    ours, theirs = OffloadedCacheLayer(room, max_cache_length=MOST), DynamicLayer()
     generator = torch.Generator().manual_seed(0)
     for tokens in (5, 1, 1):
         new = states(tokens, generator, value_width=2)
@@ -100,24 +101,24 @@ def test_stored__values_may_be_of_another_width():
 
 
 def test_room__without_room_for_one_layer_says_what_is_the_least():
-    room = Room(WORKING * LAYER_BYTES - 1, lambda _: OnDisk(None))
-    layer = StoredLayer(room, most_tokens=MOST)
-    with pytest.raises(PlanError, match=rf"kv_budget={WORKING * LAYER_BYTES}\)"):
+    room = KVCacheManager(WORKING_COPIES * LAYER_BYTES - 1, lambda _: DiskOffload(None))
+    layer = OffloadedCacheLayer(room, max_cache_length=MOST)
+    with pytest.raises(PlanError, match=rf"kv_budget={WORKING_COPIES * LAYER_BYTES}\)"):
         layer.update(*states(2, torch.Generator()))
     room.close()
 
 
 def test_room__with_no_outside_refuses_what_has_no_room():
-    room = Room((WORKING + 1) * LAYER_BYTES, None)
+    room = KVCacheManager((WORKING_COPIES + 1) * LAYER_BYTES, None)
     new = states(2, torch.Generator())
-    StoredLayer(room, most_tokens=MOST).update(*new)
+    OffloadedCacheLayer(room, max_cache_length=MOST).update(*new)
     with pytest.raises(PlanError, match="kv_offload=none"):
-        StoredLayer(room, most_tokens=MOST).update(*new)
+        OffloadedCacheLayer(room, max_cache_length=MOST).update(*new)
     room.close()
 
 
 def test_on_disk__leaves_no_name_and_no_file_behind(tmp_path):
-    place = OnDisk(tmp_path)
+    place = DiskOffload(tmp_path)
     place.write(0, torch.ones(3, 2, 2, 2))
     assert torch.equal(place.read(3), torch.ones(3, 2, 2, 2))
     assert list(tmp_path.iterdir()) == []
@@ -125,7 +126,7 @@ def test_on_disk__leaves_no_name_and_no_file_behind(tmp_path):
 
 
 def test_on_disk__a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
-    place = OnDisk(tmp_path)
+    place = DiskOffload(tmp_path)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -144,10 +145,12 @@ def test_on_disk__a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeyp
 def test_outside_of__host_memory_is_no_place_outside_of_itself():
     cpu = torch.device("cpu")
     with pytest.raises(PlanError, match="use kv_offload=disk"):
-        outside_of(Offload.HOST, cpu, None)
-    assert outside_of(Offload.NONE, cpu, None) is None
-    assert isinstance(outside_of(Offload.AUTO, cpu, None)(3), OnDisk)
-    assert isinstance(outside_of(Offload.AUTO, torch.device("cuda"), None)(3), OnHost)
+        make_offload_factory(Offload.HOST, cpu, None)
+    assert make_offload_factory(Offload.NONE, cpu, None) is None
+    assert isinstance(make_offload_factory(Offload.AUTO, cpu, None)(3), DiskOffload)
+    assert isinstance(
+        make_offload_factory(Offload.AUTO, torch.device("cuda"), None)(3), HostOffload
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -161,7 +164,7 @@ def test_outside_of__host_memory_is_no_place_outside_of_itself():
 def test_sinks__every_row_keeps_its_first_tokens_and_the_last(
     padding, prompt, steps, sinks, window
 ):
-    layer = SinkLayer(torch.tensor(padding), sinks=sinks, window=window)
+    layer = SinkCacheLayer(torch.tensor(padding), sinks=sinks, window=window)
     keep, seen = sinks + window, 0
     for tokens in [prompt] + [1] * steps:
         # Each token is its column's number, so that what is kept says where it came from.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from runtime.config import BUILTIN_MODELS
-from runtime.generation.text import Detokeniser, StopStrings
+from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
 from runtime.serving.facts import shareable
 from runtime.serving.vocabulary import Vocabulary, bytes_of_characters
 
@@ -25,7 +25,7 @@ def whole(tokens: list[int]) -> str:
 
 @given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=40))
 def test_pieces__concatenate_to_what_is_decoded_at_once(tokens: list[int]) -> None:
-    detokeniser = Detokeniser(TOKENIZER)
+    detokeniser = Detokenizer(TOKENIZER)
     text = "".join([*map(detokeniser.push, tokens), detokeniser.end()])
     assert text == whole(tokens)
     assert detokeniser.num_characters == len(text)
@@ -33,7 +33,7 @@ def test_pieces__concatenate_to_what_is_decoded_at_once(tokens: list[int]) -> No
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=20))
 def test_characters__come_with_their_last_byte(text: str) -> None:
-    detokeniser = Detokeniser(TOKENIZER)
+    detokeniser = Detokenizer(TOKENIZER)
     expected = []
     for character in text:
         expected += [""] * (len(character.encode()) - 1) + [character]
@@ -42,7 +42,7 @@ def test_characters__come_with_their_last_byte(text: str) -> None:
 
 
 def test_bytes_that_are_no_character__come_at_the_end_only() -> None:
-    detokeniser = Detokeniser(TOKENIZER)
+    detokeniser = Detokenizer(TOKENIZER)
     assert [detokeniser.push(BYTES[byte]) for byte in "a€".encode()[:3]] == ["a", "", ""]
     assert detokeniser.end() == "\ufffd"
 
@@ -61,7 +61,7 @@ LETTERS = st.text("ab", max_size=12)
 
 @given(st.lists(LETTERS, max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
 def test_stop_strings__end_the_text_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
-    held = StopStrings(stops)
+    held = StopStringMatcher(stops)
     told = [held.push(piece) for piece in pieces]
     is_hit = held.is_hit
     told.append(held.end())
@@ -72,7 +72,7 @@ def test_stop_strings__end_the_text_however_it_is_cut(pieces: list[str], stops: 
 
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
 def test_stop_strings__hold_back_no_more_than_could_become_one(text: str, stops: list[str]) -> None:
-    held = StopStrings(stops)
+    held = StopStringMatcher(stops)
     told = "".join(held.push(character) for character in text)
     if not held.is_hit:
         rest = text[len(told) :]

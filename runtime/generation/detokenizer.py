@@ -8,7 +8,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What a decoder puts for bytes that are no character, or not yet."""
 
 
-class Detokeniser:
+class Detokenizer:
     """Concatenated, its pieces are the decoded whole.
 
     A character whose bytes are spread over several tokens comes with the last of them.
@@ -61,7 +61,7 @@ class Detokeniser:
         return text
 
 
-class StopStrings:
+class StopStringMatcher:
     """Holds back what may become a stop string, and ends the text before the first that is whole.
 
     The first is the one that ends first, the longest of those: so it does not matter in which
@@ -87,7 +87,7 @@ class StopStrings:
             self.is_hit = True
             self._held = ""
             return text[: min(ends)[1]]
-        keep = max((overlap(text, string) for string in self._strings), default=0)
+        keep = max((longest_overlap(text, string) for string in self._strings), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -97,7 +97,7 @@ class StopStrings:
         return held
 
 
-def overlap(text: str, string: str) -> int:
+def longest_overlap(text: str, string: str) -> int:
     """Length of the longest end of the text with which the string begins, without being whole."""
     for length in range(min(len(text), len(string) - 1), 0, -1):
         if text.endswith(string[:length]):

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import runtime
 from runtime.config import BUILTIN_MODELS
-from runtime.generation.chat.answering import Answer, Answering
+from runtime.generation.chat.generator import ChatAnswer, ChatGenerator
 from runtime.generation.chat_template import EndOfTurn, end_of_turn, render
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
@@ -27,9 +27,9 @@ def answer(
     ending: EndOfTurn | None = None,
     tell=None,
     temperature: float = 0.0,
-) -> tuple[Answer, list[str]]:
+) -> tuple[ChatAnswer, list[str]]:
     told: list[str] = []
-    answering = Answering(
+    answering = ChatGenerator(
         model,
         TOKENIZER,
         end_of_turn=end_of_turn(TOKENIZER) if ending is None else ending,

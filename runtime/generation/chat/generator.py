@@ -9,13 +9,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from runtime.generation.chat_template import EndOfTurn
-from runtime.generation.text import Detokeniser, StopStrings
+from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
 from runtime.serving.choice import Listener
 from runtime.serving.facts import ids_of
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     text: str = ""
     num_tokens: int = 0
     seconds: float = 0.0
@@ -33,7 +33,7 @@ class Answer:
         return (self.num_tokens - 1) / (self.seconds - self.first_token_seconds)
 
 
-class Answering:
+class ChatGenerator:
     """Generates with one model; `tell` hears each piece of text as soon as it is whole."""
 
     def __init__(
@@ -61,14 +61,14 @@ class Answering:
             }
         self._tell = tell
 
-    def answer(self, prompt: list[int], *, max_new_tokens: int) -> Answer:
+    def answer(self, prompt: list[int], *, max_new_tokens: int) -> ChatAnswer:
         """Generate the answer to a prompt, and report its text as it grows.
 
         Raises:
             TransferError: bytes of an expert did not arrive; the model serves on.
         """
-        said, pieces = Answer(), Detokeniser(self._tokenizer)
-        stops = StopStrings(self._strings)
+        said, pieces = ChatAnswer(), Detokenizer(self._tokenizer)
+        stops = StopStringMatcher(self._strings)
         start = time.perf_counter()
 
         def hear(token: int) -> bool:
@@ -100,7 +100,7 @@ class Answering:
             self._add(said, stops.push(pieces.end()) + stops.end())
         return said
 
-    def _add(self, said: Answer, text: str) -> None:
+    def _add(self, said: ChatAnswer, text: str) -> None:
         if text:
             said.text += text
             self._tell(text)
