@@ -56,19 +56,19 @@ def arms(*, parts: bool) -> list[Arm]:
         for name in ("moecast", "promoe", "oracle", "on-demand")
     )
     # Parts are compared without the steps in which the switch tries the other setting.
-    ours = replace(ours, governed=False)
-    belady = {"eviction": "belady", "predictor": None, "keeper": None}
+    ours = replace(ours, adaptive=False)
+    belady = {"eviction": "belady", "predictor": None, "reuse_predictor": None}
     less: list[Arm] = [
-        ("idle links left alone", replace(ours, fill_idle=False), "residual", "reuse"),
+        ("idle links left alone", replace(ours, idle_prefetch=False), "residual", "reuse"),
         ("an arena for each layer", replace(ours, per_layer=True), "residual", "reuse"),
         ("usage counts, not reuse", ours, "residual", None),
-        ("no forecasts", replace(ours, prefetch=False, fill_idle=False), None, "reuse"),
+        ("no forecasts", replace(ours, prefetch=False, idle_prefetch=False), None, "reuse"),
         *((f"next {n} tokens known to eviction", ours, "residual", f"next {n}") for n in WINDOWS),
     ]
     return [
         ("on-demand", none, None, None),
         ("promoe", theirs, "stride", None),
-        ("moecast", replace(ours, governed=True), "residual", "reuse"),
+        ("moecast", replace(ours, adaptive=True), "residual", "reuse"),
         ("no switch", ours, "residual", "reuse"),
         *(less if parts else ()),
         ("step's routing known", ours, "truth", "reuse"),
@@ -109,7 +109,7 @@ def tapes_of(trace: Trace, entries: Path) -> tuple[list[Routed], dict[str, Tape]
     """The steps, and every predictor's answers to them."""
     steps = held_out_steps(trace, batch=1, new_tokens=NEW_TOKENS)
     light = [routed(step, trace.spec.num_layers) for step in steps]
-    options: dict[str, Mapping[str, Any]] = {"residual": {"last_word": False}}
+    options: dict[str, Mapping[str, Any]] = {"residual": {"refresh_last": False}}
     tapes = {
         kind: record(
             load_predictor(entries / kind, spec=trace.spec, options=options.get(kind)), steps
@@ -131,7 +131,7 @@ def row(
     hardware: Hardware,
     budget: str,
 ) -> dict[str, Any]:
-    name, system, forecasts, keeper = arm
+    name, system, forecasts, reuse_predictor = arm
     stats = replay(
         steps,
         None if forecasts is None else tapes[forecasts].playback(spec),
@@ -139,7 +139,7 @@ def row(
         system=system,
         hardware=hardware,
         budget_slots=budget_slots(budget, spec, hardware),
-        keeper=None if keeper is None else tapes[keeper].playback(spec),
+        reuse_predictor=None if reuse_predictor is None else tapes[reuse_predictor].playback(spec),
     )
     figures, decode = stats.as_dict(), added(stats.decode)
     return {

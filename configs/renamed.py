@@ -10,8 +10,22 @@ from collections.abc import Mapping
 EVERY = "*"
 """Stands for every root configuration."""
 
+SYSTEM = {
+    "urgency": "priority",
+    "reach": "lookahead_layers",
+    "fill_idle": "idle_prefetch",
+    "governed": "adaptive",
+    "keeper": "reuse_predictor",
+    "predictors_order": "predictor_priority",
+}
+"""Fields of `SystemConfig`, under every key that holds one."""
+
 OPTIONS: Mapping[str, Mapping[str, str]] = {
-    EVERY: {},
+    EVERY: {
+        f"{key}.{old}": f"{key}.{new}"
+        for key in ("system", "baseline", "bound", "ablated")
+        for old, new in SYSTEM.items()
+    },
 }
 CHOICES: Mapping[str, Mapping[str, str]] = {}
 COMMANDS: Mapping[str, Mapping[str, str]] = {}

@@ -46,56 +46,60 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class SystemConfig:
+    """Which experts to fetch, which to evict, and in which order; see `configs/system/`."""
+
     name: str = "promoe"
     """Short name, as in `system=NAME`."""
     prefetch: bool = True
-    """Fetch what the predictor forecasts; off: only what routers ask for."""
+    """Fetch the experts that the predictor forecasts; off: only those that routers request."""
     predictor: str | None = None
-    """What it forecasts with unless the command's `predictor` says otherwise: a kind (`stride`, the
-    zoo's MODEL_NAME/stride), a zoo entry, a folder, or `oracle` (replays only)."""
+    """Default of the command's `predictor`: a kind (`stride`, the zoo's MODEL_NAME/stride), a zoo
+    entry, a folder, or `oracle` (replays only)."""
     predictor_options: dict[str, Any] = field(default_factory=dict)
-    """Options of that predictor, in place of its entry's, such as `{ahead: 1}`."""
+    """Options of that predictor that override those of its entry, such as `{ahead: 1}`."""
     fallback: str | None = None
-    """Kind to forecast with live where the model has no entry of `predictor`, such as `skip`."""
+    """Kind to use live where the model has no entry of `predictor`, such as `skip`."""
     eviction: str = "lru"
-    """Which expert to drop: lru, lfu, fifo, static, neighbour, least-stale, decayed-lfu, reuse,
-    fmoe, moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
+    """Eviction policy: lru, lfu, fifo, static, neighbour, least-stale, decayed-lfu, reuse, fmoe,
+    moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
     eviction_options: dict[str, Any] = field(default_factory=dict)
     """Options of that policy, such as `{decays: [0.9, 0.99]}`."""
-    keeper: str | None = None
-    """Forecaster behind `reuse` eviction: a kind (`reuse`, the zoo's MODEL_NAME/reuse), a zoo entry
-    or a folder."""
+    reuse_predictor: str | None = None
+    """Predictor of reuse for `reuse` eviction: a kind (`reuse`, the zoo's MODEL_NAME/reuse), a zoo
+    entry or a folder."""
     per_layer: bool = True
-    """Divide the arena among the layers, where it holds top_k experts of each; else all share."""
-    urgency: str = "nearest-layer"
-    """Which predicted expert comes first: nearest-layer, probability-over-distance."""
+    """Divide the cache evenly among the layers if it holds top_k experts of each; off: all layers
+    share it."""
+    priority: str = "nearest-layer"
+    """Order in which forecast experts are fetched: nearest-layer, probability-over-distance."""
     chunked: bool = True
-    """Fetch linear layer by linear layer (promoe 5.1)."""
+    """Fetch experts linear layer by linear layer (ProMoE, section 5.1)."""
     early_preemption: bool = True
-    """Ask for all of a layer's experts when its router has spoken (promoe 5.2)."""
+    """Request all of a layer's experts when its router has run (ProMoE, section 5.2)."""
     reordered: bool = True
-    """Compute in order of readiness (promoe 5.3)."""
+    """Compute a layer's experts in order of readiness (ProMoE, section 5.3)."""
     cancel: bool = False
-    """A new forecast takes back what an earlier one of its layer asked for (moe-infinity)."""
-    reach: int | None = None
-    """Take forecasts of so many layers only, counted from the next to be routed; 1 is that layer
-    alone (the baselines of moe-infinity-request 7.2), none is all that are forecast."""
-    predictors_order: bool = True
-    """Fetch in the order that a predictor's paper defines, where it defines one; off: by `urgency`
-    (moe-infinity-request table 4, without layer proximity)."""
+    """A new forecast of a layer cancels prefetches that it does not name (MoE-Infinity)."""
+    lookahead_layers: int | None = None
+    """Use forecasts of at most this many layers ahead, where 1 is the next layer to be routed (the
+    baselines of MoE-Infinity, request level, section 7.2); null: no limit."""
+    predictor_priority: bool = True
+    """Fetch in the order that the predictor's paper defines, if it defines one; off: by `priority`
+    (MoE-Infinity, request level, table 4, without layer proximity)."""
     hot_first: bool = False
-    """Of the experts that are equally far, compute and fetch first what most tokens wait for
-    (klotski 5)."""
+    """Among experts at the same distance, compute and fetch those with the most tokens first
+    (Klotski, section 5)."""
     drop_used: bool = False
-    """An expert leaves as soon as all tokens have used it, and a forecast one as soon as no token
-    does (klotski 5; moe-infinity-request 7.2, where caching is off), unless eviction fixes it."""
-    fill_idle: bool = False
-    """Let a link that nobody has asked for anything bring what the eviction policy values most of
-    what is not here; `reuse` does."""
-    governed: bool = False
-    """Fetch nothing on forecasts while that is faster, as measured."""
+    """Evict an expert as soon as all tokens have used it, and a forecast one as soon as its layer
+    is routed without it, unless the eviction policy keeps it permanently (Klotski, section 5;
+    MoE-Infinity, request level, section 7.2, where caching is off)."""
+    idle_prefetch: bool = False
+    """Use an idle link to fetch the missing expert with the highest score of the eviction policy;
+    only `reuse` has such scores."""
+    adaptive: bool = False
+    """Turn prefetching off while measurements show that it slows decoding."""
     watchdog_seconds: float = 2.0
-    """A transfer that takes longer is taken for hung: its slot is set aside, its expert read
+    """Transfers that take longer count as hung: their slot is quarantined, their expert read
     again."""
 
 

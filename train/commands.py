@@ -137,12 +137,12 @@ def train(config: TrainConfig) -> dict[str, Any]:
         status = "success"
     finally:
         finish(logger, status)
-    keeper = None
+    reuse_predictor = None
     if config.predictor.kind == ALL and set(KEEPER_SIGNALS) <= set(trace.signals):
         with clock.part("reuse", "reuse, for eviction"):
-            keeper = keeper_for(config, trace)
-        entries["reuse"] = Path(keeper["entry"])
-        show_keeper(keeper)
+            reuse_predictor = keeper_for(config, trace)
+        entries["reuse"] = Path(reuse_predictor["entry"])
+        show_keeper(reuse_predictor)
     record = {
         "model": trace.spec.as_dict(),
         "predictor": config.predictor.kind,
@@ -158,7 +158,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "parity": {kind: asdict(one) for kind, one in agreement.items()},
         "drift": drifts if config.drift else None,
         "training": training,
-        "keeping": keeper,
+        "keeping": reuse_predictor,
         "entries": {name: str(folder) for name, folder in entries.items()},
         "seconds": clock.seconds,
     }
@@ -166,7 +166,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     write_json(config.run_dir / "results.json", record)
     again = f"python -m train report run_dir={config.run_dir} makes it again"
     with clock.part("report", f"results.json is written; drawing the report ({again})"):
-        page = make_page(record, trace, keeper=keeper_of(config.run_dir, trace.spec))
+        page = make_page(record, trace, reuse_predictor=keeper_of(config.run_dir, trace.spec))
         log_report(config.logger, page, write_report(page, config.run_dir), config.run_dir)
     return record
 

@@ -83,9 +83,9 @@ def _compared(
     slots = budget_slots(budget, trace.spec, hardware)
     rates: dict[str, dict[str, float | None]] = {}
     for policy in POLICIES:
-        keeper: Predictor | None = None
+        reuse_predictor: Predictor | None = None
         if policy == Reuse.kind:
-            keeper = Reuse.from_files(trace.spec, forecaster.files(), {})
+            reuse_predictor = Reuse.from_files(trace.spec, forecaster.files(), {})
         stats = replay(
             steps,
             None,
@@ -93,7 +93,7 @@ def _compared(
             system=replace(system, eviction=policy),
             hardware=hardware,
             budget_slots=slots,
-            keeper=keeper,
+            reuse_predictor=reuse_predictor,
         )
         rates[policy] = {
             "decode": added(stats.decode).hit_rate,

@@ -114,7 +114,7 @@ def figure_12(ground: Ground) -> Part:
     fmoe = ground.systems["fmoe"]
     trackers = {
         "Speculate": replace(fmoe, predictor="skip", predictor_options={"horizon": 3}),
-        "Hit count": replace(fmoe, predictor="eam-request", predictors_order=False),
+        "Hit count": replace(fmoe, predictor="eam-request", predictor_priority=False),
         "Map (T+S+delta)": fmoe,
     }
     caches = {

@@ -92,10 +92,10 @@ def table_4(ground: Ground) -> Part:
     """The request-level system's parts, one after another; mean of the four models."""
     part, hardware = Part(), as_slow_as_its_link()
     own = replace(ground.systems["moe-infinity-request"], drop_used=True, eviction="lru")
-    plain = replace(own, predictors_order=False, urgency="probability")
+    plain = replace(own, predictor_priority=False, priority="probability")
     arms = {
         "Vanilla prefetching": replace(ground.systems["deepspeed"], drop_used=True, eviction="lru"),
-        "+ Request-level tracing": replace(plain, reach=1),
+        "+ Request-level tracing": replace(plain, lookahead_layers=1),
         "+ Multi-layer": plain,
         "+ Layer-proximity": own,
     }

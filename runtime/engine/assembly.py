@@ -12,11 +12,11 @@ from runtime.budget import parse_budget, slots_of, spread_slots
 from runtime.config import SystemConfig
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
-from runtime.engine.keeper import Keeper
+from runtime.engine.reuse_predictor import ReusePredictor
 from runtime.engine.timeline import Timeline
 from runtime.policy.build import (
-    build_planner,
     build_prefetcher,
+    build_scheduler,
     build_shard,
     build_shards,
     on_link,
@@ -101,7 +101,7 @@ def build_engine(
     devices: Sequence[torch.device] = (),
     part: Part | None = None,
     timeline: Timeline | None = None,
-    keeper: Predictor | None = None,
+    reuse_predictor: Predictor | None = None,
 ) -> Engine:
     """An engine that serves the store's experts from `budget` bytes on the device, or on all of
     `devices` together, each with an arena, a link and workers of its own; of a `part`, its experts
@@ -154,7 +154,7 @@ def build_engine(
         arenas=arenas,
         links=links,
         timeline=timeline,
-        keeper=keeper,
+        reuse_predictor=reuse_predictor,
         near_by=near_by,
         part=part,
     )
@@ -183,7 +183,7 @@ def connect(
     arenas: Sequence[Arena],
     links: Sequence[Link],
     timeline: Timeline | None = None,
-    keeper: Predictor | None = None,
+    reuse_predictor: Predictor | None = None,
     near_by: Sequence[frozenset[int] | None] = (None,),
     part: Part | None = None,
 ) -> Engine:
@@ -209,8 +209,8 @@ def connect(
         )
     else:
         prefetcher = build_prefetcher(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
-    planner = build_planner(system, spec, prefetcher)
-    shared = Shared(timeline, planner.governor)
+    scheduler = build_scheduler(system, spec, prefetcher)
+    shared = Shared(timeline, scheduler.adaptive_prefetch)
     workers = [
         Worker(
             tier,
@@ -231,9 +231,11 @@ def connect(
         shared=shared,
         driver=PredictorDriver(
             predictor if system.prefetch else None,
-            planner,
+            scheduler,
             shared,
-            None if keeper is None else Keeper(keeper, prefetcher, shared),
+            None
+            if reuse_predictor is None
+            else ReusePredictor(reuse_predictor, prefetcher, shared),
         ),
         watchdog_seconds=system.watchdog_seconds,
         placement=Placement(num_devices),

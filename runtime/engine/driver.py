@@ -1,12 +1,12 @@
-"""Shows a predictor the model's events and hands its forecasts to the planner, live."""
+"""Shows a predictor the model's events and hands its forecasts to the scheduler, live."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
-from runtime.engine.keeper import Keeper
-from runtime.policy.planner import Planner
+from runtime.engine.reuse_predictor import ReusePredictor
+from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.transfer.worker import Shared
 
 
@@ -19,17 +19,19 @@ class PredictorDriver:
     def __init__(
         self,
         predictor: Predictor | None,
-        planner: Planner,
+        scheduler: ForecastScheduler,
         shared: Shared,
-        keeper: Keeper | None = None,
+        reuse_predictor: ReusePredictor | None = None,
     ):
         self._predictor = predictor
-        self._planner = planner
+        self._scheduler = scheduler
         self._shared = shared
-        self._keeper = keeper
+        self._keeper = reuse_predictor
         self.signals = frozenset() if predictor is None else predictor.signals
         """What the predictor is shown."""
-        self.all_signals = self.signals | (frozenset() if keeper is None else keeper.signals)
+        self.all_signals = self.signals | (
+            frozenset() if reuse_predictor is None else reuse_predictor.signals
+        )
         """What must be captured: the keeper's too."""
         self.seconds = 0.0
 
@@ -63,11 +65,9 @@ class PredictorDriver:
         While forecasts are not wanted it costs nothing: one that keeps a state misses those steps,
         but hears of every request.
         """
-        return self._predictor is not None and signal in self.signals and self._is_wanted
-
-    @property
-    def _is_wanted(self) -> bool:
-        return self._planner.governor is None or self._planner.governor.prefetching
+        return (
+            self._predictor is not None and signal in self.signals and self._scheduler.prefetching
+        )
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
         if self._keeper is not None:
@@ -114,9 +114,9 @@ class PredictorDriver:
     def _plan(self, forecasts: Forecasts, *, layer_now: int, start: float, event: str) -> None:
         end = time.perf_counter()
         self.seconds += end - start
-        if forecasts and self._is_wanted:
+        if forecasts and self._scheduler.prefetching:
             with self._shared.condition:
-                self._planner.plan(forecasts, layer_now=layer_now)
+                self._scheduler.schedule(forecasts, layer_now=layer_now)
                 self._shared.condition.notify_all()
         if self._shared.timeline is not None:
             self._shared.timeline.predicted(event, layer_now, start, time.perf_counter())

@@ -161,8 +161,8 @@ class Engine:
         self._is_intact = True
         if step is None:
             return
-        if self._shared.governor is not None and not step.is_prefill:
-            self._shared.governor.switch.step_ended(step.end - step.start)
+        if self._shared.adaptive_prefetch is not None and not step.is_prefill:
+            self._shared.adaptive_prefetch.record_step(step.end - step.start)
         if self._timeline is not None:
             self._timeline.step(step.num_tokens, step.start, step.end)
 
@@ -371,7 +371,7 @@ class Engine:
                 for worker in self.workers
                 if not worker.tier.is_top
             }
-        governor = self._shared.governor
+        adaptive_prefetch = self._shared.adaptive_prefetch
         return {
             **counters.as_dict(),
             "bytes_prefetched_unused_yet": pending,
@@ -382,7 +382,7 @@ class Engine:
             "arena_bytes": self.arena_bytes,
             "arena_slots": self.prefetcher.num_slots,
             "lower_tiers": below,
-            "governor": None if governor is None else governor.as_dict(),
+            "adaptive_prefetch": None if adaptive_prefetch is None else adaptive_prefetch.as_dict(),
             "lost_threads": sum(worker.num_lost for worker in self.workers),
             **self.stats.as_dict(),
         }

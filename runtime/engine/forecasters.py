@@ -141,7 +141,7 @@ def systems_forecaster(
     return made
 
 
-def systems_keeper(
+def load_reuse_predictor(
     system: SystemConfig, spec: ModelSpec, *, name: str, entries: Path | None = None
 ) -> Predictor | None:
     """What a system keeps experts by.
@@ -149,11 +149,11 @@ def systems_keeper(
     Where that is a kind without an entry for this model, the eviction policy goes by what it counts
     itself, and this is said.
     """
-    if system.keeper is None:
+    if system.reuse_predictor is None:
         return None
-    made = forecaster(system.keeper, spec, name=name, entries=entries)
+    made = forecaster(system.reuse_predictor, spec, name=name, entries=entries)
     if made is None:
-        _missing(f"system {system.name} keeps by usage counts", system.keeper, name)
+        _missing(f"system {system.name} keeps by usage counts", system.reuse_predictor, name)
     return made
 
 

@@ -11,7 +11,7 @@ from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.engine.assembly import build_engine
-from runtime.engine.forecasters import systems_forecaster, systems_keeper
+from runtime.engine.forecasters import load_reuse_predictor, systems_forecaster
 from runtime.engine.front import Front
 from runtime.engine.handle import Handle
 from runtime.engine.memory import release_unused
@@ -140,7 +140,7 @@ def load(
         devices=places,
         part=part,
         timeline=None if trace_events is None else Timeline(trace_events),
-        keeper=systems_keeper(system, spec, name=config.name, entries=entries),
+        reuse_predictor=load_reuse_predictor(system, spec, name=config.name, entries=entries),
     )
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
     front = Front(engine)

@@ -104,7 +104,7 @@ class Monitor:
             for worker in engine.workers:
                 link_seconds[worker.name] = link_seconds.get(worker.name, 0.0) + worker.busy_seconds
             num_lost = sum(worker.num_lost for worker in engine.workers)
-        governor = self._shared.governor
+        adaptive_prefetch = self._shared.adaptive_prefetch
         return Snapshot(
             tiers=tiers,
             faults=faults,
@@ -112,7 +112,7 @@ class Monitor:
             stall_seconds=engine.stats.stall_seconds,
             predictor_seconds=engine.driver.seconds,
             link_seconds=link_seconds,
-            prefetching=None if governor is None else governor.prefetching,
+            prefetching=None if adaptive_prefetch is None else adaptive_prefetch.prefetching,
         )
 
     def cells(self) -> list[str]:

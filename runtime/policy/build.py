@@ -7,11 +7,11 @@ import numpy as np
 
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
+from runtime.policy.adaptive_prefetch import AdaptivePrefetch
 from runtime.policy.cache import ExpertCache
 from runtime.policy.eviction import eviction_policy
-from runtime.policy.governor import Governor
+from runtime.policy.forecast_scheduler import ForecastScheduler, priority_function
 from runtime.policy.placement import Placement
-from runtime.policy.planner import Planner, urgency
 from runtime.policy.prefetcher import Prefetcher, Techniques
 from runtime.policy.shards import Shard, Shards
 from runtime.policy.tier import Tier
@@ -24,7 +24,7 @@ def on_link(system: SystemConfig, *, slows_computing: bool) -> SystemConfig:
     cores a computation runs at two thirds of its speed beside a read, and at 75 % of the experts a
     token took 75 ms with idle time filled, 58 ms without (benchmarks/README.md).
     """
-    return replace(system, fill_idle=False) if slows_computing else system
+    return replace(system, idle_prefetch=False) if slows_computing else system
 
 
 def build_prefetcher(
@@ -115,7 +115,7 @@ def build_tiers(
             chunk_bytes=chunk_bytes,
             chunked=system.chunked,
             below=below,
-            fills_idle=system.fill_idle,
+            fills_idle=system.idle_prefetch,
         )
         tiers.insert(0, below)
     return tiers
@@ -133,17 +133,21 @@ def techniques(system: SystemConfig) -> Techniques:
     )
 
 
-def build_planner(system: SystemConfig, spec: ModelSpec, prefetcher: Prefetcher) -> Planner:
-    """What turns forecasts into transfers, with a governor where the system has one."""
-    governor = None
-    if system.governed:
-        governor = Governor()
-        governor.switch.turned = prefetcher.fill_idle if system.fill_idle else lambda _: None
-    return Planner(
+def build_scheduler(
+    system: SystemConfig, spec: ModelSpec, prefetcher: Prefetcher
+) -> ForecastScheduler:
+    """What turns forecasts into transfers, with a adaptive_prefetch where the system has one."""
+    adaptive_prefetch = None
+    if system.adaptive:
+        adaptive_prefetch = AdaptivePrefetch()
+        adaptive_prefetch.on_change = (
+            prefetcher.idle_prefetch if system.idle_prefetch else lambda _: None
+        )
+    return ForecastScheduler(
         prefetcher,
         top_k=spec.top_k,
-        urgency=urgency(system.urgency),
-        governor=governor,
-        reach=system.reach,
-        predictors_order=system.predictors_order,
+        priority=priority_function(system.priority),
+        adaptive_prefetch=adaptive_prefetch,
+        lookahead_layers=system.lookahead_layers,
+        predictor_priority=system.predictor_priority,
     )

@@ -86,7 +86,7 @@ class Prefetcher:
         for tier in self.tiers:
             tier.cache.end_step()
 
-    def fill_idle(self, on: bool) -> None:
+    def idle_prefetch(self, on: bool) -> None:
         """Whether links that nobody has asked for anything bring what eviction policies want."""
         for tier in self.tiers:
             tier.fills_idle = on
@@ -113,7 +113,7 @@ class Prefetcher:
         for tier in self.tiers:
             tier.cache.valued(layer, value_E)
 
-    def predicted(self, layer: int, experts: Sequence[int], urgency: Sequence[float]) -> None:
+    def predicted(self, layer: int, experts: Sequence[int], priority: Sequence[float]) -> None:
         """Algorithm 2, PushPredictedExperts; the most wanted first.
 
         What a layer's share of the arena cannot hold at once is not queued: it would only push out
@@ -126,7 +126,7 @@ class Prefetcher:
         for e in experts:
             named[e] = None
         room = self.top.cache.share(layer)
-        for e, urgent in list(zip(experts, urgency, strict=True))[:room]:
+        for e, urgent in list(zip(experts, priority, strict=True))[:room]:
             self.top.speculate((layer, e), urgent)
 
     def cancel(self, layer: int) -> None:

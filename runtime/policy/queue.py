@@ -7,7 +7,7 @@ from runtime.policy.eviction import Expert
 
 
 class TransferQueue:
-    """Experts with chunks still to fetch. High priority in order of arrival, low by urgency.
+    """Experts with chunks still to fetch. High priority in order of arrival, low by priority.
 
     An expert is in the queue once: pushed high, it leaves the low side (a join, not a repeat).
     """
@@ -26,11 +26,11 @@ class TransferQueue:
         self._low.pop(expert, None)
         self._high.setdefault(expert)
 
-    def push_low(self, expert: Expert, urgency: float) -> None:
-        """A forecast names it; the smaller `urgency`, the sooner. The last forecast counts."""
+    def push_low(self, expert: Expert, priority: float) -> None:
+        """A forecast names it; the smaller `priority`, the sooner. The last forecast counts."""
         if expert in self._high:
             return
-        ticket = (urgency, next(self._sequence))
+        ticket = (priority, next(self._sequence))
         self._low[expert] = ticket
         heapq.heappush(self._heap, (*ticket, expert))
 
@@ -60,7 +60,7 @@ class TransferQueue:
     def is_low(self, expert: Expert) -> bool:
         return expert in self._low
 
-    def urgency(self, expert: Expert) -> float:
+    def priority(self, expert: Expert) -> float:
         """Of an expert in the low queue."""
         return self._low[expert][0]
 
@@ -79,8 +79,8 @@ class TransferQueue:
     def first_low(self) -> Expert | None:
         """The most urgent low-priority expert, or None."""
         while self._heap:
-            urgency, ticket, expert = self._heap[0]
-            if self._low.get(expert) == (urgency, ticket):
+            priority, ticket, expert = self._heap[0]
+            if self._low.get(expert) == (priority, ticket):
                 return expert
             heapq.heappop(self._heap)
         return None

@@ -47,8 +47,8 @@ class Shard(Prefetcher):
     def valued(self, layer: int, value_E: Probabilities) -> None:
         super().valued(layer, self._masked(layer, value_E))
 
-    def predicted(self, layer: int, experts: Sequence[int], urgency: Sequence[float]) -> None:
-        pairs = zip(experts, urgency, strict=True)
+    def predicted(self, layer: int, experts: Sequence[int], priority: Sequence[float]) -> None:
+        pairs = zip(experts, priority, strict=True)
         own = [(e, urgent) for e, urgent in pairs if self.owns((layer, e))]
         super().predicted(layer, [e for e, _ in own], [urgent for _, urgent in own])
 
@@ -103,8 +103,8 @@ class Shards(Prefetcher):
     def end_step(self) -> None:
         self._each(Shard.end_step)
 
-    def fill_idle(self, on: bool) -> None:
-        self._each(lambda shard: shard.fill_idle(on))
+    def idle_prefetch(self, on: bool) -> None:
+        self._each(lambda shard: shard.idle_prefetch(on))
 
     def fill(self, num_experts: int) -> None:
         self._each(lambda shard: shard.fill(num_experts))
@@ -115,8 +115,8 @@ class Shards(Prefetcher):
     def valued(self, layer: int, value_E: Probabilities) -> None:
         self._each(lambda shard: shard.valued(layer, value_E))
 
-    def predicted(self, layer: int, experts: Sequence[int], urgency: Sequence[float]) -> None:
-        self._each(lambda shard: shard.predicted(layer, experts, urgency))
+    def predicted(self, layer: int, experts: Sequence[int], priority: Sequence[float]) -> None:
+        self._each(lambda shard: shard.predicted(layer, experts, priority))
 
     def partly_routed(self, layer: int, experts: Collection[int]) -> list[int]:
         asked = self._each(lambda shard: shard.partly_routed(layer, experts))

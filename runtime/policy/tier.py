@@ -167,12 +167,12 @@ class Tier:
         entry = self._entries.get(expert)
         return self._claims[expert] > 0 if entry is None else entry.pins > 0
 
-    def speculate(self, expert: Expert, urgency: float) -> None:
-        """A forecast names the expert; the smaller `urgency`, the sooner."""
+    def speculate(self, expert: Expert, priority: float) -> None:
+        """A forecast names the expert; the smaller `priority`, the sooner."""
         if self._entries.get(expert) is not None:
             self.cache.predicted(expert)
         if not self.is_ready(expert):
-            self.queue.push_low(expert, urgency)
+            self.queue.push_low(expert, priority)
 
     def drop_speculation(self, layer: int, *, keep: frozenset[int] = frozenset()) -> None:
         """Forgets what was only predicted for a layer, but `keep`; bytes that arrived stay."""
@@ -278,7 +278,7 @@ class Tier:
         if source is None or source.ready_chunks < end_chunk:
             if not (high or below.queue.is_low(expert) or below.queue.is_high(expert)):
                 self.num_asks += 1
-                below.speculate(expert, self.queue.urgency(expert))
+                below.speculate(expert, self.queue.priority(expert))
             return None
         source.pins += 1
         below._copies[expert] += 1

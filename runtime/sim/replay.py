@@ -10,7 +10,7 @@ import numpy as np
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, SystemConfig
-from runtime.policy.build import build_planner, build_prefetcher, build_shards, on_link
+from runtime.policy.build import build_prefetcher, build_scheduler, build_shards, on_link
 from runtime.policy.counters import Counters, added
 from runtime.policy.prefetcher import Prefetcher
 from runtime.sim.cluster import Cluster, Interconnect
@@ -93,7 +93,7 @@ def replay(
     system: SystemConfig,
     hardware: Hardware,
     budget_slots: int | Sequence[int],
-    keeper: Predictor | None = None,
+    reuse_predictor: Predictor | None = None,
     observer: Observer | None = None,
     interconnect: Interconnect | None = None,
 ) -> ReplayStats:
@@ -103,8 +103,8 @@ def replay(
     machine whose host memory is too small for all experts, that is the second tier, filled from the
     first layer on (moe-infinity-sequence-level 6.1).
 
-    `keeper`, a `predictors.reuse` forecaster, tells `reuse` eviction what to keep; its time is not
-    charged, for what it says is needed at the next miss only.
+    `reuse_predictor`, a `predictors.reuse` forecaster, gives `reuse` eviction its scores; its time
+    is not charged, for the scores are not needed before the next miss.
 
     A step with several tokens of a request counts as a prefill (TTFT), one with a single token of
     each of its requests as a decode (TPOT); `batch_steps` makes steps of several requests.
@@ -122,7 +122,7 @@ def replay(
         spec=spec,
         hardware=hardware,
         budget_slots=budget_slots,
-        keeper=keeper,
+        reuse_predictor=reuse_predictor,
         interconnect=interconnect,
     )
     if system.predictor == ORACLE:
@@ -138,7 +138,7 @@ def _run(
     system: SystemConfig,
     hardware: Hardware,
     budget_slots: int | Sequence[int],
-    keeper: Predictor | None,
+    reuse_predictor: Predictor | None,
     observer: Observer | None,
     interconnect: Interconnect | None,
 ) -> ReplayStats:
@@ -160,8 +160,8 @@ def _run(
     simulator: Simulator | Cluster
     if interconnect is None:
         prefetcher = build_prefetcher(system, spec, num_slots=budget_slots, chunk_bytes=chunk_bytes)
-        planners = [build_planner(system, spec, prefetcher)]
-        simulator = simulate(prefetcher, planner=planners[0], observer=observer)
+        schedulers = [build_scheduler(system, spec, prefetcher)]
+        simulator = simulate(prefetcher, scheduler=schedulers[0], observer=observer)
     else:
         prefetcher = build_shards(
             system,
@@ -169,11 +169,13 @@ def _run(
             num_slots=[budget_slots] * interconnect.num_devices,
             chunk_bytes=chunk_bytes,
         )
-        planners = [build_planner(system, spec, shard) for shard in prefetcher.shards]
-        watchers = [observer] + [None] * (len(planners) - 1)
+        schedulers = [build_scheduler(system, spec, shard) for shard in prefetcher.shards]
+        watchers = [observer] + [None] * (len(schedulers) - 1)
         simulators = [
-            simulate(shard, planner=planner, observer=watcher)
-            for shard, planner, watcher in zip(prefetcher.shards, planners, watchers, strict=True)
+            simulate(shard, scheduler=scheduler, observer=watcher)
+            for shard, scheduler, watcher in zip(
+                prefetcher.shards, schedulers, watchers, strict=True
+            )
         ]
         simulator = Cluster(simulators, prefetcher.shards, interconnect)
     if filled:
@@ -199,7 +201,7 @@ def _run(
             step,
             spec=spec,
             layer_seconds=hardware.layer_seconds(at_once(len(step.tokens_T))),
-            keeper=keeper,
+            reuse_predictor=reuse_predictor,
         )
         prefetcher.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
@@ -207,9 +209,9 @@ def _run(
         if not is_prefill:
             stats.decode_stall_seconds += simulator.stall_seconds - stalled
             stats.decode_predictor_seconds += simulator.predictor_seconds - predicting
-        for planner in planners if not is_prefill else ():
-            if planner.governor is not None:
-                planner.governor.switch.step_ended(times[-1])
+        for scheduler in schedulers if not is_prefill else ():
+            if scheduler.adaptive_prefetch is not None:
+                scheduler.adaptive_prefetch.record_step(times[-1])
     stats.stall_seconds = simulator.stall_seconds
     stats.predictor_seconds = simulator.predictor_seconds
     return stats
@@ -222,12 +224,12 @@ def simulate_step(
     *,
     spec: ModelSpec,
     layer_seconds: float,
-    keeper: Predictor | None = None,
+    reuse_predictor: Predictor | None = None,
 ) -> None:
     """Runs one forward pass, in which a layer without its experts takes `layer_seconds`."""
     simulator.begin_step()
     events = replay_step(predictor, step, num_layers=spec.num_layers)
-    values = replay_step(keeper, step, num_layers=spec.num_layers)
+    values = replay_step(reuse_predictor, step, num_layers=spec.num_layers)
     for event, value in zip(events, values, strict=True):
         simulator.forecast(event.forecasts, layer_now=event.layer_now)
         if event.signal is Signal.LAYER_INPUT:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from predictors.base import Floats, Forecasts, Predictor
 from runtime.policy.eviction import Expert
-from runtime.policy.planner import Planner
+from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.prefetcher import Prefetcher, Task
 from runtime.sim.hardware import Hardware
 from runtime.sim.transfers import Transfers
@@ -29,7 +29,7 @@ class Simulator:
         hardware: Hardware,
         *,
         predictor: Predictor | None,
-        planner: Planner,
+        scheduler: ForecastScheduler,
         observer: Observer | None = None,
     ):
         self.now = 0.0
@@ -41,7 +41,7 @@ class Simulator:
         self._hardware = hardware
         self._overheads = hardware.overheads
         self._predictor = predictor
-        self._planner = planner
+        self._scheduler = scheduler
         self._tiers = prefetcher.tiers
         self._links = [
             Transfers(
@@ -68,22 +68,18 @@ class Simulator:
 
     def forecast(self, forecasts: Forecasts, *, layer_now: int) -> None:
         """What the predictor answered to an event now; it takes effect when it has computed."""
-        if not forecasts or not self._wants_forecasts:
+        if not forecasts or not self._scheduler.prefetching:
             return
         seconds = self._hardware.predictor_seconds
         self.predictor_seconds += seconds
         if self._overheads.predictor_inline:
             self.compute(seconds)
-            self._planner.plan(forecasts, layer_now=layer_now)
+            self._scheduler.schedule(forecasts, layer_now=layer_now)
             self._start_transfers()  # the thread is told before the router speaks
             return
         self._predictor_free = max(self.now, self._predictor_free) + seconds
         item = (self._predictor_free, next(self._sequence), forecasts, layer_now)
         heapq.heappush(self._forecasts, item)
-
-    @property
-    def _wants_forecasts(self) -> bool:
-        return self._planner.governor is None or self._planner.governor.prefetching
 
     def _discard_forecasts(self, layer: int) -> None:
         """A forecast that is still being computed when its layer is routed comes too late."""
@@ -204,7 +200,7 @@ class Simulator:
                 self._finish(i, link.finish_first())
                 return True
         _, _, forecasts, layer_now = heapq.heappop(self._forecasts)
-        self._planner.plan(forecasts, layer_now=layer_now)
+        self._scheduler.schedule(forecasts, layer_now=layer_now)
         return False
 
     def _start_transfers(self) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from runtime.engine.timeline import Told
 from runtime.errors import Fault, TransferError
+from runtime.policy.adaptive_prefetch import AdaptivePrefetch
 from runtime.policy.eviction import Expert
-from runtime.policy.governor import Governor
 from runtime.policy.tier import Task, Tier
 from runtime.transfer.link import Link
 
@@ -30,7 +30,9 @@ class Shared:
     prefetch that nobody needs costs nothing but a line in the log.
     """
 
-    def __init__(self, timeline: Told | None = None, governor: Governor | None = None):
+    def __init__(
+        self, timeline: Told | None = None, adaptive_prefetch: AdaptivePrefetch | None = None
+    ):
         self.condition = threading.Condition()
         self.errors: dict[Expert, TransferError] = {}
         self.joined: set[Expert] = set()
@@ -39,7 +41,7 @@ class Shared:
         self.faults: Counter[Fault] = Counter()
         """What has gone wrong since the model was loaded, also with prefetches nobody needed."""
         self.timeline = timeline
-        self.governor = governor
+        self.adaptive_prefetch = adaptive_prefetch
 
 
 @dataclass(eq=False)

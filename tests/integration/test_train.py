@@ -146,8 +146,8 @@ def test_train__all_makes_one_table_of_every_kind_and_entries_that_load(
     assert set(results["drift"]) == {"eam-sequence", "eam-request", "expert-map", "correlation"}
     assert "belady" in shown
     assert list(results["keeping"]["hit_rates"]["generated, per-layer"]) == list(BUDGETS)
-    keeper = load_predictor(results["entries"]["reuse"], spec=None)
-    assert isinstance(keeper, Reuse)
+    reuse_predictor = load_predictor(results["entries"]["reuse"], spec=None)
+    assert isinstance(reuse_predictor, Reuse)
 
 
 def test_train__of_a_kind_that_is_not_learned_trains_nothing(

@@ -55,21 +55,26 @@ def arms_of(config: EvaluateConfig, sources: Sources) -> Arms:
     table, missing = [], {}
     for name, system in systems.items():
         try:
-            predictor, keeper = sources.systems(system, config.predictor)
+            predictor, reuse_predictor = sources.systems(system, config.predictor)
         except Missing as error:
             missing[name] = str(error)
             continue
         informed = with_popular(system, sources.trace)
-        table.append(Arm(label=name, system=informed, predictor=predictor, keeper=keeper))
+        table.append(
+            Arm(label=name, system=informed, predictor=predictor, reuse_predictor=reuse_predictor)
+        )
     if not config.figures:
         return Arms(table, [], [], missing | sources.without)
     try:
-        predictor, keeper = sources.systems(config.ablated, config.predictor)
+        predictor, reuse_predictor = sources.systems(config.ablated, config.predictor)
     except Missing as error:
         missing[f"figures of {config.ablated.name}"] = str(error)
         return Arms(table, [], [], missing | sources.without)
     subject = Arm(
-        label=config.ablated.name, system=config.ablated, predictor=predictor, keeper=keeper
+        label=config.ablated.name,
+        system=config.ablated,
+        predictor=predictor,
+        reuse_predictor=reuse_predictor,
     )
     distances = distance_arms(subject, forecast_at(sources, missing))
     return Arms(table, ablation_arms(subject), distances, missing | sources.without)

@@ -30,7 +30,7 @@ class Arm:
     system: SystemConfig
     predictor: str | None
     """Key of its forecasts; None: it fetches nothing on forecasts."""
-    keeper: str | None = None
+    reuse_predictor: str | None = None
     distance: int | None = None
     """Only forecasts so many layers ahead; None: all."""
 

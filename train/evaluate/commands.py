@@ -140,7 +140,9 @@ def digests_of(
     by_key = {key: source.digest for key, source in sources.found.items()}
     found = []
     for cell in cells:
-        played = [by_key.get(key or "", "") for key in (cell.arm.predictor, cell.arm.keeper)]
+        played = [
+            by_key.get(key or "", "") for key in (cell.arm.predictor, cell.arm.reuse_predictor)
+        ]
         found.append(cell.digest(trace.digest, str(config.new_tokens), code, *played))
     return found
 
@@ -150,7 +152,7 @@ def jobs_of(wanted: dict[str, Cell], trace: Trace, sources: Sources, new_tokens:
     groups: dict[tuple[Any, ...], list[tuple[str, Cell]]] = {}
     for digest, cell in wanted.items():
         arm = cell.arm
-        key: tuple[Any, ...] = (cell.batch, arm.predictor, arm.keeper)
+        key: tuple[Any, ...] = (cell.batch, arm.predictor, arm.reuse_predictor)
         if arm.predictor is None or arm.predictor not in sources.found:
             # Nothing to be made once for all of them: smaller jobs share the work better.
             key = (*key, arm.label, cell.hardware.name)
@@ -162,11 +164,13 @@ def jobs_of(wanted: dict[str, Cell], trace: Trace, sources: Sources, new_tokens:
             batch=batch,
             new_tokens=new_tokens,
             predictor=predictor,
-            keeper=keeper,
+            reuse_predictor=reuse_predictor,
             sources={
-                name: sources.found[name] for name in (predictor, keeper) if name in sources.found
+                name: sources.found[name]
+                for name in (predictor, reuse_predictor)
+                if name in sources.found
             },
             cells=members,
         )
-        for (batch, predictor, keeper, *_), members in groups.items()
+        for (batch, predictor, reuse_predictor, *_), members in groups.items()
     ]

@@ -33,7 +33,7 @@ class Job:
     batch: int
     new_tokens: int
     predictor: str | None
-    keeper: str | None
+    reuse_predictor: str | None
     sources: Mapping[str, Source] = field(repr=False)
     """Those of the two that are not the routing itself, by their key."""
     cells: Sequence[tuple[str, Cell]] = field(repr=False)
@@ -56,7 +56,9 @@ def tapes_of(job: Job, steps: Sequence[RecordedStep]) -> dict[str, Tape]:
 
     The bound is no predictor: a replay of a system that names the oracle sees to it.
     """
-    keys = [key for key in (job.predictor, job.keeper) if key is not None and key != ORACLE]
+    keys = [
+        key for key in (job.predictor, job.reuse_predictor) if key is not None and key != ORACLE
+    ]
     return {key: tape_of(key, job, steps) for key in keys}
 
 
@@ -79,7 +81,9 @@ def replayed(
         system=cell.arm.system,
         hardware=cell.hardware,
         budget_slots=slots,
-        keeper=None if cell.arm.keeper is None else tapes[cell.arm.keeper].playback(spec),
+        reuse_predictor=None
+        if cell.arm.reuse_predictor is None
+        else tapes[cell.arm.reuse_predictor].playback(spec),
     )
     return figures(stats, cell, steps, slots)
 

@@ -98,12 +98,12 @@ class Sources:
 
     def _keeper(self, system: SystemConfig) -> str | None:
         """As live: where there is none, the policy goes by what it counts itself."""
-        if system.keeper is None:
+        if system.reuse_predictor is None:
             return None
         try:
-            return self.find(system.keeper, {})
+            return self.find(system.reuse_predictor, {})
         except Missing as error:
-            self.without[f"{system.keeper} of {system.name}"] = (
+            self.without[f"{system.reuse_predictor} of {system.name}"] = (
                 f"{error}; it keeps by what it counts itself"
             )
             return None

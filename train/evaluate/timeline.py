@@ -61,7 +61,7 @@ def timeline(cell: Cell, trace: Trace, sources: Mapping[str, Source]) -> list[Sp
         batch=cell.batch,
         new_tokens=WARM_TOKENS * cell.batch,
         predictor=arm.predictor,
-        keeper=arm.keeper,
+        reuse_predictor=arm.reuse_predictor,
         sources=sources,
         cells=(),
     )
@@ -75,7 +75,9 @@ def timeline(cell: Cell, trace: Trace, sources: Mapping[str, Source]) -> list[Sp
         system=arm.system,
         hardware=cell.hardware,
         budget_slots=budget_slots(cell.budget, spec, cell.hardware),
-        keeper=None if arm.keeper is None else tapes[arm.keeper].playback(spec),
+        reuse_predictor=None
+        if arm.reuse_predictor is None
+        else tapes[arm.reuse_predictor].playback(spec),
         observer=lambda *span: told.append(span),
     )
     began = sum(stats.ttft_seconds) + sum(stats.tpot_seconds) - stats.tpot_seconds[-1]

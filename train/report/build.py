@@ -25,7 +25,7 @@ def make_page(
     results: Mapping[str, Any],
     trace: Trace,
     *,
-    keeper: Predictor | None = None,
+    reuse_predictor: Predictor | None = None,
     ceiling: Mapping[str, Any] | None = None,
     replay_tokens: int = REPLAY_TOKENS,
 ) -> Page:
@@ -33,7 +33,7 @@ def make_page(
 
     Args:
         results: what `train.commands.train` returned, or its JSON.
-        keeper: a `reuse` forecaster, to draw its hit rate among the policies'.
+        reuse_predictor: a `reuse` forecaster, to draw its hit rate among the policies'.
         ceiling: what `benchmarks/ceiling.py` wrote.
     """
     table, spec = results["predictors"], trace.spec
@@ -64,7 +64,7 @@ def make_page(
         patterns.heatmaps(page, routing, spec)
         patterns.entropies(page, routing, spec)
         patterns.popularity(page, routing, spec)
-    rates = hit_rates(trace, keeper, num_tokens=replay_tokens)
+    rates = hit_rates(trace, reuse_predictor, num_tokens=replay_tokens)
     serving.hit_rate(page, rates, num_tokens=replay_tokens)
     serving.keeping(page, results.get("keeping"))
     return page

@@ -32,7 +32,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
     page = make_page(
         results,
         trace,
-        keeper=keeper_of(config.run_dir, trace.spec),
+        reuse_predictor=keeper_of(config.run_dir, trace.spec),
         ceiling=ceiling,
         replay_tokens=config.replay_tokens,
     )

@@ -32,7 +32,9 @@ ANY = Roofline(
 """Nothing is prefetched, so what is in the arena does not depend on how fast anything is."""
 
 
-def hit_rates(trace: Trace, keeper: Predictor | None, *, num_tokens: int) -> list[dict[str, Any]]:
+def hit_rates(
+    trace: Trace, reuse_predictor: Predictor | None, *, num_tokens: int
+) -> list[dict[str, Any]]:
     """For each budget and policy the share of experts that generated tokens found in the arena,
     which is divided by layers, and where that lies between LRU and Belady; `reuse` is left out
     without the forecaster it asks.
@@ -44,10 +46,12 @@ def hit_rates(trace: Trace, keeper: Predictor | None, *, num_tokens: int) -> lis
         for policy in EVICTIONS:
             asked = None
             if policy == Reuse.kind:
-                if keeper is None:
+                if reuse_predictor is None:
                     continue
                 # Made anew: it remembers what it has seen.
-                asked = type(keeper).from_files(trace.spec, keeper.files(), keeper.options())
+                asked = type(reuse_predictor).from_files(
+                    trace.spec, reuse_predictor.files(), reuse_predictor.options()
+                )
             stats = replay(
                 steps,
                 None,
@@ -55,7 +59,7 @@ def hit_rates(trace: Trace, keeper: Predictor | None, *, num_tokens: int) -> lis
                 system=replace(ON_DEMAND, eviction=policy),
                 hardware=ANY,
                 budget_slots=slots,
-                keeper=asked,
+                reuse_predictor=asked,
             )
             rows.append(
                 {

@@ -129,7 +129,7 @@ def serve(task: Served) -> dict[str, Any]:
             phases.add(before, mark.after_prefill, sums(engine))
             ttft.append(engine.stats.prefill_seconds[-1])
             tpot += engine.stats.decode_seconds[first:]
-        governor = engine.report()["governor"]
+        adaptive_prefetch = engine.report()["adaptive_prefetch"]
         return {
             "tokens": tokens,
             "ttft_seconds": ttft,
@@ -137,9 +137,9 @@ def serve(task: Served) -> dict[str, Any]:
             "wall_seconds": seconds,
             "prefill": phases.prefill,
             "decode": phases.decode,
-            "governor": governor,
+            "adaptive_prefetch": adaptive_prefetch,
             "predictor": engine.driver.forecasts_with,
-            "keeper": engine.driver.keeps_by,
+            "reuse_predictor": engine.driver.keeps_by,
             "note": note(task, engine),
             "arena_bytes": engine.arena_bytes,
             "arena_slots": engine.prefetcher.top.cache.num_slots,
@@ -167,7 +167,7 @@ def note(task: Served, engine: Engine) -> str | None:
     """What the reader of the row must know."""
     if needs_counts(task.system):
         return f"LRU for its first steps: no zoo entry of kind popularity for {task.model.name}"
-    wanted = task.system.keeper
+    wanted = task.system.reuse_predictor
     if wanted is None or engine.driver.keeps_by is not None:
         return None
     return f"kept by usage counts: no zoo entry of kind {wanted} for {task.model.name}"

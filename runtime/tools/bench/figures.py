@@ -73,9 +73,9 @@ def row_of(outcome: Outcome, baselines: dict[Cell, list[Run]]) -> dict[str, Any]
             ]
         ),
         "predictor": first["predictor"],
-        "keeper": first["keeper"],
+        "reuse_predictor": first["reuse_predictor"],
         "note": first["note"],
-        "governor": runs[-1]["governor"],
+        "adaptive_prefetch": runs[-1]["adaptive_prefetch"],
         "arena_bytes": first["arena_bytes"],
         "arena_slots": first["arena_slots"],
         "weights_bytes": first["weights_bytes"],

@@ -9,10 +9,10 @@ from predictors.skip import Skip
 from runtime.config import SystemConfig
 from runtime.engine.forecasters import (
     forecaster,
+    load_reuse_predictor,
     names_of,
     reference,
     systems_forecaster,
-    systems_keeper,
 )
 from tests.builders.entries import tiny_spec
 from zoo.entry import write_entry
@@ -65,9 +65,9 @@ def test_system__overrides_options_of_its_own_predictor_only(tmp_path):
 
 
 def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
-    system = SystemConfig(name="some", predictor="token", keeper="reuse")
+    system = SystemConfig(name="some", predictor="token", reuse_predictor="reuse")
     assert systems_forecaster(system, SPEC, name="nowhere") is None
-    assert systems_keeper(system, SPEC, name="nowhere") is None
+    assert load_reuse_predictor(system, SPEC, name="nowhere") is None
     said = [record.getMessage() for record in caplog.records]
     assert "some serves on demand: there is no zoo entry nowhere/token" in said[0]
     assert "some keeps by usage counts: there is no zoo entry nowhere/reuse" in said[1]

@@ -11,7 +11,7 @@ import runtime
 from configs.compose import compose_typed
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import ModelConfig
-from runtime.policy.governor import PROBE_STEPS, WARM_UP
+from runtime.policy.adaptive_prefetch import PROBE_STEPS, WARM_UP
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 LAYERS, EXPERTS = 4, 8
@@ -65,9 +65,9 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
     tmp_path, monkeypatch, budget, host_budget
 ) -> None:
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=LAYERS, num_experts=EXPERTS)
-    forecasters = [lambda _system, spec, **_: Guess(spec), lambda _system, spec, **_: Values(spec)]
-    for name, made in zip(("forecaster", "keeper"), forecasters, strict=True):
-        monkeypatch.setattr(f"runtime.engine.loading.systems_{name}", made)
+    loading = "runtime.engine.loading"
+    monkeypatch.setattr(f"{loading}.systems_forecaster", lambda _, spec, **__: Guess(spec))
+    monkeypatch.setattr(f"{loading}.load_reuse_predictor", lambda _, spec, **__: Values(spec))
     # Long enough for a comparison of settings: with, without, with again.
     num_tokens = WARM_UP + PROBE_STEPS + 4
     expected = plain_eager(folder).generate(TOKENS, max_new_tokens=num_tokens, **OPTIONS)
@@ -81,7 +81,7 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
             slots = [entry.slot for entry in tier.cache.entries.values()]
             assert len(set(slots)) == len(slots) <= tier.cache.num_slots
     assert stats["bytes_prefetched"] > 0
-    assert stats["governor"] is not None
+    assert stats["adaptive_prefetch"] is not None
 
 
 def test_moecast__without_entries_uses_the_models_routers_and_counts_and_says_so(

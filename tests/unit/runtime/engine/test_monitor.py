@@ -52,9 +52,9 @@ def test_recall__is_the_share_of_needed_experts_that_were_named(folder: Path) ->
         needed, found = [0] * 3, [0] * 3
         real_predicted, real_routed = core.predicted, core.routed
 
-        def predicted(layer, experts, urgency):
+        def predicted(layer, experts, priority):
             named.setdefault(layer, set()).update(experts)
-            return real_predicted(layer, experts, urgency)
+            return real_predicted(layer, experts, priority)
 
         def routed(layer, tokens_per_expert):
             said = named.pop(layer, set())

@@ -50,7 +50,7 @@ def test_generate__gives_the_tokens_of_plain_transformers(folder, way):
 
 def test_generate__cancelling_and_governed_systems_change_no_token(folder):
     expected = generated(plain_eager(folder), "greedy")
-    for system in (SystemConfig(cancel=True), SystemConfig(governed=True)):
+    for system in (SystemConfig(cancel=True), SystemConfig(adaptive=True)):
         model = serve(folder, budget="25%", system=system)
         with model.moecast:
             assert torch.equal(generated(model, "greedy"), expected)

@@ -134,7 +134,7 @@ def test_replay__belady_is_told_the_future_also_of_an_iterator():
 def test_replay__options_reach_the_policy():
     routing = random_routing(4, steps=40, layers=2, experts=8, top_k=2)
     steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
-    lru = run(steps, eviction="neighbour", eviction_options={"reach": 0})
-    assert lru.total.misses == run(steps).total.misses
-    with pytest.raises(ValueError, match="option of lru eviction 'reach'"):
-        run(steps, eviction_options={"reach": 0})
+    lfu = run(steps, eviction="decayed-lfu", eviction_options={"decays": [1.0]})
+    assert lfu.total.misses != run(steps, eviction="decayed-lfu").total.misses
+    with pytest.raises(ValueError, match="option of lru eviction 'decays'"):
+        run(steps, eviction_options={"decays": [1.0]})

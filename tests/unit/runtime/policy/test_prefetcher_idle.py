@@ -23,7 +23,7 @@ SPEC = ModelSpec(
 
 
 def core(*slots: int, **options) -> Prefetcher:
-    system = SystemConfig(eviction="reuse", per_layer=False, fill_idle=True, **options)
+    system = SystemConfig(eviction="reuse", per_layer=False, idle_prefetch=True, **options)
     return build_prefetcher(
         system, SPEC, num_slots=list(slots or (4,)), chunk_bytes=[CHUNKS] * LAYERS
     )

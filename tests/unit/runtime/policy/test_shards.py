@@ -64,7 +64,7 @@ def test_placement__every_expert_has_one_device_and_layers_are_even(num_devices)
 @settings(max_examples=60, deadline=None)
 def test_shards__an_expert_is_only_ever_where_it_belongs(seed, num_devices, eviction):
     rng = random.Random(seed)
-    core = shards(num_devices, eviction=eviction, fill_idle=rng.random() < 0.5)
+    core = shards(num_devices, eviction=eviction, idle_prefetch=rng.random() < 0.5)
     placement = Placement(num_devices)
     for step in range(6):
         core.begin_step(new_request=step == 0)

@@ -294,16 +294,16 @@ def test_prefetching__is_told_of_systems_that_switch(metrics: Metrics, model) ->
     metrics.watch(Monitor(engine), info=INFO)
     assert value(metrics, "moecast_prefetching", model_name="m") is None
 
-    class Governed:
+    class Adaptive:
         prefetching = True
 
-    engine.workers[0].shared.governor = Governed
+    engine.workers[0].shared.adaptive_prefetch = Adaptive
     try:
         assert value(metrics, "moecast_prefetching", model_name="m") == 1
-        Governed.prefetching = False
+        Adaptive.prefetching = False
         assert value(metrics, "moecast_prefetching", model_name="m") == 0
     finally:
-        engine.workers[0].shared.governor = None
+        engine.workers[0].shared.adaptive_prefetch = None
 
 
 def test_two_servers__in_one_process_do_not_add_up() -> None:

@@ -12,9 +12,9 @@ from predictors.options import known_options
 from predictors.registry import KEEPERS, KINDS
 from runtime import systems
 from runtime.config import ORACLE, SystemConfig
-from runtime.policy.build import build_planner, build_prefetcher
+from runtime.policy.build import build_prefetcher, build_scheduler
 from runtime.policy.eviction import eviction_policy
-from runtime.policy.planner import URGENCIES
+from runtime.policy.forecast_scheduler import PRIORITY_FUNCTIONS
 from runtime.sim.hardware import Measured
 from runtime.sim.replay import replay
 from runtime.systems import load_system, system_names
@@ -66,8 +66,8 @@ def test_load_system__an_unknown_key_is_an_error(tmp_path, monkeypatch) -> None:
 def test_system__names_parts_that_exist(name: str) -> None:
     one = load_system(name)
     assert one.name == name
-    assert one.urgency in URGENCIES
-    assert one.keeper is None or one.keeper in KEEPERS
+    assert one.priority in PRIORITY_FUNCTIONS
+    assert one.reuse_predictor is None or one.reuse_predictor in KEEPERS
     options = dict(one.eviction_options)
     if one.eviction == "belady":
         options["future"] = []
@@ -163,32 +163,32 @@ def asked(forecasts, *, layer_now: int, **options):
     """Experts in the order in which the link would bring them."""
     chosen = SystemConfig(per_layer=False, **options)
     core = build_prefetcher(chosen, SIX, num_slots=[24], chunk_bytes=[(1, 1, 1)] * 6)
-    build_planner(chosen, SIX, core).plan(forecasts, layer_now=layer_now)
+    build_scheduler(chosen, SIX, core).schedule(forecasts, layer_now=layer_now)
     return core.top.queue.low()
 
 
-def test_reach__counts_layers_from_the_next_to_be_routed() -> None:
+def test_lookahead_layers__counts_layers_from_the_next_to_be_routed() -> None:
     every = [forecast(layer, 0, spec=SIX) for layer in range(6)]
-    assert [layer for layer, _ in asked(every, layer_now=-1, reach=1)] == [0]
-    assert [layer for layer, _ in asked(every, layer_now=-1, reach=2)] == [0, 1]
+    assert [layer for layer, _ in asked(every, layer_now=-1, lookahead_layers=1)] == [0]
+    assert [layer for layer, _ in asked(every, layer_now=-1, lookahead_layers=2)] == [0, 1]
     # The router of layer 2 has spoken: layer 3 is next.
-    assert [layer for layer, _ in asked(every, layer_now=3, reach=1)] == [3]
+    assert [layer for layer, _ in asked(every, layer_now=3, lookahead_layers=1)] == [3]
     assert [layer for layer, _ in asked(every, layer_now=3)] == [3, 4, 5]
 
 
-def test_predictors_order__may_be_left_to_the_system() -> None:
+def test_predictor_priority__may_be_left_to_the_system() -> None:
     far = forecast(4, 0, priority=0.8, spec=SIX)
     near = forecast(1, 0, chance=0.5, priority=0.2, spec=SIX)
     assert asked([near, far], layer_now=0) == [(4, 0), (1, 0)]
-    assert asked([near, far], layer_now=0, predictors_order=False) == [(1, 0), (4, 0)]
-    likelier = asked([near, far], layer_now=0, predictors_order=False, urgency="probability")
+    assert asked([near, far], layer_now=0, predictor_priority=False) == [(1, 0), (4, 0)]
+    likelier = asked([near, far], layer_now=0, predictor_priority=False, priority="probability")
     assert likelier == [(4, 0), (1, 0)]
 
 
-def test_urgency__of_fmoe_is_probability_over_distance() -> None:
+def test_priority__of_fmoe_is_probability_over_distance() -> None:
     # .9 three layers ahead is .3, .4 one layer ahead is .4 (fmoe 4.5).
     both = [forecast(3, 0, chance=0.9, spec=SIX), forecast(1, 0, chance=0.4, spec=SIX)]
-    assert asked(both, layer_now=0, urgency=load_system("fmoe").urgency) == [(1, 0), (3, 0)]
+    assert asked(both, layer_now=0, priority=load_system("fmoe").priority) == [(1, 0), (3, 0)]
 
 
 def test_hot_first__computes_first_what_most_tokens_wait_for() -> None:

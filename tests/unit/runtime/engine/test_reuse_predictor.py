@@ -43,14 +43,14 @@ def test_keeper__is_shown_each_step_and_decides_what_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=2)
-    keepers = []
+    predictors = []
 
     def resolved(system, spec, *, name, entries=None):
-        keepers.append(Likes(spec, favourite=5))
-        return keepers[0]
+        predictors.append(Likes(spec, favourite=5))
+        return predictors[0]
 
-    monkeypatch.setattr("runtime.engine.loading.systems_keeper", resolved)
-    system = SystemConfig(name="kept", prefetch=False, eviction="reuse", keeper="x/reuse")
+    monkeypatch.setattr("runtime.engine.loading.load_reuse_predictor", resolved)
+    system = SystemConfig(name="kept", prefetch=False, eviction="reuse", reuse_predictor="x/reuse")
     tokens = torch.arange(24)[None] % 60
     model = load(
         ModelConfig(name="tiny", id=str(folder), dtype="float32"), budget="50%", system=system
@@ -59,15 +59,15 @@ def test_keeper__is_shown_each_step_and_decides_what_stays(
         steps = [model(tokens[:, t : t + 1]).logits for t in range(24)]
         prefetcher = handle.engine.prefetcher
         used = {(n, e) for n, e in prefetcher.top.cache}
-    (keeper,) = keepers
-    assert keeper.shown[:5] == [
+    (reuse_predictor,) = predictors
+    assert reuse_predictor.shown[:5] == [
         ("begin_step", 1),
         ("gate_input", 0),
         ("routed", 0),
         ("gate_input", 1),
         ("routed", 1),
     ]
-    assert len(keeper.shown) == 24 * 5
+    assert len(reuse_predictor.shown) == 24 * 5
     plain = plain_eager(folder)
     routed = set()
     hooks = [

@@ -7,7 +7,7 @@ from runtime.policy.prefetcher import Prefetcher
 from runtime.transfer.worker import Shared
 
 
-class Keeper:
+class ReusePredictor:
     """Runs the forecaster on the model's thread, just before a layer asks for its experts: it is
     then that others are dropped. `seconds` adds up what it cost.
     """

@@ -1,0 +1,133 @@
+"""Prefetching is switched off where it loses, by the steps' own times."""
+
+import numpy as np
+import pytest
+
+from runtime.config import SystemConfig
+from runtime.policy.adaptive_prefetch import (
+    FIRST_STRETCH,
+    LONGEST_STRETCH,
+    PERIOD,
+    PROBE_STEPS,
+    TURN_STEPS,
+    WARM_UP,
+    AdaptivePrefetch,
+)
+from runtime.policy.build import build_prefetcher, build_scheduler, on_link
+from tests.unit.runtime.policy.test_prefetcher import CHUNKS
+from tests.unit.runtime.policy.test_prefetcher_idle import SPEC
+
+
+def run(adaptive: AdaptivePrefetch, steps: int, *, with_it: float, without: float) -> list[bool]:
+    settings = []
+    for _ in range(steps):
+        settings.append(adaptive.prefetching)
+        adaptive.record_step(with_it if adaptive.prefetching else without)
+    return settings
+
+
+def test_adaptive_prefetch__turns_off_what_loses_and_says_so():
+    said = []
+    adaptive = AdaptivePrefetch(report=said.append)
+    settings = run(adaptive, WARM_UP + PROBE_STEPS + FIRST_STRETCH, with_it=0.030, without=0.025)
+    assert settings[:WARM_UP] == [True] * WARM_UP
+    turns = settings[WARM_UP : WARM_UP + PROBE_STEPS]
+    period = [False] * TURN_STEPS + [True] * (PERIOD - TURN_STEPS)
+    assert turns == period * (PROBE_STEPS // PERIOD)
+    assert not any(settings[WARM_UP + PROBE_STEPS :])
+    assert said == [
+        "prefetching turned off: time per output token is 30.00 ms with it, 25.00 ms without"
+    ]
+    assert adaptive.num_switches == 1
+
+
+def test_adaptive_prefetch__keeps_what_wins_and_tries_again_ever_more_rarely():
+    adaptive = AdaptivePrefetch(report=lambda _: None)
+    settings = run(adaptive, 40_000, with_it=0.020, without=0.025)
+    assert adaptive.num_switches == 0
+    off = settings.count(False)
+    # Each comparison costs a quarter of its steps; stretches double up to the longest.
+    each = PROBE_STEPS * TURN_STEPS // PERIOD
+    assert 8 * each <= off <= 16 * each
+    assert settings[-LONGEST_STRETCH:].count(False) <= each
+
+
+def test_adaptive_prefetch__comes_back_when_prefetching_pays_again():
+    adaptive = AdaptivePrefetch(report=lambda _: None)
+    run(adaptive, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)
+    assert not adaptive.prefetching
+    run(adaptive, FIRST_STRETCH + PROBE_STEPS, with_it=0.01, without=0.02)
+    assert adaptive.prefetching
+    assert adaptive.num_switches == 2
+
+
+def test_adaptive_prefetch__jitter_does_not_turn_anything():
+    adaptive = AdaptivePrefetch(report=lambda _: None)
+    noise = np.random.default_rng(0).normal(0.02, 0.0002, 5000)
+    for seconds in noise:
+        adaptive.record_step(float(seconds))
+    assert adaptive.num_switches == 0
+
+
+def test_adaptive_prefetch__tokens_that_miss_more_or_less_do_not_turn_what_pays():
+    """Times vary by a third from token to token, prefetching saves a tenth: it stays, whatever the
+    luck of a few tokens, or comes back at the next comparison."""
+    off = 0
+    for seed in range(20):
+        adaptive = AdaptivePrefetch(report=lambda _: None)
+        noise = np.random.default_rng(seed).normal(1.0, 0.33, 3000).clip(0.2)
+        for one in noise:
+            off += not adaptive.prefetching
+            adaptive.record_step(float(one) * (0.018 if adaptive.prefetching else 0.020))
+    assert off < 0.05 * 20 * 3000
+
+
+def test_adaptive_prefetch__finds_a_loss_of_a_third_among_such_tokens():
+    on = 0
+    for seed in range(20):
+        adaptive = AdaptivePrefetch(report=lambda _: None)
+        noise = np.random.default_rng(seed).normal(1.0, 0.33, 6000).clip(0.2)
+        for one in noise:
+            on += adaptive.prefetching
+            adaptive.record_step(float(one) * (0.0267 if adaptive.prefetching else 0.020))
+    assert on < 0.5 * 20 * 6000
+
+
+def test_adaptive_prefetch__slow_first_tokens_of_requests_are_no_reason_to_turn():
+    """Every 20th token takes ten times as long, whatever the setting: medians of turns that
+    alternate do not see it."""
+    adaptive = AdaptivePrefetch(report=lambda _: None)
+    for step in range(3000):
+        base = 0.020 if adaptive.prefetching else 0.022
+        adaptive.record_step(base * (10 if step % 20 == 0 else 1))
+    assert adaptive.num_switches == 0
+
+
+def test_adaptive_prefetch__tells_each_change_of_setting():
+    told = []
+    adaptive = AdaptivePrefetch(report=lambda _: None, on_change=told.append)
+    settings = run(adaptive, WARM_UP + PROBE_STEPS + 2, with_it=0.02, without=0.03)
+    changes = [b for a, b in zip(settings, settings[1:], strict=False) if a != b]
+    assert told == changes
+    assert told[-1] is True
+
+
+@pytest.mark.parametrize("idle_prefetch", [True, False])
+def test_build_scheduler__what_is_switched_off_leaves_idle_links_alone(idle_prefetch):
+    system = SystemConfig(
+        eviction="reuse", adaptive=True, idle_prefetch=idle_prefetch, per_layer=False
+    )
+    core = build_prefetcher(system, SPEC, num_slots=[9], chunk_bytes=[CHUNKS] * SPEC.num_layers)
+    scheduler = build_scheduler(system, SPEC, core)
+    assert scheduler.adaptive_prefetch is not None
+    assert core.top.fills_idle is idle_prefetch
+    run(scheduler.adaptive_prefetch, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)
+    assert not scheduler.adaptive_prefetch.prefetching
+    assert core.top.fills_idle is False
+
+
+@pytest.mark.parametrize(("slows_computing", "fills"), [(True, False), (False, True)])
+def test_on_link__where_reads_slow_the_computation_idle_links_stay_idle(slows_computing, fills):
+    system = SystemConfig(eviction="reuse", idle_prefetch=True, per_layer=False)
+    assert on_link(system, slows_computing=slows_computing).idle_prefetch is fills
+    assert not on_link(SystemConfig(), slows_computing=slows_computing).idle_prefetch
