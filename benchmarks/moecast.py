@@ -29,8 +29,14 @@ from runtime.config import SystemConfig
 from runtime.policy.counters import added
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
+from train.evaluate.forecasts import (
+    EventKey,
+    RecordedForecast,
+    RecordedForecasts,
+    perfect_forecasts,
+    record_forecasts,
+)
 from train.evaluate.steps import Routed, held_out_steps, routed
-from train.evaluate.tape import Event, Tape, Told, foretold, record
 from train.replay import budget_slots
 from zoo import load_predictor
 
@@ -43,7 +49,7 @@ GAMMA = 0.7
 """As `reuse` is trained: a use one token later counts so much less."""
 
 Arm = tuple[str, SystemConfig, str | None, str | None]
-"""Name, system, and the tapes of forecasts and values."""
+"""Name, system, and the recorded of forecasts and values."""
 
 
 def arms(*, parts: bool) -> list[Arm]:
@@ -77,55 +83,58 @@ def arms(*, parts: bool) -> list[Arm]:
     ]
 
 
-def values(steps: Sequence[Routed], reuse: Tape, spec: ModelSpec, num_tokens: int) -> Tape:
+def values(
+    steps: Sequence[Routed], reuse: RecordedForecasts, spec: ModelSpec, num_tokens: int
+) -> RecordedForecasts:
     """What eviction keeps by: the true routing of the next `num_tokens` steps, then `reuse`."""
     used_SLE = np.zeros((len(steps), spec.num_layers, spec.num_experts), np.float32)
     for place, step in enumerate(steps):
         for layer in range(spec.num_layers):
             used_SLE[place, layer, np.unique(step.experts(layer))] = 1.0
-    answers: list[dict[Event, list[Told]]] = []
+    answers: list[dict[EventKey, list[RecordedForecast]]] = []
     for place in range(len(steps)):
         last = min(len(steps) - 1, place + num_tokens)
         discounts_N = (1 - GAMMA) * GAMMA ** np.arange(last - place)
         known_LE: NDArray = np.tensordot(discounts_N, used_SLE[place + 1 : last + 1], axes=1)
         answers.append(
             {
-                ("routed", layer): [
-                    Told(
+                (Signal.ROUTED, layer): [
+                    RecordedForecast(
                         layer,
                         (
                             known_LE[layer]
-                            + GAMMA**num_tokens * reuse.steps[last]["routed", layer][0].scores_TE[0]
+                            + GAMMA**num_tokens
+                            * reuse.steps[last][Signal.ROUTED, layer][0].scores_TE[0]
                         ).astype(np.float32)[None],
                     )
                 ]
                 for layer in range(spec.num_layers)
             }
         )
-    return Tape("reuse", frozenset({Signal.ROUTED}), answers)
+    return RecordedForecasts("reuse", frozenset({Signal.ROUTED}), answers)
 
 
-def tapes_of(trace: Trace, entries: Path) -> tuple[list[Routed], dict[str, Tape]]:
+def record_all(trace: Trace, entries: Path) -> tuple[list[Routed], dict[str, RecordedForecasts]]:
     """The steps, and every predictor's answers to them."""
     steps = held_out_steps(trace, batch=1, new_tokens=NEW_TOKENS)
     light = [routed(step, trace.spec.num_layers) for step in steps]
     options: dict[str, Mapping[str, Any]] = {"residual": {"refresh_last": False}}
-    tapes = {
-        kind: record(
+    recorded = {
+        kind: record_forecasts(
             load_predictor(entries / kind, spec=trace.spec, options=options.get(kind)), steps
         )
         for kind in ("stride", "residual", "reuse")
     }
-    tapes["truth"] = foretold(light, trace.spec)
+    recorded["truth"] = perfect_forecasts(light, trace.spec)
     for num_tokens in WINDOWS:
-        tapes[f"next {num_tokens}"] = values(light, tapes["reuse"], trace.spec, num_tokens)
-    return light, tapes
+        recorded[f"next {num_tokens}"] = values(light, recorded["reuse"], trace.spec, num_tokens)
+    return light, recorded
 
 
 def row(
     arm: Arm,
     steps: Sequence[Routed],
-    tapes: Mapping[str, Tape],
+    recorded: Mapping[str, RecordedForecasts],
     *,
     spec: ModelSpec,
     hardware: Hardware,
@@ -134,12 +143,14 @@ def row(
     name, system, forecasts, reuse_predictor = arm
     stats = replay(
         steps,
-        None if forecasts is None else tapes[forecasts].playback(spec),
+        None if forecasts is None else recorded[forecasts].predictor(spec),
         spec=spec,
         system=system,
         hardware=hardware,
         budget_slots=budget_slots(budget, spec, hardware),
-        reuse_predictor=None if reuse_predictor is None else tapes[reuse_predictor].playback(spec),
+        reuse_predictor=None
+        if reuse_predictor is None
+        else recorded[reuse_predictor].predictor(spec),
     )
     figures, decode = stats.as_dict(), added(stats.decode)
     return {
@@ -164,7 +175,7 @@ def with_shares(rows: list[dict[str, Any]]) -> None:
 
 def main(arguments: dict[str, str]) -> None:
     trace = Trace.open(Path(arguments["trace"]))
-    steps, tapes = tapes_of(trace, Path(arguments["entries"]))
+    steps, recorded = record_all(trace, Path(arguments["entries"]))
     rows: list[dict[str, Any]] = []
     machines, started, console = [], time.perf_counter(), Console()
     for name in MACHINES:
@@ -173,7 +184,7 @@ def main(arguments: dict[str, str]) -> None:
         hardware = described(config.hardware, config.shape)
         for budget in BUDGETS:
             block = [
-                row(arm, steps, tapes, spec=trace.spec, hardware=hardware, budget=budget)
+                row(arm, steps, recorded, spec=trace.spec, hardware=hardware, budget=budget)
                 for arm in arms(parts=name == MACHINES[0])
             ]
             with_shares(block)

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import Trace, TraceSignal
-from predictors.base import Floats, Forecast, Ints, Predictor, Signal
+from predictors.base import Floats, Forecast, Ints, Predictor
 from predictors.metrics import Calibration, LayerScore, Phase, total
 from predictors.registry import from_files
-from runtime.sim.step import RecordedStep
+from runtime.sim.step import RecordedStep, replay_step
 
 BLOCK_TOKENS = 4_096
 """Tokens scored at once where their grouping does not matter: 1 MB of scores at 60 experts."""
@@ -82,19 +82,10 @@ def phased(trace: Trace, split: str | None, *, grouped: bool) -> Iterator[tuple[
             yield step, np.full(step.num_tokens, step.phase, dtype=np.int64)
 
 
-def forecasts(predictor: Predictor, step: Tokens) -> Iterator[Forecast]:
-    """Sends the step's events in the model's order, and yields what is answered."""
-    signals = predictor.signals
-    yield from predictor.begin_step(step.tokens_T, step.requests_T)
-    for layer in range(predictor.spec.num_layers):
-        if Signal.LAYER_INPUT in signals:
-            yield from predictor.layer_input(layer, step.layer_input(layer))
-        if Signal.GATE_INPUT in signals:
-            yield from predictor.gate_input(layer, step.gate_input(layer))
-        if Signal.ROUTED in signals:
-            logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
-            yield from predictor.routed(layer, step.experts(layer), logits_TE)
-    predictor.end_step()
+def forecasts(predictor: Predictor, step: RecordedStep) -> Iterator[Forecast]:
+    """Show a predictor one step and yield its forecasts in the order of the model's events."""
+    for event in replay_step(predictor, step, num_layers=predictor.spec.num_layers):
+        yield from event.forecasts
 
 
 class Pending:

@@ -3,8 +3,9 @@
 from typing import Any
 
 from collect.traces import Trace
-from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.metrics import LayerScore, total
+from runtime.sim.step import StepEvent, replay_step
 from train.accuracy import Pending, phased
 
 ENTRY = "entry"
@@ -50,23 +51,14 @@ def by_horizon(predictor: Predictor, trace: Trace, split: str = "held_out") -> d
     Horizon h: from the gate input of layer l to layer l + h; 0: from a layer's own input. All
     forecasts count, also those that a later one replaces.
     """
-    spec, signals = predictor.spec, predictor.signals
+    spec = predictor.spec
     pending: dict[str, dict[int, Pending]] = {}
     for step, phases_T in phased(trace, split, grouped=predictor.stateless):
-        answers = [(ENTRY, one) for one in predictor.begin_step(step.tokens_T, step.requests_T)]
-        for layer in range(spec.num_layers):
-            if Signal.LAYER_INPUT in signals:
-                for one in predictor.layer_input(layer, step.layer_input(layer)):
-                    # The first layer's own input is all that its first forecasts can have.
-                    answers.append((f"{one.layer - layer}" if layer else ENTRY, one))
-            if Signal.GATE_INPUT in signals:
-                for one in predictor.gate_input(layer, step.gate_input(layer)):
-                    answers.append((f"{one.layer - layer}", one))
-            if Signal.ROUTED in signals:
-                logits = step.logits(layer) if Signal.LOGITS in signals else None
-                for one in predictor.routed(layer, step.experts(layer), logits):
-                    answers.append((f"{one.layer - layer}", one))
-        predictor.end_step()
+        answers = [
+            (distance(event, forecast), forecast)
+            for event in replay_step(predictor, step, num_layers=spec.num_layers)
+            for forecast in event.forecasts
+        ]
         for name, one in answers:
             layers = pending.setdefault(name, {})
             waiting = layers.setdefault(one.layer, Pending(LayerScore(spec.top_k, extras=())))
@@ -75,6 +67,14 @@ def by_horizon(predictor: Predictor, trace: Trace, split: str = "held_out") -> d
         for waiting in layers.values():
             waiting.settle()
     return {name: table(pending[name], spec.num_layers) for name in sorted(pending)}
+
+
+def distance(event: StepEvent, forecast: Forecast) -> str:
+    """Return the number of layers that a forecast looks ahead, or `ENTRY`."""
+    # The input of the first layer is all that its first forecasts can have.
+    if event.layer < 0 or (event.signal is Signal.LAYER_INPUT and event.layer == 0):
+        return ENTRY
+    return f"{forecast.layer - event.layer}"
 
 
 def table(pending: dict[int, Pending], num_layers: int) -> dict[str, Any]:

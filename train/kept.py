@@ -15,6 +15,7 @@ from runtime.policy.counters import added
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
+from runtime.systems import ON_DEMAND, load_system
 from train.replay import budget_slots, first_tokens
 
 POLICIES = (
@@ -28,12 +29,19 @@ POLICIES = (
     "belady",
 )
 BUDGETS = ("10%", "25%", "50%", "75%")
-ON_DEMAND = SystemConfig(name="on-demand", prefetch=False, chunked=False)
 
 DEFINITION = (
     "hit rate: share of needed experts that are in the arena when their router asks, nothing "
     "prefetched; gap closed: (hit rate - LRU) / (Belady - LRU), held-out requests"
 )
+
+
+def eviction_system() -> SystemConfig:
+    """Return the system on which eviction policies are compared: nothing is prefetched.
+
+    Experts are fetched and computed in the order in which they do so with prefetching.
+    """
+    return replace(load_system(ON_DEMAND), early_preemption=True, reordered=True)
 
 
 def token_by_token(steps: Iterable[Step], num_tokens: int) -> Iterator[Step]:
@@ -56,12 +64,13 @@ def hit_rates(
     """
     generated = list(first_tokens(trace.steps("held_out"), num_tokens))
     each = list(token_by_token(trace.steps("held_out"), num_tokens))
-    everything = replace(ON_DEMAND, per_layer=False)
+    on_demand = eviction_system()
+    everything = replace(on_demand, per_layer=False)
     tables: dict[str, Any] = {}
     streams: tuple[tuple[str, Sequence[RecordedStep], SystemConfig], ...] = (
-        ("every token, per-layer", each, ON_DEMAND),
+        ("every token, per-layer", each, on_demand),
         ("every token, global", each, everything),
-        ("generated, per-layer", generated, ON_DEMAND),
+        ("generated, per-layer", generated, on_demand),
         ("generated, global", generated, everything),
     )
     for name, steps, system in streams:

@@ -27,9 +27,9 @@ from runtime.sim.cluster import Interconnect
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
 from runtime.sim.step import BatchedStep, first_request
+from train.evaluate.forecasts import RecordedForecast, RecordedForecasts, record_forecasts
 from train.evaluate.sources import Sources
 from train.evaluate.steps import Routed, held_out_steps, is_decode, routed
-from train.evaluate.tape import Tape, Told, record
 
 GROUPED = 45
 """Held-out requests that are served in groups: so many have generated tokens."""
@@ -81,7 +81,7 @@ class Fold:
         experts_LTK = np.stack([self.chosen(layer) for layer in step.experts_LTK])
         return Routed(step.tokens_T, step.requests_T, experts_LTK)
 
-    def forecast(self, told: Told, *, most: int | None) -> Told:
+    def forecast(self, told: RecordedForecast, *, most: int | None) -> RecordedForecast:
         """The chance of a group is that of any of its experts, taken as independent.
 
         Args:
@@ -95,15 +95,15 @@ class Fold:
         priority_E = told.priority_E
         if priority_E is not None:
             priority_E = np.maximum.reduceat(priority_E, starts_N)
-        return Told(told.layer, (1.0 - none_TN).astype(np.float32), wanted, priority_E)
+        return RecordedForecast(told.layer, (1.0 - none_TN).astype(np.float32), wanted, priority_E)
 
-    def tape(self, tape: Tape) -> Tape:
+    def tape(self, tape: RecordedForecasts) -> RecordedForecasts:
         most = self.top_k if tape.kind == "correlation" else None
         steps = [
             {event: [self.forecast(one, most=most) for one in told] for event, told in step.items()}
             for step in tape.steps
         ]
-        return Tape(tape.kind, tape.signals, steps)
+        return RecordedForecasts(tape.kind, tape.signals, steps)
 
 
 def in_groups(trace: Trace, size: int) -> Iterator[BatchedStep]:
@@ -131,7 +131,7 @@ class Ground:
         self.new_tokens = new_tokens
         self._sources = Sources(self.trace, model=ModelConfig(), entries=entries, seed=0)
         self._steps: dict[int, list[Any]] = {}
-        self._tapes: dict[tuple[str, int], Tape] = {}
+        self._tapes: dict[tuple[str, int], RecordedForecasts] = {}
         self._folded: dict[tuple[Any, ...], Any] = {}
 
     def steps(self, batch: int) -> list[Any]:
@@ -144,11 +144,15 @@ class Ground:
             )
         return self._steps[batch]
 
-    def tape(self, kind: str, options: Mapping[str, Any], batch: int) -> tuple[str, Tape]:
+    def tape(
+        self, kind: str, options: Mapping[str, Any], batch: int
+    ) -> tuple[str, RecordedForecasts]:
         key = self._sources.find(kind, options)
         if (key, batch) not in self._tapes:
             source = self._sources.found[key]
-            self._tapes[key, batch] = record(source.make(self.trace.spec), self.steps(batch))
+            self._tapes[key, batch] = record_forecasts(
+                source.make(self.trace.spec), self.steps(batch)
+            )
         return key, self._tapes[key, batch]
 
     def folded_steps(self, fold: Fold, batch: int) -> list[Routed]:
@@ -158,7 +162,9 @@ class Ground:
             self._folded[key] = [fold.step(routed(step, layers)) for step in self.steps(batch)]
         return self._folded[key]
 
-    def folded_tape(self, fold: Fold, kind: str, options: Mapping[str, Any], batch: int) -> Tape:
+    def folded_tape(
+        self, fold: Fold, kind: str, options: Mapping[str, Any], batch: int
+    ) -> RecordedForecasts:
         name, tape = self.tape(kind, options, batch)
         key = (name, fold, batch)
         if key not in self._folded:
@@ -211,7 +217,7 @@ class Ground:
         predictor = None
         if system.prefetch and system.predictor not in (None, ORACLE):
             tape = self.folded_tape(fold, system.predictor, system.predictor_options, batch)
-            predictor = tape.playback(spec)
+            predictor = tape.predictor(spec)
         if system.eviction == "static" and not system.eviction_options.get("first_layers"):
             options = {**system.eviction_options, "counts": self.counts(fold)}
             system = replace(system, eviction_options=options)

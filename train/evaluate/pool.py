@@ -18,7 +18,7 @@ CODE = (
     "runtime/sim",
     "train/evaluate/replaying.py",
     "train/evaluate/steps.py",
-    "train/evaluate/tape.py",
+    "train/evaluate/forecasts.py",
 )
 """What a replay's figures depend on, beside its settings."""
 

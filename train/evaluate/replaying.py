@@ -15,9 +15,9 @@ from runtime.policy.counters import added
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import RecordedStep
 from train.evaluate.cells import TRUTH, Cell
+from train.evaluate.forecasts import RecordedForecasts, perfect_forecasts, record_forecasts
 from train.evaluate.sources import Source
 from train.evaluate.steps import Routed, held_out_steps, is_decode, routed
-from train.evaluate.tape import Tape, foretold, record
 from train.replay import budget_slots
 
 CDF_POINTS = 101
@@ -46,12 +46,12 @@ def run_job(job: Job, done: Callable[[str, dict[str, Any]], None]) -> None:
     trace = Trace.open(job.trace, verify=False)
     steps = held_out_steps(trace, batch=job.batch, new_tokens=job.new_tokens)
     light = [routed(step, job.spec.num_layers) for step in steps]
-    tapes = tapes_of(job, steps)
+    recorded = record_all(job, steps)
     for digest, cell in job.cells:
-        done(digest, replayed(cell, light, tapes, job.spec))
+        done(digest, replayed(cell, light, recorded, job.spec))
 
 
-def tapes_of(job: Job, steps: Sequence[RecordedStep]) -> dict[str, Tape]:
+def record_all(job: Job, steps: Sequence[RecordedStep]) -> dict[str, RecordedForecasts]:
     """What the job's cells are played, by key.
 
     The bound is no predictor: a replay of a system that names the oracle sees to it.
@@ -59,43 +59,45 @@ def tapes_of(job: Job, steps: Sequence[RecordedStep]) -> dict[str, Tape]:
     keys = [
         key for key in (job.predictor, job.reuse_predictor) if key is not None and key != ORACLE
     ]
-    return {key: tape_of(key, job, steps) for key in keys}
+    return {key: forecasts_of(key, job, steps) for key in keys}
 
 
-def tape_of(key: str, job: Job, steps: Sequence[RecordedStep]) -> Tape:
+def forecasts_of(key: str, job: Job, steps: Sequence[RecordedStep]) -> RecordedForecasts:
     """The forecasts of one predictor for these steps."""
     if key == TRUTH:
-        return foretold(steps, job.spec)
-    return record(job.sources[key].make(job.spec), steps)
+        return perfect_forecasts(steps, job.spec)
+    return record_forecasts(job.sources[key].make(job.spec), steps)
 
 
 def replayed(
-    cell: Cell, steps: Sequence[Routed], tapes: Mapping[str, Tape], spec: ModelSpec
+    cell: Cell, steps: Sequence[Routed], recorded: Mapping[str, RecordedForecasts], spec: ModelSpec
 ) -> dict[str, Any]:
     """One cell's figures."""
     slots = budget_slots(cell.budget, spec, cell.hardware)
     stats = replay(
         steps,
-        predictor_of(cell, tapes, spec),
+        predictor_of(cell, recorded, spec),
         spec=spec,
         system=cell.arm.system,
         hardware=cell.hardware,
         budget_slots=slots,
         reuse_predictor=None
         if cell.arm.reuse_predictor is None
-        else tapes[cell.arm.reuse_predictor].playback(spec),
+        else recorded[cell.arm.reuse_predictor].predictor(spec),
     )
     return figures(stats, cell, steps, slots)
 
 
-def predictor_of(cell: Cell, tapes: Mapping[str, Tape], spec: ModelSpec) -> Predictor | None:
+def predictor_of(
+    cell: Cell, recorded: Mapping[str, RecordedForecasts], spec: ModelSpec
+) -> Predictor | None:
     """What the cell's system is played, from the beginning; the bound asks nobody."""
     if cell.arm.predictor is None or cell.arm.predictor == ORACLE:
         return None
-    tape = tapes[cell.arm.predictor]
+    tape = recorded[cell.arm.predictor]
     if cell.arm.distance is not None:
         tape = tape.at_distance(cell.arm.distance)
-    return tape.playback(spec)
+    return tape.predictor(spec)
 
 
 def figures(stats: ReplayStats, cell: Cell, steps: Sequence[Routed], slots: int) -> dict[str, Any]:

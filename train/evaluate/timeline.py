@@ -9,7 +9,7 @@ from runtime.policy.eviction import Expert
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from train.evaluate.cells import TABLE, Arm, Cell
-from train.evaluate.replaying import Job, predictor_of, tapes_of
+from train.evaluate.replaying import Job, predictor_of, record_all
 from train.evaluate.sources import Source
 from train.evaluate.steps import held_out_steps, routed
 from train.replay import budget_slots
@@ -66,18 +66,18 @@ def timeline(cell: Cell, trace: Trace, sources: Mapping[str, Source]) -> list[Sp
         cells=(),
     )
     steps = held_out_steps(trace, batch=job.batch, new_tokens=job.new_tokens)
-    tapes = tapes_of(job, steps)
+    recorded = record_all(job, steps)
     told: list[tuple[str, float, float, Expert | None]] = []
     stats = replay(
         [routed(step, spec.num_layers) for step in steps],
-        predictor_of(cell, tapes, spec),
+        predictor_of(cell, recorded, spec),
         spec=spec,
         system=arm.system,
         hardware=cell.hardware,
         budget_slots=budget_slots(cell.budget, spec, cell.hardware),
         reuse_predictor=None
         if arm.reuse_predictor is None
-        else tapes[arm.reuse_predictor].playback(spec),
+        else recorded[arm.reuse_predictor].predictor(spec),
         observer=lambda *span: told.append(span),
     )
     began = sum(stats.ttft_seconds) + sum(stats.tpot_seconds) - stats.tpot_seconds[-1]

@@ -13,7 +13,7 @@ from runtime.policy.counters import added
 from runtime.policy.eviction.registry import EVICTIONS
 from runtime.sim.hardware import Roofline
 from runtime.sim.replay import replay
-from train.kept import ON_DEMAND, share_closed
+from train.kept import eviction_system, share_closed
 from train.replay import budget_slots, first_tokens
 
 BUDGETS = (10, 25, 50, 75)
@@ -40,6 +40,7 @@ def hit_rates(
     without the forecaster it asks.
     """
     steps = list(first_tokens(trace.steps("held_out"), num_tokens))
+    on_demand = eviction_system()
     rows: list[dict[str, Any]] = []
     for budget in BUDGETS:
         slots = budget_slots(f"{budget}%", trace.spec, ANY)
@@ -56,7 +57,7 @@ def hit_rates(
                 steps,
                 None,
                 spec=trace.spec,
-                system=replace(ON_DEMAND, eviction=policy),
+                system=replace(on_demand, eviction=policy),
                 hardware=ANY,
                 budget_slots=slots,
                 reuse_predictor=asked,

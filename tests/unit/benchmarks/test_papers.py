@@ -4,8 +4,8 @@ import numpy as np
 
 from benchmarks.papers.ground import Fold, generated
 from benchmarks.papers.run import PAPERS
+from train.evaluate.forecasts import RecordedForecast
 from train.evaluate.steps import Routed
-from train.evaluate.tape import Told
 
 FOLD = Fold(6, 3, 2)
 """Experts 0 and 1 become 0, 2 and 3 become 1, 4 and 5 become 2."""
@@ -22,13 +22,13 @@ def test_fold__keeps_a_tokens_first_distinct_groups() -> None:
 def test_fold__a_group_is_as_likely_as_any_of_its_experts() -> None:
     scores = np.array([[0.5, 0.5, 0.0, 0.25, 0.0, 0.0]], np.float32)
     order = np.array([1, 5, 2, 3, 0, 9], np.float32)
-    told = FOLD.forecast(Told(1, scores, [5, 4, 0], order), most=None)
+    told = FOLD.forecast(RecordedForecast(1, scores, [5, 4, 0], order), most=None)
     assert told.layer == 1
     assert told.scores_TE.tolist() == [[0.75, 0.25, 0.0]]
     assert told.wanted == [2, 0]
     assert told.priority_E is not None
     assert told.priority_E.tolist() == [5, 3, 9]
-    assert FOLD.forecast(Told(1, scores, [5, 4, 0]), most=1).wanted == [2]
+    assert FOLD.forecast(RecordedForecast(1, scores, [5, 4, 0]), most=1).wanted == [2]
 
 
 def test_generated__counts_one_token_of_each_request() -> None:

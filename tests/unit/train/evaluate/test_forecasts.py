@@ -15,8 +15,8 @@ from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.traces import make_spec, make_trace
 from train.counted import FITS
+from train.evaluate.forecasts import perfect_forecasts, record_forecasts
 from train.evaluate.steps import routed
-from train.evaluate.tape import foretold, record
 
 MACHINE = Roofline(
     name="toy",
@@ -78,7 +78,7 @@ def test_playback__gives_the_replay_that_the_predictor_itself_gives(tmp_path, ki
 
     steps = list(batch_steps(trace.steps("held_out"), batch))
     light = [routed(step, spec.num_layers) for step in steps]
-    tape = record(made(), steps)
+    tape = record_forecasts(made(), steps)
     for slots in (8, 20):
         arguments = {
             "spec": spec,
@@ -87,16 +87,16 @@ def test_playback__gives_the_replay_that_the_predictor_itself_gives(tmp_path, ki
             "budget_slots": slots,
         }
         alive = replay(steps, made(copies=True), **arguments)
-        played = replay(light, tape.playback(spec), **arguments)
+        played = replay(light, tape.predictor(spec), **arguments)
         assert alive.total.predicted > 0
         assert dataclasses.asdict(played) == dataclasses.asdict(alive)
 
 
 def test_at_distance__keeps_what_was_forecast_so_far_ahead(tmp_path):
     trace = make_trace(tmp_path / "trace")
-    tape = record(Lazy(trace.spec), list(trace.steps("held_out"))[:2])
+    tape = record_forecasts(Lazy(trace.spec), list(trace.steps("held_out"))[:2])
     for distance in range(4):
-        player = tape.at_distance(distance).playback(trace.spec)
+        player = tape.at_distance(distance).predictor(trace.spec)
         for _ in range(2):
             # The beginning of a step is one layer before layer 0.
             assert len(player.begin_step(None, None)) == (distance == 1)
@@ -114,7 +114,7 @@ def test_foretold__is_the_routing_of_all_later_layers(tmp_path):
     spec = make_spec(num_layers=3)
     trace = make_trace(tmp_path / "trace", spec=spec)
     steps = list(trace.steps("held_out"))[:5]
-    player = foretold(steps, spec).playback(spec)
+    player = perfect_forecasts(steps, spec).predictor(spec)
     for step in steps:
         chosen = [set(step.experts(layer).ravel().tolist()) for layer in range(3)]
         first = player.begin_step(step.tokens_T, step.requests_T)

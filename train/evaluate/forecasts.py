@@ -1,0 +1,136 @@
+"""Forecasts recorded once and replayed for every system, machine and budget.
+
+What a predictor answers depends on the steps alone, never on what a cache holds.
+
+Shape suffixes: T tokens of the step, E experts, K top_k.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.spec import ModelSpec
+from runtime.sim.step import RecordedStep, replay_step
+
+EventKey = tuple[Signal, int]
+"""Signal and layer of an event; the layer of `TOKENS` is -1."""
+
+
+@dataclass(frozen=True)
+class RecordedForecast(Forecast):
+    """A forecast that works out its experts once, however often they are asked for."""
+
+    _experts: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
+
+    def experts(self, top_k: int) -> list[int]:
+        """Return the experts to fetch, the most likely first."""
+        if top_k not in self._experts:
+            self._experts[top_k] = super().experts(top_k)
+        return list(self._experts[top_k])
+
+
+@dataclass(frozen=True)
+class RecordedForecasts:
+    """Every answer of one predictor to one sequence of steps."""
+
+    kind: str
+    signals: frozenset[Signal]
+    steps: Sequence[dict[EventKey, list[RecordedForecast]]]
+
+    def predictor(self, spec: ModelSpec) -> "ReplayPredictor":
+        """Return a predictor that gives these answers, beginning with the first step."""
+        return ReplayPredictor(spec, self)
+
+    def at_distance(self, distance: int) -> "RecordedForecasts":
+        """Return only the forecasts `distance` layers ahead; 0: of the event's own layer."""
+        kept = [
+            {
+                event: near
+                for event, forecasts in step.items()
+                if (near := [one for one in forecasts if one.layer - event[1] == distance])
+            }
+            for step in self.steps
+        ]
+        return RecordedForecasts(self.kind, self.signals, kept)
+
+
+def record_forecasts(predictor: Predictor, steps: Iterable[RecordedStep]) -> RecordedForecasts:
+    """Show a predictor the steps in order, as a replay does, and keep its answers."""
+    recorded = [
+        {
+            (event.signal, event.layer): [copy_forecast(one) for one in event.forecasts]
+            for event in replay_step(predictor, step, num_layers=predictor.spec.num_layers)
+            if event.forecasts
+        }
+        for step in steps
+    ]
+    return RecordedForecasts(predictor.kind, predictor.signals - {Signal.LOGITS}, recorded)
+
+
+def copy_forecast(forecast: Forecast) -> RecordedForecast:
+    """Return a copy, since a predictor may answer with its own memory and overwrite it."""
+    priority_E = forecast.priority_E
+    return RecordedForecast(
+        forecast.layer,
+        np.array(forecast.scores_TE),
+        None if forecast.wanted is None else list(forecast.wanted),
+        None if priority_E is None else np.array(priority_E),
+    )
+
+
+def perfect_forecasts(steps: Iterable[RecordedStep], spec: ModelSpec) -> RecordedForecasts:
+    """Return forecasts that equal the routing of all later layers.
+
+    They are given at the beginning of a step and at the gate of each layer.
+    """
+    recorded: list[dict[EventKey, list[RecordedForecast]]] = []
+    for step in steps:
+        exact = [
+            exact_forecast(step.experts(layer), layer, spec) for layer in range(spec.num_layers)
+        ]
+        answers: dict[EventKey, list[RecordedForecast]] = {(Signal.TOKENS, -1): exact}
+        for layer in range(spec.num_layers - 1):
+            answers[Signal.GATE_INPUT, layer] = exact[layer + 1 :]
+        recorded.append(answers)
+    return RecordedForecasts("truth", frozenset({Signal.TOKENS, Signal.GATE_INPUT}), recorded)
+
+
+def exact_forecast(experts_TK: Ints, layer: int, spec: ModelSpec) -> RecordedForecast:
+    """Return the routing of one layer as a forecast.
+
+    The expert id `num_experts` stands for a choice of none.
+    """
+    # One column more, for choices of none.
+    scores_TE = np.zeros((len(experts_TK), spec.num_experts + 1), np.float32)
+    np.put_along_axis(scores_TE, experts_TK, 1.0, axis=1)
+    return RecordedForecast(layer, scores_TE[:, :-1])
+
+
+class ReplayPredictor(Predictor):
+    """Answers as the recorded predictor did, without looking at hidden states."""
+
+    def __init__(self, spec: ModelSpec, recorded: RecordedForecasts):
+        super().__init__(spec)
+        self._recorded = recorded
+        self._step = -1
+        # On the instance, where the classes of predictors have them on the class.
+        self.kind = recorded.kind  # type: ignore[misc]
+        self.signals = recorded.signals  # type: ignore[misc]
+
+    def _answer(self, signal: Signal, layer: int) -> Forecasts:
+        return self._recorded.steps[self._step].get((signal, layer), ())
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
+        self._step += 1
+        return self._answer(Signal.TOKENS, -1)
+
+    def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:  # noqa: ARG002
+        return self._answer(Signal.LAYER_INPUT, layer)
+
+    def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:  # noqa: ARG002
+        return self._answer(Signal.GATE_INPUT, layer)
+
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
+        return self._answer(Signal.ROUTED, layer)
