@@ -146,7 +146,7 @@ def test_batch__a_bad_line_stops_it_before_the_model_is_loaded(folder, tmp_path,
     write_prompts(tmp_path / "prompts.jsonl")
     with (tmp_path / "prompts.jsonl").open("a") as file:
         file.write('{"prompt": "text"}\n')
-    monkeypatch.setattr(command, "served", None)
+    monkeypatch.setattr(command, "load_with_plan", None)
     with pytest.raises(PromptFileError, match=rf"line {COUNT + 1}: this model has no tokenizer"):
         run(compose_typed("batch", options(folder, tmp_path))[0])
     assert not (tmp_path / "out.jsonl").exists()
@@ -170,7 +170,7 @@ def test_batch__a_failed_batch_leaves_the_others_and_the_next_run_completes(
         caches.make = once
         return caches
 
-    monkeypatch.setattr(command, "caches_of", failing)
+    monkeypatch.setattr(command, "make_kv_caches", failing)
     with pytest.raises(PromptsFailed, match=r"3 of 14 prompts have no result: the disk is full"):
         ran(folder, tmp_path)
     assert len(results(tmp_path / "out.jsonl")) == COUNT - 3

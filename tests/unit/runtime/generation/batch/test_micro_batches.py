@@ -242,7 +242,7 @@ def test_sinks__attention_is_to_the_first_tokens_and_the_last_only(folder):
     plain = plain_eager(folder)
     tokens = torch.randint(1, 60, (1, 16), generator=torch.Generator().manual_seed(1))
     caches = SinkCacheFactory(plain, sinks=sinks, window=window)
-    cache = caches.make(torch.zeros(1, dtype=torch.long), most_tokens=16)
+    cache = caches.make(torch.zeros(1, dtype=torch.long), max_cache_length=16)
     with torch.no_grad():
         plain(tokens[:, :9], past_key_values=cache)
         for at in range(9, 16):
@@ -308,7 +308,7 @@ def test_run_batches__a_batch_whose_transfer_fails_is_left_out_and_the_others_go
     class Failing(PlainCacheFactory):
         """The second batch's cache cannot be written."""
 
-        def make(self, padding_B, *, most_tokens):
+        def make(self, padding_B, *, max_cache_length):
             self.made = getattr(self, "made", 0) + 1
             if self.made == 2:
                 raise TransferError("the disk is full")
