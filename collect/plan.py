@@ -11,7 +11,7 @@ from collect.errors import DiskSpaceError, PromptError
 from collect.prompts import Prompt
 from collect.traces.layout import TraceSignal
 from collect.traces.manifest import ModelRecord, TracePlan, digest_of
-from collect.traces.places import place_of
+from collect.traces.storage import open_writable_storage
 from predictors.spec import ModelSpec
 
 RECORDING_VERSION = 1
@@ -158,11 +158,11 @@ def most_rows(unit: Sequence[EncodedPrompt], settings: Settings) -> int:
 def require_space(where: str | Path, needed_bytes: int) -> None:
     """DiskSpaceError when the disk on which the trace lies has not got the bytes."""
     needed = needed_bytes + SPARE_BYTES
-    place = place_of(where)
-    free = place.free_bytes()
+    storage = open_writable_storage(where)
+    free = storage.free_bytes()
     if free is not None and free < needed:
         raise DiskSpaceError(
-            f"{place.where}: the trace needs up to {needed:,} bytes, {free:,} are free. Take fewer "
-            "prompts (data.num_prompts=...), fewer signals (signals=[gate_input,experts]), or "
-            "another disk (output=PATH)"
+            f"{storage.address}: the trace needs up to {needed:,} bytes, {free:,} are free. Take "
+            "fewer prompts (data.num_prompts=...), fewer signals (signals=[gate_input,experts]), "
+            "or another disk (output=PATH)"
         )

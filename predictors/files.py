@@ -12,9 +12,19 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
+CACHE = "MOECAST_CACHE"
+
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 """As in Linux's `fcntl.h` and `fs.h`."""
+
+
+def cache_folder(name: str) -> Path:
+    """Returns the folder NAME below MOECAST_CACHE, or else below the user's cache folder."""
+    root = os.environ.get(CACHE)
+    return (Path(root) if root else platformdirs.user_cache_path("moecast")) / name
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -10,19 +10,19 @@ from zoo.entry import Entry
 from zoo.errors import DamagedError, ZooError
 from zoo.index import INDEX, MAX_INDEX_BYTES, Index, Reference, Version, blob
 from zoo.manifest import MAX_MANIFEST_BYTES, explain, parse_manifest
-from zoo.places import Place
+from zoo.storage import Storage
 
 
 @dataclass(frozen=True)
 class Zoo:
     """The entries of one place."""
 
-    place: Place
+    storage: Storage
 
     def index_bytes(self) -> bytes | None:
         """`index.json` as it stands; None where there is none."""
         try:
-            return self.place.read(INDEX, limit=MAX_INDEX_BYTES)
+            return self.storage.read(INDEX, limit=MAX_INDEX_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -38,12 +38,12 @@ class Zoo:
         """The index in these bytes; raises as `index`."""
         if data is None:
             if required:
-                raise ZooError(f"{self.place.where} is not a zoo: it has no {INDEX}")
+                raise ZooError(f"{self.storage.address} is not a zoo: it has no {INDEX}")
             return Index()
         try:
             return Index.model_validate_json(data)
         except ValidationError as error:
-            what = f"{self.place.where}/{INDEX}"
+            what = f"{self.storage.address}/{INDEX}"
             raise DamagedError(f"{what} is not an index: {explain(error)}") from error
 
     def holds(self, reference: Reference) -> bool:
@@ -75,7 +75,7 @@ class Zoo:
 
     def open_digest(self, digest: str, *, name: str, version: Version | None = None) -> Entry:
         """The same by digest alone."""
-        what = f"the manifest of {name} in {self.place.where}"
+        what = f"the manifest of {name} in {self.storage.address}"
         data = self.fetch(digest, MAX_MANIFEST_BYTES, what)
         manifest = parse_manifest(check(data, sha256=digest, size=None, what=what), what=what)
         if manifest.name != name:
@@ -83,20 +83,20 @@ class Zoo:
         signed = None if version is None else version.signature
 
         def fetch(path: str, limit: int) -> bytes:
-            return self.place.read(blob(manifest.files[path].sha256), limit=limit)
+            return self.storage.read(blob(manifest.files[path].sha256), limit=limit)
 
         def signature() -> bytes | None:
             if signed is None:
                 return None
-            of = f"the signature of {name} in {self.place.where}"
+            of = f"the signature of {name} in {self.storage.address}"
             found = self.fetch(signed.sha256, signed.size, of)
             return check(found, sha256=signed.sha256, size=signed.size, what=of)
 
-        return Entry(manifest, self.place.where, fetch, signature)
+        return Entry(manifest, self.storage.address, fetch, signature)
 
     def fetch(self, digest: str, limit: int, what: str) -> bytes:
         """A blob's bytes, unchecked; DamagedError when there is no such blob."""
         try:
-            return self.place.read(blob(digest), limit=limit)
+            return self.storage.read(blob(digest), limit=limit)
         except FileNotFoundError as error:
             raise DamagedError(f"{what} is missing; get the entry again") from error

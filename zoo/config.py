@@ -99,7 +99,7 @@ class RemoveConfig(RunConfig):
     name: str = MISSING
     """NAME for all its versions, NAME@ALIAS or NAME@DIGEST for one."""
     zoo: str | None = None
-    """Place to remove it from; default: what was pulled."""
+    """Storage to remove it from; default: what was pulled."""
 
 
 @dataclass(kw_only=True)
@@ -107,7 +107,7 @@ class CollectGarbageConfig(RunConfig):
     """`python -m zoo gc`."""
 
     zoo: str | None = None
-    """Place to clean; default: what was pulled."""
+    """Storage to clean; default: what was pulled."""
 
 
 @dataclass(kw_only=True)

@@ -42,7 +42,7 @@ def check_path(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or "/".join(parts) != path or not all(map(SAFE_PART.fullmatch, parts)):
         raise ZooError(
-            f"the path {path!r} is not allowed in an entry: it must be relative, without '..', "
+            f"the path {path!r} is not allowed: it must be relative, without '..', "
             "hidden names or backslashes"
         )
     return path
@@ -59,7 +59,7 @@ def open_inside(folder: Path, path: str) -> Iterator[BinaryIO]:
     for part in PurePosixPath(check_path(path)).parts:
         current = current / part
         if current.is_symlink():
-            raise ZooError(f"{current} is a link; an entry holds its own files only")
+            raise ZooError(f"{current} is a link; only plain files below the folder are read")
     handle = os.open(current, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

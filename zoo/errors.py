@@ -19,8 +19,12 @@ class RefusedError(ZooError):
     """An entry that may not be published yet: no card, licence, held-out metrics or trace."""
 
 
-class UnreachableError(ZooError):
-    """A place that does not answer, or answers with an error."""
+class StorageError(ZooError):
+    """An address that cannot be opened or written to."""
+
+
+class UnreachableError(StorageError):
+    """A storage that does not answer, or answers with an error."""
 
 
 class StaleError(ZooError):

@@ -8,8 +8,8 @@ from zoo.catalogue import Zoo
 from zoo.digest import digest_of
 from zoo.errors import StaleError
 from zoo.index import Index
+from zoo.locations import builtin_storage, cache_storage
 from zoo.manifest import Sha256, Strict
-from zoo.places import builtin, cache
 
 SEEN = "seen.json"
 
@@ -38,16 +38,16 @@ def fresh_index(zoo: Zoo, *, accept_rollback: bool = False) -> Index:
     data = zoo.index_bytes()
     index = zoo.parse(data, required=True)
     assert data is not None
-    where = zoo.place.where
+    where = zoo.storage.address
     if index.has_expired():
         raise StaleError(
             f"the index of {where} expired on {index.expires}; ask who runs it to renew it "
             "(python -m zoo index)"
         )
-    if where == builtin().where:
+    if where == builtin_storage().address:
         return index  # an older release of ours has an older one
     now = Seen(serial=index.serial, sha256=digest_of(data))
-    folder = cache().folder
+    folder = cache_storage().folder
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f".{SEEN}.lock"):
         memory = remembered()
@@ -77,7 +77,7 @@ def refuse_rollback(now: Seen, last: Seen, *, where: str) -> None:
 
 def remembered() -> Memory:
     """What was seen so far; nothing where the file is damaged: it only ever grows."""
-    path = cache().folder / SEEN
+    path = cache_storage().folder / SEEN
     try:
         return Memory.model_validate_json(path.read_bytes())
     except FileNotFoundError:

@@ -13,8 +13,9 @@ from zoo.catalogue import Zoo
 from zoo.entry import Entry, open_entry
 from zoo.errors import MismatchError, ZooError
 from zoo.index import Reference, parse_reference
+from zoo.locations import builtin_storage, cache_storage, configured_storages, open_zoo_storage
 from zoo.manifest import NAME
-from zoo.places import Place, builtin, cache, configured, place_of
+from zoo.storage import Storage
 
 REQUIRE_SIGNATURE = "MOECAST_REQUIRE_SIGNATURE"
 """A public key: entries that its owner did not sign are not used. Ours ship inside the package."""
@@ -24,7 +25,7 @@ def zoos() -> list[Zoo]:
     """Where names are looked up without a network, first match wins: what was pulled, then what
     ships with us.
     """
-    return [Zoo(cache()), Zoo(builtin())]
+    return [Zoo(cache_storage()), Zoo(builtin_storage())]
 
 
 def listed() -> set[str]:
@@ -45,7 +46,7 @@ def find(reference: str | Path) -> Entry:
     """
     entry = _find(reference)
     key = os.environ.get(REQUIRE_SIGNATURE)
-    if key and entry.where != builtin().where:
+    if key and entry.where != builtin_storage().address:
         from zoo.signing import check_signature
 
         check_signature(entry, key=Path(key))
@@ -62,12 +63,12 @@ def _find(reference: str | Path) -> Entry:
         for zoo in holders:
             if zoo.holds(named):
                 return zoo.open(named)
-        if holders and not configured():
+        if holders and not configured_storages():
             return holders[0].open(named)  # which says what versions there are
     if Path(reference).is_dir():
         return open_entry(reference)
     if named is not None:
-        for place in configured():
+        for place in configured_storages():
             if Zoo(place).holds(named):
                 return pulled(place, named)
     raise ZooError(_unknown(str(reference)))
@@ -86,7 +87,7 @@ def by_address(address: str) -> Entry:
     From the cache if it is there and names one digest, otherwise pulled.
     """
     where, _, name = address.partition("#")
-    place = place_of(where)
+    place = open_zoo_storage(where)
     if not name:
         names = list(Zoo(place).index(required=True).entries)
         if len(names) != 1:
@@ -95,13 +96,13 @@ def by_address(address: str) -> Entry:
             )
         name = names[0]
     reference = parse_reference(name)
-    kept = Zoo(cache())
+    kept = Zoo(cache_storage())
     if len(reference.version) == 64 and kept.holds(reference):
         return kept.open(reference)
     return pulled(place, reference)
 
 
-def pulled(place: Place, reference: Reference) -> Entry:
+def pulled(place: Storage, reference: Reference) -> Entry:
     """The entry, from the cache, after what of it is not there was brought, as a line on stderr
     says.
     """
@@ -112,9 +113,9 @@ def pulled(place: Place, reference: Reference) -> Entry:
     index = fresh_index(zoo)
     digest = zoo.resolve(reference, index)
     version = index.entries[reference.name].versions[digest]
-    target = Cache(cache())
+    target = Cache(cache_storage())
     if not target.has(digest, None):
-        sys.stderr.write(f"pulling {reference.name}@{digest[:12]} from {place.where}\n")
+        sys.stderr.write(f"pulling {reference.name}@{digest[:12]} from {place.address}\n")
     return pull(zoo, reference.name, digest, version, cache=target)
 
 

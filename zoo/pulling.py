@@ -16,7 +16,7 @@ from zoo.entry import Entry
 from zoo.errors import DamagedError, UnreachableError
 from zoo.index import BLOBS, Reference, Version, blob
 from zoo.manifest import MAX_MANIFEST_BYTES, parse_manifest
-from zoo.places import FolderPlace, Place
+from zoo.storage import FolderStorage, Storage
 from zoo.writing import WritableZoo
 
 PARTIAL, LOCKS = "partial", "locks"
@@ -31,28 +31,28 @@ Progress = Callable[[int], None]
 class Cache:
     """The folder of what was pulled. Several processes may pull into it at once."""
 
-    place: FolderPlace
+    storage: FolderStorage
 
     @property
     def zoo(self) -> WritableZoo:
         """Its entries."""
-        return WritableZoo(self.place)
+        return WritableZoo(self.storage)
 
     def has(self, digest: str, size: int | None) -> bool:
         """Whether the blob is there; its bytes are hashed whenever they are read."""
-        path = self.place.folder / blob(digest)
+        path = self.storage.folder / blob(digest)
         return path.is_file() and (size is None or path.stat().st_size == size)
 
     def fetch(
-        self, source: Place, digest: str, *, size: int, what: str, progress: Progress
+        self, source: Storage, digest: str, *, size: int, what: str, progress: Progress
     ) -> None:
         """Brings one blob, unless it is there. Whoever else wants it waits, and finds it.
 
         Raises:
             DamagedError: other bytes came, or none; nothing of them is kept.
-            UnreachableError: as `Place.stream`; what has arrived is kept for the next try.
+            UnreachableError: as `Storage.stream`; what has arrived is kept for the next try.
         """
-        folder = self.place.folder
+        folder = self.storage.folder
         for name in (PARTIAL, LOCKS, BLOBS):
             (folder / name).mkdir(parents=True, exist_ok=True)
         with FileLock(folder / LOCKS / digest):
@@ -68,7 +68,7 @@ class Cache:
 
 
 def _download(
-    source: Place, partial: Path, digest: str, *, size: int, what: str, progress: Progress
+    source: Storage, partial: Path, digest: str, *, size: int, what: str, progress: Progress
 ) -> None:
     """Completes the partial file; it is removed when its bytes are not the promised ones."""
     have = partial.stat().st_size if partial.exists() else 0
@@ -90,10 +90,10 @@ def _download(
             file.flush()
             os.fsync(file.fileno())
     except FileNotFoundError as error:
-        raise DamagedError(f"{what} is missing in {source.where}") from error
+        raise DamagedError(f"{what} is missing in {source.address}") from error
     if arrived < size:
         raise UnreachableError(
-            f"{what}: {arrived:,} of {size:,} bytes came from {source.where}; ask again, and it "
+            f"{what}: {arrived:,} of {size:,} bytes came from {source.address}; ask again, and it "
             "goes on from there"
         )
     with partial.open("rb") as file:
@@ -101,7 +101,7 @@ def _download(
     if found != digest or arrived != size:
         partial.unlink()
         raise DamagedError(
-            f"{what} in {source.where} is damaged: sha256 {found[:12]}..., {arrived:,} bytes, "
+            f"{what} in {source.address} is damaged: sha256 {found[:12]}..., {arrived:,} bytes, "
             f"where {digest[:12]}..., {size:,} bytes, were promised. Nothing of it was read"
         )
 
@@ -131,7 +131,7 @@ def pull(
         if cache.zoo.resolve(Reference(name)) != digest:
             cache.zoo.name(entry.manifest, signature=entry.signature())
         return entry
-    what = f"the manifest of {name} in {source.place.where}"
+    what = f"the manifest of {name} in {source.storage.address}"
     data = source.fetch(digest, MAX_MANIFEST_BYTES, what)
     manifest = parse_manifest(check(data, sha256=digest, size=None, what=what), what=what)
     wanted = {record.sha256: (record.size, path) for path, record in manifest.files.items()}
@@ -142,7 +142,7 @@ def pull(
     with ThreadPoolExecutor(min(PARALLEL, len(wanted))) as pool:
         jobs = [
             pool.submit(
-                cache.fetch, source.place, one, size=size, what=f"{path} of {name}", progress=told
+                cache.fetch, source.storage, one, size=size, what=f"{path} of {name}", progress=told
             )
             for one, (size, path) in wanted.items()
         ]

@@ -10,14 +10,14 @@ from zoo.digest import digest_of
 from zoo.entry import CARD, Entry
 from zoo.index import BLOBS, INDEX, LATEST, Index, Listing, Reference, Version, blob
 from zoo.manifest import FileRecord, Manifest, parse_manifest
-from zoo.places import WritablePlace
+from zoo.storage import WritableStorage
 
 
 @dataclass(frozen=True)
 class WritableZoo(Zoo):
     """The entries of a place that can be written to."""
 
-    place: WritablePlace
+    storage: WritableStorage
 
     def add(self, entry: Entry, *, replace: bool = False, alias: str | None = None) -> str:
         """Copies a whole entry, every byte checked on the way, and then names it in the index.
@@ -92,7 +92,7 @@ class WritableZoo(Zoo):
 
     def prune(self) -> list[str]:
         """Removes the blobs that no listed entry names; returns their digests."""
-        with self.place.exclusive():
+        with self.storage.exclusive():
             index = self.index()
             removed = self._unnamed(index)
             if removed:
@@ -104,7 +104,7 @@ class WritableZoo(Zoo):
         expires = None
         if expires_days is not None:
             expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=expires_days)
-        with self.place.exclusive():
+        with self.storage.exclusive():
             index = self.index()
             changed = index.model_copy(update={"serial": index.serial + 1, "expires": expires})
             self._publish({}, changed, [])
@@ -118,7 +118,7 @@ class WritableZoo(Zoo):
         prune: bool = False,
     ) -> None:
         # Two writers would lose one's listing; blobs need no lock, equal names are equal bytes.
-        with self.place.exclusive():
+        with self.storage.exclusive():
             index = self.index()
             entries = dict(sorted(change(index).items()))
             missing = {path: data for path, data in files.items() if not self._has(path, data)}
@@ -130,9 +130,9 @@ class WritableZoo(Zoo):
     def _publish(self, files: Mapping[str, bytes], index: Index, removed: list[str]) -> None:
         paths = [blob(one) for one in removed]
         written = dict(files)
-        if self.place.has_front_page:
+        if self.storage.has_front_page:
             written[CARD] = front_page(self._cards(files, index))
-        self.place.publish(written, index=(INDEX, index.to_bytes()), removed=paths)
+        self.storage.publish(written, index=(INDEX, index.to_bytes()), removed=paths)
 
     def _cards(self, coming: Mapping[str, bytes], index: Index) -> dict[str, bytes]:
         """The card of every entry's newest version; those that are coming are not there yet."""
@@ -154,9 +154,9 @@ class WritableZoo(Zoo):
 
     def _has(self, path: str, data: bytes) -> bool:
         """Whether the same bytes are there: a damaged blob is written anew."""
-        if not self.place.has(path):
+        if not self.storage.has(path):
             return False
-        return self.place.is_remote or self.place.read(path, limit=len(data)) == data
+        return self.storage.is_remote or self.storage.read(path, limit=len(data)) == data
 
     def _unnamed(self, index: Index, *, coming: Mapping[str, bytes] | None = None) -> list[str]:
         named: set[str] = set()
@@ -169,4 +169,4 @@ class WritableZoo(Zoo):
                     manifest = self.open_digest(digest, name=name).manifest
                     named |= {record.sha256 for record in manifest.files.values()}
         named |= {path.rpartition("/")[2] for path in coming or ()}
-        return [name for name in self.place.names(BLOBS) if name not in named]
+        return [name for name in self.storage.names(BLOBS) if name not in named]

@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from collect.errors import TraceError
 from collect.traces.layout import TraceSignal
-from collect.traces.places import Place, place_of
 from collect.traces.split import Split
+from collect.traces.storage import open_trace_storage
 from predictors.spec import ModelSpec
+from zoo.storage import Storage
 
 SCHEMA_VERSION: Final = 1
 MANIFEST = "trace.json"
@@ -140,24 +141,28 @@ def to_json(manifest: TraceManifest) -> bytes:
     return manifest.model_dump_json(indent=1).encode() + b"\n"
 
 
-def has_manifest(where: str | Path | Place) -> bool:
-    """Whether a trace, finished or not, lies there."""
-    return place_of(where).size(MANIFEST) is not None
-
-
-def read_manifest(where: str | Path | Place) -> TraceManifest:
-    """TraceError when there is none, or it is not one, or a bit of it has changed."""
-    place = place_of(where)
-    path = f"{place.where}/{MANIFEST}"
+def has_manifest(where: str | Path | Storage) -> bool:
+    """Whether there is a trace, finished or not."""
     try:
-        manifest = TraceManifest.model_validate_json(place.read(MANIFEST))
+        with open_trace_storage(where).stream(MANIFEST):
+            return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def read_manifest(where: str | Path | Storage) -> TraceManifest:
+    """TraceError when there is none, or it is not one, or a bit of it has changed."""
+    storage = open_trace_storage(where)
+    path = f"{storage.address}/{MANIFEST}"
+    try:
+        manifest = TraceManifest.model_validate_json(storage.read(MANIFEST))
     except FileNotFoundError:
         raise TraceError(
-            f"{place.where} is not a trace: it has no {MANIFEST}. "
-            f"Make one: python -m collect output={place.where}"
+            f"{storage.address} is not a trace: it has no {MANIFEST}. "
+            f"Make one: python -m collect output={storage.address}"
         ) from None
     except NotADirectoryError:
-        raise TraceError(f"{place.where} is not a trace: a trace is a folder") from None
+        raise TraceError(f"{storage.address} is not a trace: a trace is a folder") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

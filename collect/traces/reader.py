@@ -11,19 +11,20 @@ from pydantic import TypeAdapter
 from collect.errors import TraceError
 from collect.traces.arrow import map_stream
 from collect.traces.column import Column
-from collect.traces.copies import local_copy
 from collect.traces.layout import TraceSignal, column_name, columns
+from collect.traces.local_copy import copy_trace
 from collect.traces.manifest import (
     FileRecord,
     Request,
     TraceManifest,
     read_manifest,
 )
-from collect.traces.places import FolderPlace, Place, place_of
 from collect.traces.split import Split
 from collect.traces.step import Phase, Step
+from collect.traces.storage import open_trace_storage
 from predictors.errors import unknown
 from predictors.spec import ModelSpec
+from zoo.storage import FileStorage, FolderStorage, Storage
 
 REQUESTS = TypeAdapter(list[Request])
 
@@ -31,12 +32,11 @@ AGAIN = "run the same `python -m collect` again: it records what is missing"
 
 
 def check_file(
-    where: str | Path | Place, record: FileRecord, *, verify: bool = True, again: str = AGAIN
+    storage: FileStorage, record: FileRecord, *, verify: bool = True, again: str = AGAIN
 ) -> None:
     """TraceError when it is not a plain file with the promised bytes; `again` says what to do."""
-    place = place_of(where)
-    path = f"{place.where}/{record.name}"
-    size = place.size(record.name)
+    path = f"{storage.address}/{record.name}"
+    size = storage.size(record.name)
     if size is None:
         raise TraceError(f"{path} is missing: {again}")
     again = f"Delete it and {again}"
@@ -46,7 +46,7 @@ def check_file(
             f"Nothing of it was read. {again}."
         )
     if verify:
-        found = place.sha256(record.name)
+        found = storage.sha256(record.name)
         if found != record.sha256:
             raise TraceError(
                 f"{path} is damaged: sha256 {found[:12]}... where {record.sha256[:12]}... was "
@@ -82,7 +82,7 @@ class Trace:
 
     @classmethod
     def open(
-        cls, where: str | Path | Place, *, model: ModelSpec | None = None, verify: bool = True
+        cls, where: str | Path | Storage, *, model: ModelSpec | None = None, verify: bool = True
     ) -> "Trace":
         """Opens the trace there, when it is whole and, if `model` is given, of that model.
 
@@ -92,30 +92,31 @@ class Trace:
         Raises:
             TraceError: no trace, not finished, damaged, or of another model (both sides named).
         """
-        place = place_of(where)
-        manifest = read_manifest(place)
+        storage = open_trace_storage(where)
+        manifest = read_manifest(storage)
         plan = manifest.plan
         if model is not None:
             plan.spec.require(
                 model,
-                this=f"the trace {place.where}",
+                this=f"the trace {storage.address}",
                 that="the model",
                 error=TraceError,
                 hint="Collect a trace of this model: python -m collect model=... output=PATH",
             )
         if not manifest.complete:
-            records = {name for name in place.names() if name.endswith(".shard.json")}
+            names = storage.names() if isinstance(storage, FileStorage) else []
+            records = {name for name in names if name.endswith(".shard.json")}
             have = len(manifest.shards) + len(records)
             raise TraceError(
-                f"{place.where} is not finished: {have} of {len(plan.units)} parts. "
+                f"{storage.address} is not finished: {have} of {len(plan.units)} parts. "
                 "Run the same `python -m collect` again: it records what is missing."
             )
-        if isinstance(place, FolderPlace):
-            folder = place.path
+        if isinstance(storage, FolderStorage):
+            folder = storage.folder
             for record in manifest.files():
-                check_file(place, record, verify=verify)
+                check_file(storage, record, verify=verify)
         else:
-            folder = local_copy(place, manifest)
+            folder = copy_trace(storage, manifest)
         wanted = columns(plan.spec, plan.signals)
         shards, requests = [], []
         for shard in manifest.shards:
@@ -125,7 +126,7 @@ class Trace:
             requests += REQUESTS.validate_json((folder / shard.requests.name).read_bytes())
             shards.append(arrays)
         requests.sort(key=lambda request: request.index)
-        return cls(folder, manifest, shards, requests, where=place.where)
+        return cls(folder, manifest, shards, requests, where=storage.address)
 
     @property
     def digest(self) -> str:

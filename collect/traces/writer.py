@@ -34,8 +34,9 @@ from collect.traces.manifest import (
     read_manifest,
     to_json,
 )
-from collect.traces.places import Place, place_of
 from collect.traces.reader import REQUESTS, Trace, check_file
+from collect.traces.storage import open_writable_storage
+from zoo.storage import FileStorage, Storage
 
 EXPONENT = np.uint16(0x7C00)
 """Bits of a half's exponent."""
@@ -88,35 +89,35 @@ def halved(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
 
 
 class TraceWriter:
-    """Begins a trace in a place, or goes on with the one there."""
+    """Begins a trace in a folder or object store, or continues the one there."""
 
-    def __init__(self, where: str | Path | Place, plan: TracePlan, *, joins: bool = False):
+    def __init__(self, where: str | Path | Storage, plan: TracePlan, *, joins: bool = False):
         """`joins`: as one of several writers, whose coordinator has looked after what is there.
 
-        Raises TraceError when the place holds a trace of another plan, or something else.
+        Raises TraceError when the storage holds a trace of another plan, or something else.
         """
-        self.place = place_of(where)
+        self.storage = open_writable_storage(where)
         self.plan = plan
         self._columns = columns(plan.spec, plan.signals)
         if not joins:
-            self.place.tidy(everything=False)
-        if not has_manifest(self.place):
+            self.storage.remove_temporary(everything=False)
+        if not has_manifest(self.storage):
             self._check_empty()
             # Of several that begin at once, one does.
-            self.place.create(MANIFEST, to_json(self._manifest([])))
-        manifest = read_manifest(self.place)
+            self.storage.create(MANIFEST, to_json(self._manifest([])))
+        manifest = read_manifest(self.storage)
         self._check_same(manifest)
         if not joins:
             self._check_whole(manifest)
 
     def missing(self) -> list[int]:
         """Units still to be written, ascending."""
-        done = committed(self.place, self.plan)
+        done = committed(self.storage, self.plan)
         return [unit for unit in range(len(self.plan.units)) if unit not in done]
 
     def has(self, unit: int) -> bool:
         """Whether this unit is there."""
-        return self.place.size(f"{unit_stem(self.plan, unit)}{RECORD}") is not None
+        return self.storage.size(f"{unit_stem(self.plan, unit)}{RECORD}") is not None
 
     def write(
         self, unit: int, arrays: Mapping[str, NDArray], requests: Sequence[Request]
@@ -136,16 +137,16 @@ class TraceWriter:
             data=self._write_data(f"{stem}.arrow", arrays),
             requests=self._write_small(f"{stem}.requests.json", listed),
         )
-        self.place.write(f"{stem}{RECORD}", record.model_dump_json(indent=1).encode() + b"\n")
+        self.storage.write(f"{stem}{RECORD}", record.model_dump_json(indent=1).encode() + b"\n")
         return record
 
     def finish(self) -> Trace:
-        """Makes the place one that `datasets.load_from_disk` opens; every unit must be there.
+        """Completes the folder for `datasets.load_from_disk`; every unit must be there.
 
         Until now it had no `state.json`, so nobody took the part for the whole.
         """
-        if not read_manifest(self.place).complete:
-            done = committed(self.place, self.plan)
+        if not read_manifest(self.storage).complete:
+            done = committed(self.storage, self.plan)
             missing = len(self.plan.units) - len(done)
             assert not missing, f"finish with {missing} units missing"
             draft = self._manifest([done[unit] for unit in sorted(done)])
@@ -154,19 +155,19 @@ class TraceWriter:
                 self._write_small(STATE, dataset_state(draft)),
             ]
             whole = self._manifest(draft.shards, extra=extra, complete=True)
-            self.place.write(MANIFEST, to_json(whole))
+            self.storage.write(MANIFEST, to_json(whole))
         self._remove_records()
-        self.place.tidy(everything=True)
-        return Trace.open(self.place, verify=False)
+        self.storage.remove_temporary(everything=True)
+        return Trace.open(self.storage, verify=False)
 
     def _write_data(self, name: str, arrays: Mapping[str, NDArray]) -> FileRecord:
-        with self.place.sink(name) as file:
+        with self.storage.open_new(name) as file:
             sink = HashingFile(file)
             write_stream(sink, self._columns, arrays)
         return FileRecord(name=name, sha256=sink.hexdigest(), size=sink.size)
 
     def _write_small(self, name: str, data: bytes) -> FileRecord:
-        self.place.write(name, data)
+        self.storage.write(name, data)
         return FileRecord(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
     def _manifest(
@@ -189,7 +190,7 @@ class TraceWriter:
         self.plan.spec.require(
             manifest.plan.spec,
             this="what is asked for",
-            that=f"the trace {self.place.where}",
+            that=f"the trace {self.storage.address}",
             error=TraceError,
             hint="Give another output=PATH, or delete that folder.",
         )
@@ -201,45 +202,45 @@ class TraceWriter:
                 f"{key}: there {_short(there[key])}, asked {_short(wanted[key])}" for key in told
             )
             raise TraceError(
-                f"{self.place.where} holds another trace ({listed}). "
+                f"{self.storage.address} holds another trace ({listed}). "
                 "Give another output=PATH, or delete that folder."
             )
 
     def _check_whole(self, manifest: TraceManifest) -> None:
         """TraceError for a damaged file; what was deleted is no longer said to be there."""
         sizes: dict[str, int | None] = {}
-        done = committed(self.place, self.plan)
+        done = committed(self.storage, self.plan)
         named = [record for shard in done.values() for record in (shard.data, shard.requests)]
         for record in (*named, *manifest.extra):
-            sizes[record.name] = self.place.size(record.name)
+            sizes[record.name] = self.storage.size(record.name)
             if sizes[record.name] is not None:
-                check_file(self.place, record)
+                check_file(self.storage, record)
         kept = {
             unit: shard
             for unit, shard in done.items()
             if sizes[shard.data.name] is not None and sizes[shard.requests.name] is not None
         }
         for unit in done.keys() - kept.keys():
-            self.place.remove(f"{unit_stem(self.plan, unit)}{RECORD}")
+            self.storage.remove(f"{unit_stem(self.plan, unit)}{RECORD}")
         whole = all(sizes[record.name] is not None for record in manifest.extra)
         if len(kept) < len(done) or not whole:
-            self.place.remove(STATE)
+            self.storage.remove(STATE)
             shards = [kept[unit] for unit in sorted(kept)]
-            self.place.write(MANIFEST, to_json(self._manifest(shards)))
+            self.storage.write(MANIFEST, to_json(self._manifest(shards)))
         elif manifest.complete:
             self._remove_records()
 
     def _remove_records(self) -> None:
         """`trace.json` names every shard: the records have done their work."""
-        for name in self.place.names():
+        for name in self.storage.names():
             if name.endswith(RECORD):
-                self.place.remove(name)
+                self.storage.remove(name)
 
     def _check_empty(self) -> None:
-        found = [name for name in self.place.names() if name != MANIFEST]
-        if found and not has_manifest(self.place):
+        found = [name for name in self.storage.names() if name != MANIFEST]
+        if found and not has_manifest(self.storage):
             raise TraceError(
-                f"{self.place.where} is not empty and holds no trace (it has {found[0]}): "
+                f"{self.storage.address} is not empty and holds no trace (it has {found[0]}): "
                 "give another output=PATH"
             )
 
@@ -249,29 +250,29 @@ def unit_stem(plan: TracePlan, unit: int) -> str:
     return f"{unit:05d}-{plan.units[unit][:12]}"
 
 
-def committed(where: str | Path | Place, plan: TracePlan) -> dict[int, ShardRecord]:
+def committed(where: str | Path | Storage, plan: TracePlan) -> dict[int, ShardRecord]:
     """The units that are there: those in `trace.json`, and those that have a record beside it."""
-    place = place_of(where)
+    storage = open_writable_storage(where)
     stems = {unit_stem(plan, unit): unit for unit in range(len(plan.units))}
     found = {}
-    for name in place.names():
+    for name in storage.names():
         unit = stems.get(name.removesuffix(RECORD))
         if unit is not None and name.endswith(RECORD):
             # Removed meanwhile, by one who has finished the trace: `trace.json` has it.
             with suppress(FileNotFoundError):
-                found[unit] = _record(place, name)
+                found[unit] = _record(storage, name)
     # Read last: it says all when records are removed.
-    for shard in read_manifest(place).shards:
+    for shard in read_manifest(storage).shards:
         found[shard.unit] = shard
     return found
 
 
-def _record(place: Place, name: str) -> ShardRecord:
+def _record(storage: FileStorage, name: str) -> ShardRecord:
     try:
-        return ShardRecord.model_validate_json(place.read(name))
+        return ShardRecord.model_validate_json(storage.read(name))
     except ValidationError:
         raise TraceError(
-            f"{place.where}/{name} is damaged. Delete it and run the same `python -m collect` "
+            f"{storage.address}/{name} is damaged. Delete it and run the same `python -m collect` "
             "again: it records what is missing"
         ) from None
 

@@ -6,8 +6,8 @@ from zoo.__main__ import COMMANDS
 from zoo.catalogue import Zoo
 from zoo.index import Reference, blob
 from zoo.load import pulled
-from zoo.places import FolderPlace
-from zoo.places.http import HttpPlace
+from zoo.storage import FolderStorage
+from zoo.storage.http import HttpStorage
 
 Far = tuple[str, Site]
 """The address, and what can be told to it."""
@@ -20,11 +20,11 @@ def zoo(*arguments: object) -> int:
 
 def files_of(site: Site) -> dict[str, int]:
     """Paths of everything that a pull of its entry brings, with their sizes."""
-    manifest = Zoo(FolderPlace(site.folder)).open(Reference("tiny/stride")).manifest
+    manifest = Zoo(FolderStorage(site.folder)).open(Reference("tiny/stride")).manifest
     found = {blob(one.sha256): one.size for one in manifest.files.values()}
     return {**found, blob(manifest.digest): len(manifest.to_bytes())}
 
 
 def pull_tiny(address: str) -> None:
     """Pulls its entry."""
-    pulled(HttpPlace(address), Reference("tiny/stride"))
+    pulled(HttpStorage(address), Reference("tiny/stride"))

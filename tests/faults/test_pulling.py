@@ -15,7 +15,7 @@ from tests.builders.web import served
 from tests.faults.conftest import skip
 from tests.unit.zoo.test_load import mlp_entry
 from zoo.entry import open_entry
-from zoo.places import FolderPlace
+from zoo.storage import FolderStorage
 from zoo.writing import WritableZoo
 
 pytestmark = pytest.mark.faults
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.faults
 def test_pull__killed_at_every_call_leaves_nothing_half_and_goes_on(tmp_path: Path) -> None:
     """SIGKILL at each write, rename and close until one pull comes through."""
     tiny_entry(tmp_path / "e")
-    WritableZoo(FolderPlace(tmp_path / "far")).add(open_entry(tmp_path / "e"))
+    WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / "e"))
     (tmp_path / "caches").mkdir()
     with served(tmp_path / "far") as (address, _):
         module = "tests.builders.faults.killed_pulls"
@@ -63,7 +63,7 @@ else:
 @pytest.mark.usefixtures("strace")
 def test_load__of_what_is_here_connects_to_nobody(tmp_path: Path) -> None:
     mlp_entry(tmp_path / "e")
-    WritableZoo(FolderPlace(tmp_path / "cache/zoo")).add(open_entry(tmp_path / "e"))
+    WritableZoo(FolderStorage(tmp_path / "cache/zoo")).add(open_entry(tmp_path / "e"))
     log = tmp_path / "connects"
     done = subprocess.run(
         ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "-o", str(log), sys.executable]

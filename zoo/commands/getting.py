@@ -16,8 +16,8 @@ from zoo.errors import ZooError
 from zoo.freshness import fresh_index
 from zoo.index import Index, Reference, parse_reference
 from zoo.load import find
+from zoo.locations import builtin_storage, cache_storage, configured_storages
 from zoo.pins import Pin, Pins, read_pins, write_pins
-from zoo.places import builtin, cache, configured
 from zoo.pulling import Cache
 from zoo.pulling import Progress as Told
 from zoo.pulling import pull as pull_entry
@@ -35,7 +35,7 @@ def pull(config: PullConfig) -> dict[str, Any]:
                 name,
                 digest,
                 version,
-                cache=Cache(cache()),
+                cache=Cache(cache_storage()),
                 checked=lambda one: signature_wanted(one, config.require_signature),
                 progress=lambda total, name=name: bar(progress, name, total),  # type: ignore[misc]
             )
@@ -47,15 +47,15 @@ def pull(config: PullConfig) -> dict[str, Any]:
         files = {path: entry.read(path) for path in entry.manifest.files}
         write_folder(config.output, entry.manifest, files, entry.signature())
         report(f"written as a folder: {config.output}")
-    return {"pulled": [summary(entry) for entry in entries], "into": cache().where}
+    return {"pulled": [summary(entry) for entry in entries], "into": cache_storage().address}
 
 
 def indexed(config: PullConfig) -> dict[Zoo, Index]:
     """The zoos to look in and what each lists."""
-    places = configured(config.zoo)
+    places = configured_storages(config.zoo)
     if not places and config.locked is not None:
         pins = read_pins(config.locked).entries.values()
-        places = configured(",".join(dict.fromkeys(pin.zoo for pin in pins)))
+        places = configured_storages(",".join(dict.fromkeys(pin.zoo for pin in pins)))
     if not places:
         raise ZooError(
             "pull from where? zoo=ADDRESS (a folder, builtin, https://, s3://, hf://OWNER/REPO), "
@@ -106,7 +106,7 @@ def signature_wanted(entry: Entry, key: Path | None) -> None:
 
 def lock(config: LockConfig) -> dict[str, Any]:
     """Writes down which digest each name has now."""
-    names = config.names or list(Zoo(cache()).index().entries)
+    names = config.names or list(Zoo(cache_storage()).index().entries)
     if not names:
         raise ZooError("nothing was pulled yet; name entries: python -m zoo lock names=[NAME,...]")
     pins = {}
@@ -125,11 +125,11 @@ def lock(config: LockConfig) -> dict[str, Any]:
 def origin(entry: Entry) -> str:
     """The first place that lists the entry: built in, one of MOECAST_ZOO, or where it lies."""
     reference = Reference(entry.manifest.name, entry.manifest.digest)
-    if Zoo(builtin()).holds(reference):
+    if Zoo(builtin_storage()).holds(reference):
         return "builtin"
-    for place in configured():
+    for place in configured_storages():
         if Zoo(place).holds(reference):
-            return place.where
+            return place.address
     return entry.where
 
 

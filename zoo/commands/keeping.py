@@ -14,9 +14,10 @@ from zoo.config import (
 from zoo.entry import MANIFEST, Entry, open_entry, strangers
 from zoo.errors import ZooError
 from zoo.index import ALIAS, LATEST, PREFIX, parse_reference
-from zoo.places import FolderPlace, cache, writable
+from zoo.locations import cache_storage, open_writable_storage
 from zoo.publish import check_publishable
 from zoo.pulling import PARTIAL
+from zoo.storage import FolderStorage
 from zoo.writing import WritableZoo
 
 
@@ -26,11 +27,16 @@ def push(config: PushConfig) -> dict[str, Any]:
         taken = config.alias == LATEST or PREFIX.fullmatch(config.alias)
         if taken or not ALIAS.fullmatch(config.alias):
             raise ZooError(f"alias={config.alias}: small letters first, not latest, not a digest")
-    target = WritableZoo(writable(config.to)) if config.to else WritableZoo(cache())
+    target = writable_zoo(config.to)
     entry = publishable(config.path)
     digest = target.add(entry, replace=config.replace, alias=config.alias)
-    report(f"published {entry.manifest.name}@{digest[:12]} in {target.place.where}")
-    return {"published": summary(entry), "in": target.place.where}
+    report(f"published {entry.manifest.name}@{digest[:12]} in {target.storage.address}")
+    return {"published": summary(entry), "in": target.storage.address}
+
+
+def writable_zoo(where: str | None) -> WritableZoo:
+    """Opens a zoo to be changed; default: that of the pulled entries."""
+    return WritableZoo(open_writable_storage(where) if where else cache_storage())
 
 
 def publishable(folder: Path) -> Entry:
@@ -49,7 +55,7 @@ def index(config: IndexConfig) -> dict[str, Any]:
         raise ZooError(f"{config.path} is not a folder")
     folders = sorted(one.parent for one in config.path.rglob(MANIFEST))
     output = config.output or config.path
-    zoo = WritableZoo(FolderPlace(output))
+    zoo = WritableZoo(FolderStorage(output))
     if not folders and not zoo.index().entries:
         raise ZooError(f"{config.path} holds no entry; python -m train writes entries")
     # Of two versions the one made later is the latest.
@@ -79,10 +85,14 @@ def sign(config: SignConfig) -> dict[str, Any]:
 
 def remove(config: RemoveConfig) -> dict[str, Any]:
     """Takes an entry, or one version of it, out of a zoo; `gc` frees its bytes."""
-    zoo = WritableZoo(writable(config.zoo)) if config.zoo else WritableZoo(cache())
+    zoo = (
+        WritableZoo(open_writable_storage(config.zoo))
+        if config.zoo
+        else WritableZoo(cache_storage())
+    )
     reference = parse_reference(config.name)
     gone = zoo.remove(reference)
-    where = zoo.place.where
+    where = zoo.storage.address
     report(f"removed {reference.name}: {', '.join(one[:12] for one in gone)} from {where}")
     report("python -m zoo gc frees the bytes")
     return {"removed": {reference.name: gone}, "zoo": where}
@@ -90,12 +100,18 @@ def remove(config: RemoveConfig) -> dict[str, Any]:
 
 def collect_garbage(config: CollectGarbageConfig) -> dict[str, Any]:
     """Removes what no entry names, and downloads that were never completed."""
-    zoo = WritableZoo(writable(config.zoo)) if config.zoo else WritableZoo(cache())
+    zoo = (
+        WritableZoo(open_writable_storage(config.zoo))
+        if config.zoo
+        else WritableZoo(cache_storage())
+    )
     removed = zoo.prune()
     partial = 0
-    if isinstance(zoo.place, FolderPlace):
-        for one in (zoo.place.folder / PARTIAL).glob("*"):
+    if isinstance(zoo.storage, FolderStorage):
+        for one in (zoo.storage.folder / PARTIAL).glob("*"):
             one.unlink(missing_ok=True)
             partial += 1
-    report(f"{zoo.place.where}: {len(removed)} files and {partial} unfinished downloads removed")
+    report(
+        f"{zoo.storage.address}: {len(removed)} files and {partial} unfinished downloads removed"
+    )
     return {"removed": removed, "partial": partial}

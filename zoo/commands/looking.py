@@ -17,7 +17,7 @@ from zoo.entry import CARD, Entry, strangers
 from zoo.errors import DamagedError
 from zoo.index import Reference
 from zoo.load import find, zoos
-from zoo.places import configured
+from zoo.locations import configured_storages
 
 WIDE = 160
 """Characters."""
@@ -25,12 +25,12 @@ WIDE = 160
 
 def list_entries(config: ListConfig) -> dict[str, Any]:
     """One line per entry, the best first; an entry that two zoos hold is listed for both."""
-    named = configured(config.zoo)
+    named = configured_storages(config.zoo)
     asked = ([] if config.zoo else zoos()) + [Zoo(place) for place in named]
     rows = [
         summary(entry)
         for zoo in asked
-        for entry in entries(zoo, required=zoo.place in named)
+        for entry in entries(zoo, required=zoo.storage in named)
         if wanted(entry, config)
     ]
     rows.sort(key=lambda row: -number(row["metrics"].get(config.metric)))
@@ -42,7 +42,7 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
         wide = console if console.is_terminal else Console(width=WIDE)
         wide.print(entries_table(rows, config.metric))
     else:
-        places = " and ".join(zoo.place.where for zoo in asked)
+        places = " and ".join(zoo.storage.address for zoo in asked)
         report(f"no such entries in {places}")
         report("python -m train makes one; python -m zoo pull NAME zoo=ADDRESS gets one")
     return {"entries": rows}

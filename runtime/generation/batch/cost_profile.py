@@ -5,7 +5,6 @@ Remembered in a file ("these results are cached locally", klotski 7).
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,12 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from predictors.files import write_json
+from predictors.files import cache_folder, write_json
 from runtime.config import StoreConfig
 from runtime.generation.batch.batching import Batch, pad_batch
 from runtime.generation.batch.group_planner import PlannerCosts
@@ -216,18 +214,13 @@ def load_or_measure(
 
     Whether it was before.
     """
-    path = _cache_folder() / f"{_cache_key(model, batch, store)}.json"
+    path = cache_folder("measured") / f"{_cache_key(model, batch, store)}.json"
     known = None if again else _read_profile(path)
     if known is not None:
         return known, True
     found = measure_costs(model, batch)
     write_json(path, {"format": FORMAT, **asdict(found)})
     return found, False
-
-
-def _cache_folder() -> Path:
-    named = os.environ.get("MOECAST_CACHE")
-    return (Path(named) if named else platformdirs.user_cache_path("moecast")) / "measured"
 
 
 def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:

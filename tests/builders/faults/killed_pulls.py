@@ -18,8 +18,8 @@ from zoo.catalogue import Zoo
 from zoo.digest import digest_of
 from zoo.index import BLOBS, Reference
 from zoo.load import pulled
-from zoo.places import cache
-from zoo.places.http import HttpPlace
+from zoo.locations import cache_storage
+from zoo.storage.http import HttpStorage
 
 CALLS = "write,pwrite64,rename,renameat,renameat2,close"
 NAME = "tiny/stride"
@@ -37,7 +37,7 @@ def in_a_child(run: Callable[[], None]) -> int:
 
 
 def pull(address: str) -> None:
-    pulled(HttpPlace(address), Reference(NAME)).verify()
+    pulled(HttpStorage(address), Reference(NAME)).verify()
 
 
 def pull_and_die(address: str, number: int, log: Path) -> None:
@@ -48,11 +48,11 @@ def pull_and_die(address: str, number: int, log: Path) -> None:
 
 def left_behind() -> str:
     """What is wrong under a final name; nothing, if all is as it should be."""
-    blobs = cache().folder / BLOBS
+    blobs = cache_storage().folder / BLOBS
     for one in blobs.glob("*") if blobs.is_dir() else ():
         if not one.name.startswith(".") and digest_of(one.read_bytes()) != one.name:
             return f"{one} is not whole"
-    zoo = Zoo(cache())
+    zoo = Zoo(cache_storage())
     for name in zoo.index().entries:
         zoo.open(Reference(name)).verify()
     return ""

@@ -9,7 +9,7 @@ from tests.builders.entries import tiny_entry
 from tests.builders.web import served
 from tests.builders.zoos import Far
 from zoo.entry import open_entry
-from zoo.places import FolderPlace
+from zoo.storage import FolderStorage
 from zoo.writing import WritableZoo
 
 
@@ -17,6 +17,6 @@ from zoo.writing import WritableZoo
 def far(tmp_path: Path) -> Iterator[Far]:
     """A zoo with one entry behind a web server."""
     tiny_entry(tmp_path / "e")
-    WritableZoo(FolderPlace(tmp_path / "far")).add(open_entry(tmp_path / "e"))
+    WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / "e"))
     with served(tmp_path / "far") as (address, site):
         yield address, site

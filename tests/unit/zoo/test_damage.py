@@ -13,7 +13,7 @@ from zoo.entry import open_entry
 from zoo.errors import DamagedError, ZooError
 from zoo.index import Reference
 from zoo.load import load_predictor
-from zoo.places import FolderPlace
+from zoo.storage import FolderStorage
 from zoo.writing import WritableZoo
 
 FILES = [
@@ -73,14 +73,14 @@ def test_entry__refuses_damage_before_parsing(
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_pull__refuses_a_damaged_blob_and_lists_nothing(damage: str, tmp_path: Path) -> None:
     manifest = tiny_entry(tmp_path / "e")
-    WritableZoo(FolderPlace(tmp_path / "far")).add(open_entry(tmp_path / "e"))
+    WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / "e"))
     for digest in [manifest.digest, *(one.sha256 for one in manifest.files.values())]:
         blob = tmp_path / "far/blobs/sha256" / digest
         good = blob.read_bytes()
         blob.write_bytes(DAMAGE[damage](good))
-        near = WritableZoo(FolderPlace(tmp_path / "near"))
+        near = WritableZoo(FolderStorage(tmp_path / "near"))
         with pytest.raises(DamagedError):
-            near.add(Zoo(FolderPlace(tmp_path / "far")).open(Reference("tiny/stride")))
+            near.add(Zoo(FolderStorage(tmp_path / "far")).open(Reference("tiny/stride")))
         assert near.index().entries == {}
         blob.write_bytes(good)
 

@@ -128,7 +128,7 @@ def test_load__for_another_model_names_both_sides(
         ("format_version", 2, "format_version: Input should be 1"),
         ("name", "../x", "name: String should match"),
         ("trace_digest", "abc", "trace_digest: String should match"),
-        ("files", {"../x.json": {"sha256": "a" * 64, "size": 1}}, "not allowed in an entry"),
+        ("files", {"../x.json": {"sha256": "a" * 64, "size": 1}}, "is not allowed"),
         ("files", {"x.pkl": {"sha256": "a" * 64, "size": 1}}, "an entry holds only"),
         ("files", {"x.onnx": {"sha256": "a" * 64, "size": 65 << 20}}, "over 67,108,864"),
     ],

@@ -10,7 +10,7 @@ from predictors.errors import PredictorError
 from predictors.learned import graph_path
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
 from zoo.entry import open_entry
-from zoo.places import cache
+from zoo.locations import cache_storage
 from zoo.writing import WritableZoo
 
 
@@ -27,7 +27,7 @@ def mlp_entry(folder: Path, **changes: object) -> None:
 
 def test_load__by_folder_and_by_name_forecast_alike(tmp_path: Path) -> None:
     mlp_entry(tmp_path / "e")
-    WritableZoo(cache()).add(open_entry(tmp_path / "e"))
+    WritableZoo(cache_storage()).add(open_entry(tmp_path / "e"))
     hidden_TD = np.array([[0.1, 0.9, 0.2, 0.3], [0.5, 0.1, 0.0, 0.7]], dtype=np.float32)
     # W is the unit matrix with four columns of zeros added.
     expected_TE = np.hstack([hidden_TD, np.zeros((2, 4), dtype=np.float32)])

@@ -16,7 +16,8 @@ from zoo.entry import open_entry
 from zoo.errors import DamagedError, StaleError, UnreachableError
 from zoo.index import Reference, blob
 from zoo.load import find
-from zoo.places import FolderPlace, cache
+from zoo.locations import cache_storage
+from zoo.storage import FolderStorage
 from zoo.writing import WritableZoo
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,8 +34,8 @@ def test_cut_download__goes_on_from_there(has_ranges: bool, far: Far) -> None:
     site.cut[path] = size // 2
     with pytest.raises(UnreachableError):
         pull_tiny(address)
-    assert Zoo(cache()).index().entries == {}
-    partial = cache().folder / "partial" / path.rpartition("/")[2]
+    assert Zoo(cache_storage()).index().entries == {}
+    partial = cache_storage().folder / "partial" / path.rpartition("/")[2]
     assert partial.stat().st_size == size // 2
     pull_tiny(address)
     assert site.sent[path] == (size if has_ranges else size // 2 + size)
@@ -48,13 +49,13 @@ def test_endless_answer__does_not_fill_the_disk(far: Far) -> None:
     (site.folder / path).write_bytes(os.urandom(size + (8 << 20)))
     with pytest.raises(DamagedError, match="is damaged"):
         pull_tiny(address)
-    assert not list((cache().folder / "partial").iterdir())
+    assert not list((cache_storage().folder / "partial").iterdir())
 
 
 def test_partial_file__of_other_bytes_is_begun_again(far: Far) -> None:
     address, site = far
     path, size = max(files_of(site).items(), key=lambda one: one[1])
-    folder = cache().folder / "partial"
+    folder = cache_storage().folder / "partial"
     folder.mkdir(parents=True)
     (folder / path.rpartition("/")[2]).write_bytes(os.urandom(size // 3))
     with pytest.raises(DamagedError):
@@ -71,11 +72,11 @@ import sys, time
 from pathlib import Path
 from zoo.index import Reference
 from zoo.load import pulled
-from zoo.places.http import HttpPlace
+from zoo.storage.http import HttpStorage
 Path(sys.argv[2]).touch()
 while not Path(sys.argv[3]).exists():
     time.sleep(0.005)
-pulled(HttpPlace(sys.argv[1]), Reference("tiny/stride")).verify()
+pulled(HttpStorage(sys.argv[1]), Reference("tiny/stride")).verify()
 """
 
 
@@ -92,12 +93,14 @@ def test_eight_processes__bring_each_file_once(far: Far, tmp_path: Path) -> None
         time.sleep(0.01)
     go.touch()
     assert [child.wait(60) for child in children] == [0] * 8
-    manifest = blob(Zoo(cache()).resolve(Reference("tiny/stride")))
+    manifest = blob(Zoo(cache_storage()).resolve(Reference("tiny/stride")))
     for path in files_of(site):
         # The manifest, which says what there is to bring, may be asked for by each.
         assert site.gets[path] <= (9 if path == manifest else 1), path
     find("tiny/stride").verify()
-    assert set(files_of(site)) == {f"blobs/sha256/{one}" for one in cache().names("blobs/sha256")}
+    assert set(files_of(site)) == {
+        f"blobs/sha256/{one}" for one in cache_storage().names("blobs/sha256")
+    }
 
 
 def test_pull__of_what_is_here_asks_for_the_index_only(far: Far) -> None:
@@ -116,7 +119,7 @@ def test_thousand_flips__are_all_refused_before_a_parser_sees_them(
 ) -> None:
     """A flipped bit in any file, a cut at 64 places of each, a byte more."""
     _, site = far
-    place = FolderPlace(site.folder)
+    place = FolderStorage(site.folder)
     entry = Zoo(place).open(Reference("tiny/stride"))
 
     def reached(*_: object, **__: object) -> None:
@@ -155,7 +158,7 @@ def test_rolled_back_index__is_refused(far: Far, tmp_path: Path) -> None:
     address, site = far
     old = (site.folder / "index.json").read_bytes()
     tiny_entry(tmp_path / "2", licence="MIT")
-    WritableZoo(FolderPlace(site.folder)).add(open_entry(tmp_path / "2"))
+    WritableZoo(FolderStorage(site.folder)).add(open_entry(tmp_path / "2"))
     pull_tiny(address)
     (site.folder / "index.json").write_bytes(old)
     with pytest.raises(StaleError, match="has the serial 1, and 2 was seen before"):
@@ -175,7 +178,7 @@ def test_altered_index__of_the_same_serial_is_refused(far: Far) -> None:
 
 def test_expired_index__is_refused_until_renewed(far: Far) -> None:
     address, site = far
-    target = WritableZoo(FolderPlace(site.folder))
+    target = WritableZoo(FolderStorage(site.folder))
     target.renew(expires_days=1e-9)
     with pytest.raises(StaleError, match="expired on"):
         pull_tiny(address)

@@ -15,7 +15,8 @@ from zoo.entry import open_entry
 from zoo.errors import ZooError
 from zoo.index import Reference
 from zoo.load import find, load_predictor
-from zoo.places import FolderPlace, cache
+from zoo.locations import cache_storage
+from zoo.storage import FolderStorage
 from zoo.writing import WritableZoo
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,7 +52,7 @@ def test_unknown_name__says_which_command_pulls(far: Far) -> None:
 
 def test_address__names_zoo_and_entry(far: Far, tmp_path: Path) -> None:
     address, site = far
-    digest = Zoo(FolderPlace(site.folder)).resolve(Reference("tiny/stride"))
+    digest = Zoo(FolderStorage(site.folder)).resolve(Reference("tiny/stride"))
     for reference in (f"{address}#tiny/stride", address, f"{address}#tiny/stride@{digest}"):
         assert find(reference).manifest.digest == digest
     site.folder = tmp_path  # the zoo is gone: what names one digest is here all the same
@@ -86,7 +87,7 @@ def test_lock__brings_the_same_bytes_a_year_later(
     pins = json.loads((tmp_path / "zoo.lock").read_text())["entries"]
     assert pins == {"tiny/stride": {"digest": digest, "zoo": address}}
     tiny_entry(tmp_path / "2", licence="MIT")
-    WritableZoo(FolderPlace(site.folder)).add(open_entry(tmp_path / "2"))
+    WritableZoo(FolderStorage(site.folder)).add(open_entry(tmp_path / "2"))
     monkeypatch.delenv("MOECAST_ZOO")
     monkeypatch.setenv("MOECAST_CACHE", str(tmp_path / "another machine"))
     assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 0
@@ -112,9 +113,9 @@ def test_mirror__has_every_version(far: Far, tmp_path: Path) -> None:
     tiny_entry(tmp_path / "2", licence="MIT")
     tiny_entry(tmp_path / "m", name="tiny/mlp", kind="mlp")
     for folder in ("2", "m"):
-        WritableZoo(FolderPlace(site.folder)).add(open_entry(tmp_path / folder))
+        WritableZoo(FolderStorage(site.folder)).add(open_entry(tmp_path / folder))
     assert zoo("pull", "all=true", f"zoo={address}") == 0
-    near, there = Zoo(cache()).index(), Zoo(FolderPlace(site.folder)).index()
+    near, there = Zoo(cache_storage()).index(), Zoo(FolderStorage(site.folder)).index()
     assert {name: {*one.versions} for name, one in near.entries.items()} == {
         name: {*one.versions} for name, one in there.entries.items()
     }
@@ -158,15 +159,15 @@ def test_rm_and_gc__free_what_nothing_names(tmp_path: Path) -> None:
     assert zoo("push", tmp_path / "2") == 0
     assert zoo("rm", f"tiny/stride@{second.digest}") == 0
     assert find("tiny/stride").manifest == first
-    (cache().folder / "partial").mkdir()
-    (cache().folder / "partial/x").write_bytes(b"x")
+    (cache_storage().folder / "partial").mkdir()
+    (cache_storage().folder / "partial/x").write_bytes(b"x")
     assert zoo("gc") == 0
     named = {first.digest, *(one.sha256 for one in first.files.values())}
-    assert set(cache().names("blobs/sha256")) == named
-    assert not list((cache().folder / "partial").iterdir())
+    assert set(cache_storage().names("blobs/sha256")) == named
+    assert not list((cache_storage().folder / "partial").iterdir())
     assert zoo("rm", "tiny/stride") == 0
     assert zoo("gc") == 0
-    assert cache().names("blobs/sha256") == []
+    assert cache_storage().names("blobs/sha256") == []
     assert zoo("rm", "tiny/stride") == 2
 
 
@@ -237,5 +238,5 @@ def test_load__of_an_address_is_a_predictor(far: Far, tmp_path: Path) -> None:
     from tests.unit.zoo.test_load import mlp_entry
 
     mlp_entry(tmp_path / "m")
-    WritableZoo(FolderPlace(far[1].folder)).add(open_entry(tmp_path / "m"))
+    WritableZoo(FolderStorage(far[1].folder)).add(open_entry(tmp_path / "m"))
     assert load_predictor(f"{far[0]}#tiny/mlp", spec=tiny_spec()).kind == "mlp"

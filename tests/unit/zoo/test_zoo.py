@@ -15,8 +15,9 @@ from zoo.entry import open_entry
 from zoo.errors import DamagedError, RefusedError, ZooError
 from zoo.index import Reference
 from zoo.load import find
-from zoo.places import BUILTIN, FolderPlace
+from zoo.locations import BUILTIN
 from zoo.publish import check_publishable
+from zoo.storage import FolderStorage
 from zoo.writing import WritableZoo
 
 
@@ -49,11 +50,11 @@ def test_latest__moves_and_older_versions_stay(tmp_path: Path) -> None:
 
 
 def test_replace__forgets_older_versions_and_their_blobs(tmp_path: Path) -> None:
-    target = FolderPlace(tmp_path / "zoo")
+    target = FolderStorage(tmp_path / "zoo")
     tiny_entry(tmp_path / "1", licence="MIT")
     second = tiny_entry(tmp_path / "2", licence="BSD-3-Clause")
-    assert zoo("push", tmp_path / "1", f"to={target.where}") == 0
-    assert zoo("push", tmp_path / "2", f"to={target.where}", "replace=true") == 0
+    assert zoo("push", tmp_path / "1", f"to={target.address}") == 0
+    assert zoo("push", tmp_path / "2", f"to={target.address}", "replace=true") == 0
     named = {second.digest, *(one.sha256 for one in second.files.values())}
     assert set(target.names("blobs/sha256")) == named
     assert list(Zoo(target).index().entries["tiny/stride"].versions) == [second.digest]
@@ -71,7 +72,7 @@ def test_writers_at_once__lose_no_listing(tmp_path: Path) -> None:
     names = [f"tiny/p{number}" for number in range(8)]
     for number, name in enumerate(names):
         tiny_entry(tmp_path / str(number), name=name)
-    target = WritableZoo(FolderPlace(tmp_path / "zoo"))
+    target = WritableZoo(FolderStorage(tmp_path / "zoo"))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: target.add(open_entry(tmp_path / str(n))), range(8)))
     assert sorted(target.index().entries) == names
@@ -86,7 +87,7 @@ def test_pull__that_fails_names_nothing_half(
     entry = open_entry(tmp_path / "e")
     real = os.fsync
     for failing in range(1, 100):
-        target = WritableZoo(FolderPlace(tmp_path / str(failing)))
+        target = WritableZoo(FolderStorage(tmp_path / str(failing)))
         left = failing
 
         def fsync(handle: int) -> None:
@@ -105,7 +106,7 @@ def test_pull__that_fails_names_nothing_half(
             target.add(entry)
         target.open(Reference("tiny/stride")).verify()
         blobs = {one.sha256 for one in entry.manifest.files.values()}
-        assert len(target.place.names("blobs/sha256")) == len(blobs) + 1
+        assert len(target.storage.names("blobs/sha256")) == len(blobs) + 1
         if left > 0:
             break
     assert failing > 10
@@ -176,7 +177,7 @@ def test_push__refuses_files_that_nobody_promised(
 
 def test_index__that_names_another_entry_is_refused(tmp_path: Path) -> None:
     tiny_entry(tmp_path / "e")
-    target = WritableZoo(FolderPlace(tmp_path / "zoo"))
+    target = WritableZoo(FolderStorage(tmp_path / "zoo"))
     target.add(open_entry(tmp_path / "e"))
     index = tmp_path / "zoo/index.json"
     index.write_text(index.read_text().replace("tiny/stride", "tiny/mlp"))
@@ -188,7 +189,7 @@ def test_index__that_names_another_entry_is_refused(tmp_path: Path) -> None:
 def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text(content)
     with pytest.raises(DamagedError, match="is not an index"):
-        Zoo(FolderPlace(tmp_path)).index()
+        Zoo(FolderStorage(tmp_path)).index()
 
 
 @pytest.mark.parametrize(
@@ -200,9 +201,9 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
         (["pull", "tiny/stride", "zoo=https:///x"], "cannot be read"),
         (["pull", "tiny/stride", "zoo=hf://x"], "is not hf://OWNER/REPO"),
         (["pull", "tiny/stride", "zoo=package://no.such"], "no package 'no.such' is installed"),
-        (["pull", "tiny/stride", "zoo=nope://x"], "https://, s3://, hf:// work"),
+        (["pull", "tiny/stride", "zoo=nope://x"], "use https://, s3:// or hf://"),
         (["pull", "tiny/stride"], "pull from where?"),
-        (["push", "nowhere", "to=https://x/zoo"], "can only be read"),
+        (["push", "nowhere", "to=https://x/zoo"], "is read-only"),
         (["pull", "../x", "zoo=builtin"], "is not NAME"),
         (["push", "nowhere"], "nowhere is not a zoo entry"),
     ],
@@ -227,6 +228,6 @@ def test_list__writes_results_where_asked(tmp_path: Path) -> None:
 
 
 def test_builtin_zoo__is_whole_and_publishable() -> None:
-    place = Zoo(FolderPlace(BUILTIN))
+    place = Zoo(FolderStorage(BUILTIN))
     for name in place.index(required=True).entries:
         check_publishable(place.open(Reference(name)))

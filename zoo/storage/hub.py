@@ -1,4 +1,4 @@
-"""A repository on the Hugging Face Hub: `hf://OWNER/REPO`, `hf://OWNER/REPO@REVISION`."""
+"""Storage in a repository of the Hugging Face Hub: `hf://OWNER/REPO`, `hf://OWNER/REPO@REVISION`."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from zoo.digest import check_path
-from zoo.errors import UnreachableError, ZooError
-from zoo.places.base import Stream, WritablePlace
-from zoo.places.http import HttpPlace
-from zoo.places.offline import refuse_when_offline
+from zoo.errors import StorageError, UnreachableError
+from zoo.storage.base import ByteStream, WritableStorage, refuse_when_offline
+from zoo.storage.http import HttpStorage
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -21,21 +20,21 @@ ADDRESS = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))
 
 
 @dataclass(frozen=True)
-class HubPlace(WritablePlace):
-    """Files come by plain requests to the Hub's own addresses, so that a download resumes and its
-    bytes are hashed as they arrive: the Hub's client does neither over plain HTTP.
+class HubStorage(WritableStorage):
+    """Files of a repository, read by plain HTTP requests.
 
-    All of an addition is one commit, refused when another came between.
+    So a download resumes and its bytes are hashed as they arrive, which the Hub's client does not
+    do over plain HTTP. A publication is one commit, refused if another commit came in between.
     """
 
     repo: str
     revision: str | None = None
     endpoint: str | None = None
-    """HF_ENDPOINT unless given."""
+    """Default: HF_ENDPOINT."""
     _heads: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
     @property
@@ -50,36 +49,36 @@ class HubPlace(WritablePlace):
     def _api(self) -> "HfApi":
         from huggingface_hub import HfApi
 
-        refuse_when_offline(self.where)
+        refuse_when_offline(self.address)
         return HfApi(endpoint=self.endpoint, library_name="moecast")
 
     @cached_property
-    def _files(self) -> HttpPlace:
+    def _files(self) -> HttpStorage:
         from huggingface_hub import is_offline_mode
         from huggingface_hub.utils import build_hf_headers
 
         if is_offline_mode():
-            raise UnreachableError(f"{self.where} is on the network, and HF_HUB_OFFLINE is set")
+            raise UnreachableError(f"{self.address} is on the network, and HF_HUB_OFFLINE is set")
         address = f"{self._api.endpoint}/{self.repo}/resolve/{self._branch}"
-        return HttpPlace(address, headers=build_hf_headers(library_name="moecast"))
+        return HttpStorage(address, headers=build_hf_headers(library_name="moecast"))
 
-    def stream(self, path: str, *, offset: int = 0) -> AbstractContextManager[Stream]:
+    def stream(self, path: str, *, offset: int = 0) -> AbstractContextManager[ByteStream]:
         return self._files.stream(path, offset=offset)
 
     def has(self, path: str) -> bool:
-        with self._told():
+        with self._translate_errors():
             return self._api.file_exists(self.repo, check_path(path), revision=self._branch)
 
-    def names(self, folder: str) -> list[str]:
-        with self._told():
-            found = self._api.list_repo_files(self.repo, revision=self._branch)
-        inside = f"{check_path(folder)}/"
-        return sorted(one.removeprefix(inside) for one in found if one.startswith(inside))
+    def names(self, folder: str = "") -> list[str]:
+        with self._translate_errors():
+            paths = self._api.list_repo_files(self.repo, revision=self._branch)
+        prefix = f"{check_path(folder)}/" if folder else ""
+        return sorted(path.removeprefix(prefix) for path in paths if path.startswith(prefix))
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Remembers the commit that the index is read from: only on top of it is one made."""
-        with self._told():
+        """Remembers the commit that the index is read from: `publish` commits on top of it only."""
+        with self._translate_errors():
             self._api.create_repo(self.repo, exist_ok=True)
             head = self._api.repo_info(self.repo, revision=self._branch).sha
         assert head is not None
@@ -102,7 +101,7 @@ class HubPlace(WritablePlace):
             ),
             *(CommitOperationDelete(path_in_repo=check_path(path)) for path in removed),
         ]
-        with self._told():
+        with self._translate_errors():
             self._api.create_commit(
                 self.repo,
                 operations,
@@ -112,7 +111,7 @@ class HubPlace(WritablePlace):
             )
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         import httpx2
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -121,14 +120,14 @@ class HubPlace(WritablePlace):
         except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, OSError) as error:
             first = str(error).strip().splitlines()[0]
             raise UnreachableError(
-                f"{self.where}: the Hub refuses or does not answer ({first}); check the name, "
-                "the network and your login (hf auth login); after a conflict, ask again"
+                f"{self.address}: the Hub refuses or does not answer ({first}); check the name, "
+                "the network and your login (hf auth login); after a conflict, try again"
             ) from error
 
 
-def hub_place(address: str) -> HubPlace:
-    """ZooError unless the address is hf://OWNER/REPO, with @REVISION if wanted."""
+def open_hub_storage(address: str) -> HubStorage:
+    """Parses hf://OWNER/REPO or hf://OWNER/REPO@REVISION; StorageError for anything else."""
     match = ADDRESS.fullmatch(address)
     if match is None:
-        raise ZooError(f"{address!r} is not hf://OWNER/REPO or hf://OWNER/REPO@REVISION")
-    return HubPlace(match["repo"], match["revision"])
+        raise StorageError(f"{address!r} is not hf://OWNER/REPO or hf://OWNER/REPO@REVISION")
+    return HubStorage(match["repo"], match["revision"])

@@ -1,9 +1,10 @@
-"""One contract for every place of a trace: a folder, memory, an S3 bucket."""
+"""One contract for every storage of a trace: a folder, memory, an S3 bucket."""
 
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -12,150 +13,134 @@ from hypothesis import strategies as st
 
 from collect.errors import DiskSpaceError, TraceError
 from collect.traces import Trace, TraceWriter
-from collect.traces.copies import copies_folder
 from collect.traces.manifest import TracePlan, read_manifest
-from collect.traces.places import FolderPlace, ObjectPlace, Place, place_of
+from collect.traces.storage import open_writable_storage
 from collect.traces.writer import RECORD, committed
+from predictors.files import cache_folder
 from tests.builders.stores import s3_bucket
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
+from tests.builders.web import served
+from zoo.errors import StorageError
+from zoo.storage import ByteStream, FileStorage, FolderStorage
+from zoo.storage.objects import ObjectStorage
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(params=["folder", "memory", "s3"])
-def place(
+def storage(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
+) -> Iterator[FileStorage]:
     if request.param == "folder":
         (tmp_path / "far").mkdir()
-        yield place_of(tmp_path / "far")
+        yield open_writable_storage(tmp_path / "far")
     elif request.param == "memory":
-        yield place_of(f"memory://{tmp_path.name}")
+        yield open_writable_storage(f"memory://{tmp_path.name}")
     else:
         with s3_bucket(tmp_path.name, monkeypatch) as bucket:
-            yield place_of(f"{bucket}/traces/one")
+            yield open_writable_storage(f"{bucket}/traces/one")
 
 
-def write(place: Place, plan: TracePlan, units: list[int]) -> TraceWriter:
-    writer = TraceWriter(place, plan, joins=True)
+def write(storage: FileStorage, plan: TracePlan, units: list[int]) -> TraceWriter:
+    writer = TraceWriter(storage, plan, joins=True)
     for unit in units:
         writer.write(unit, *unit_content(plan, unit))
     return writer
 
 
-def test_place__files_are_whole_or_not_there(place: Place, tmp_path: Path) -> None:
-    assert place.names() == []
-    assert place.size("a") is None
-    with pytest.raises(FileNotFoundError):
-        place.read("a")
-    place.write("a", b"one")
-    place.write("a", b"three")
-    assert place.read("a") == b"three"
-    assert place.size("a") == 5
-    assert place.create("b", b"first")
-    assert not place.create("b", b"second"), "of two that begin, one does"
-    assert place.read("b") == b"first"
-
-    def fail() -> None:
-        with place.sink("c") as file:
-            file.write(b"part")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert place.names() == ["a", "b"]
-    with place.sink("c") as file:
-        file.write(b"whole")
-    place.fetch("c", tmp_path / "here")
-    assert (tmp_path / "here").read_bytes() == b"whole"
-    place.remove("a")
-    place.remove("a")
-    assert place.names() == ["b", "c"]
-
-
 def test_trace__is_the_same_wherever_and_by_how_many_it_is_written(
-    place: Place, tmp_path: Path
+    storage: FileStorage, tmp_path: Path
 ) -> None:
     alone = make_trace(tmp_path / "alone", num_units=4)
     plan = make_plan(make_spec(), num_units=4)
-    one, other = write(place, plan, [2]), write(place, plan, [0])
+    one, other = write(storage, plan, [2]), write(storage, plan, [0])
     with pytest.raises(TraceError, match=r"is not finished: 2 of 4 parts"):
-        Trace.open(place)
+        Trace.open(storage)
     assert one.missing() == other.missing() == [1, 3]
-    write(place, plan, [3, 1])
+    write(storage, plan, [3, 1])
     made = [writer.finish() for writer in (one, other)]
-    for trace in (*made, Trace.open(place.where)):
+    for trace in (*made, Trace.open(storage.address)):
         assert trace.digest == alone.digest
-        assert trace.where == place.where
+        assert trace.where == storage.address
         assert (trace.column("gate_input", 2)[:] == alone.column("gate_input", 2)[:]).all()
-    assert place.names() == sorted(path.name for path in (tmp_path / "alone").iterdir())
+    assert storage.names() == sorted(path.name for path in (tmp_path / "alone").iterdir())
 
 
-def test_trace__what_was_deleted_is_made_again(place: Place) -> None:
+def test_trace__what_was_deleted_is_made_again(storage: FileStorage) -> None:
     plan = make_plan(make_spec())
-    write(place, plan, [0, 1])
-    (victim,) = (name for name in place.names() if name.startswith("00001-") and "arrow" in name)
-    place.remove(victim)
-    writer = TraceWriter(place, plan)
+    write(storage, plan, [0, 1])
+    (victim,) = (name for name in storage.names() if name.startswith("00001-") and "arrow" in name)
+    storage.remove(victim)
+    writer = TraceWriter(storage, plan)
     assert writer.missing() == [1]
-    write(place, plan, [1])
+    write(storage, plan, [1])
     assert writer.finish().num_tokens == 2 * 20 * 10
 
 
-def test_trace__of_another_plan_is_refused(place: Place) -> None:
-    write(place, make_plan(make_spec()), [0])
+def test_trace__of_another_plan_is_refused(storage: FileStorage) -> None:
+    write(storage, make_plan(make_spec()), [0])
     with pytest.raises(TraceError, match="holds another trace"):
-        TraceWriter(place, make_plan(make_spec(), seed=1), joins=True)
+        TraceWriter(storage, make_plan(make_spec(), seed=1), joins=True)
 
 
-def test_trace__damage_is_refused(place: Place) -> None:
+def test_trace__damage_is_refused(storage: FileStorage) -> None:
     plan = make_plan(make_spec())
-    write(place, plan, [0, 1]).finish()
-    shutil.rmtree(copies_folder(), ignore_errors=True)
-    (victim, *_) = (name for name in place.names() if name.endswith(".arrow"))
-    data = bytearray(place.read(victim))
+    write(storage, plan, [0, 1]).finish()
+    shutil.rmtree(cache_folder("traces"), ignore_errors=True)
+    (victim, *_) = (name for name in storage.names() if name.endswith(".arrow"))
+    data = bytearray(storage.read(victim))
     data[1_000] ^= 1
-    place.write(victim, bytes(data))
+    storage.write(victim, bytes(data))
     with pytest.raises(TraceError, match=rf"{victim} is damaged: sha256"):
-        Trace.open(place)
+        Trace.open(storage)
     with pytest.raises(TraceError, match=rf"{victim} is damaged"):
-        TraceWriter(place, plan)
+        TraceWriter(storage, plan)
 
 
 def test_copy__is_made_once_and_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ObjectPlace(f"memory://{tmp_path.name}")
-    first = write(place, make_plan(make_spec()), [0, 1]).finish()
-    fetched: list[str] = []
-    real = ObjectPlace.fetch
+    storage = ObjectStorage(f"memory://{tmp_path.name}")
+    first = write(storage, make_plan(make_spec()), [0, 1]).finish()
+    streamed: list[str] = []
+    stream = ObjectStorage.stream
 
-    def counted(self: ObjectPlace, name: str, path: Path) -> None:
-        fetched.append(name)
-        real(self, name, path)
+    def record_stream(self: ObjectStorage, path: str) -> AbstractContextManager[ByteStream]:
+        streamed.append(path)
+        return stream(self, path)
 
-    monkeypatch.setattr(ObjectPlace, "fetch", counted)
-    assert Trace.open(place).path == first.path
-    assert fetched == []
+    monkeypatch.setattr(ObjectStorage, "stream", record_stream)
+    assert Trace.open(storage).path == first.path
+    assert streamed == []
     (victim, *_) = first.path.glob("*.arrow")
     victim.write_bytes(victim.read_bytes()[:-1])
-    assert Trace.open(place).digest == first.digest
-    assert fetched == [victim.name]
+    assert Trace.open(storage).digest == first.digest
+    assert streamed == [victim.name]
     assert Trace.open(first.path).digest == first.digest, "the copy is a trace of its own"
 
 
-def test_copy__without_room_is_told_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = ObjectPlace(f"memory://{tmp_path.name}")
-    writer = write(place, make_plan(make_spec()), [0, 1])
-    monkeypatch.setattr(FolderPlace, "free_bytes", lambda _: 10)
+def test_copy__needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = ObjectStorage(f"memory://{tmp_path.name}")
+    writer = write(storage, make_plan(make_spec()), [0, 1])
+    monkeypatch.setattr(FolderStorage, "free_bytes", lambda _: 10)
     with pytest.raises(DiskSpaceError, match=r"needs .* bytes, 10 are free\. Set MOECAST_CACHE"):
         writer.finish()
 
 
-def test_object_place__without_its_library_names_the_extra(
+def test_object_storage__without_its_library_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(TraceError, match=r"pip install 'moecast\[gcs\]'"):
-        place_of("gs://bucket/trace")
+    with pytest.raises(StorageError, match=r"pip install 'moecast\[gcs\]'"):
+        read_manifest("gs://bucket/trace")
+
+
+def test_trace__is_read_from_a_web_server_but_not_written_to_it(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "far")
+    with served(tmp_path / "far") as (address, _site):
+        copied = Trace.open(address)
+        with pytest.raises(TraceError, match="cannot be written to http://"):
+            TraceWriter(address, make_plan(make_spec()))
+    assert copied.digest == trace.digest
+    assert copied.path == cache_folder("traces") / trace.digest[:32]
 
 
 WRITE = """

@@ -1,4 +1,4 @@
-"""A zoo inside an installed wheel: `package://NAME`, its files as package data."""
+"""Storage in an installed wheel: `package://NAME`, the files as package data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,15 +8,15 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from zoo.digest import check_path
-from zoo.errors import ZooError
-from zoo.places.base import CHUNK_BYTES, Place, Stream
+from zoo.errors import StorageError
+from zoo.storage.base import CHUNK_BYTES, ByteStream, Storage
 
 SCHEME = "package://"
 
 
 @dataclass(frozen=True)
-class PackagePlace(Place):
-    """Read through importlib, so a wheel that is imported from a zip file serves as well."""
+class PackageStorage(Storage):
+    """Package data, read through importlib so that a zipped wheel works too."""
 
     package: str
 
@@ -25,7 +25,7 @@ class PackagePlace(Place):
         return False
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         return f"{SCHEME}{self.package}"
 
     @cached_property
@@ -33,16 +33,16 @@ class PackagePlace(Place):
         try:
             return files(self.package)
         except ModuleNotFoundError as error:
-            raise ZooError(
-                f"{self.where}: no package {self.package!r} is installed; pip install the wheel "
-                "that has it"
+            raise StorageError(
+                f"{self.address}: no package {self.package!r} is installed; pip install the wheel "
+                "that contains it"
             ) from error
 
     @contextmanager
-    def stream(self, path: str, *, offset: int = 0) -> Iterator[Stream]:
+    def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:
         at = self._root.joinpath(*check_path(path).split("/"))
         if not at.is_file():
-            raise FileNotFoundError(f"{self.where}/{path}")
+            raise FileNotFoundError(f"{self.address}/{path}")
         with at.open("rb") as file:
             file.seek(offset)
-            yield Stream(offset, iter(lambda: file.read(CHUNK_BYTES), b""))
+            yield ByteStream(offset, iter(lambda: file.read(CHUNK_BYTES), b""))

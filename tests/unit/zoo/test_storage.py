@@ -1,0 +1,264 @@
+"""One contract for every storage: a folder, a web server, object stores, the Hub, a wheel."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.builders.entries import tiny_entry
+from tests.builders.hub import fake_hub
+from tests.builders.stores import s3_bucket
+from tests.builders.web import served
+from zoo.catalogue import Zoo
+from zoo.digest import digest_of
+from zoo.entry import open_entry
+from zoo.errors import DamagedError, UnreachableError
+from zoo.index import INDEX, Reference, blob
+from zoo.load import find
+from zoo.locations import cache_storage
+from zoo.pulling import Cache, pull
+from zoo.storage import FileStorage, FolderStorage, Storage, WritableStorage
+from zoo.storage.http import HttpStorage
+from zoo.storage.hub import HubStorage
+from zoo.storage.objects import ObjectStorage
+from zoo.storage.package import PackageStorage
+from zoo.writing import WritableZoo
+
+
+@contextmanager
+def folder(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Storage]:
+    yield FolderStorage(tmp_path / "far")
+
+
+@contextmanager
+def web(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Storage]:
+    with served(tmp_path / "far") as (address, _site):
+        yield HttpStorage(address)
+
+
+@contextmanager
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    yield PackageStorage("far")
+    sys.modules.pop("far", None)
+
+
+@contextmanager
+def memory(tmp_path: Path, _: pytest.MonkeyPatch) -> Iterator[Storage]:
+    storage = ObjectStorage(f"memory://{tmp_path.name}")
+    yield storage
+    files, root = storage._files
+    if files.exists(root):
+        files.rm(root, recursive=True)
+
+
+@contextmanager
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    with s3_bucket(tmp_path.name, monkeypatch) as bucket:
+        yield ObjectStorage(f"{bucket}/zoo")
+
+
+@contextmanager
+def hub(_: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    with fake_hub() as (address, _repositories):
+        yield HubStorage("somebody/zoo", endpoint=address)
+
+
+KINDS = {"folder": folder, "web": web, "wheel": wheel, "memory": memory, "s3": s3, "hub": hub}
+
+
+@pytest.fixture(params=KINDS)
+def storage(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Storage]:
+    with KINDS[request.param](tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture(params=["folder", "memory", "s3"])
+def file_storage(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FileStorage]:
+    with KINDS[request.param](tmp_path, monkeypatch) as made:
+        assert isinstance(made, FileStorage)
+        yield made
+
+
+def fill(storage: Storage, tmp_path: Path, **changes: object) -> str:
+    """Adds an entry: through the storage itself, or into the folder that it shows."""
+    at = tmp_path / f"entry-{len(list(tmp_path.glob('entry-*')))}"
+    tiny_entry(at, **changes)
+    target = storage if isinstance(storage, WritableStorage) else FolderStorage(tmp_path / "far")
+    return WritableZoo(target).add(open_entry(at))
+
+
+def damage(storage: Storage, tmp_path: Path, digest: str) -> None:
+    """Flips the last bit of a blob where it lies."""
+    data = bytearray(storage.read(blob(digest), limit=1 << 20))
+    data[-1] ^= 1
+    if isinstance(storage, WritableStorage):
+        index = storage.read(INDEX, limit=1 << 20)
+        storage.publish({blob(digest): bytes(data)}, index=(INDEX, index))
+    else:
+        (tmp_path / "far" / blob(digest)).write_bytes(data)
+
+
+def pull_tiny(storage: Storage, name: str = "tiny/stride") -> None:
+    zoo = Zoo(storage)
+    digest, version = zoo.version(Reference(name))
+    pull(zoo, name, digest, version, cache=Cache(cache_storage()))
+
+
+def test_storage__gives_what_was_put_in(storage: Storage, tmp_path: Path) -> None:
+    """List, open, read through every file; pull; then it is here without the storage."""
+    assert Zoo(storage).index().entries == {}
+    digest = fill(storage, tmp_path)
+    zoo = Zoo(storage)
+    assert list(zoo.index(required=True).entries) == ["tiny/stride"]
+    entry = zoo.open(Reference("tiny/stride"))
+    entry.verify()
+    assert entry.manifest.digest == digest
+    pull_tiny(storage)
+    shutil.rmtree(tmp_path / "far", ignore_errors=True)
+    found = find("tiny/stride")
+    found.verify()
+    assert found.manifest == entry.manifest
+
+
+def test_storage__resumes_or_begins_again(storage: Storage, tmp_path: Path) -> None:
+    digest = fill(storage, tmp_path)
+    whole = storage.read(blob(digest), limit=1 << 20)
+    with storage.stream(blob(digest), offset=10) as stream:
+        assert b"".join(stream.chunks) == whole[stream.offset :]
+        assert stream.offset in (0, 10)
+    assert len(storage.read(blob(digest), limit=7)) == 8
+
+
+def test_storage__has_no_such_file(storage: Storage, tmp_path: Path) -> None:
+    fill(storage, tmp_path)
+    with pytest.raises(FileNotFoundError), storage.stream(blob("0" * 64)):
+        pass
+
+
+def test_file__is_whole_or_not_there(file_storage: FileStorage) -> None:
+    assert file_storage.names() == []
+    assert file_storage.size("a") is None
+    with pytest.raises(FileNotFoundError):
+        file_storage.read("a")
+    file_storage.write("a", b"one")
+    file_storage.write("a", b"three")
+    assert file_storage.read("a") == b"three"
+    assert file_storage.size("a") == 5
+    assert file_storage.create("b", b"first")
+    assert not file_storage.create("b", b"second"), "of two that begin, one does"
+    assert file_storage.read("b") == b"first"
+
+    def fail() -> None:
+        with file_storage.open_new("c") as file:
+            file.write(b"part")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert file_storage.names() == ["a", "b"]
+    with file_storage.open_new("c") as file:
+        file.write(b"whole")
+    assert file_storage.read("c") == b"whole"
+    assert file_storage.sha256("c") == digest_of(b"whole")
+    file_storage.remove("a")
+    file_storage.remove("a")
+    assert file_storage.names() == ["b", "c"]
+
+
+def test_damaged_blob__is_refused_and_not_kept(storage: Storage, tmp_path: Path) -> None:
+    fill(storage, tmp_path)
+    manifest = Zoo(storage).open(Reference("tiny/stride")).manifest
+    damage(storage, tmp_path, manifest.files["metrics.json"].sha256)
+    with pytest.raises(DamagedError, match=r"metrics\.json of tiny/stride .* is damaged"):
+        pull_tiny(storage)
+    assert Zoo(cache_storage()).index().entries == {}
+    assert not list((cache_storage().folder / "partial").iterdir())
+
+
+def test_second_version__becomes_the_latest_and_can_be_taken_back(
+    storage: Storage, tmp_path: Path
+) -> None:
+    first = fill(storage, tmp_path)
+    second = fill(storage, tmp_path, licence="MIT")
+    assert Zoo(storage).resolve(Reference("tiny/stride")) == second
+    if not isinstance(storage, WritableStorage):
+        return
+    zoo = WritableZoo(storage)
+    assert zoo.remove(Reference("tiny/stride", second)) == [second]
+    assert zoo.resolve(Reference("tiny/stride")) == first
+    manifest = zoo.open(Reference("tiny/stride")).manifest
+    removed = zoo.prune()
+    assert second in removed
+    left = {first, *(one.sha256 for one in manifest.files.values())}
+    assert set(storage.names("blobs/sha256")) == left
+    zoo.open(Reference("tiny/stride")).verify()
+
+
+def test_hub__shows_the_cards_and_refuses_a_commit_on_an_old_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    with fake_hub() as (address, repositories):
+        storage = HubStorage("somebody/zoo", endpoint=address)
+        fill(storage, tmp_path)
+        _, files = repositories.head("somebody/zoo")
+        assert files["README.md"] == open_entry(tmp_path / "entry-0").read("README.md")
+        fill(storage, tmp_path, name="tiny/mlp", kind="mlp")
+        _, files = repositories.head("somebody/zoo")
+        for name in ("tiny/stride", "tiny/mlp"):
+            assert f"name: {name}".encode() in files["README.md"]
+        assert files["README.md"].count(b"type: accuracy") == 2
+        # One commit an addition: index, blobs and card together.
+        assert len(repositories.commits["somebody/zoo"]) == 3
+        repositories.between.append({"mine.txt": b"x"})
+        with pytest.raises(UnreachableError, match=r"after a conflict, try again"):
+            fill(storage, tmp_path, name="tiny/token")
+        fill(storage, tmp_path, name="tiny/token")
+        assert "tiny/token" in Zoo(storage).index().entries
+
+
+def test_hub__that_is_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    storage = HubStorage("somebody/zoo", endpoint="http://127.0.0.1:9")
+    with pytest.raises(UnreachableError, match="cannot be read"):
+        Zoo(storage).index()
+    with pytest.raises(UnreachableError, match="check the name, the network and your login"):
+        storage.has("index.json")
+
+
+@pytest.mark.parametrize("status", [401, 403, 500, 503])
+def test_web__tells_what_the_server_answers(status: int, tmp_path: Path) -> None:
+    with served(tmp_path) as (address, site):
+        site.status["index.json"] = status
+        with pytest.raises(UnreachableError, match=f"the server answers {status}"):
+            Zoo(HttpStorage(address)).index()
+
+
+def test_web__follows_to_where_the_bytes_are(tmp_path: Path) -> None:
+    fill(HttpStorage("http://127.0.0.1:1"), tmp_path)
+    with served(tmp_path / "far") as (address, site):
+        site.redirects["moved/index.json"] = f"{address}/index.json"
+        assert list(Zoo(HttpStorage(f"{address}/moved")).index().entries) == ["tiny/stride"]
+
+
+@pytest.mark.parametrize("where", ["http://127.0.0.1:9/zoo", "s3://bucket/zoo", "hf://a/b"])
+def test_offline__asks_nobody(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.locations import open_zoo_storage
+
+    monkeypatch.setenv("MOECAST_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(UnreachableError, match="MOECAST_OFFLINE is set"):
+        Zoo(open_zoo_storage(where)).index()

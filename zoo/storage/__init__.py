@@ -1,0 +1,42 @@
+"""Storage of a zoo's or a trace's files: a folder, a web server, an object store, the Hub."""
+
+from pathlib import Path
+
+from zoo.storage.base import ByteStream, FileStorage, Storage, WritableStorage
+from zoo.storage.folder import FolderStorage
+
+__all__ = [
+    "ByteStream",
+    "FileStorage",
+    "FolderStorage",
+    "Storage",
+    "WritableStorage",
+    "open_storage",
+]
+
+
+def open_storage(where: str | Path) -> Storage:
+    """Returns the storage at a folder or an address; nothing is read yet.
+
+    Raises:
+        ZooError: an hf:// address that names no repository.
+    """
+    if isinstance(where, Path):
+        return FolderStorage(where)
+    if where.startswith(("http://", "https://")):
+        from zoo.storage.http import HttpStorage
+
+        return HttpStorage(where)
+    if where.startswith("hf://"):
+        from zoo.storage.hub import open_hub_storage
+
+        return open_hub_storage(where)
+    if where.startswith("package://"):
+        from zoo.storage.package import PackageStorage
+
+        return PackageStorage(where.removeprefix("package://").rstrip("/"))
+    if "://" in where and not where.startswith("file://"):
+        from zoo.storage.objects import ObjectStorage
+
+        return ObjectStorage(where)
+    return FolderStorage(Path(where.removeprefix("file://")).expanduser())

@@ -1,0 +1,151 @@
+"""The interfaces of storage: reading by path, publishing, and single-file operations."""
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import IO
+
+from zoo.errors import UnreachableError
+
+CHUNK_BYTES = 1 << 20
+OFFLINE = "MOECAST_OFFLINE"
+
+
+@dataclass(frozen=True)
+class ByteStream:
+    """A file's bytes from `offset` on: the requested one, or 0 if the storage cannot resume."""
+
+    offset: int
+    chunks: Iterator[bytes]
+
+
+class Storage(ABC):
+    """Read access to files by relative path. Nothing read from it is trusted."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading may leave this machine."""
+        return True
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The folder or address by which a user names the storage."""
+
+    @abstractmethod
+    def stream(self, path: str, *, offset: int = 0) -> AbstractContextManager[ByteStream]:
+        """Opens a file to be read chunk by chunk.
+
+        Raises:
+            FileNotFoundError: the storage has no such file.
+            UnreachableError: the storage does not answer, or answers with an error.
+        """
+
+    def read(self, path: str, *, limit: int | None = None) -> bytes:
+        """Reads a file, or its first `limit` + 1 bytes so that an appended byte shows.
+
+        Raises as `stream`.
+        """
+        data = bytearray()
+        with self.stream(path) as stream:
+            for chunk in stream.chunks:
+                data += chunk if limit is None else chunk[: limit + 1 - len(data)]
+                if limit is not None and len(data) > limit:
+                    break
+        return bytes(data)
+
+    def sha256(self, path: str) -> str:
+        """Returns the digest of a file's bytes as 64 hex digits; raises as `stream`."""
+        digest = hashlib.sha256()
+        with self.stream(path) as stream:
+            for chunk in stream.chunks:
+                digest.update(chunk)
+        return digest.hexdigest()
+
+
+class WritableStorage(Storage):
+    """Storage in which a zoo can be published."""
+
+    @property
+    def has_front_page(self) -> bool:
+        """Whether the storage shows a `README.md` to its visitors."""
+        return False
+
+    @abstractmethod
+    def has(self, path: str) -> bool:
+        """Whether there is such a file."""
+
+    @abstractmethod
+    def names(self, folder: str = "") -> list[str]:
+        """Names in a folder, ascending, without hidden ones; empty if there is no such folder."""
+
+    @abstractmethod
+    def publish(
+        self, files: Mapping[str, bytes], *, index: tuple[str, bytes], removed: Collection[str] = ()
+    ) -> None:
+        """Writes the files, then the index, then removes the files that it no longer names.
+
+        Interrupted at any point, the index that is in place names complete files only.
+        """
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Locks the index for a read and a write, if the storage has locks."""
+        return nullcontext()
+
+
+class FileStorage(WritableStorage):
+    """Storage with operations on single files. Each file appears whole or not at all.
+
+    None of them takes a lock, so that several machines can write different files at once: locks of
+    network file systems are not reliable.
+    """
+
+    @abstractmethod
+    def size(self, path: str) -> int | None:
+        """Size in bytes; None if there is no such plain file."""
+
+    @abstractmethod
+    def open_new(self, path: str) -> AbstractContextManager[IO[bytes]]:
+        """Opens a binary file that takes its name when the block ends without an error."""
+
+    @abstractmethod
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes a file unless it exists; returns False, with nothing changed, if it does."""
+
+    @abstractmethod
+    def remove(self, path: str) -> None:
+        """Removes a file; does nothing if there is none."""
+
+    def has(self, path: str) -> bool:
+        return self.size(path) is not None
+
+    def write(self, path: str, data: bytes) -> None:
+        """Creates or replaces a file in one step."""
+        with self.open_new(path) as file:
+            file.write(data)
+
+    def publish(
+        self, files: Mapping[str, bytes], *, index: tuple[str, bytes], removed: Collection[str] = ()
+    ) -> None:
+        for path, data in (*files.items(), index):
+            self.write(path, data)
+        for path in removed:
+            self.remove(path)
+
+    def free_bytes(self) -> int | None:
+        """Free space; None if the storage does not report it."""
+        return None
+
+    def remove_temporary(self, *, everything: bool) -> None:
+        """Removes temporary files: those of dead processes of this machine, or everybody's."""
+
+
+def refuse_when_offline(address: str) -> None:
+    """Raises UnreachableError if MOECAST_OFFLINE is set to anything but 0."""
+    if os.environ.get(OFFLINE, "0") not in ("", "0"):
+        raise UnreachableError(
+            f"{address} is on the network, and {OFFLINE} is set; unset it, or name a folder"
+        )
