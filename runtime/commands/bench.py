@@ -13,7 +13,6 @@ from runtime.engine.machine import available_memory_bytes
 from runtime.profiling.bandwidth import disk_bandwidth
 from runtime.profiling.facts import hardware, versions
 from runtime.store.model_source import resolve
-from runtime.tools.bench.arms import arms_of, bounds_of, cells_of
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.figures import bound_rows, rows_of
 from runtime.tools.bench.process import answer
@@ -21,16 +20,17 @@ from runtime.tools.bench.requests import Request, requests_of
 from runtime.tools.bench.rounds import Outcome, Tokens, first_difference, run_rounds
 from runtime.tools.bench.show import in_cells, show, wide_console
 from runtime.tools.bench.tasks import Failure, Plain, Replayed
+from runtime.tools.bench.variants import find_bounds, list_conditions, live_cases
 from runtime.tools.doctor.files import weights_files
 from runtime.tools.verify.reference import plain_bytes
 
 
 class TokensDiffer(RuntimeError):
-    """Ours, not the user's: two arms gave different tokens for the same prompts."""
+    """Ours, not the user's: two cases gave different tokens for the same prompts."""
 
 
 class NothingRan(RuntimeError):
-    """Every arm failed."""
+    """No variant ran."""
 
 
 def run(config: BenchConfig) -> dict[str, Any]:
@@ -40,8 +40,8 @@ def run(config: BenchConfig) -> dict[str, Any]:
     requests, what = requests_of(config, folder)
     if config.verify:
         require_memory(folder, config)
-    arms = arms_of(config)
-    bounds = bounds_of(config.system)
+    cases = live_cases(config)
+    bounds = find_bounds(config.system)
     # Before anything runs: how busy the machine was with other things.
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     machine = {
@@ -50,7 +50,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
         "disk": disk_bandwidth(weights_files(folder), seed=config.seed),
         "load_average_at_start": load_average,
     }
-    total = len(arms) * config.repetitions + config.verify + bool(bounds)
+    total = len(cases) * config.repetitions + config.verify + bool(bounds)
     with (
         tempfile.TemporaryDirectory(prefix="moecast-bench-") as scratch,
         progress(console, "benchmark", total=total) as advance,
@@ -58,7 +58,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
         expected = plain_tokens(config, requests, Path(scratch)) if config.verify else {}
         advance(int(config.verify))
         outcomes = run_rounds(
-            config, arms, requests, folder=folder, scratch=Path(scratch), advance=advance
+            config, cases, requests, folder=folder, scratch=Path(scratch), advance=advance
         )
         replayed: dict[str, Any] = {"hardware": None, "rows": []}
         if bounds:
@@ -94,7 +94,7 @@ def described(config: BenchConfig, what: str) -> str:
     return (
         f"each run in a process of its own, from an empty arena: {warm_up}, then "
         f"{config.requests} requests of {config.max_new_tokens} greedy tokens for each row of the "
-        f"batch, from {what}; {config.repetitions} repetitions, arms in turns, medians; "
+        f"batch, from {what}; {config.repetitions} repetitions, systems in turns, medians; "
         "percentiles over all decode steps; speed-ups within a repetition"
     )
 
@@ -105,7 +105,7 @@ def require_memory(folder: Path, config: BenchConfig) -> None:
     if needed > available:
         raise MoecastError(
             f"verify=true: plain Transformers needs {needed} bytes for all experts of {folder}, "
-            f"{available} are available; leave verify out (arms are compared with each other)"
+            f"{available} are available; leave verify out (systems are compared with each other)"
         )
 
 
@@ -130,11 +130,11 @@ def replay_bounds(
     config: BenchConfig, requests: dict[int, list[Request]], scratch: Path
 ) -> dict[str, Any]:
     """The bounds' rows; where they can not be made, rows that say why."""
-    cells, bounds = cells_of(config), bounds_of(config.system)
+    conditions, bounds = list_conditions(config), find_bounds(config.system)
     task = Replayed(
         model=config.model,
         systems=bounds,
-        cells=cells,
+        conditions=conditions,
         device=config.device,
         requests=requests,
     )
@@ -143,26 +143,26 @@ def replay_bounds(
         return found
     rows = [
         {
-            "budget": cell.budget,
-            "batch": cell.batch,
+            "budget": condition.budget,
+            "batch": condition.batch,
             "system": system.name,
             "failed": found.reason,
         }
-        for cell in cells
+        for condition in conditions
         for system in bounds
     ]
     return {"hardware": None, "rows": rows}
 
 
 def check(outcomes: list[Outcome], expected: dict[int, Tokens], console: Console) -> None:
-    """Says that every arm gave the same tokens.
+    """Says that every variant gave the same tokens.
 
     Raises:
         TokensDiffer: one did not.
         NothingRan: there are none.
     """
     if not any(outcome.runs for outcome in outcomes):
-        raise NothingRan(f"no arm ran; the first one: {outcomes[0].failed}")
+        raise NothingRan(f"no variant ran; the first one: {outcomes[0].failed}")
     different = first_difference(outcomes, expected)
     if different is not None:
         raise TokensDiffer(f"the output depends on the system or the budget: {different}")

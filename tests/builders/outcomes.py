@@ -3,8 +3,8 @@
 from typing import Any
 
 from runtime.config import SystemConfig
-from runtime.tools.bench.arms import Arm, Cell
 from runtime.tools.bench.rounds import Outcome
+from runtime.tools.comparison import Case, Condition, Variant
 
 ZERO = {
     "hits": 0, "requests": 0, "bytes_moved": 0, "bytes_wasted": 0, "bytes_late": 0,
@@ -37,6 +37,6 @@ def made_run(**fields: Any) -> dict[str, Any]:
 def outcome(
     name: str, *, budget: str = "50%", batch: int = 1, number: int = 1, **fields: Any
 ) -> Outcome:
-    """An arm with `number` equal runs."""
-    arm = Arm(SystemConfig(name=name), Cell(budget, batch))
-    return Outcome(arm, [made_run(**fields) for _ in range(number)])
+    """A case with `number` equal runs."""
+    case = Case(Variant(label=name, system=SystemConfig(name=name)), Condition(budget, batch))
+    return Outcome(case, [made_run(**fields) for _ in range(number)])

@@ -29,7 +29,7 @@ from runtime.tools.doctor.recording import CapturedStep, Recorder
 
 
 def replay_bounds(task: Replayed) -> dict[str, Any]:
-    """The machine as measured, and a row for each cell and bound.
+    """The machine as measured, and a row for each condition and bound.
 
     The routing is that of the same requests, recorded here; it is the same whatever the budget.
     """
@@ -40,16 +40,16 @@ def replay_bounds(task: Replayed) -> dict[str, Any]:
     recorded = {batch: recorded_steps(model, asked) for batch, asked in task.requests.items()}
     hardware = measure_parts(model, layers, store)
     rows: list[dict[str, Any]] = []
-    for cell in task.cells:
+    for condition in task.conditions:
         for system in task.systems:
-            row: dict[str, Any] = {"budget": cell.budget, "batch": cell.batch}
+            row: dict[str, Any] = {"budget": condition.budget, "batch": condition.batch}
             row["system"] = system.name
             try:
-                slots = slots_in(cell.budget, store, spec)
+                slots = slots_in(condition.budget, store, spec)
             except BudgetError as error:
                 row["failed"] = str(error)
             else:
-                steps, asked = recorded[cell.batch], task.requests[cell.batch]
+                steps, asked = recorded[condition.batch], task.requests[condition.batch]
                 row |= bound(steps, asked, spec, system, hardware, slots)
             rows.append(row)
     store.close()
@@ -57,7 +57,7 @@ def replay_bounds(task: Replayed) -> dict[str, Any]:
 
 
 def slots_in(budget: str, store: Store, spec: ModelSpec) -> int:
-    """Experts that the live arms' arena of this budget holds."""
+    """Experts that the live runs' arena of this budget holds."""
     return arena_slots(
         slot_bytes(store),
         spec,

@@ -28,7 +28,7 @@ class BenchConfig(RunConfig):
     store: StoreConfig = field(default_factory=StoreConfig)
     system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
     """What is compared; a bound (oracle) is replayed from the run's own routing, simulated. The
-    no-prefetch arm, on-demand, is always there."""
+    system without prefetching, on-demand, is always there."""
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
     """Memory for experts, as for `generate`; every system at each."""
     batch: list[int] = field(default_factory=lambda: [1])
@@ -49,13 +49,13 @@ class BenchConfig(RunConfig):
     warm_up_tokens: int = 8
     """Greedy tokens of the request before the measured ones; 0: none, the arena is empty."""
     repetitions: int = 3
-    """Runs of every arm, in turns with the others."""
+    """Runs of every system at every budget and batch size, in turns."""
     verify: bool = False
     """Also compare every token with plain Transformers, all experts in memory."""
     device: str = "auto"
     """Where the model computes: auto (a GPU if there is one), cpu, cuda, cuda:1."""
     trace_events: bool = False
-    """Also keep a timeline of each arm's first run in `run_dir/timelines`."""
+    """Also keep a timeline of the first run of each system in `run_dir/timelines`."""
 
     def __post_init__(self) -> None:
         for name in ("budget", "batch", "prompts", "system"):

@@ -7,27 +7,27 @@ from typing import Any
 import numpy as np
 
 from runtime.systems import ON_DEMAND
-from runtime.tools.bench.arms import Cell
 from runtime.tools.bench.rounds import Outcome, Run
+from runtime.tools.comparison import Condition
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """A row for each arm, in the order of the arms."""
+    """A row for each case, in the order of the cases."""
     baselines = {
-        outcome.arm.cell: outcome.runs
+        outcome.case.condition: outcome.runs
         for outcome in outcomes
-        if outcome.arm.system.name == ON_DEMAND
+        if outcome.case.variant.label == ON_DEMAND
     }
     return [row_of(outcome, baselines) for outcome in outcomes]
 
 
-def row_of(outcome: Outcome, baselines: dict[Cell, list[Run]]) -> dict[str, Any]:
-    """One arm's figures: times in seconds, sizes in bytes, shares of 1; or why there are none."""
-    arm, runs = outcome.arm, outcome.runs
+def row_of(outcome: Outcome, baselines: dict[Condition, list[Run]]) -> dict[str, Any]:
+    """One case's figures: times in seconds, sizes in bytes, shares of 1; or why there are none."""
+    case, runs = outcome.case, outcome.runs
     row: dict[str, Any] = {
-        "budget": arm.cell.budget,
-        "batch": arm.cell.batch,
-        "system": arm.system.name,
+        "budget": case.condition.budget,
+        "batch": case.condition.batch,
+        "system": case.variant.label,
         "simulated": False,
     }
     if outcome.failed is not None or not runs:
@@ -58,7 +58,7 @@ def row_of(outcome: Outcome, baselines: dict[Cell, list[Run]]) -> dict[str, Any]
         "left_in_page_cache": lambda run: run["left_in_page_cache"],
     }
     row |= {name: middle([figure(run) for run in runs]) for name, figure in per_run.items()}
-    pairs = list(zip(runs, baselines.get(arm.cell, []), strict=False))
+    pairs = list(zip(runs, baselines.get(case.condition, []), strict=False))
     first = runs[0]
     return {
         **row,

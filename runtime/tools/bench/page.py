@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.systems import ON_DEMAND, PROMOE
-from runtime.tools.bench.arms import ABLATIONS
 from runtime.tools.bench.show import BYTES, SPEED, Cellwise, label, remarks
+from runtime.tools.bench.variants import ABLATIONS
 from runtime.tools.report.page import Page
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def machine_lines(results: dict[str, Any]) -> list[str]:
     )
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items() if v)
     checked = (
-        "Every token of every arm equals plain Transformers'."
+        "Every token of every system equals plain Transformers'."
         if results["equal_to_plain_transformers"]
-        else "Every arm gave the same tokens."
+        else "Every system gave the same tokens."
     )
     return [
         f"{hardware['processor']}, {hardware['cores']} cores, {hardware['threads_used']} threads, "

@@ -1,4 +1,4 @@
-"""What every arm is asked: the same requests in the same order, the first of them to warm up."""
+"""Requests of a live comparison: the same for every system, the first of them to warm up."""
 
 import itertools
 import json

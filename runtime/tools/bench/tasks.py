@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.config import ModelConfig, StoreConfig, SystemConfig
-from runtime.tools.bench.arms import Cell
 from runtime.tools.bench.requests import Request
+from runtime.tools.comparison import Condition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Replayed:
 
     model: ModelConfig
     systems: list[SystemConfig]
-    cells: list[Cell]
+    conditions: list[Condition]
     device: str
     requests: dict[int, list[Request]]
     """By batch size."""

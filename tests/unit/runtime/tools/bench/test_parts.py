@@ -10,7 +10,6 @@ from predictors.errors import MoecastError
 from predictors.popularity import Popularity
 from runtime.config import ModelConfig, SystemConfig
 from runtime.tools.bench import rounds
-from runtime.tools.bench.arms import arms_of, bounds_of
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.figures import bound_rows, rows_of
 from runtime.tools.bench.popular import with_counts
@@ -19,6 +18,7 @@ from runtime.tools.bench.requests import batched, requests_of
 from runtime.tools.bench.residue import remembered_bytes
 from runtime.tools.bench.rounds import run_rounds
 from runtime.tools.bench.tasks import Failure, Plain
+from runtime.tools.bench.variants import find_bounds, live_cases
 from tests.builders.entries import tiny_entry, tiny_spec
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import ZERO, made_run, outcome
@@ -27,24 +27,24 @@ LFU = SystemConfig(name="lfu", prefetch=False, eviction="lfu")
 BOUND = SystemConfig(name="belady", prefetch=False, eviction="belady")
 
 
-def test_arms__the_arm_without_prefetching_is_always_there_and_bounds_do_not_run():
+def test_live_cases__include_on_demand_and_no_bounds():
     config = BenchConfig(system=[LFU, BOUND], budget=["10%", "20%"], batch=[1, 4])
-    found = [(a.cell.batch, a.cell.budget, a.system.name) for a in arms_of(config)]
+    found = [(a.condition.batch, a.condition.budget, a.variant.label) for a in live_cases(config)]
     assert found == [
         (batch, budget, name)
         for batch in (1, 4)
         for budget in ("10%", "20%")
         for name in ("on-demand", "lfu")
     ]
-    assert bounds_of(config.system) == [BOUND]
-    on_demand = arms_of(config)[0].system
+    assert find_bounds(config.system) == [BOUND]
+    on_demand = live_cases(config)[0].variant.system
     assert (on_demand.prefetch, on_demand.eviction) == (False, "lru")
 
 
-def test_arms__ablation_is_promoe_without_each_technique():
+def test_ablation__is_promoe_without_each_technique():
     promoe = SystemConfig(name="promoe", predictor="mlp")
     config = BenchConfig(system=[promoe], budget=["10%"], ablation=True)
-    live = [arm.system for arm in arms_of(config)]
+    live = [case.variant.system for case in live_cases(config)]
     off = [
         [name for name in ("chunked", "early_preemption", "reordered") if not getattr(one, name)]
         for one in live[1:]
@@ -105,7 +105,7 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
     folder = tiny_qwen2_moe(tmp_path / "model")
     requests = {1: batched([[1]], 1, config)}
     outcomes = run_rounds(
-        config, arms_of(config), requests, folder=folder, scratch=tmp_path, advance=done.append
+        config, live_cases(config), requests, folder=folder, scratch=tmp_path, advance=done.append
     )
     once = [("on-demand", "10%"), ("lfu", "10%"), ("on-demand", "20%"), ("lfu", "20%")]
     assert asked == once + once[:3] + once[:3]

@@ -1,0 +1,41 @@
+"""What is compared, live (`runtime.tools.bench`) or in a replay (`train.evaluate`)."""
+
+from dataclasses import dataclass
+
+from runtime.config import SystemConfig
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Memory and load, which are the same for all variants that are compared."""
+
+    budget: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"budget {self.budget}, batch {self.batch}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A system, or one with some of its options changed, under its name in tables and figures."""
+
+    label: str
+    system: SystemConfig
+    predictor: str | None = None
+    """Key of the forecasts in a replay; None: nothing is prefetched on forecasts."""
+    reuse_predictor: str | None = None
+    """Key of the reuse forecasts in a replay; None: the eviction policy has none."""
+    distance: int | None = None
+    """Replay only forecasts so many layers ahead; None: all."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A variant in a condition."""
+
+    variant: Variant
+    condition: Condition
+
+    def __str__(self) -> str:
+        return f"{self.variant.label}, {self.condition}"
