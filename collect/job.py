@@ -15,6 +15,7 @@ from collect.recorder import PROBES, Recorder
 from collect.traces.manifest import Request, TracePlan, digest_of
 from collect.traces.split import split_of
 from runtime.hf.probes import Probes
+from runtime.hf.tokens import context_length, eos_token_ids, pad_batch
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,7 @@ class Job:
                 "layers or the decoder's, and a trace's through all; such models are served "
                 "(python -m runtime), not recorded"
             )
-        text = self.model.config.get_text_config()
-        context = getattr(text, "max_position_embeddings", None)
+        context = context_length(self.model.config)
         longest = max(len(prompt.tokens) for unit in self.work for prompt in unit)
         if context is not None and longest + self.settings.new_tokens > context:
             raise TraceError(
@@ -48,7 +48,7 @@ class Job:
 
     def record_unit(self, unit: int, advance: Advance) -> tuple[dict[str, Any], list[Request]]:
         """`(arrays, requests)` of a unit; the same whoever records it, and when."""
-        recorder = Recorder(self.plan.signals, end_tokens=end_tokens(self.model))
+        recorder = Recorder(self.plan.signals, end_tokens=eos_token_ids(self.model))
         probes = {PROBES[signal] for signal in self.plan.signals}
         with Probes(self.model, probes, recorder, complete=True), torch.random.fork_rng():
             for number, batch in enumerate(batches(self.work[unit], self.settings.batch_size)):
@@ -72,14 +72,6 @@ class Job:
         return arrays, requests
 
 
-def end_tokens(model: PreTrainedModel) -> list[int]:
-    """Ids that end a text; none for a model that knows no end."""
-    found = model.generation_config.eos_token_id if model.generation_config else None
-    if found is None:
-        return []
-    return list(found) if isinstance(found, list | tuple) else [found]
-
-
 def generate(
     model: PreTrainedModel,
     batch: Sequence[EncodedPrompt],
@@ -90,14 +82,9 @@ def generate(
 
     One token more than is recorded is chosen: the last one never enters the model.
     """
-    longest = max(len(prompt.tokens) for prompt in batch)
-    ends = end_tokens(model)
-    padding = ends[0] if ends else 0
-    tokens_BS = torch.full((len(batch), longest), padding, dtype=torch.int64)
-    mask_BS = torch.zeros_like(tokens_BS)
-    for row, prompt in enumerate(batch):
-        tokens_BS[row, longest - len(prompt.tokens) :] = torch.tensor(prompt.tokens)
-        mask_BS[row, longest - len(prompt.tokens) :] = 1
+    eos_ids = list(eos_token_ids(model))
+    padding = eos_ids[0] if eos_ids else 0
+    tokens_BS, mask_BS = pad_batch([prompt.tokens for prompt in batch], padding)
     begin_batch([prompt.index for prompt in batch], mask_BS.numpy())
     sampling: dict[str, Any] = {"do_sample": False}
     if settings.temperature > 0:
@@ -112,7 +99,7 @@ def generate(
         attention_mask=mask_BS.to(model.device),
         generation_config=GenerationConfig(
             max_new_tokens=settings.new_tokens + 1,
-            eos_token_id=ends or None,
+            eos_token_id=eos_ids or None,
             pad_token_id=padding,
             **sampling,
         ),

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from predictors.versions import package_versions
 
 RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets")
 """The packages on whose version a result may depend."""
@@ -36,20 +37,9 @@ def describe(command: str, argv: Sequence[str], config: Any, seed: int) -> dict[
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
-        "versions": versions(),
+        "versions": package_versions(RECORDED),
         "config": config,
     }
-
-
-def versions() -> dict[str, str | None]:
-    """Installed versions, from package metadata: nothing is imported."""
-    found: dict[str, str | None] = {}
-    for name in RECORDED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def git_revision() -> str | None:

@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from predictors.base import Signal
 from predictors.files import new_folder, write_atomic
 from predictors.spec import ModelSpec
+from predictors.versions import package_version
 from zoo.card import write_card
 from zoo.digest import HEX64, check, digest_of, read_inside
 from zoo.errors import DamagedError, ZooError
@@ -118,7 +118,7 @@ def write_entry(
         trace_digest=trace_digest,
         metrics=dict(metrics.get("held_out", {})),
         parity=dict(parity),
-        code_version=code_version(),
+        code_version=package_version("moecast") or "not installed",
         created=created or datetime.now(UTC).isoformat(timespec="seconds"),
         files={},
     )
@@ -185,11 +185,3 @@ def strangers(folder: Path, manifest: Manifest) -> list[str]:
     """Files in the folder that the manifest does not name."""
     found = {str(one.relative_to(folder)) for one in folder.rglob("*") if not one.is_dir()}
     return sorted(found - {*manifest.files, MANIFEST, MANIFEST_DIGEST, SIGNATURE})
-
-
-def code_version() -> str:
-    """Version of the installed distribution."""
-    try:
-        return version("moecast")
-    except PackageNotFoundError:
-        return "not installed"

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from predictors.units import MIB
 from runtime.tools.report.page import Page, slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-MIB = 2**20
 ABLATION = ("simple pipeline", "+ multi batches", "+ only hot experts", "+ order (klotski)")
 
 

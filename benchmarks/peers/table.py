@@ -2,7 +2,8 @@
 
 from typing import Any
 
-MIB = 2**20
+from predictors.units import MIB
+
 COLUMNS = (
     "budget",
     "peer",

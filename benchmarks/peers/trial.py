@@ -11,12 +11,12 @@ from typing import Any
 from benchmarks.peers.environments import interpreter, is_built
 from benchmarks.peers.limit import File, Limiter
 from benchmarks.peers.peers import Peer, Weights
+from predictors.units import MIB
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 300.0
 """Importing, loading and all prompts; each prompt has its own, shorter end."""
 PREPARE_SECONDS = 600.0
-MIB = 2**20
 
 
 class CannotRun(RuntimeError):

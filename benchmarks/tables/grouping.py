@@ -4,7 +4,6 @@ from typing import Any
 
 from benchmarks.tables.markdown import figure, percent, result, table
 
-MIB = 2**20
 NAMES = (
     "single batch, on demand",
     "simple pipeline",

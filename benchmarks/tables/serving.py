@@ -3,6 +3,7 @@
 from typing import Any
 
 from benchmarks.tables.markdown import figure, percent, result, table
+from predictors.units import MIB
 
 
 def withstood() -> list[str]:
@@ -58,7 +59,7 @@ def fuzz(one: dict[str, Any]) -> list[str]:
 
 
 def disconnects(one: dict[str, Any]) -> list[str]:
-    grown = (one["after"]["rss_bytes"] - one["before"]["rss_bytes"]) / 2**20
+    grown = (one["after"]["rss_bytes"] - one["before"]["rss_bytes"]) / MIB
     return [
         f"{one['requests']:,} clients that leave at random moments",
         "no slot, thread or descriptor stays",
@@ -68,14 +69,14 @@ def disconnects(one: dict[str, Any]) -> list[str]:
 
 
 def soak(one: dict[str, Any]) -> list[str]:
-    idle = [look["anonymous_bytes"] / 2**20 for look in one["idle"]]
+    idle = [look["anonymous_bytes"] / MIB for look in one["idle"]]
     slope = one["anonymous_slope"]["bytes_per_hour"]
     return [
         f"{one['minutes']:g} minutes of mixed load, {sum(one['counts'].values())} requests",
         "memory flat, no thread or descriptor stays",
         f"memory (no file's pages) when nothing is generated, at a quarter, half and the end: "
         f"{idle[len(idle) // 4]:.0f}, {idle[len(idle) // 2]:.0f}, {idle[-1]:.0f} MiB; over the "
-        f"second half {figure(None if slope is None else slope / 2**20, 1, ' MiB an hour')}; "
+        f"second half {figure(None if slope is None else slope / MIB, 1, ' MiB an hour')}; "
         f"threads {one['threads_leaked']:+d}, descriptors {one['descriptors_leaked']:+d}",
     ]
 

@@ -9,7 +9,6 @@ no lock.
 """
 
 import hashlib
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +35,7 @@ from collect.traces.manifest import (
 )
 from collect.traces.reader import REQUESTS, Trace, check_file
 from collect.traces.storage import open_writable_storage
+from predictors.versions import package_version
 from zoo.storage import FileStorage, Storage
 
 EXPONENT = np.uint16(0x7C00)
@@ -179,7 +179,7 @@ class TraceWriter:
     ) -> TraceManifest:
         return make_manifest(
             plan=self.plan,
-            tool_version=tool_version(),
+            tool_version=package_version("moecast") or "source",
             complete=complete,
             shards=tuple(shards),
             extra=tuple(extra),
@@ -275,14 +275,6 @@ def _record(storage: FileStorage, name: str) -> ShardRecord:
             f"{storage.address}/{name} is damaged. Delete it and run the same `python -m collect` "
             "again: it records what is missing"
         ) from None
-
-
-def tool_version() -> str:
-    """Version of this package; `source` where it runs from a checkout that is not installed."""
-    try:
-        return importlib.metadata.version("moecast")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
 
 
 def _short(value: object) -> str:

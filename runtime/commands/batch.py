@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, PreTrainedModel
 
+from predictors.units import MIB
 from runtime.commands.progress import progress
 from runtime.engine.machine import peak_memory_bytes
 from runtime.generation.batch.batching import Batch, make_batches, padding_share
@@ -152,9 +153,6 @@ def run_left_batches(
     finally:
         caches.close()
     return ran, time.perf_counter() - start
-
-
-MIB = 2**20
 
 
 def plan_table(planned: PlannedRun) -> Table:

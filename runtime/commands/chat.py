@@ -18,6 +18,7 @@ from runtime.generation.chat.config import ChatConfig
 from runtime.generation.chat.conversation import Conversation
 from runtime.generation.chat.generator import ChatAnswer, ChatGenerator
 from runtime.generation.chat_template import end_of_turn
+from runtime.hf.tokens import context_length
 
 HELP = """/reset   forget the conversation (the system prompt stays)
 /stats   hits, bytes, times and memory since the start
@@ -33,14 +34,13 @@ def run(config: ChatConfig) -> dict[str, Any]:
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
         tokenizer = load_chat_tokenizer(handle.folder, config.chat_template)
-        text_config = model.config.get_text_config()
         chat = ChatTerminal(
             console,
             handle,
             config,
             Conversation(
                 tokenizer,
-                context=getattr(text_config, "max_position_embeddings", None),
+                context=context_length(model.config),
                 max_new_tokens=config.max_new_tokens,
                 system_prompt=config.system_prompt,
             ),

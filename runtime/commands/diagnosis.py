@@ -5,9 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from runtime.commands.report import MIB
-
-GIB = 2**30
+from predictors.units import GIB, MIB
 
 
 def show(console: Console, name: str, report: dict[str, Any]) -> None:

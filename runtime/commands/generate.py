@@ -12,6 +12,7 @@ from runtime.config import GenerateConfig
 from runtime.engine.loading import load_served
 from runtime.engine.plain import load_plain
 from runtime.errors import CheckpointError
+from runtime.hf.tokens import context_length
 
 
 class TokensDiffer(RuntimeError):
@@ -64,7 +65,7 @@ def encode(
     tokens = tokenizer(prompt)["input_ids"]
     if not tokens:
         raise MoecastError(f"prompt={prompt!r} has no tokens")
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    context = context_length(model.config)
     if context is not None and len(tokens) + max_new_tokens > context:
         raise CheckpointError(
             f"{len(tokens)} prompt tokens and max_new_tokens={max_new_tokens} exceed the model's "

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from predictors.units import MIB
 from runtime.budget import parse_size
 from runtime.commands.progress import progress
 from runtime.config import InflateConfig
@@ -12,8 +13,6 @@ from runtime.errors import CheckpointError
 from runtime.store.model_source import identity, resolve
 from runtime.tools.inflate.checkpoint import partial_folder, write_checkpoint
 from runtime.tools.inflate.plan import make_plan
-
-MIB = 2**20
 
 
 def run(config: InflateConfig) -> dict[str, Any]:

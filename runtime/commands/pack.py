@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from predictors.units import MIB
+from predictors.versions import package_version
 from runtime.commands.progress import progress
 from runtime.config import PackConfig, Quantise
 from runtime.engine.loading import load_stripped, model_spec
@@ -20,9 +22,6 @@ from runtime.store.packed.layout import PackedLayout, packed_layout
 from runtime.store.packed.manifest import contents_of
 from runtime.store.packed.quantise import quantiser
 from runtime.store.packed.writer import pack, total_bytes
-from zoo.entry import code_version
-
-MIB = 2**20
 
 
 def coding_of(config: PackConfig) -> Coding:
@@ -71,7 +70,7 @@ def run(config: PackConfig) -> dict[str, Any]:
         source.experts_per_layer,
         spec=model_spec(model, layers, source, folder, config.model),
         fingerprint=fingerprint(folder),
-        tool=code_version(),
+        tool=package_version("moecast") or "not installed",
     )
     in_memory = sum(
         layout.num_bytes * num_experts

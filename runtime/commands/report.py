@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-MIB = 2**20
+from predictors.units import MIB
 
 
 def _share(value: float | None) -> str:

@@ -5,13 +5,13 @@ import atexit
 import gc
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
 
 from predictors.errors import MoecastError
+from predictors.versions import package_version
 from runtime.engine.memory import share_one_heap
 from runtime.ray_cluster import prepare
 from runtime.serving.config import RAY, ServeConfig
@@ -46,9 +46,9 @@ def run(config: ServeConfig) -> dict[str, Any]:
         # Not before: it needs the extra, and Ray reads the environment when it is imported.
         from runtime.serving.replicas import run as serve_replicas
 
-        return serve_replicas(config, keys, own_version())
+        return serve_replicas(config, keys, package_version("moecast") or "")
     log_as_json(secrets=keys)
-    service, app = assembled(config, keys=keys, version=own_version())
+    service, app = assembled(config, keys=keys, version=package_version("moecast") or "")
     console = Console()
     with listen(config.host, config.port) as listener:
         url = url_of(listener)
@@ -88,13 +88,6 @@ def require_extra() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise MoecastError(f"serve needs {', '.join(missing)}: pip install '.[serve]'")
-
-
-def own_version() -> str:
-    try:
-        return version("moecast")
-    except PackageNotFoundError:
-        return ""
 
 
 def leave_thread() -> None:

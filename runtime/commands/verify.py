@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from predictors.errors import MoecastError
+from predictors.units import MIB
 from runtime.commands.progress import progress
 from runtime.config import VerifyConfig
 from runtime.engine.machine import available_memory_bytes
@@ -19,7 +20,6 @@ from runtime.tools.verify.reference import plain_bytes
 from runtime.tools.verify.request import Request, Side
 from runtime.tools.verify.sides import run_side
 
-MIB = 2**20
 BOUND_BYTES = 300 * MIB
 """Of memory beside the weights that are not experts and the budget."""
 

@@ -3,27 +3,21 @@
 import os
 import platform
 import shutil
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from predictors.versions import package_versions
 from runtime.engine.machine import available_memory_bytes
 
 PACKAGES = ("moecast", "torch", "transformers", "onnxruntime", "safetensors", "numpy")
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python and of the packages; null where one is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    """Return the versions of Python and of the packages; None where one is not installed."""
+    return {"python": platform.python_version(), **package_versions(PACKAGES)}
 
 
 def hardware(folder: Path) -> dict[str, Any]:

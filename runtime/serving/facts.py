@@ -14,6 +14,7 @@ from runtime.generation.chat_template import (
     render,
     special_ids,
 )
+from runtime.hf.tokens import context_length, eos_token_ids
 from runtime.serving.caches import CacheBudget
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -82,9 +83,9 @@ def facts_of(
         aliases=aliases,
         tokenizer=shareable(tokenizer),
         vocab_size=text_config.vocab_size,
-        context=getattr(text_config, "max_position_embeddings", None),
+        context=context_length(model.config),
         logit_bytes=text_config.vocab_size * model.dtype.itemsize,
-        end_ids=ids_of(model.generation_config.eos_token_id),
+        end_ids=frozenset(eos_token_ids(model)),
         end_of_turn=end_of_turn(tokenizer),
         special={str(tokenizer.convert_ids_to_tokens(i)): i for i in special_ids(tokenizer)},
         recommended=recommended(model.generation_config),
@@ -101,13 +102,6 @@ def shareable(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """
     tokenizer("ready")
     return tokenizer
-
-
-def ids_of(token_ids: Any) -> frozenset[int]:
-    """Of a configuration's entry: none, one or several."""
-    if token_ids is None:
-        return frozenset()
-    return frozenset(token_ids if isinstance(token_ids, list | tuple) else [token_ids])
 
 
 def recommended(generation_config: Any) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from predictors.units import MIB
 from train.evaluate.winners import cells_of
 
 ROWS_SHOWN = 64
@@ -27,7 +28,7 @@ def times(value: float | None) -> str:
 
 
 def mib(value: float | None) -> str:
-    return "-" if value is None else f"{value / 2**20:,.1f}"
+    return "-" if value is None else f"{value / MIB:,.1f}"
 
 
 FIGURES = (

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from predictors.units import MIB
 from zoo.catalogue import Zoo
 from zoo.commands.telling import figure, report, summary
 from zoo.config import ListConfig, ShowConfig, VerifyConfig
@@ -85,7 +86,7 @@ def entries_table(rows: list[dict[str, Any]], metric: str) -> Table:
             row["name"],
             row["kind"],
             *(figure(row["metrics"].get(one)) for one in metrics),
-            f"{row['size'] / 2**20:.1f} MiB",
+            f"{row['size'] / MIB:.1f} MiB",
             row["digest"][:12],
         )
     return table
@@ -111,7 +112,7 @@ def show(config: ShowConfig) -> dict[str, Any]:
         "signed": "yes" if entry.signature() is not None else "no",
         "trace": manifest.trace_digest or "none",
         "made": f"{manifest.created}, version {manifest.code_version}",
-        "files": f"{len(manifest.files)}, {manifest.size / 2**20:.1f} MiB",
+        "files": f"{len(manifest.files)}, {manifest.size / MIB:.1f} MiB",
     }
     for name, value in fields.items():
         table.add_row(name, str(value))

@@ -2,9 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from runtime.generation.batch.prompts import BatchPrompt
 
 Batch = tuple[BatchPrompt, ...]
@@ -35,19 +32,3 @@ def padding_share(batches: Sequence[Batch]) -> float:
     used = sum(len(one.tokens) for batch in batches for one in batch)
     computed = sum(len(batch) * max(len(one.tokens) for one in batch) for batch in batches)
     return 1 - used / computed if computed else 0.0
-
-
-def pad_batch(batch: Batch, pad_id: int, *, left: bool = True) -> tuple[Tensor, Tensor]:
-    """`(tokens, mask)`, `[B, T]` of int64.
-
-    The mask is 0 on padding, which stands on the left where a decoder goes on from the last column,
-    on the right for an encoder.
-    """
-    width = max(len(one.tokens) for one in batch)
-    tokens_BT = torch.full((len(batch), width), pad_id)
-    mask_BT = torch.zeros((len(batch), width), dtype=torch.long)
-    for row, one in enumerate(batch):
-        columns = slice(width - len(one.tokens), width) if left else slice(0, len(one.tokens))
-        tokens_BT[row, columns] = torch.tensor(one.tokens)
-        mask_BT[row, columns] = 1
-    return tokens_BT, mask_BT

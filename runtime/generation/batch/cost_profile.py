@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 
 from predictors.files import cache_folder, write_json
 from runtime.config import StoreConfig
-from runtime.generation.batch.batching import Batch, pad_batch
+from runtime.generation.batch.batching import Batch
 from runtime.generation.batch.group_planner import PlannerCosts
-from runtime.generation.batch.micro_batches import pad_token_id
 from runtime.hf.kv import CacheSize, cache_bytes
 from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.hf.tokens import pad_batch, pad_token_id
 from runtime.profiling.facts import gpus, processor, usable_cores, versions
 from runtime.profiling.local import expert_call, measure
 from runtime.profiling.reading import seconds, typical
@@ -118,7 +118,10 @@ def _device_costs(
 
 def _run_steps(model: PreTrainedModel, batch: Batch, clock: "LayerClock") -> CacheSize:
     """Prompts, then `TIMED_STEPS` timed tokens of each row; what a row's cache takes."""
-    tokens_BT, mask_BT = (part.to(model.device) for part in pad_batch(batch, pad_token_id(model)))
+    tokens_BT, mask_BT = (
+        part.to(model.device)
+        for part in pad_batch([prompt.tokens for prompt in batch], pad_token_id(model))
+    )
     if model.config.is_encoder_decoder:
         clock.listens = True
         model(tokens_BT, attention_mask=mask_BT, use_cache=False)

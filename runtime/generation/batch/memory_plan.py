@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from predictors.correlation import Correlation
+from predictors.units import MIB
 from runtime.budget import parse_size
 from runtime.config import StoreConfig, SystemConfig
 from runtime.engine.loading import load_served
@@ -131,7 +132,6 @@ def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) 
     return BudgetedCacheFactory(model, KVCacheManager(kv_budget, outside))
 
 
-MIB = 2**20
 BUFFERS = 16
 """Experts under way that a step computes from, as in configs/system/klotski.yaml."""
 

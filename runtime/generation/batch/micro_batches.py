@@ -11,11 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from runtime.errors import TransferError
-from runtime.generation.batch.batching import Batch, max_cache_length, pad_batch
+from runtime.generation.batch.batching import Batch, max_cache_length
 from runtime.generation.batch.prompts import BatchPrompt, PromptId
 from runtime.generation.batch.result_journal import BatchResult
 from runtime.generation.kv.cache_factory import KVCacheFactory
 from runtime.generation.lockstep import LockstepGroup, SequenceTask
+from runtime.hf.tokens import eos_token_ids, pad_batch, pad_token_id
 
 STOP, LENGTH = "stop", "length"
 
@@ -72,7 +73,9 @@ def generate_batch(
 ) -> None:
     """Continues the batch's rows until the last has ended."""
     is_decoder = not model.config.is_encoder_decoder
-    tokens_BT, mask_BT = pad_batch(batch, pad_token_id(model), left=is_decoder)
+    tokens_BT, mask_BT = pad_batch(
+        [prompt.tokens for prompt in batch], pad_token_id(model), left=is_decoder
+    )
     padding_B = (1 - mask_BT).sum(dim=1)
     cache = caches.make(padding_B, max_cache_length=max_cache_length(batch))
     rows = RowStoppingCriteria(batch, eos_token_ids(model), ended)
@@ -93,24 +96,6 @@ def generate_batch(
     finally:
         caches.end(cache)
     assert rows.all_ended, "generation ended before its rows did"
-
-
-def eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """The model's end-of-text tokens, as its generation settings name them."""
-    named = model.generation_config.eos_token_id
-    if named is None:
-        return frozenset()
-    return frozenset([named] if isinstance(named, int) else named)
-
-
-def pad_token_id(model: PreTrainedModel) -> int:
-    """What stands where there is no token; the attention mask hides it."""
-    named = model.generation_config.pad_token_id
-    if named is None:
-        named = getattr(model.config.get_text_config(), "pad_token_id", None)
-    if named is None:
-        named = min(eos_token_ids(model), default=0)
-    return named
 
 
 log = logging.getLogger(__name__)

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from predictors.errors import MoecastError
 from runtime.errors import PromptFileError
 from runtime.generation.chat_template import render
+from runtime.hf.tokens import context_length
 
 KEYS = ("id", "prompt", "messages", "tokens", "max_new_tokens")
 KINDS = ("prompt", "messages", "tokens")
@@ -215,7 +216,7 @@ def make_prompt_encoder(
         else lambda one: list(tokenizer(one)["input_ids"]),
         of_messages=_refuse_text if tokenizer is None else lambda one: render(one, tokenizer),
         vocabulary=text.vocab_size,
-        context=getattr(text, "max_position_embeddings", None),
+        context=context_length(config),
     )
 
 

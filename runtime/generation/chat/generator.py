@@ -10,8 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from runtime.generation.chat_template import EndOfTurn
 from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
+from runtime.hf.tokens import eos_token_ids
 from runtime.serving.choice import Listener
-from runtime.serving.facts import ids_of
 
 
 @dataclass
@@ -49,7 +49,7 @@ class ChatGenerator:
         self._model = model
         self._tokenizer = tokenizer
         self._strings = end_of_turn.strings
-        self._end_ids = ids_of(model.generation_config.eos_token_id) | {*end_of_turn.token_ids}
+        self._end_ids = {*eos_token_ids(model), *end_of_turn.token_ids}
         self._sampling: dict[str, Any] = {"do_sample": False}
         if temperature > 0:
             self._sampling = {

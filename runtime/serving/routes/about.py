@@ -1,11 +1,11 @@
 """What the server is and whether it works."""
 
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from predictors.versions import package_versions
 from runtime.serving.errors import EngineDead, NotReady, UnknownModel
 from runtime.serving.facts import Facts
 from runtime.serving.service import Service, State
@@ -40,9 +40,8 @@ def routes(service: Service, own_version: str) -> APIRouter:
         return JSONResponse({"status": str(service.state)}, 200 if is_ready else 503)
 
     @router.get("/version")
-    async def versions() -> dict[str, str]:
-        packages = {name: version(name) for name in ("transformers", "torch")}
-        return {"version": own_version, **packages}
+    async def versions() -> dict[str, str | None]:
+        return {"version": own_version, **package_versions(("transformers", "torch"))}
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.loading import choose_device, load
 from runtime.engine.machine import peak_memory_bytes
 from runtime.engine.plain import load_plain
+from runtime.hf.tokens import pad_batch, pad_token_id
 from runtime.store.model_source import resolve
 from runtime.tools.bench.popular import needs_counts, with_counts
 from runtime.tools.bench.requests import Request
@@ -61,18 +62,10 @@ def sums(engine: Engine) -> dict[str, float]:
     }
 
 
-def padded(prompts: tuple[tuple[int, ...], ...], pad: int) -> tuple[Tensor, Tensor]:
-    """Token ids and mask `(B, S)`, padded on the left."""
-    length = max(map(len, prompts))
-    rows = [[pad] * (length - len(one)) + list(one) for one in prompts]
-    masks = [[0] * (length - len(one)) + [1] * len(one) for one in prompts]
-    return torch.tensor(rows), torch.tensor(masks)
-
-
 def continued(model: PreTrainedModel, request: Request, mark: Mark) -> list[list[int]]:
     """Each row's greedy tokens; an end-of-sequence token does not end it."""
-    pad = model.generation_config.pad_token_id or 0
-    tokens_BS, mask_BS = padded(request.prompts, pad)
+    pad = pad_token_id(model)
+    tokens_BS, mask_BS = pad_batch(request.prompts, pad)
     output = model.generate(
         tokens_BS.to(model.device),
         attention_mask=mask_BS.to(model.device),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from predictors.units import GIB
 from runtime.systems import ON_DEMAND, PROMOE
 from runtime.tools.bench.show import BYTES, SPEED, Cellwise, label, remarks
 from runtime.tools.bench.variants import ABLATIONS
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Series = dict[str, tuple[list[str], list[float]]]
 """Label to places on the axis and values."""
-GIB = 2**30
 EMPHASISED = (ON_DEMAND, PROMOE, "moecast", "oracle (simulated)")
 """Lines in colour; the others stand behind them."""
 

@@ -6,7 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-MIB = 2**20
+from predictors.units import MIB
+
 WIDE = 160
 """Characters."""
 Cellwise = dict[str, Callable[[dict[str, Any]], str]]

@@ -4,9 +4,8 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from predictors.units import GIB
 from runtime.tools.report.page import Page
-
-GIB = 2**30
 
 COLUMNS = {
     "machine": "hardware",

@@ -5,6 +5,7 @@ from typing import Any
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
+from predictors.units import MIB
 from runtime.config import SystemConfig
 from runtime.engine.assembly import arena_slots
 from runtime.errors import BudgetError
@@ -13,7 +14,7 @@ from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
 from runtime.systems import ON_DEMAND, PROMOE, load_system
 
-PROCESS_BYTES = 300 * 2**20
+PROCESS_BYTES = 300 * MIB
 """What a process takes beside weights and budget, at most (`verify` measures it)."""
 SHARE_OF_FREE = 0.9
 """Of the memory that is free, what a suggested budget leaves the rest of."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from predictors.files import sync_folder, write_atomic
+from predictors.units import MIB
 from runtime.errors import CheckpointError
 from runtime.store.files import FileReader
 from runtime.store.model_source import DIGESTS, INFLATED, is_weights
@@ -17,7 +18,7 @@ SHARD_BYTES = 2**30
 """What an interrupted run has to write again at most."""
 NOT_COPIED = ("config.json", DIGESTS, INFLATED, "audit.json", "README.md")
 """Replaced, or true of the original only."""
-SLACK_BYTES = 64 * 2**20
+SLACK_BYTES = 64 * MIB
 """Of free disk beside the tensors: headers, tokenizer, the file system's own."""
 
 

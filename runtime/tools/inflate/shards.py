@@ -9,13 +9,14 @@ from pathlib import Path
 import torch
 
 from predictors.files import sync_folder
+from predictors.units import MIB
 from runtime.store.base import bytes_of
 from runtime.store.extents import DTYPES
 from runtime.store.files import FileReader
 from runtime.tools.inflate.plan import Target
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-PIECE_BYTES = 16 * 2**20
+PIECE_BYTES = 16 * MIB
 """Copied at once of a tensor that stays as it is."""
 HEADER_ALIGNMENT = 64
 """The data begins at a multiple of it; the format asks for 8."""

@@ -5,13 +5,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from predictors.units import MIB
 from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
 from runtime.store.extents import read_extents
 from runtime.store.model_source import is_weights
 
 HEADROOM = 1.1
 """Of the weights' bytes: the largest tensors are there twice while the library joins experts."""
-PROCESS_BYTES = 600 * 2**20
+PROCESS_BYTES = 600 * MIB
 """Python, PyTorch and Transformers, and the activations of short prompts."""
 
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from runtime.generation.batch.batching import (
     make_batches,
     max_cache_length,
-    pad_batch,
     padding_share,
 )
 from runtime.generation.batch.prompts import BatchPrompt
+from runtime.hf.tokens import pad_batch
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=40)
 
@@ -32,17 +32,10 @@ def test_in_batches__every_prompt_once_longest_first_and_all_but_one_batch_full(
 @given(LENGTHS)
 def test_padding_share__is_what_padding_adds(lengths):
     batches = make_batches(prompts_of(lengths), 4)
-    masks = [pad_batch(batch, 0)[1] for batch in batches]
+    masks = [pad_batch([one.tokens for one in batch], 0)[1] for batch in batches]
     computed = sum(mask.numel() for mask in masks)
     assert abs(padding_share(batches) - (1 - sum(int(m.sum()) for m in masks) / computed)) < 1e-9
 
 
-def test_padded__tokens_stand_at_the_end_and_the_mask_hides_the_rest():
-    batch = (BatchPrompt(0, (1, 2, 3), 1), BatchPrompt(1, (4,), 6))
-    tokens, mask = pad_batch(batch, 9)
-    assert tokens.tolist() == [[1, 2, 3], [9, 9, 4]]
-    assert mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-    tokens, mask = pad_batch(batch, 9, left=False)
-    assert tokens.tolist() == [[1, 2, 3], [4, 9, 9]]
-    assert mask.tolist() == [[1, 1, 1], [1, 0, 0]]
-    assert max_cache_length(batch) == 3 + 6
+def test_max_cache_length__is_the_width_when_the_last_row_ends():
+    assert max_cache_length((BatchPrompt(0, (1, 2, 3), 1), BatchPrompt(1, (4,), 6))) == 3 + 6

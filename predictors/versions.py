@@ -1,0 +1,17 @@
+"""Versions of installed packages, from their metadata: nothing is imported."""
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+
+def package_version(name: str) -> str | None:
+    """Return the installed version of a package, or None where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str | None]:
+    """Return the installed version of each package, None where it is not installed."""
+    return {name: package_version(name) for name in names}

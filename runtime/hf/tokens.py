@@ -1,0 +1,52 @@
+"""Token ids and lengths that a model's configuration states, and padded batches.
+
+Shape suffixes: B rows of the batch, T columns.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """Return the ids that end a text, in the order of the model's generation settings."""
+    settings: Any = model.generation_config
+    token_ids = None if settings is None else settings.eos_token_id
+    if token_ids is None:
+        return ()
+    return (token_ids,) if isinstance(token_ids, int) else tuple(token_ids)
+
+
+def pad_token_id(model: PreTrainedModel) -> int:
+    """Return the id to fill masked positions with: the model's own, else its EOS id, else 0."""
+    settings: Any = model.generation_config
+    pad = None if settings is None else settings.pad_token_id
+    if pad is None:
+        pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+    return min(eos_token_ids(model), default=0) if pad is None else pad
+
+
+def context_length(config: PreTrainedConfig) -> int | None:
+    """Return the most tokens of prompt and answer together; None where the model sets no limit."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def pad_batch(
+    rows: Sequence[Sequence[int]], pad_token_id: int, *, left: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Return `(tokens, mask)`, `(B, T)` of int64; the mask is 0 on padding.
+
+    A decoder continues from the last column, so its padding is on the left. An encoder's is on the
+    right.
+    """
+    width = max(map(len, rows))
+    tokens_BT = torch.full((len(rows), width), pad_token_id)
+    mask_BT = torch.zeros((len(rows), width), dtype=torch.int64)
+    for index, row in enumerate(rows):
+        columns = slice(width - len(row), width) if left else slice(0, len(row))
+        tokens_BT[index, columns] = torch.tensor(row, dtype=torch.int64)
+        mask_BT[index, columns] = 1
+    return tokens_BT, mask_BT
