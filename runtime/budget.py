@@ -1,110 +1,148 @@
-"""Budgets as users write them, and the slots that they buy."""
+"""Memory budgets as users write them, and the slots that they hold."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
 
+from predictors.spec import ModelSpec
+from predictors.units import GIB, KIB, MIB
 from runtime.errors import BudgetError
 
 UNITS = {
     "": 1,
     "B": 1,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
+    "KIB": KIB,
+    "MIB": MIB,
+    "GIB": GIB,
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
 }
 
 
-def parse_budget(budget: str | int, *, total_bytes: int) -> int:
-    """Bytes for the arena. A percentage is a share of all experts' bytes (`total_bytes`).
+@dataclass(frozen=True)
+class Budget:
+    """Memory for experts: a number of bytes, or a share of all experts' bytes."""
 
-    Raises:
-        BudgetError: not a size and not a percentage.
-    """
-    if isinstance(budget, int):
-        return budget
-    text = budget.strip()
-    share = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text)
-    if share:
-        # Rounded up, so that 100 % holds every expert whatever the division leaves.
-        return -(-int(float(share[1]) * total_bytes) // 100)
-    size = _bytes(text)
-    if size is None:
-        raise BudgetError(
-            f"budget={budget!r}: write a size such as 4GiB or 512MiB, or a share such as 50%"
-        )
-    return size
+    num_bytes: int | None = None
+    percent: float | None = None
+    option: str = field(default="budget", compare=False)
+    """Option that it was given as, for error messages."""
+
+    def __post_init__(self) -> None:
+        assert (self.num_bytes is None) != (self.percent is None), self
+
+    @classmethod
+    def parse(cls, value: "Budget | str | int", *, option: str = "budget") -> "Budget":
+        """Read a size (`4GiB`), a share (`50%`) or a number of bytes.
+
+        Raises:
+            BudgetError: not a size and not a share.
+        """
+        if isinstance(value, Budget):
+            return value
+        if isinstance(value, int):
+            return cls(num_bytes=value, option=option)
+        text = value.strip()
+        if share := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
+            return cls(percent=float(share[1]), option=option)
+        size = _parse_bytes(text)
+        if size is None:
+            raise BudgetError(
+                f"{option}={value!r}: write a size such as 4GiB or 512MiB, or a share such as 50%"
+            )
+        return cls(num_bytes=size, option=option)
+
+    def resolve(self, *, total_bytes: int) -> int:
+        """Return the bytes of the budget, where all experts take `total_bytes`."""
+        if self.num_bytes is not None:
+            return self.num_bytes
+        assert self.percent is not None
+        # Rounded up, so that 100 % holds every expert whatever remainder the division leaves.
+        return -(-int(self.percent * total_bytes) // 100)
 
 
 def parse_size(text: str, *, name: str) -> int:
-    """Bytes of a size; `name` is the option, for the error.
+    """Return the bytes of a size; `name` is the option, for the error.
 
     Raises:
         BudgetError: not a size.
     """
-    size = _bytes(text.strip())
+    size = _parse_bytes(text.strip())
     if size is None:
         raise BudgetError(f"{name}={text!r}: write a size such as 8MiB or 2GiB")
     return size
 
 
-def _bytes(text: str) -> int | None:
+def _parse_bytes(text: str) -> int | None:
     size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
     if size is None or size[2].upper() not in UNITS:
         return None
     return int(float(size[1]) * UNITS[size[2].upper()])
 
 
-def spread_slots(
-    budget_bytes: int,
-    *,
-    slot_bytes: int,
-    scratch_bytes: int,
-    top_k: int,
-    owned: Sequence[int],
-    name: str = "budget",
-) -> list[int]:
-    """Slots of each of several devices that own so many experts: the budget in proportion.
+@dataclass(frozen=True, kw_only=True)
+class SlotRequirements:
+    """Sizes that decide how many slots a budget holds."""
 
-    A step may need all its experts from one device, so each has `top_k` slots at least.
+    slot_bytes: int
+    top_k: int
+    """Experts that one step needs at the same time."""
+    num_experts: int
+    """Experts of all layers together."""
+    scratch_bytes: int = 0
+    """Buffer for conversions, taken from the budget once."""
 
-    Raises:
-        BudgetError: less than that, with that least budget in bytes.
-    """
-    total = sum(owned)
-    least = -(-top_k * slot_bytes * total // min(owned)) + scratch_bytes
-    if budget_bytes < least:
-        raise BudgetError(
-            f"{name} of {budget_bytes} bytes is too small for {len(owned)} devices: each needs "
-            f"{top_k} experts of {slot_bytes} bytes; the least budget is {least} bytes "
-            f"({name}={least})"
+    @classmethod
+    def of(cls, spec: ModelSpec, *, slot_bytes: int, scratch_bytes: int = 0) -> Self:
+        """Return the requirements of a model."""
+        return cls(
+            slot_bytes=slot_bytes,
+            top_k=spec.top_k,
+            num_experts=spec.num_layers * spec.num_experts,
+            scratch_bytes=scratch_bytes,
         )
-    room = budget_bytes - scratch_bytes
-    return [min(own, room * own // (total * slot_bytes)) for own in owned]
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory for every expert: 100 % includes the conversion buffer."""
+        return self.num_experts * self.slot_bytes + self.scratch_bytes
 
 
-def slots_of(
-    budget_bytes: int,
-    *,
-    slot_bytes: int,
-    scratch_bytes: int,
-    top_k: int,
-    num_experts: int,
-    name: str = "budget",
-) -> int:
-    """Slots that fit beside the scratch buffer, at most one for each expert of the model.
+def count_slots(budget: Budget, needs: SlotRequirements) -> int:
+    """Return the slots that the budget holds, at most one for each expert of the model.
 
     Raises:
         BudgetError: less than one layer of one token needs, with that least budget in bytes.
     """
-    least = top_k * slot_bytes + scratch_bytes
-    if budget_bytes < least:
+    num_bytes = budget.resolve(total_bytes=needs.total_bytes)
+    least = needs.top_k * needs.slot_bytes + needs.scratch_bytes
+    if num_bytes < least:
         raise BudgetError(
-            f"{name} of {budget_bytes} bytes is too small: one step needs {top_k} experts of "
-            f"{slot_bytes} bytes"
-            + (f" and {scratch_bytes} bytes to convert them" if scratch_bytes else "")
-            + f"; the least budget is {least} bytes ({name}={least})"
+            f"{budget.option} of {num_bytes} bytes is too small: one step needs {needs.top_k} "
+            f"experts of {needs.slot_bytes} bytes"
+            + (f" and {needs.scratch_bytes} bytes to convert them" if needs.scratch_bytes else "")
+            + f"; the least budget is {least} bytes ({budget.option}={least})"
         )
-    return min(num_experts, (budget_bytes - scratch_bytes) // slot_bytes)
+    return min(needs.num_experts, (num_bytes - needs.scratch_bytes) // needs.slot_bytes)
+
+
+def divide_slots(budget: Budget, needs: SlotRequirements, owned: Sequence[int]) -> list[int]:
+    """Return the slots of each of several devices, in proportion to the experts that each owns.
+
+    One device may own all experts that a step needs, so each gets `top_k` slots at least.
+
+    Raises:
+        BudgetError: less than that, with that least budget in bytes.
+    """
+    num_bytes, total = budget.resolve(total_bytes=needs.total_bytes), sum(owned)
+    least = -(-needs.top_k * needs.slot_bytes * total // min(owned)) + needs.scratch_bytes
+    if num_bytes < least:
+        raise BudgetError(
+            f"{budget.option} of {num_bytes} bytes is too small for {len(owned)} devices: each "
+            f"needs {needs.top_k} experts of {needs.slot_bytes} bytes; the least budget is {least} "
+            f"bytes ({budget.option}={least})"
+        )
+    available = num_bytes - needs.scratch_bytes
+    return [min(own, available * own // (total * needs.slot_bytes)) for own in owned]

@@ -5,7 +5,7 @@ from typing import Any
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from runtime.budget import parse_budget, slots_of
+from runtime.budget import Budget, SlotRequirements, count_slots
 from runtime.config import SystemConfig
 from runtime.policy.counters import added
 from runtime.sim.hardware import Hardware
@@ -29,15 +29,8 @@ def budget_slots(budget: str, spec: ModelSpec, hardware: Hardware) -> int:
     Raises:
         BudgetError: not a budget, or less than one token needs in one layer.
     """
-    slot_bytes = sum(hardware.chunk_bytes)
-    num_experts = spec.num_layers * spec.num_experts
-    return slots_of(
-        parse_budget(budget, total_bytes=slot_bytes * num_experts),
-        slot_bytes=slot_bytes,
-        scratch_bytes=0,
-        top_k=spec.top_k,
-        num_experts=num_experts,
-    )
+    needs = SlotRequirements.of(spec, slot_bytes=sum(hardware.chunk_bytes))
+    return count_slots(Budget.parse(budget), needs)
 
 
 def fetch_table(

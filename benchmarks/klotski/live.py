@@ -22,7 +22,7 @@ from benchmarks.peers.peers import Peer, Weights
 from benchmarks.peers.run import ALLOWANCE_BYTES, sizes
 from benchmarks.peers.trial import CannotRun, Place, Questions
 from benchmarks.peers.trial import run as run_peer
-from runtime.budget import parse_budget
+from runtime.budget import Budget
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 600.0
@@ -191,7 +191,7 @@ def accelerate(setting: Setting, console: Console) -> Row:
     """
     weights = {Weights.FUSED: fused_weights(setting, console)}
     experts, others = sizes(weights[Weights.FUSED])
-    budget = parse_budget(setting.budget, total_bytes=experts)
+    budget = Budget.parse(setting.budget).resolve(total_bytes=experts)
     prompts = prompts_of(
         setting.model,
         setting.batch_size * setting.n,

@@ -33,7 +33,7 @@ from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.peers import PEERS, Peer, Weights
 from benchmarks.peers.table import markdown
 from benchmarks.peers.trial import CannotRun, Place, Questions, prepare, run
-from runtime.budget import parse_budget
+from runtime.budget import Budget
 from runtime.engine.plain import load_plain
 
 ALLOWANCE_BYTES = 400 * 2**20
@@ -144,7 +144,7 @@ def main(arguments: dict[str, str]) -> None:
     weights = layouts(model, work, console)
     experts_bytes, others_bytes = sizes(weights[Weights.FUSED])
     names = arguments.get("budgets", "25%,50%").split(",")
-    budgets = {name: parse_budget(name, total_bytes=experts_bytes) for name in names}
+    budgets = {name: Budget.parse(name).resolve(total_bytes=experts_bytes) for name in names}
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
     new_tokens = int(arguments.get("new_tokens", 24))
     questions = Questions(

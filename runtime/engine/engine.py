@@ -11,7 +11,6 @@ from torch import Tensor
 from predictors.base import Floats, Ints
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.stats import Stats
-from runtime.engine.timeline import Told
 from runtime.engine.turn import Turn
 from runtime.errors import CheckpointError, TransferError
 from runtime.policy.eviction import Expert
@@ -20,6 +19,7 @@ from runtime.policy.prefetcher import Prefetcher
 from runtime.store.base import Store, decoded_bytes
 from runtime.transfer.arena import Arena
 from runtime.transfer.devices import Devices
+from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.worker import Hand, Shared, Worker
 
 STUCK_SECONDS = 30.0
@@ -335,7 +335,7 @@ class Engine:
                     "them; this is a fault of moecast: load the model again and report it"
                 )
 
-    def tell(self, timeline: Told | None) -> Told | None:
+    def tell(self, timeline: TimelineSink | None) -> TimelineSink | None:
         """Another timeline, or none, hears what happens from now on; the one that did so far."""
         with self._condition:
             before, self._timeline = self._timeline, timeline

@@ -9,8 +9,9 @@ from transformers import AutoConfig, PreTrainedModel
 
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
+from runtime.budget import Budget
 from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
-from runtime.engine.assembly import build_engine
+from runtime.engine.assembly import EngineMemory, EngineOptions, build_engine
 from runtime.engine.forecasters import load_reuse_predictor, systems_forecaster
 from runtime.engine.front import Front
 from runtime.engine.handle import Handle
@@ -51,8 +52,8 @@ def load(
     model: str | Path | ModelConfig = REFERENCE_MODEL,
     *,
     predictor: str | Path | Predictor | None = None,
-    budget: str | int = "50%",
-    host_budget: str | int | None = None,
+    budget: Budget | str | int = "50%",
+    host_budget: Budget | str | int | None = None,
     system: SystemConfig | None = None,
     dtype: str | None = None,
     device: str | torch.device = "auto",
@@ -96,8 +97,15 @@ def load(
     release_unused()
     config = model_config(model, dtype)
     folder = resolve(config)
-    places = choose_devices(devices)
-    where = places[0] if places else choose_device(device)
+    places = choose_devices(devices) or [choose_device(device)]
+    where = places[0]
+    memory = EngineMemory(
+        budget=Budget.parse(budget),
+        host_budget=None
+        if host_budget is None
+        else Budget.parse(host_budget, option="host_budget"),
+        devices=places,
+    )
     plain, banks = load_stripped(folder, config.dtype, where)
     release_unused()
     layers = moe_layers(plain)
@@ -119,29 +127,24 @@ def load(
         # Here, because torch's meshes of devices take memory that one process has no use for.
         from runtime.hf import ranks
 
-        part = ranks.own_part(layers, experts, places)
-    engine = build_engine(
-        experts,
-        spec,
-        system=system,
-        predictor=predictor
-        if isinstance(predictor, Predictor)
-        else systems_forecaster(
+        part = ranks.own_part(layers, experts, has_devices=bool(devices))
+    if not isinstance(predictor, Predictor):
+        predictor = systems_forecaster(
             system,
             spec,
             name=config.name,
             chosen=predictor,
             entries=entries,
             makers={"skip": partial(own_routers, layers)},
-        ),
-        budget=budget,
-        host_budget=host_budget,
-        device=where,
-        devices=places,
-        part=part,
-        timeline=None if trace_events is None else Timeline(trace_events),
+        )
+    options = EngineOptions(
+        system=system,
+        predictor=predictor,
         reuse_predictor=load_reuse_predictor(system, spec, name=config.name, entries=entries),
+        timeline=None if trace_events is None else Timeline(trace_events),
+        part=part,
     )
+    engine = build_engine(experts, spec, memory, options)
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
     front = Front(engine)
     home = where if len(set(places)) > 1 else None
@@ -163,7 +166,7 @@ def load(
     return plain
 
 
-def load_served(config: ServedConfig, *, budget: str | int) -> PreTrainedModel:
+def load_served(config: ServedConfig, *, budget: Budget | str | int) -> PreTrainedModel:
     """A model as a command's configuration describes it."""
     return load(
         config.model,

@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from runtime.policy.eviction import Expert
 from runtime.policy.tier import Task
@@ -14,26 +14,6 @@ PROCESS = 1
 FLUSH_EVENTS = 20_000
 """Events in memory at most; about 3 MB of JSON."""
 COMPUTE, PREDICTOR = "compute", "predictor"
-
-
-class Told(Protocol):
-    """What an engine and its workers tell of a run; times are those of `time.perf_counter`."""
-
-    def transferred(
-        self, link: str, task: Task, start: float, end: float, *, track: str
-    ) -> None: ...
-
-    def computed(self, expert: Expert, start: float, end: float) -> None: ...
-
-    def stalled(self, layer: int, start: float, end: float) -> None: ...
-
-    def between(self, layer: int, start: float, end: float) -> None: ...
-
-    def predicted(self, event: str, layer: int, start: float, end: float) -> None: ...
-
-    def step(self, num_tokens: int, start: float, end: float) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Timeline:

@@ -43,9 +43,7 @@ class ServedPart(Served):
         return super().hold(self._first + expert)
 
 
-def own_part(
-    layers: Sequence[MoeLayer], store: Store, devices: Sequence[torch.device]
-) -> Part | None:
+def own_part(layers: Sequence[MoeLayer], store: Store, *, has_devices: bool) -> Part | None:
     """What this process serves; None where it is the only one.
 
     Raises:
@@ -58,7 +56,7 @@ def own_part(
         )
     if dist.get_world_size() == 1:
         return None
-    if devices:
+    if has_devices:
         raise CheckpointError(
             "expert_parallel and devices together: start one process for each device in place of "
             "devices"

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.engine.assembly import connect
+from runtime.engine.assembly import DeviceArenas, EngineOptions, connect
 from runtime.engine.engine import Engine
 from runtime.hf.adapters.served import Served
 from runtime.hf.experts import expert_output
@@ -83,10 +83,10 @@ def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Sto
     engine = connect(
         store,
         spec,
-        system=SystemConfig(prefetch=False, per_layer=False, chunked=False, reordered=False),
-        predictor=None,
-        arenas=[arena],
-        links=[StoreLink(store, arena, closes=False)],
+        [DeviceArenas([arena], [StoreLink(store, arena, closes=False)])],
+        EngineOptions(
+            system=SystemConfig(prefetch=False, per_layer=False, chunked=False, reordered=False)
+        ),
     )
     for layer in layers:
         layer.kind.attach(layer.experts, Served(engine, layer.index))

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from runtime.engine.timeline import Told
 from runtime.errors import Fault, TransferError
 from runtime.policy.adaptive_prefetch import AdaptivePrefetch
 from runtime.policy.eviction import Expert
 from runtime.policy.tier import Task, Tier
 from runtime.transfer.link import Link
+from runtime.transfer.timeline import TimelineSink
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,9 @@ class Shared:
     """
 
     def __init__(
-        self, timeline: Told | None = None, adaptive_prefetch: AdaptivePrefetch | None = None
+        self,
+        timeline: TimelineSink | None = None,
+        adaptive_prefetch: AdaptivePrefetch | None = None,
     ):
         self.condition = threading.Condition()
         self.errors: dict[Expert, TransferError] = {}

@@ -1,6 +1,7 @@
 """Served models whose links are ours: to delay, reorder, hang and kill transfers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -22,10 +23,11 @@ def serve_with_links(
     """The same, each link replaced by what `wrap(name, link)` makes of it."""
     connect = assemble.connect
 
-    def connected(*args, links, **options):
-        names = ["copy", "disk"] if len(links) == 2 else ["disk"]
-        wrapped = [wrap(name, link) for name, link in zip(names, links, strict=True)]
-        return connect(*args, links=wrapped, **options)
+    def connected(store, spec, devices, options):
+        (device,) = devices
+        names = ["copy", "disk"][-len(device.links) :]
+        wrapped = [wrap(name, link) for name, link in zip(names, device.links, strict=True)]
+        return connect(store, spec, [replace(device, links=wrapped)], options)
 
     monkeypatch.setattr(assemble, "connect", connected)
     return serve(folder, **kwargs)

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from predictors.base import Signal
 from predictors.spec import ModelSpec
+from runtime.budget import Budget, SlotRequirements, count_slots
 from runtime.config import SystemConfig
-from runtime.engine.assembly import arena_slots
 from runtime.engine.loading import model_spec
 from runtime.engine.machine import available_memory_bytes
 from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
@@ -58,12 +58,9 @@ def replay_bounds(task: Replayed) -> dict[str, Any]:
 
 def slots_in(budget: str, store: Store, spec: ModelSpec) -> int:
     """Experts that the live runs' arena of this budget holds."""
-    return arena_slots(
-        slot_bytes(store),
-        spec,
-        budget=budget,
-        scratch_bytes=store.scratch_bytes + decoded_bytes(store),
-    )
+    scratch_bytes = store.scratch_bytes + decoded_bytes(store)
+    needs = SlotRequirements.of(spec, slot_bytes=slot_bytes(store), scratch_bytes=scratch_bytes)
+    return count_slots(Budget.parse(budget), needs)
 
 
 @torch.no_grad()

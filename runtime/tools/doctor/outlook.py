@@ -6,8 +6,8 @@ from typing import Any
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from predictors.units import MIB
+from runtime.budget import Budget, SlotRequirements, count_slots
 from runtime.config import SystemConfig
-from runtime.engine.assembly import arena_slots
 from runtime.errors import BudgetError
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
@@ -41,10 +41,11 @@ def outlook(
     }
     if predictor is not None:
         systems[PROMOE] = (load_system(PROMOE), predictor)
+    needs = SlotRequirements.of(spec, slot_bytes=slot_bytes, scratch_bytes=scratch_bytes)
     rows: list[dict[str, Any]] = []
     for budget in budgets:
         try:
-            slots = arena_slots(slot_bytes, spec, budget=budget, scratch_bytes=scratch_bytes)
+            slots = count_slots(Budget.parse(budget), needs)
         except BudgetError as error:
             rows.append({"budget": budget, "error": str(error)})
             continue

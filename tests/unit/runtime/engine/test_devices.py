@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,8 +128,10 @@ def test_devices__one_with_a_slow_link_does_not_keep_the_others_waiting(
         def close(self):
             self._link.close()
 
-    def slowed(*args, links, **options):
-        return connect(*args, links=[links[0], Slow(links[1])], **options)
+    def slowed(store, spec, devices, options):
+        first, second = devices
+        second = replace(second, links=[Slow(link) for link in second.links])
+        return connect(store, spec, [first, second], options)
 
     monkeypatch.setattr(assemble, "connect", slowed)
     model = serve(folder, budget="40%", devices=["cpu", "cpu"], system=SystemConfig(chunked=False))

@@ -1,0 +1,26 @@
+"""The interface through which an engine and its transfer workers report spans of time."""
+
+from typing import Protocol
+
+from runtime.policy.eviction import Expert
+from runtime.policy.tier import Task
+
+
+class TimelineSink(Protocol):
+    """Receives spans of a run; times are those of `time.perf_counter`, in seconds."""
+
+    def transferred(
+        self, link: str, task: Task, start: float, end: float, *, track: str
+    ) -> None: ...
+
+    def computed(self, expert: Expert, start: float, end: float) -> None: ...
+
+    def stalled(self, layer: int, start: float, end: float) -> None: ...
+
+    def between(self, layer: int, start: float, end: float) -> None: ...
+
+    def predicted(self, event: str, layer: int, start: float, end: float) -> None: ...
+
+    def step(self, num_tokens: int, start: float, end: float) -> None: ...
+
+    def close(self) -> None: ...
