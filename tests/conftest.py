@@ -2,6 +2,8 @@
 
 import faulthandler
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,11 +21,16 @@ os.environ.update(
 # One thread: the order of additions, and with it the last bits, stay the same.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 faulthandler.enable()
+# A shell starts what runs in its background with interrupts ignored, and children inherit that.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test that hangs is ended, and the stacks of all threads are shown: pytest-timeout does so
-    by its thread method only, and not for tests that are given no limit."""
+    """Require that a test that hangs is ended, and shows the stacks of all threads.
+
+    pytest-timeout does so by its thread method only, and not for tests that are given no limit.
+    """
     assert config.getini("timeout_method") == "thread", "pyproject.toml: timeout_method"
     assert float(config.getini("timeout")) > 0, "pyproject.toml: timeout"
     for item in items:

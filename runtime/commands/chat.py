@@ -103,12 +103,30 @@ class ChatTerminal:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401
             self._note("/help lists the commands; /quit ends")
-        while (message := self._read()) is not None:
-            if message.startswith("/") and not message.startswith("//"):
-                if not self._obey(message):
+        interrupted = False
+        while True:
+            try:
+                if interrupted:
+                    interrupted = False
+                    self._note("\n/quit or Ctrl-D ends")
+                if not self._take_turn():
                     return
-            elif message.strip():
-                self._answer(message.removeprefix("/"))
+            except KeyboardInterrupt:
+                # Only this here: a second Ctrl-C while the hint is printed must not end the chat.
+                interrupted = True
+                if not self._is_terminal:
+                    raise
+
+    def _take_turn(self) -> bool:
+        """Read a message and answer it; False ends the conversation."""
+        message = self._read()
+        if message is None:
+            return False
+        if message.startswith("/") and not message.startswith("//"):
+            return self._obey(message)
+        if message.strip():
+            self._answer(message.removeprefix("/"))
+        return True
 
     def _read(self) -> str | None:
         """The next message; None at the end of the input."""
@@ -125,15 +143,11 @@ class ChatTerminal:
         if not self._is_terminal:
             line = sys.stdin.readline()
             return line.rstrip("\n") if line else None
-        while True:
-            try:
-                return input(prompt)
-            except EOFError:
-                self._console.print()
-                return None
-            except KeyboardInterrupt:
-                self._console.print()
-                self._note("/quit or Ctrl-D ends")
+        try:
+            return input(prompt)
+        except EOFError:
+            self._console.print()
+            return None
 
     def _obey(self, command: str) -> bool:
         """Carries out a command; False ends the conversation."""
@@ -173,6 +187,9 @@ class ChatTerminal:
             self._console.print()
             self._note(f"error: {error}")
             return
+        except KeyboardInterrupt:
+            conversation.take_back()
+            raise
         self._console.print()
         conversation.say("assistant", answer.text)
         self.counts["num_answers"] += 1

@@ -16,6 +16,8 @@ from tests.builders.faults.rules import Disk
 
 Scenario = Callable[..., dict[str, Any]]
 
+LIMIT_SECONDS = 120.0
+"""A scenario that takes longer hangs; most take a second, more where the machine is busy."""
 SKIPPED: dict[str, int] = {}
 """Why, and how many tests."""
 
@@ -47,14 +49,14 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen]
     yield process
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(10)
+    process.wait(60)
 
 
 @pytest.fixture
 def scenario(host: subprocess.Popen) -> Scenario:
     """Runs one in a process of its own; a death, a hang or a foreign exception fails the test."""
 
-    def run(name: str, *, limit: float = 30.0, **arguments: Any) -> dict[str, Any]:
+    def run(name: str, *, limit: float = LIMIT_SECONDS, **arguments: Any) -> dict[str, Any]:
         request = {"scenario": name, "arguments": arguments, "seconds": limit}
         assert host.stdin is not None
         assert host.stdout is not None

@@ -67,7 +67,7 @@ def test_packing__on_a_disk_that_fails_leaves_the_store(scenario, tmp_path, inje
 
 @pytest.mark.usefixtures("strace")
 def test_packing__killed_at_any_call_leaves_a_whole_store(scenario, tmp_path):
-    result = scenario("packing_is_killed", folder=str(tmp_path), limit=100.0)
+    result = scenario("packing_is_killed", folder=str(tmp_path), limit=400.0)
     assert result["kills"] > 20
     assert result["not_whole"] == []
     assert result["verified"] == "whole"

@@ -55,7 +55,7 @@ def test_reads__interrupted_and_slow_system_calls_change_nothing(scenario):
     result = scenario("spoilt_system_calls", mode="on-demand", inject=inject)
     assert result["num_faults"] >= 2
     assert outcomes(result) == ["identical"] * 3
-    assert result["during"]["stall_seconds"] > result["before"]["stall_seconds"] + 0.05
+    assert result["during"]["stall_seconds"] > 0.05
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
@@ -97,7 +97,7 @@ def test_reads__a_truncated_shard_is_named_and_served_when_whole_again(scenario,
 def test_reads__a_disk_of_50_ms_a_read_costs_time_only(scenario, disk, mode):
     result = spoilt(scenario, disk, mode, Rule("hang", seconds=0.05, times=40))
     assert outcomes(result) == ["identical"] * 3
-    assert result["during"]["stall_seconds"] > result["before"]["stall_seconds"] + 0.5
+    assert result["during"]["stall_seconds"] > 0.5
 
 
 @pytest.mark.usefixtures("disk")

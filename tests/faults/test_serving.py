@@ -17,7 +17,7 @@ from tests.builders.models import plain_eager
 from tests.builders.serving import speaking_model
 from tests.faults.conftest import skip
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.faults
 PROMPTS = ("The heart pumps blood", "It was late", "Return a new list", "She said", "x = 1", "And")
 NEW_TOKENS = 12
 
@@ -60,7 +60,7 @@ def ask_all(running: Server) -> list[httpx2.Response]:
             "temperature": 0,
             "ignore_eos": True,
         }
-        return httpx2.post(f"{running.api}/completions", json=body, timeout=60)
+        return httpx2.post(f"{running.api}/completions", json=body, timeout=240)
 
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         return list(pool.map(ask, PROMPTS))

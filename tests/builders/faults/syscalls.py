@@ -52,7 +52,7 @@ def injected(spec: str, *, paths: Sequence[Path], log: Path) -> Iterator[Injecti
     finally:
         if tracer.poll() is None:
             tracer.send_signal(signal.SIGINT)
-        tracer.wait(10)
+        tracer.wait(60)
 
 
 ENDED = "ended"
@@ -86,7 +86,7 @@ def killed(spec: str, work: Callable[[], None], *, log: Path) -> str | None:
 
 
 def _await_tracer(tracer: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not all(map(_is_traced, Path("/proc/self/task").iterdir())):
         if tracer.poll() is not None or time.monotonic() > deadline:
             assert tracer.stderr is not None

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,31 @@ def end_thread(thread: threading.Thread) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
     )
+
+
+@contextmanager
+def interrupt_at_call(number: int | None) -> Iterator[Callable[[], int]]:
+    """Ctrl-C when this thread, the main one, calls or leaves its n-th function.
+
+    Args:
+        number: None only counts.
+
+    Yields:
+        Returns how many calls and returns there were.
+    """
+    count = 0
+
+    def profile(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == number:
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        yield lambda: count
+    finally:
+        sys.setprofile(None)
 
 
 def signal_main_thread() -> None:

@@ -62,6 +62,40 @@ def test_chat__a_read_that_fails_ends_that_answer_and_is_forgotten(
     assert last.index("first") < last.index("yes") < last.index("second")
 
 
+def test_chat__ctrl_c_ends_neither_the_program_nor_its_hint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(Console):
+        left = 1
+
+        def print(self, *objects, **options) -> None:
+            """The second Ctrl-C comes while the hint to the first is printed."""
+            if "/quit or Ctrl-D ends" in str(objects) and self.left:
+                self.left -= 1
+                raise KeyboardInterrupt
+            super().print(*objects, **options)
+
+    typed = iter([KeyboardInterrupt(), "hello\\", KeyboardInterrupt(), "hello", "/quit"])
+
+    def type_line(prompt: str) -> str:
+        line = next(typed)
+        if isinstance(line, KeyboardInterrupt):
+            raise line
+        return line
+
+    monkeypatch.setattr("builtins.input", type_line)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    answering, shown = FakeAnswering(tokenizer), io.StringIO()
+    handle = SimpleNamespace(stats=lambda: {"requests": 1, "hits": 1})
+    conversation = Conversation(tokenizer, 2048, max_new_tokens=100)
+    console = Terminal(file=shown, force_terminal=True, highlight=False)
+    ChatTerminal(console, handle, ChatConfig(), conversation, answering).talk()
+    assert len(answering.asked) == 1
+    assert "hello<|im_end|>" in answering.asked[0]
+    assert shown.getvalue().count("/quit or Ctrl-D ends") == 2
+
+
 def test_chat__says_what_it_forgets_when_the_context_is_full(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

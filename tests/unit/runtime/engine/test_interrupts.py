@@ -1,7 +1,6 @@
 """Ctrl-C in the middle of the bookkeeping: the next request finds it in order."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -49,7 +48,5 @@ def test_interrupt__between_two_entries_of_the_books_is_repaired(tmp_path, name,
                 except KeyboardInterrupt:
                     interrupts += 1
                 undo()
-                start = time.monotonic()
                 assert torch.equal(model(TOKENS).logits, expected)
-                assert time.monotonic() - start < 5
     assert interrupts > 0
