@@ -1,19 +1,17 @@
-"""Launchers: the same trace and weights whoever makes them, what a second worker is worth, what a
-kill costs, what the engines weigh.
+"""Measures launchers: equal traces and weights, two workers against one, killed workers, extras.
 
 python -m benchmarks.launchers output=benchmarks/results/launchers.json
 
-One thread in each worker. Units are light on the disk: routing alone is recorded. With quick=true a
-tenth of the prompts and one repetition; without=ray,slurm leaves engines out. What is measured is
-kept as soon as it is; only=core,engines,second_worker,killed,train measures some of it again. A
-quarter of an hour on two cores.
+One thread in each worker; only routing is recorded, so that the disk hardly matters. quick=true
+takes a tenth of the prompts and one repetition; without=ray,slurm leaves engines out. Each part is
+written as soon as it is measured; only=core,engines,second_worker,killed,train measures some of
+them again. Takes a quarter of an hour on two cores.
 """
 
 import json
 import os
 import platform
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -27,17 +25,15 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig, LauncherKind
-from collect.launch.crews import dispatcher_for
-from collect.launch.dispatch import Dispatcher
-from collect.launch.local import LocalCrew
-from collect.order import Order, order_of, settings_of
-from collect.record import begun, collect
+from collect.launch.pool import WorkerPool
+from collect.record import PLAN, collect, record_with
+from collect.recording import RecordingJob, settings_of
 from collect.traces.layout import ROUTING_SIGNALS
-from collect.traces.manifest import TracePlan
 from predictors.files import write_json
 from runtime.config import ModelConfig
 
@@ -62,59 +58,62 @@ ADDED += ("referencing", "rpds-py")
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedTrace:
     """One trace by one launcher."""
 
     digest: str
     start_seconds: float
-    """Until the first worker has its model."""
+    """Until a worker has loaded its model and planned the trace."""
     seconds: float
-    """From the first part handed out to the last one done."""
+    """From the plan to the last unit."""
     parts: int
     retried: int
     replaced: int
+    """Workers that were killed."""
 
 
-def order(folder: Path, *, num_prompts: int) -> Order:
+def make_job(folder: Path, *, num_prompts: int) -> RecordingJob:
     data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, new_tokens=16)
     settings = replace(settings_of(data, batch_size=16), shard_bytes=PART_BYTES)
-    return order_of(MODEL, data, folder, ROUTING_SIGNALS, settings, "100%")
+    return RecordingJob(MODEL, data, str(folder), ROUTING_SIGNALS, settings, "100%")
 
 
-def record(asked: Order, launcher: LauncherConfig, logs: Path, *, kills: bool = False) -> Recorded:
-    """By workers even if it is one; `kills`: one of them every five seconds, picked at random."""
-    arguments = {"order": asked.as_json()}
-    started = time.perf_counter()
+def record(
+    job: RecordingJob, launcher: LauncherConfig, logs: Path, *, kills: bool = False
+) -> RecordedTrace:
+    """Records with workers even if it is one; `kills`: one of them every five seconds."""
+    arguments = {"job": job.to_json()}
+    killed: list[int] = []
     stop = threading.Event()
-    with dispatcher_for(launcher, "collect.record:open_parts", arguments, folder=logs) as crew:
-        about = crew.begin()
+    started = time.perf_counter()
+    with WorkerPool(launcher, "collect.record:open_recording", arguments, logs=logs) as pool:
+        pool.run([PLAN])
         ready = time.perf_counter()
-        plan = TracePlan.model_validate(about["plan"])
-        writer, missing = begun(asked.where, plan, about["rows"])
         if kills:
-            assert isinstance(crew.crew, LocalCrew)
-            threading.Thread(target=killer, args=(crew, crew.crew, stop), daemon=True).start()
-        outcome = crew.run([plan.units[unit] for unit in missing])
+            threading.Thread(target=kill_workers, args=(killed, stop), daemon=True).start()
+        trace = record_with(pool, job)
         ended = time.perf_counter()
         stop.set()
-    outcome.require_all("parts")
-    return Recorded(
-        digest=writer.finish().digest,
+    return RecordedTrace(
+        digest=trace.digest,
         start_seconds=round(ready - started, 3),
         seconds=round(ended - ready, 3),
-        parts=len(missing),
-        retried=outcome.num_retried,
-        replaced=outcome.num_replaced,
+        parts=pool.num_units,
+        retried=pool.num_retried,
+        replaced=len(killed),
     )
 
 
-def killer(dispatcher: Dispatcher, crew: LocalCrew, stop: threading.Event) -> None:
-    """Of the workers that record; one that loads its model has nothing to lose."""
+def kill_workers(killed: list[int], stop: threading.Event) -> None:
+    """Kills one of launcher=local's processes every few seconds; notes its pid."""
     chance = random.Random(0)
     while not stop.wait(KILL_EVERY_SECONDS):
-        at_work = sorted(dispatcher.ready)
-        if at_work:
-            os.kill(crew.pids[chance.choice(at_work)], signal.SIGKILL)
+        children = psutil.Process().children()
+        workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        if workers:
+            worker = chance.choice(workers)
+            killed.append(worker.pid)
+            worker.kill()
 
 
 def engines(folder: Path, *, num_prompts: int, left_out: list[str]) -> dict[str, dict[str, Any]]:
@@ -122,10 +121,10 @@ def engines(folder: Path, *, num_prompts: int, left_out: list[str]) -> dict[str,
     for number, (name, launcher) in enumerate(ENGINES.items()):
         if launcher.kind.value in left_out:
             continue
-        asked = order(folder / f"engine-{number}", num_prompts=num_prompts)
-        found[name] = vars(record(asked, launcher, folder / f"logs-{number}"))
-        tell(f"{name}: {found[name]}")
-    here = order(folder / "here", num_prompts=num_prompts)
+        job = make_job(folder / f"engine-{number}", num_prompts=num_prompts)
+        found[name] = vars(record(job, launcher, folder / f"logs-{number}"))
+        say(f"{name}: {found[name]}")
+    here = make_job(folder / "here", num_prompts=num_prompts)
     trace = collect(here.model, here.data, folder=here.where, signals=here.signals,
                     settings=here.settings)  # fmt: skip
     found["this process"] = {"digest": trace.digest}
@@ -139,9 +138,9 @@ def second_worker(folder: Path, *, num_prompts: int, repetitions: int) -> dict[s
         for workers in seconds:
             name = f"worker-{repetition}-{workers}"
             launcher = LauncherConfig(workers=workers, threads=1)
-            asked = order(folder / name, num_prompts=num_prompts)
-            seconds[workers].append(record(asked, launcher, folder / f"logs-{name}").seconds)
-            tell(f"{workers} workers: {seconds[workers][-1]} s")
+            job = make_job(folder / name, num_prompts=num_prompts)
+            seconds[workers].append(record(job, launcher, folder / f"logs-{name}").seconds)
+            say(f"{workers} workers: {seconds[workers][-1]} s")
     one, two = (statistics.median(seconds[workers]) for workers in (1, 2))
     return {"seconds": seconds, "speedup": round(one / two, 3)}
 
@@ -174,7 +173,7 @@ def trained(folder: Path, *, num_prompts: int, epochs: int) -> dict[str, Any]:
             "weights_digest": results["training"]["weights_digest"],
             "seconds": results["training"]["seconds"],
         }
-        tell(f"train, {name}: {found[name]}")
+        say(f"train, {name}: {found[name]}")
     return found
 
 
@@ -209,16 +208,16 @@ def core() -> dict[str, Any]:
     }
 
 
-def tell(line: str) -> None:
+def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def killed(folder: Path, *, num_prompts: int) -> dict[str, Any]:
     """Two workers, of which one dies every few seconds."""
-    asked = order(folder / "killed", num_prompts=num_prompts)
+    job = make_job(folder / "killed", num_prompts=num_prompts)
     launcher = LauncherConfig(workers=2, threads=1, retries=99)
-    found = vars(record(asked, launcher, folder / "logs-killed", kills=True))
+    found = vars(record(job, launcher, folder / "logs-killed", kills=True))
     return {"every_seconds": KILL_EVERY_SECONDS, **found}
 
 
@@ -245,7 +244,7 @@ def main(arguments: dict[str, str]) -> None:
         }
         for name in arguments.get("only", ",".join(measures)).split(","):
             found = measures[name]()
-            tell(f"{name}: {json.dumps(found)}")
+            say(f"{name}: {json.dumps(found)}")
             report = json.loads(output.read_text()) if output.exists() else {}
             report |= {
                 "machine": {"cores": os.cpu_count(), "platform": platform.platform()},

@@ -9,19 +9,18 @@ from rich.console import Console
 
 from collect.config import CollectConfig, ImportConfig
 from collect.errors import TraceError
-from collect.launch.dispatch import Outcome
 from collect.traces.layout import TraceSignal
-from collect.traces.manifest import read_manifest
 from collect.traces.reader import Trace
 from collect.traces.step import Phase
 
 
 def record(config: CollectConfig) -> dict[str, Any]:
     """Records, completes or opens the trace; returns what it holds."""
-    # Transformers takes seconds to import; a wrong option is told before that.
-    from collect.record import collect, collect_part, default_folder, settings_of
-    from collect.traces.writer import committed
+    # Transformers takes seconds to import; a wrong option is reported before that.
+    from collect.record import collect
+    from collect.recording import default_folder, settings_of
 
+    assert config.run_dir is not None
     console = Console()
     settings = settings_of(
         config.data,
@@ -32,48 +31,23 @@ def record(config: CollectConfig) -> dict[str, Any]:
         shard_bytes=config.shard_mib << 20,
     )
     signals = [TraceSignal(name) for name in config.signals]
-    folder = config.output or default_folder(
-        config.model, config.data, signals=signals, settings=settings
-    )
+    launched: list[dict[str, int]] = []
     started = time.monotonic()
-    asked: dict[str, Any] = {
-        "folder": folder,
-        "signals": signals,
-        "settings": settings,
-        "budget": config.budget,
-        "console": console,
-    }
-    trace: Trace | None
-    launched: list[Outcome] = []
-    if config.num_workers > 1:
-        trace = collect_part(
-            config.model,
-            config.data,
-            worker=config.worker,
-            num_workers=config.num_workers,
-            **asked,
-        )
-    else:
-        assert config.run_dir is not None
-        trace = collect(
-            config.model,
-            config.data,
-            launcher=config.launcher,
-            logs=config.run_dir / "workers",
-            heard=launched.append,
-            **asked,
-        )
-    if trace is None:
-        plan = read_manifest(folder).plan
-        have, want = len(committed(folder, plan)), len(plan.units)
-        console.print(
-            f"{folder}: {have} of {want} parts are there, the other workers write the rest",
-            highlight=False,
-            soft_wrap=True,
-        )
-        return {"trace": str(folder), "complete": False, "parts": have, "parts_planned": want}
+    trace = collect(
+        config.model,
+        config.data,
+        folder=config.output
+        or default_folder(config.model, config.data, signals=signals, settings=settings),
+        signals=signals,
+        settings=settings,
+        budget=config.budget,
+        console=console,
+        launcher=config.launcher,
+        logs=config.run_dir / "workers",
+        on_launched=launched.append,
+    )
     found = report(trace, console, seconds=time.monotonic() - started)
-    return found | {"launched": launched[0].as_dict() if launched else None}
+    return found | {"launched": launched[0] if launched else None}
 
 
 def import_log(config: ImportConfig) -> dict[str, Any]:

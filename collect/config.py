@@ -81,25 +81,11 @@ class CollectConfig(RunConfig):
     """Size of a work unit: held in memory, written as one file, repeated if interrupted."""
     budget: str = "100%"
     """Memory for experts: a size (4GiB) or a share of all experts' bytes."""
-    worker: int = 0
-    """Number of this process among `num_workers` that write one trace together."""
-    num_workers: int = 1
-    """Processes that were started by hand, on any machines that share the folder, and divide the
-    work units; `launcher` starts workers by itself."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "shard_mib", "num_workers"):
+        for name in ("batch_size", "shard_mib"):
             if getattr(self, name) < 1:
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least 1")
-        if not 0 <= self.worker < self.num_workers:
-            raise MoecastError(
-                f"worker={self.worker}: must be 0..{self.num_workers - 1} (num_workers - 1)"
-            )
-        if self.num_workers > 1 and not self.launcher.is_this_process:
-            raise MoecastError(
-                f"num_workers={self.num_workers} is for processes that are started by hand: with "
-                "launcher.workers=N leave it out"
-            )
         if self.temperature < 0:
             raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
         if not 0 < self.top_p <= 1:

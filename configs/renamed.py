@@ -22,9 +22,18 @@ SYSTEM = {
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     EVERY: {
+        "launcher.minutes": "set launcher.options={timeout_min: MINUTES}",
+        "launcher.memory_gib": "set launcher.options={mem_gb: GIB}",
+        "launcher.folder": "logs are in RUN_DIR/workers: set run_dir=FOLDER",
+    }
+    | {
         f"{key}.{old}": f"{key}.{new}"
         for key in ("system", "baseline", "bound", "ablated")
         for old, new in SYSTEM.items()
+    },
+    "collect": {
+        "num_workers": "launcher.workers",
+        "worker": "workers are started by launcher.workers=N, on any machine by launcher=slurm",
     },
 }
 CHOICES: Mapping[str, Mapping[str, str]] = {}

@@ -4,13 +4,11 @@
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
 
 from train.errors import CheckpointError
 
@@ -86,45 +84,6 @@ def last_checkpoint(folder: Path) -> ModelCheckpoint:
         save_on_train_epoch_end=True,
         enable_version_counter=False,
     )
-
-
-class Patience:
-    """Which pass is the best by validation accuracy, and when to stop looking for a better one."""
-
-    def __init__(self, patience: int):
-        self._patience = patience
-        self.best: float | None = None
-        self.best_pass = 0
-
-    def is_better(self, number: int, accuracy: float) -> bool:
-        """Whether this pass is the best so far; it is then."""
-        if self.best is not None and accuracy <= self.best:
-            return False
-        self.best, self.best_pass = accuracy, number
-        return True
-
-    def is_over(self, number: int) -> bool:
-        """Whether none has been better for a while."""
-        return number - self.best_pass >= self._patience
-
-
-class EachPass(Callback):
-    """Keeps the weights and the accuracies of every pass, where the best one is told later, from
-    the accuracies of networks that others train; `report` is called after each pass.
-    """
-
-    def __init__(self, report: Callable[[int], None]):
-        self._report = report
-        self.weights: list[dict[str, Tensor]] = []
-        self.accuracies: list[Tensor] = []
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module.accuracy_F, Tensor)
-        self.accuracies.append(pl_module.accuracy_F.clone())
-        self.weights.append(
-            {name: value.detach().cpu().clone() for name, value in pl_module.named_parameters()}
-        )
-        self._report(1)
 
 
 class PlainProgress(Callback):

@@ -21,20 +21,20 @@ from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
 from train.config import TrainConfig
 from train.counted import counted
+from train.distributed import fit_distributed
 from train.drift import LEARNERS, drift
 from train.fit import FitSettings, fit, settings_for
 from train.keeping import SIGNALS as KEEPER_SIGNALS
 from train.keeping import keeper_for, show_keeper
 from train.kinds import fitting, needed_kinds, options_of, signals_of, wanted_kinds
-from train.launching import fit_launched
 from train.loggers import finish, log_entries, log_report, log_summary, make_logger
 from train.parity import Parity
 from train.pipeline import exported, families_for, machine, write_entries
+from train.ray_ddp import fit_ray_ddp
 from train.replay import budget_slots
 from train.report.build import make_page, write_report
 from train.report.commands import keeper_of
 from train.scoring import Ground, scored
-from train.spreading import fit_spread
 from train.table import show
 from train.tracing import shifted_for, trace_for
 
@@ -186,7 +186,7 @@ def learn(
     told = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
     with clock.part("training", told):
         if config.launcher.kind is LauncherKind.RAY and config.devices > 1:
-            fitted = fit_spread(
+            fitted = fit_ray_ddp(
                 trace,
                 config.model,
                 families,
@@ -195,7 +195,7 @@ def learn(
                 run_dir=config.run_dir,
                 fresh=config.fresh,
             )
-        elif config.launcher.is_this_process:
+        elif config.launcher.is_in_process:
             fitted = fit(
                 trace,
                 families,
@@ -205,7 +205,7 @@ def learn(
                 fresh=config.fresh,
             )
         else:
-            fitted = fit_launched(
+            fitted = fit_distributed(
                 trace,
                 config.model,
                 families,

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
-from collect.record import LOGS, collect, default_folder, settings_of
+from collect.record import LOGS, collect
+from collect.recording import default_folder, settings_of
 from collect.traces import Trace, TraceSignal
 from collect.traces.layout import ALL_SIGNALS
 from collect.traces.manifest import has_manifest, read_manifest

@@ -1,1 +1,1 @@
-"""Work units on many processes or machines: one dispatcher, three engines that run its workers."""
+"""Work units on several processes or machines: one pool, three engines."""

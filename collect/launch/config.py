@@ -1,15 +1,14 @@
-"""What `launcher=` can be told."""
+"""Configuration of `launcher=`: the processes that do the work of `collect` and `train`."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from predictors.errors import MoecastError
 
 
 class LauncherKind(StrEnum):
-    """What runs the workers."""
+    """The engine that runs the workers."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -19,52 +18,47 @@ class LauncherKind(StrEnum):
 @dataclass(kw_only=True)
 class LauncherConfig:
     kind: LauncherKind = LauncherKind.LOCAL
-    """local: processes of this machine; ray: actors; slurm: jobs (submitit). What is made is the
-    same, with the same number of threads."""
+    """local: processes of this machine; ray: actors; slurm: a job array (submitit). The result is
+    the same for the same number of threads."""
     workers: int = 1
-    """Workers, each with a model of its own; local with one is this very process."""
+    """Workers, each with its own copy of the model; a single local worker is the command's own
+    process."""
     retries: int = 3
-    """Times that a unit is tried again when it failed or its worker died, before it is given up."""
+    """Retries of a unit that failed or whose worker died."""
     threads: int | None = None
-    """CPU threads of a worker; unless given, those of this machine divided by the workers."""
+    """CPU threads of each worker; default: the cores of this machine divided by the workers."""
     layers: int = 4
-    """train: layers whose networks make one task."""
+    """train: layers whose networks are trained as one unit."""
     address: str | None = None
-    """ray: a running cluster to join (HOST:PORT, or auto), with token authentication; without one,
-    Ray is started on this machine, on loopback, and ended afterwards."""
+    """ray: a running cluster to join (HOST:PORT, or auto), with token authentication. Default: Ray
+    is started on this machine, on loopback, and stopped at the end."""
     cpus: int = 1
-    """ray, slurm: cores that a worker asks for."""
+    """ray, slurm: cores that each worker requests."""
     gpus: int = 0
-    """GPUs of each worker; local: that many of those that are visible here."""
-    memory_gib: int | None = None
-    """ray, slurm: memory that a worker asks for."""
-    minutes: int = 1440
-    """slurm: time limit of a worker's job; one that reaches it is replaced."""
+    """GPUs of each worker; local: taken from those that are visible."""
     partition: str | None = None
-    """slurm: where jobs are queued."""
+    """slurm: the partition that the jobs are submitted to."""
     cluster: str | None = None
-    """slurm: submitit's executor; `local` runs the jobs on this machine, to try it."""
-    folder: Path | None = None
-    """slurm: a folder that this machine and the nodes share, for messages and logs; default:
-    RUN_DIR/workers."""
+    """slurm: submitit's executor; `local` runs the jobs on this machine, for a trial."""
     options: dict[str, Any] = field(default_factory=dict)
-    """slurm: more of submitit's parameters, such as {slurm_account: NAME}."""
+    """slurm: more parameters of submitit, such as {timeout_min: 600, mem_gb: 64, slurm_account:
+    NAME}. A job that reaches its time limit (24 hours by default) is replaced."""
 
     def __post_init__(self) -> None:
-        for name in ("workers", "layers", "cpus", "minutes"):
+        for name in ("workers", "layers", "cpus"):
             if getattr(self, name) < 1:
                 raise MoecastError(f"launcher.{name}={getattr(self, name)}: must be at least 1")
         for name in ("retries", "gpus"):
             if getattr(self, name) < 0:
                 raise MoecastError(f"launcher.{name}={getattr(self, name)}: must be 0 or more")
-        for name in ("threads", "memory_gib"):
-            if (getattr(self, name) or 1) < 1:
-                raise MoecastError(f"launcher.{name}={getattr(self, name)}: must be at least 1")
+        if self.threads is not None and self.threads < 1:
+            raise MoecastError(f"launcher.threads={self.threads}: must be at least 1")
         if self.address is not None and self.kind is not LauncherKind.RAY:
             raise MoecastError(f"launcher.address={self.address} is for launcher=ray")
 
     @property
-    def is_this_process(self) -> bool:
+    def is_in_process(self) -> bool:
+        """True if the command does the work itself, without workers."""
         return self.kind is LauncherKind.LOCAL and self.workers == 1
 
 

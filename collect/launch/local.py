@@ -1,121 +1,128 @@
-"""launcher=local: processes of this machine, spoken to through pipes."""
+"""launcher=local: a process pool of this machine.
 
+Each worker is a `ProcessPoolExecutor` with one process: a process that dies breaks only the pool
+that it is in, so that it costs one unit, and its environment and log are its own.
+"""
+
+import multiprocessing
 import os
-import queue
-import subprocess
+import signal
 import sys
 import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-from collect.launch.task import Kind, Message, Task
+from collect.launch.config import LauncherConfig
+from collect.launch.worker import UnitResult, UnitWorker
 
-GRACE_SECONDS = 5.0
-TAIL_BYTES = 600
-"""Of a dead worker's log that is shown: the last lines of a traceback."""
+_worker: UnitWorker
+"""The worker that this process is, if it is one."""
 
 
-class LocalCrew:
-    """Each worker is `python -m collect.launch.worker`, its log FOLDER/worker-N.log."""
+class LocalEngine:
+    """Processes, each with a log FOLDER/worker-N.log."""
 
-    def __init__(self, task: Task, folder: Path, *, gpus: int = 0):
-        self._task = task
-        self._gpus = gpus
-        self._folder = folder
-        self._processes: dict[int, subprocess.Popen[str]] = {}
-        self._events: queue.SimpleQueue[tuple[int, Message]] = queue.SimpleQueue()
+    def __init__(self, config: LauncherConfig, worker: UnitWorker, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
+        self.logs = str(folder)
+        self._workers = [
+            LocalWorker(worker, folder / f"worker-{number}.log", visible_gpus(config, number))
+            for number in range(config.workers)
+        ]
 
-    @property
-    def pids(self) -> dict[int, int]:
-        """Worker to process."""
-        return {worker: process.pid for worker, process in self._processes.items()}
-
-    def start(self, worker: int) -> None:
-        with self._log(worker).open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "collect.launch.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                bufsize=1,
-                env=os.environ | self._own_environment(worker),
-                # Ctrl-C is for the dispatcher alone, which then ends its workers.
-                start_new_session=True,
-            )
-        self._processes[worker] = process
-        threading.Thread(target=self._listen, args=(worker, process), daemon=True).start()
-        self._say(worker, self._task.to_json())
-
-    def _own_environment(self, worker: int) -> dict[str, str]:
-        own = {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "OMP_NUM_THREADS": str(self._task.threads),
-        }
-        if self._gpus:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-            first = worker * self._gpus
-            every = visible.split(",") if visible else [str(i) for i in range(first + self._gpus)]
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(every[first : first + self._gpus])
-        return own
-
-    def give(self, worker: int, unit: str) -> None:
-        self._say(worker, unit)
-
-    def events(self, timeout_seconds: float) -> list[tuple[int, Message]]:
-        try:
-            found = [self._events.get(timeout=timeout_seconds)]
-        except queue.Empty:
-            return []
-        while not self._events.empty():
-            found.append(self._events.get())
-        return found
+    def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
+        waiting, idle = deque(units), list(self._workers)
+        running: dict[Future[str], tuple[LocalWorker, str]] = {}
+        while waiting or running:
+            while waiting and idle:
+                worker, unit = idle.pop(0), waiting.popleft()
+                running[worker.submit(unit)] = worker, unit
+            ended, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in ended:
+                worker, unit = running.pop(future)
+                idle.append(worker)
+                try:
+                    yield UnitResult.from_json(future.result())
+                except BrokenProcessPool:
+                    worker.restart()
+                    yield UnitResult(unit=unit, error="its worker process died")
 
     def close(self) -> None:
-        for process in self._processes.values():
-            assert process.stdin is not None
-            try:
-                process.stdin.close()
-            except BrokenPipeError:
-                continue
-        for process in self._processes.values():
-            try:
-                process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for worker in self._workers:
+            worker.close()
 
-    def _say(self, worker: int, line: str) -> None:
-        stdin = self._processes[worker].stdin
-        assert stdin is not None
+
+class LocalWorker:
+    """One process, which ends with this one or when it is closed, even in the middle of a unit."""
+
+    def __init__(self, worker: UnitWorker, log: Path, gpus: str | None):
+        self._arguments = worker, str(log), gpus
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        # Nothing is written to it: its end tells the process that nobody waits for it any more.
+        theirs, self._lifeline = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(
+            1, mp_context=context, initializer=_begin, initargs=(*self._arguments, theirs)
+        )
+        # All load their models at the same time; an error is reported by the first unit.
+        self._pool.submit(_open)
+
+    def submit(self, unit: str) -> Future[str]:
         try:
-            stdin.write(f"{line}\n")
-            stdin.flush()
-        except BrokenPipeError:
-            # It has died: its listener says so.
-            return
+            return self._pool.submit(_run, unit)
+        except BrokenProcessPool:
+            # It died between two units.
+            self.restart()
+            return self._pool.submit(_run, unit)
 
-    def _listen(self, worker: int, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if not line.endswith("\n"):
-                # It was killed in the middle of a word.
-                break
-            message = Message.from_json(line)
-            # The process's end is what tells of its death; but not why.
-            self._events.put((worker, message))
-            if message.kind is Kind.DIED:
-                process.wait()
-                return
-        process.wait()
-        self._events.put((worker, Message(Kind.DIED, error=self._why(worker, process.returncode))))
+    def restart(self) -> None:
+        self.close()
+        self._start()
 
-    def _why(self, worker: int, code: int) -> str:
-        log = self._log(worker)
-        ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        last = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-        said = f" ({last[-1]})" if last and code >= 0 else ""
-        return f"worker {worker} {ended}{said}; its log: {log}"
+    def close(self) -> None:
+        self._lifeline.close()
+        self._pool.shutdown(cancel_futures=True)
 
-    def _log(self, worker: int) -> Path:
-        return self._folder / f"worker-{worker}.log"
+
+def visible_gpus(config: LauncherConfig, worker: int) -> str | None:
+    """The worker's share of the GPUs that are visible here, for CUDA_VISIBLE_DEVICES."""
+    if not config.gpus:
+        return None
+    first, last = worker * config.gpus, (worker + 1) * config.gpus
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ",".join((visible.split(",") if visible else list(map(str, range(last))))[first:last])
+
+
+def _begin(worker: UnitWorker, log: str, gpus: str | None, lifeline: Connection) -> None:
+    """Prepares a worker process."""
+    global _worker
+    # Ctrl-C is for the command, which then ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    _worker = worker
+
+    def end_with_parent() -> None:
+        lifeline.poll(None)
+        sys.stdout.flush()
+        # A unit that is not committed is done again.
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _open() -> None:
+    _worker.open()
+
+
+def _run(unit: str) -> str:
+    return _worker.run(unit)

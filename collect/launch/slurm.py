@@ -1,143 +1,89 @@
-"""launcher=slurm: a job for each worker, through submitit; units and answers go through files.
+"""launcher=slurm: a job array, through submitit; each job does a contiguous share of the units.
 
-Jobs begin when the queue lets them: those that run work, the others join. A job that reaches its
-time limit, is preempted or killed is submitted again, and its unit is done by whoever is free.
+A job that is killed, preempted or reaches its time limit costs the unit that it was doing: what is
+left of its share goes to the next array. The result of each unit is a file, so that finished units
+are known before their job ends.
 """
 
-import os
-import threading
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
-from collect.launch.mailbox import POLL_SECONDS, Beat, Mailbox, Pulse
-from collect.launch.task import Kind, Message, Task
-from collect.launch.worker import serve
+from collect.launch.worker import UnitResult, UnitWorker
+from predictors.files import write_atomic
 
-TASK, TO_WORKER, FROM_WORKER = "task.json", "to-worker", "from-worker"
-END = ""
-"""In place of a unit: there is no more to do."""
-
-GRACE_SECONDS = 5.0
-"""Between this word and the job's cancellation."""
+POLL_SECONDS = 0.5
 
 
-def attend(folder: str) -> None:
-    """What runs in a job."""
-    box = Path(folder)
-    inbox, outbox = Mailbox(box / TO_WORKER), Mailbox(box / FROM_WORKER)
-    pulse = Pulse(box.parent)
-    task = Task.from_json((box / TASK).read_text())
-
-    def watch() -> None:
-        watched = Pulse(box.parent)
-        while watched.is_felt():
-            time.sleep(POLL_SECONDS)
-        # In the middle of a unit that nobody waits for; what is not committed is made again.
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-    serve(
-        task,
-        lambda: inbox.wait(pulse) or None,
-        lambda message: outbox.write(message.to_json()),
-    )
-    # Whatever threads the model has: the answers are written, and nobody reads the job's result.
-    os._exit(0)
+def do_share(worker: UnitWorker, units: Sequence[str], folder: str) -> None:
+    """Runs in a job: does these units and writes the result of the n-th to FOLDER/n."""
+    for number, unit in enumerate(units):
+        write_atomic(Path(folder, str(number)), worker.run(unit).encode())
 
 
-class SlurmCrew:
-    """Each worker is a job with a folder of its own, FOLDER/worker-N-M for its M-th job."""
+class SlurmEngine:
+    """Arrays of at most `launcher.workers` jobs; their logs are in FOLDER/jobs."""
 
-    def __init__(self, task: Task, config: LauncherConfig, folder: Path):
+    def __init__(self, config: LauncherConfig, worker: UnitWorker, folder: Path):
         if find_spec("submitit") is None:
             raise LaunchError("launcher=slurm needs submitit: pip install 'moecast[slurm]'")
         import submitit
 
-        self._task = task
-        self._folder = _new_folder(folder.resolve())
+        self._num_jobs = config.workers
+        self._worker = worker
+        self._folder = folder.resolve()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self.logs = str(self._folder / "jobs")
+        self._jobs: list[Any] = []
+        parameters: dict[str, Any] = {
+            "name": "moecast",
+            "timeout_min": 1440,
+            "cpus_per_task": config.cpus,
+            "gpus_per_node": config.gpus,
+        }
+        if config.partition is not None:
+            parameters["slurm_partition"] = config.partition
         try:
-            self._executor = submitit.AutoExecutor(self._folder / "jobs", cluster=config.cluster)
-            self._executor.update_parameters(name="moecast", **_parameters(config))
+            self._executor = submitit.AutoExecutor(self.logs, cluster=config.cluster)
+            self._executor.update_parameters(**parameters | config.options)
         except (RuntimeError, NameError, ValueError) as error:
             raise LaunchError(
                 f"launcher=slurm: {' '.join(str(error).split())}. Run this where sbatch is, or try "
                 "it on one machine with launcher.cluster=local"
             ) from error
-        self._beat = Beat(self._folder)
-        self._jobs: dict[int, Any] = {}
-        self._boxes: dict[int, tuple[Mailbox, Mailbox]] = {}
-        self._started: dict[int, int] = {}
-        self._checked: dict[int, float] = {}
 
-    def start(self, worker: int) -> None:
-        number = self._started[worker] = self._started.get(worker, -1) + 1
-        box = self._folder / f"worker-{worker}-{number}"
-        self._boxes[worker] = Mailbox(box / TO_WORKER), Mailbox(box / FROM_WORKER)
-        (box / TASK).write_text(self._task.to_json())
-        self._beat.tell()
-        self._jobs[worker] = self._executor.submit(attend, str(box))
-
-    def give(self, worker: int, unit: str) -> None:
-        self._boxes[worker][0].write(unit)
-
-    def events(self, timeout_seconds: float) -> list[tuple[int, Message]]:
-        deadline = time.monotonic() + timeout_seconds
-        while not (found := self._news()) and time.monotonic() < deadline:
-            time.sleep(min(POLL_SECONDS, timeout_seconds))
-        return found
+    def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
+        num_jobs = min(self._num_jobs, len(units))
+        bounds = [len(units) * number // num_jobs for number in range(num_jobs + 1)]
+        shares = [units[first:last] for first, last in pairwise(bounds)]
+        folders = [tempfile.mkdtemp(prefix="results-", dir=self._folder) for _ in shares]
+        workers = [self._worker] * num_jobs
+        self._jobs = self._executor.map_array(do_share, workers, shares, folders)
+        running = list(zip(self._jobs, shares, map(Path, folders), [0] * num_jobs, strict=True))
+        while running:
+            still = []
+            for job, share, folder, done in running:
+                # Asked before the files are read: what a job wrote, it wrote before it ended.
+                has_ended = job.done()
+                while done < len(share) and (folder / str(done)).exists():
+                    yield UnitResult.from_json((folder / str(done)).read_text())
+                    done += 1
+                if not has_ended:
+                    still.append((job, share, folder, done))
+                elif done < len(share):
+                    error = f"its job {job.job_id} ended ({job.state})"
+                    yield UnitResult(unit=share[done], error=error)
+            running = still
+            if running:
+                time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        for worker in self._jobs:
-            self._boxes[worker][0].write(END)
-        deadline = time.monotonic() + GRACE_SECONDS
-        for job in self._jobs.values():
-            while not job.done() and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
+        for job in self._jobs:
             if not job.done():
                 job.cancel(check=False)
-
-    def _news(self) -> list[tuple[int, Message]]:
-        self._beat.tell()
-        found = []
-        for worker, job in list(self._jobs.items()):
-            # Asked before its messages are read: whatever it said, it said before it ended.
-            ended = job.done()
-            said = [Message.from_json(text) for text in self._boxes[worker][1].read()]
-            found += [(worker, message) for message in said]
-            told = any(message.kind is Kind.DIED for message in said)
-            if ended or told:
-                del self._jobs[worker]
-            if ended and not told:
-                why = f"worker {worker}'s job {job.job_id} ended ({job.state}); its logs: "
-                found.append((worker, Message(Kind.DIED, error=f"{why}{job.paths.stderr}")))
-        return found
-
-
-def _parameters(config: LauncherConfig) -> dict[str, Any]:
-    """Submitit's words for what was asked."""
-    found: dict[str, Any] = {
-        "timeout_min": config.minutes,
-        "cpus_per_task": config.cpus,
-        "gpus_per_node": config.gpus,
-    }
-    if config.memory_gib is not None:
-        found["mem_gb"] = config.memory_gib
-    if config.partition is not None:
-        found["slurm_partition"] = config.partition
-    return found | config.options
-
-
-def _new_folder(folder: Path) -> Path:
-    """FOLDER/0, FOLDER/1, ...: what an earlier run left is not read as news."""
-    number = 0
-    while True:
-        try:
-            (folder / str(number)).mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return folder / str(number)

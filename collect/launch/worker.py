@@ -1,89 +1,84 @@
-"""A worker: opens the work once, then does unit after unit. The same loop for every engine.
+"""The worker's side: opens the work once, then does unit after unit, for every engine.
 
-    python -m collect.launch.worker
-
-is one of launcher=local: it reads the task and then units from its standard input, a line each, and
-writes messages to its standard output. It ends with its standard input.
+An entry point is named as `package.module:function`. It takes JSON arguments by keyword and returns
+a function from a unit's name to a JSON value. That function commits its result by an atomic rename
+and does nothing where the result exists already, so that a unit may be tried twice.
 """
 
+import json
 import os
-import queue
 import sys
-import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import Any
 
-from collect.launch.task import Kind, Message, Task, Work
 from predictors.errors import MoecastError
 
-Send = Callable[[Message], None]
-Receive = Callable[[], str | None]
-"""The next unit; None: there is no more to do."""
+DoUnit = Callable[[str], Any]
 
 
-def serve(task: Task, receive: Receive, send: Send) -> None:
-    """Opens the work and does what is received, until there is no more."""
-    # Before torch is imported, which reads it once.
-    os.environ["OMP_NUM_THREADS"] = str(task.threads)
-    work = _opened(task, send)
-    if work is None:
-        return
-    send(Message(Kind.READY, value=work.about))
-    while (unit := receive()) is not None:
-        send(_done(work, unit, send))
+@dataclass(frozen=True, kw_only=True)
+class UnitResult:
+    """The outcome of one attempt at a unit."""
+
+    unit: str
+    value: Any = None
+    """JSON that the entry point's function returned."""
+    error: str = ""
+    """One line; empty for a success."""
+    is_fatal: bool = False
+    """A retry cannot help: the user's error, or the work cannot be opened."""
+    may_retry: bool = True
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "UnitResult":
+        return cls(**json.loads(text))
 
 
-def _opened(task: Task, send: Send) -> Work | None:
-    try:
-        work = task.open()
-    except MoecastError as error:
-        send(Message(Kind.DIED, error=str(error), is_users=True))
-    except Exception as error:
-        send(Message(Kind.DIED, error=_told(error)))
-    else:
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(task.threads)
-        return work
-    return None
+class UnitWorker:
+    """Does units of one entry point, which it opens once."""
+
+    def __init__(self, entry: str, arguments: str, threads: int):
+        """Args: the entry point, its arguments as a JSON object, CPU threads of torch."""
+        self.entry = entry
+        self.arguments = arguments
+        self.threads = threads
+        self._do: DoUnit | None = None
+
+    def open(self) -> DoUnit:
+        """Loads the model or whatever the work needs, unless that was done before."""
+        if self._do is None:
+            # Before torch is imported, which reads it once.
+            os.environ["OMP_NUM_THREADS"] = str(self.threads)
+            module, _, function = self.entry.partition(":")
+            self._do = getattr(import_module(module), function)(**json.loads(self.arguments))
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(self.threads)
+        assert self._do is not None
+        return self._do
+
+    def run(self, unit: str) -> str:
+        """Returns the `UnitResult` as JSON; an exception's traceback goes to the log."""
+        try:
+            do = self.open()
+        except Exception as error:
+            return UnitResult(unit=unit, error=_describe(error), is_fatal=True).to_json()
+        # Whatever a unit fails of, the model stays loaded for the next one.
+        try:
+            return UnitResult(unit=unit, value=do(unit)).to_json()
+        except Exception as error:
+            is_fatal = isinstance(error, MoecastError)
+            return UnitResult(unit=unit, error=_describe(error), is_fatal=is_fatal).to_json()
 
 
-def _done(work: Work, unit: str, send: Send) -> Message:
-    def report(amount: int) -> None:
-        send(Message(Kind.ADVANCED, unit, amount=amount))
-
-    # Whatever a unit fails of, its worker has the model still and can do others.
-    try:
-        return Message(Kind.DONE, unit, value=work.do(unit, report))
-    except MoecastError as error:
-        return Message(Kind.FAILED, unit, error=str(error), is_users=True)
-    except Exception as error:
-        return Message(Kind.FAILED, unit, error=_told(error))
-
-
-def _told(error: Exception) -> str:
-    """One line for the dispatcher; the traceback goes to the worker's log."""
+def _describe(error: Exception) -> str:
+    """One line for the pool; the traceback goes to the worker's log."""
+    if isinstance(error, MoecastError):
+        return str(error)
     traceback.print_exc()
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def main() -> None:
-    """One process of launcher=local."""
-    # What libraries print must not come between messages.
-    messages = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    task = Task.from_json(sys.stdin.readline())
-    units: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            units.put(line.rstrip("\n"))
-        # Nobody waits for the unit any more; what is not committed is made again.
-        os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
-    serve(task, units.get, lambda message: print(message.to_json(), file=messages, flush=True))
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,8 @@ import datasets
 import pytest
 
 from collect.config import DataConfig, SourceKind
-from collect.record import collect, settings_of
+from collect.record import collect
+from collect.recording import settings_of
 from collect.traces import Trace, TraceError
 from runtime.config import ModelConfig
 from tests.builders.recordable import prompts_file, recordable

@@ -12,10 +12,11 @@ from transformers import AutoTokenizer
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import DiskSpaceError, TraceError
-from collect.order import Order, order_of
+from collect.launch.config import LauncherConfig
 from collect.plan import Settings, encode
 from collect.prompts import Prompt
-from collect.record import collect, collect_part, settings_of
+from collect.record import collect
+from collect.recording import RecordingJob, settings_of
 from collect.traces import Phase, Trace
 from collect.traces.layout import ROUTING_SIGNALS
 from runtime.config import ModelConfig
@@ -111,18 +112,27 @@ def test_collect__workers_make_the_same_trace(tmp_path: Path) -> None:
     model, data = recordable(tmp_path / "model"), make_data(tmp_path, count=8)
     settings = settings_of(data, batch_size=2, shard_bytes=1, temperature=1.0, seed=7)
     alone = collect(model, data, folder=tmp_path / "alone", settings=settings)
-    made = [
-        collect_part(
-            model, data, folder=tmp_path / "many", settings=settings, worker=i, num_workers=3
+    launched: list[dict[str, int]] = []
+
+    def launch() -> Trace:
+        return collect(
+            model,
+            data,
+            folder=tmp_path / "many",
+            settings=settings,
+            launcher=LauncherConfig(workers=2, threads=1),
+            logs=tmp_path / "logs",
+            on_launched=launched.append,
         )
-        for i in range(3)
-    ]
-    assert made[0] is made[1] is None
-    assert made[2] is not None
-    assert made[2].digest == alone.digest
+
+    assert launch().digest == alone.digest
+    assert launched == [{"units": 8, "retried": 0}]
+    # It is there: no worker is started.
+    assert launch().digest == alone.digest
+    assert len(launched) == 1
 
 
-def test_order__is_the_same_in_a_worker_that_runs_elsewhere(
+def test_recording_job__is_the_same_in_a_worker_that_runs_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -130,16 +140,18 @@ def test_order__is_the_same_in_a_worker_that_runs_elsewhere(
     model.id = "model"
     data = make_data(tmp_path)
     data.path = "prompts.jsonl"
-    order = order_of(model, data, "trace", ROUTING_SIGNALS, None, "100%")
-    told = json.dumps(order.as_json())
+    job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings_of(data), "100%")
+    text = json.dumps(job.to_json())
     spec = make_spec()
-    plan, _ = order.planned(spec)
+    plan, _ = job.plan(spec)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    there = Order.from_json(json.loads(told))
-    assert there.planned(spec)[0] == plan
+    there = RecordingJob.from_json(json.loads(text))
+    assert there.plan(spec)[0] == plan
     assert there.where == str(tmp_path / "trace")
-    builtin = order_of(ModelConfig(), data, "s3://b/t", ROUTING_SIGNALS, None, "1GiB").as_json()
+    builtin = RecordingJob(
+        ModelConfig(), data, "s3://b/t", ROUTING_SIGNALS, settings_of(data), "1GiB"
+    ).to_json()
     assert (builtin["model"]["id"], builtin["where"]) == ("builtin", "s3://b/t")
 
 

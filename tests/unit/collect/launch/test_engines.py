@@ -17,11 +17,7 @@ import pytest
 
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig, LauncherKind
-from collect.launch.crews import dispatcher_for
-from collect.launch.dispatch import Dispatcher
-from collect.launch.local import LocalCrew
-from collect.launch.mailbox import Beat, Mailbox, Pulse
-from collect.launch.task import Task
+from collect.launch.pool import WorkerPool
 from collect.traces import TraceWriter
 from predictors.errors import MoecastError
 from tests.builders.traces import make_plan, make_spec, make_trace
@@ -33,11 +29,11 @@ ROOT = Path(__file__).resolve().parents[4]
 @pytest.fixture(scope="module")
 def ray_session() -> Iterator[None]:
     """One for all tests of this module: it takes seconds to start."""
-    from collect.launch.ray import join
+    from collect.launch.ray import join_ray
 
-    began = join(LauncherConfig(kind=LauncherKind.RAY, workers=2))
+    owns_ray = join_ray(LauncherConfig(kind=LauncherKind.RAY, workers=2))
     yield
-    if began:
+    if owns_ray:
         import ray
 
         ray.shutdown()
@@ -53,71 +49,112 @@ def config(request: pytest.FixtureRequest) -> LauncherConfig:
     return LauncherConfig(kind=LauncherKind(request.param), workers=2, threads=1, cluster=cluster)
 
 
-def own_children() -> set[int]:
-    return {one.pid for one in psutil.Process().children() if "launch" in " ".join(one.cmdline())}
+def worker_processes(of: int | None = None) -> list[psutil.Process]:
+    """Workers of launcher=local and jobs of submitit."""
+    found = []
+    for child in psutil.Process(of).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = " ".join(child.cmdline())
+            if "spawn_main" in line or "submitit" in line:
+                found.append(child)
+    return found
+
+
+def assert_no_worker_is_left() -> None:
+    _, alive = psutil.wait_procs(worker_processes(), timeout=60)
+    assert not alive
+
+
+def begun_units(folder: Path) -> list[str]:
+    return [line.split()[0] for line in (folder / "begun.log").read_text().splitlines()]
 
 
 def test_engine__does_every_unit_and_outlives_its_workers(
     config: LauncherConfig, tmp_path: Path
 ) -> None:
-    moved: list[int] = []
-    units = ["slow-1", "fails-1-2", "kills-1-1", "fails-2-99", "fine-1", "fine-2", "slow-2"]
+    advanced: list[str] = []
+    units = ["slow-1", "fails-1-2", "kills-1-1", "fine-1", "fine-2", "slow-2"]
     arguments = {"folder": str(tmp_path)}
-    with dispatcher_for(config, ENTRY, arguments, folder=tmp_path / "logs") as dispatcher:
-        assert dispatcher.begin() == arguments
-        outcome = dispatcher.run(units, advance=moved.append, amounts=[2] * len(units))
-    assert set(outcome.results) == {*units} - {"fails-2-99"}
-    assert outcome.results["fine-1"] == {"unit": "fine-1"}
-    assert outcome.given_up == {"fails-2-99": "OSError: fails-2-99 fails"}
-    assert outcome.num_replaced == 1
-    assert sum(moved) == 2 * 6
-    for unit in outcome.results:
-        assert (tmp_path / unit).read_text() == f"content of {unit}"
-    begun = [line.split() for line in (tmp_path / "begun.log").read_text().splitlines()]
-    assert len({pid for _, pid in begun}) in (2, 3), "two workers, and the one that was replaced"
-    assert [unit for unit, _ in begun].count("kills-1-1") == 2
-    assert [unit for unit, _ in begun].count("fine-1") == 1
-    # A second run finds everything there: nothing is begun.
-    with dispatcher_for(config, ENTRY, arguments, folder=tmp_path / "logs") as dispatcher:
-        dispatcher.begin()
-        again = dispatcher.run(sorted(outcome.results))
-    assert again.results == outcome.results
-    assert len((tmp_path / "begun.log").read_text().splitlines()) == len(begun)
-    assert not own_children()
+    with WorkerPool(config, ENTRY, arguments, logs=tmp_path / "logs") as pool:
+        values = pool.run(units, advance=advanced.append)
+        assert values == {unit: {"unit": unit} for unit in units}
+        assert sorted(advanced) == sorted(units)
+        for unit in units:
+            assert (tmp_path / unit).read_text() == f"content of {unit}"
+        begun = begun_units(tmp_path)
+        assert {unit: begun.count(unit) for unit in units} == {
+            **dict.fromkeys(units, 1),
+            "fails-1-2": 3,
+            "kills-1-1": 2,
+        }
+        # A second run finds everything there: nothing is begun.
+        assert pool.run(units) == values
+        assert begun_units(tmp_path) == begun
+        with pytest.raises(
+            LaunchError, match=r"1 of 2 units failed.* fails-2-99: OSError: fails-2-99 fails; logs"
+        ):
+            pool.run(["fails-2-99", "fine-3"])
+        assert (tmp_path / "fine-3").exists()
+    assert_no_worker_is_left()
 
 
-def test_local__what_the_user_must_mend_is_told_as_it_is(tmp_path: Path) -> None:
-    config = LauncherConfig(workers=2, threads=1)
+def test_engine__a_unit_that_always_kills_its_worker_is_given_up(
+    config: LauncherConfig, tmp_path: Path
+) -> None:
+    config.retries = 1
+    units = ["fine-1", "kills-1-99", "fine-2", "fine-3"]
+    with (
+        WorkerPool(config, ENTRY, {"folder": str(tmp_path)}, logs=tmp_path / "logs") as pool,
+        pytest.raises(LaunchError, match=r"1 of 4 units failed.* kills-1-99: its "),
+    ):
+        pool.run(units)
+    begun = begun_units(tmp_path)
+    assert [begun.count(unit) for unit in units] == [1, 2, 1, 1]
+    assert_no_worker_is_left()
+
+
+def test_engine__an_error_of_the_user_is_reported_as_it_is(
+    config: LauncherConfig, tmp_path: Path
+) -> None:
     arguments = {"folder": str(tmp_path), "refuses": "there is no such model"}
     with (
         pytest.raises(LaunchError, match=r"^there is no such model$"),
-        dispatcher_for(config, ENTRY, arguments, folder=tmp_path / "logs") as dispatcher,
+        WorkerPool(config, ENTRY, arguments, logs=tmp_path / "logs") as pool,
     ):
-        dispatcher.begin()
+        pool.run(["fine-1", "fine-2"])
+    assert_no_worker_is_left()
+
+
+def test_local__what_a_worker_prints_is_in_its_log(tmp_path: Path) -> None:
+    config = LauncherConfig(workers=1, threads=1)
+    logs = tmp_path / "logs"
+    with WorkerPool(config, ENTRY, {"folder": str(tmp_path)}, logs=logs) as pool:
+        pool.run(["fine-1", "fails-1-1"])
+    text = (logs / "worker-0.log").read_text()
+    assert "noise of fine-1" in text
+    assert "Traceback" in text
     arguments = {"folder": str(tmp_path), "breaks": True}
     with (
-        pytest.raises(LaunchError, match=r"no worker is left: ImportError: no such library"),
-        dispatcher_for(config, ENTRY, arguments, folder=tmp_path / "logs") as dispatcher,
+        pytest.raises(LaunchError, match=r"^ImportError: no such library$"),
+        WorkerPool(config, ENTRY, arguments, logs=logs) as pool,
     ):
-        dispatcher.begin()
-    assert "Traceback" in (tmp_path / "logs" / "worker-0.log").read_text()
-    assert not own_children()
+        pool.run(["fine-1"])
+    assert "no such library" in (logs / "worker-0.log").read_text()
 
 
-def test_local__workers_end_when_their_dispatcher_is_killed(tmp_path: Path) -> None:
+def test_local__workers_end_when_the_command_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path\n"
+        "from pathlib import Path\n"
         "from collect.launch.config import LauncherConfig\n"
-        "from collect.launch.crews import dispatcher_for\n"
+        "from collect.launch.pool import WorkerPool\n"
         "config = LauncherConfig(workers=2, threads=1)\n"
         f"home = {str(tmp_path)!r}\n"
-        "d = dispatcher_for(config, 'tests.builders.launched:open_work', {'folder': home},"
-        " folder=Path(home, 'logs'))\n"
-        "d.begin(); d.run([f'slow-{i}' for i in range(999)])\n"
+        f"pool = WorkerPool(config, {ENTRY!r}, {{'folder': home}}, logs=Path(home, 'logs'))\n"
+        "pool.run([f'slow-{i}' for i in range(999)])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     log = tmp_path / "begun.log"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not log.exists() or len(log.read_text().splitlines()) < 3:
         assert process.poll() is None
         assert time.monotonic() < deadline
@@ -126,7 +163,7 @@ def test_local__workers_end_when_their_dispatcher_is_killed(tmp_path: Path) -> N
     process.kill()
     process.wait()
     while any(psutil.pid_exists(pid) for pid in workers):
-        assert time.monotonic() < deadline, "a worker works on for nobody"
+        assert time.monotonic() < deadline, "a worker outlives the command"
         time.sleep(0.02)
 
 
@@ -139,20 +176,18 @@ def test_local__a_worker_killed_every_five_seconds_loses_and_doubles_nothing(
     arguments = {"folder": str(tmp_path / "trace"), "log": str(tmp_path / "begun.log")}
     chance, stop, killed = random.Random(0), threading.Event(), []
     config = LauncherConfig(workers=2, threads=1)
-    crew = LocalCrew(Task("tests.builders.launched:open_trace", arguments), tmp_path / "logs")
+    writer = TraceWriter(tmp_path / "trace", plan)
 
     def kill() -> None:
         while not stop.wait(5):
-            killed.append(chance.choice(sorted(crew.pids.values())))
-            os.kill(killed[-1], signal.SIGKILL)
+            killed.append(chance.choice(worker_processes()))
+            killed[-1].send_signal(signal.SIGKILL)
 
-    with Dispatcher(crew, workers=2, retries=config.retries) as dispatcher:
-        dispatcher.begin()
-        writer = TraceWriter(tmp_path / "trace", plan)
+    entry = "tests.builders.launched:open_trace"
+    with WorkerPool(config, entry, arguments, logs=tmp_path / "logs") as pool:
         threading.Thread(target=kill, daemon=True).start()
-        outcome = dispatcher.run(list(plan.units))
+        pool.run(list(plan.units))
         stop.set()
-    outcome.require_all("parts")
     whole = make_trace(tmp_path / "whole", num_units=60, requests_per_unit=2)
     assert writer.finish().digest == whole.digest
     begun = (tmp_path / "begun.log").read_text().split()
@@ -163,13 +198,14 @@ def test_local__a_worker_killed_every_five_seconds_loses_and_doubles_nothing(
     )
 
 
-def test_local__gpus_are_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local__gpus_are_divided_among_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     config = LauncherConfig(workers=2, threads=3, gpus=2)
     entry = "tests.builders.launched:open_surroundings"
-    with dispatcher_for(config, entry, {}, folder=tmp_path) as dispatcher:
-        dispatcher.begin()
-        found = dispatcher.run([f"u{i}" for i in range(8)]).results.values()
+    with WorkerPool(config, entry, {}, logs=tmp_path) as pool:
+        found = pool.run([f"u{i}" for i in range(8)]).values()
     assert {(one["gpus"], one["threads"]) for one in found} <= {("4,5", "3"), ("6,7", "3")}
 
 
@@ -195,10 +231,10 @@ def test_ray__keeps_to_loopback_without_dashboard_and_with_a_token(ray_session: 
 JOIN = """
 import json, sys
 from collect.launch.config import LauncherConfig, LauncherKind
-from collect.launch.ray import join
+from collect.launch.ray import join_ray
 from collect.errors import LaunchError
 try:
-    join(LauncherConfig(kind=LauncherKind.RAY, address="127.0.0.1:9"))
+    join_ray(LauncherConfig(kind=LauncherKind.RAY, address="127.0.0.1:9"))
 except LaunchError as error:
     print(json.dumps([str(error), "ray" in sys.modules]))
 """
@@ -220,13 +256,13 @@ def test_ray__joins_a_cluster_with_a_token_only(tmp_path: Path) -> None:
     assert not imported, "nothing is reached before there is a token"
 
 
-def test_slurm__without_a_cluster_is_told_in_one_line(
+def test_slurm__a_missing_cluster_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     config = LauncherConfig(kind=LauncherKind.SLURM, cluster="slurm")
     with pytest.raises(LaunchError, match=r"launcher\.cluster=local"):
-        dispatcher_for(config, ENTRY, {}, folder=tmp_path)
+        WorkerPool(config, ENTRY, {}, logs=tmp_path)
 
 
 def test_config__refuses_what_does_not_fit() -> None:
@@ -234,31 +270,3 @@ def test_config__refuses_what_does_not_fit() -> None:
         LauncherConfig(workers=0)
     with pytest.raises(MoecastError, match=r"launcher\.address=a:1 is for launcher=ray"):
         LauncherConfig(address="a:1")
-
-
-def test_mailbox__messages_come_once_and_in_order(tmp_path: Path) -> None:
-    one, other = Mailbox(tmp_path / "box"), Mailbox(tmp_path / "box")
-    one.write("a")
-    one.write("b")
-    assert list(other.read()) == ["a", "b"]
-    assert list(other.read()) == []
-    one.write("c")
-    assert list(other.read()) == ["c"]
-
-
-def test_pulse__stops_when_the_dispatcher_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("collect.launch.mailbox.time.monotonic", lambda: now)
-    monkeypatch.setattr("collect.launch.mailbox.time.sleep", lambda _: None)
-    beat, pulse = Beat(tmp_path), Pulse(tmp_path, silence_seconds=50)
-    for _ in range(10):
-        now += 30
-        beat.tell()
-        assert pulse.is_felt()
-    now += 49
-    assert pulse.is_felt()
-    now += 2
-    assert not pulse.is_felt()
-    assert Mailbox(tmp_path / "box").wait(pulse) is None

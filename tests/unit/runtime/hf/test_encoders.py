@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from collect.errors import TraceError
-from collect.job import Job
+from collect.recording import UnitRecorder
 from predictors.base import Signal
 from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family
@@ -59,4 +59,4 @@ def test_probes__encoder_and_decoder_have_steps_of_their_own(tmp_path, name):
 def test_record__a_model_with_an_encoder_is_refused_in_words(tmp_path):
     model = serve(save_family(tmp_path, FAMILIES["switch_transformers"]), budget="50%")
     with model.moecast, pytest.raises(TraceError, match="has an encoder"):
-        Job(model, None, [], None).check_model()
+        UnitRecorder(model, None, [], None).check_model()

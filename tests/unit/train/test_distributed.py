@@ -1,5 +1,6 @@
-"""Training by groups: the very weights of training all together, however the layers are cut."""
+"""Training by groups of layers: bitwise the weights of one process, however layers are cut."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +12,16 @@ from lightning.pytorch.loggers import CSVLogger
 
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
-from collect.launch.task import Task
+from collect.launch.worker import UnitWorker
 from collect.traces import Trace
 from runtime.config import ModelConfig
 from runtime.store.model_source import identity
-from tests.builders.launched import InlineCrew
+from tests.builders.launched import InlineEngine
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
+from train.distributed import fit_distributed, layer_groups
 from train.family import Family
 from train.fit import FitSettings, Fitted, digest_of, fit
-from train.groups import groups_of, own_labels
-from train.launching import fit_launched
 from train.networks import PlainFamily, edges
 from train.pipeline import families_for
 
@@ -69,16 +69,16 @@ def by_groups(
     broken: str | None = None,
 ) -> tuple[Fitted | LaunchError, list[str]]:
     """What came of it, and the groups that were trained."""
-    crews: list[InlineCrew] = []
+    engines: list[InlineEngine] = []
 
-    def inline(_: LauncherConfig, task: Task, __: Path) -> InlineCrew:
-        crews.append(InlineCrew(task, broken=broken))
-        return crews[-1]
+    def start_inline(_: LauncherConfig, entry: str, arguments: dict, __: Path) -> InlineEngine:
+        engines.append(InlineEngine(UnitWorker(entry, json.dumps(arguments), 1), broken=broken))
+        return engines[-1]
 
-    patch.setattr("collect.launch.crews.crew_for", inline)
+    patch.setattr("collect.launch.pool.start_engine", start_inline)
     made: Fitted | LaunchError
     try:
-        made = fit_launched(
+        made = fit_distributed(
             trace,
             model,
             families_for(trace, model, SETTINGS, KINDS),
@@ -89,7 +89,7 @@ def by_groups(
         )
     except LaunchError as error:
         made = error
-    return made, [unit for crew in crews for unit in crew.given]
+    return made, [unit for engine in engines for unit in engine.tried]
 
 
 @given(st.integers(2, 9), st.integers(1, 10), st.sets(st.sampled_from(KINDS), min_size=1))
@@ -101,9 +101,9 @@ def test_groups__have_every_network_once(num_layers: int, layers: int, kinds: se
     families: list[Family] = []
     if plain:
         families.append(PlainFamily(spec, edges(spec, plain), width=2, loss="bce"))
-    groups = groups_of(spec, sorted(kinds), layers=layers)
+    groups = layer_groups(spec, sorted(kinds), layers=layers)
     assert sum(one.kind == "residual" for one in groups) == ("residual" in kinds)
-    found = [label for one in groups if one.kind == "plain" for label in own_labels(one, families)]
+    found = [label for one in groups if one.kind == "plain" for label in one.labels(families)]
     assert sorted(found) == sorted(label for family in families for label in family.labels)
     assert all(one.last - one.first < layers for one in groups if one.kind == "plain")
 
@@ -140,7 +140,7 @@ def test_fit__a_failed_group_stops_no_other_and_a_second_run_trains_only_it(
     broken = "plain-layers-02-03"
     failed, trained = by_groups(trace, model, tmp_path, monkeypatch, layers=2, broken=broken)
     assert isinstance(failed, LaunchError)
-    assert "1 of 4 groups of networks failed, the others are done" in str(failed)
+    assert "1 of 4 units failed, the others are done" in str(failed)
     assert "OSError: broken" in str(failed)
     assert len(trained) == 4 + 1, "it was tried again"
     made, trained = by_groups(trace, model, tmp_path, monkeypatch, layers=2)

@@ -1,5 +1,6 @@
-"""One training over processes that Ray Train starts, on this machine or on a cluster's: each takes
-its share of every batch (Lightning's DDP), as `devices=N` does without Ray.
+"""One training over processes that Ray Train starts, on this machine or a cluster.
+
+Each takes its share of every batch (Lightning's DDP), as `devices=N` does without Ray.
 """
 
 import sys
@@ -13,8 +14,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
-from collect.launch.ray import join
-from collect.order import whole_if_here, whole_path
+from collect.launch.ray import join_ray
+from collect.recording import absolute_if_exists, absolute_path
 from collect.traces import Trace
 from predictors.files import write_atomic
 from runtime.config import ModelConfig
@@ -23,10 +24,10 @@ from train.family import Family
 from train.fit import CHECKPOINTS, FitSettings, Fitted, Peers, fit
 from train.pipeline import families_for
 
-RESULT = "spread.ckpt"
+RESULT = "ray_ddp.ckpt"
 
 
-def fit_spread(
+def fit_ray_ddp(
     trace: Trace,
     model: ModelConfig,
     families: Sequence[Family],
@@ -36,14 +37,14 @@ def fit_spread(
     run_dir: Path,
     fresh: bool = False,
 ) -> Fitted:
-    """Trains `families`, which are as `families_for` makes them; RUN_DIR must be shared by all.
+    """Trains `families`, which are as `families_for` makes them; all processes share RUN_DIR.
 
-    Equal to one process but for the order of additions: a mean of the shares' gradients.
+    Equals one process up to the order of additions: gradients are the mean of the shares'.
 
     Raises:
-        LaunchError: no Ray Train, no such cluster, or a process failed.
+        LaunchError: Ray Train is not installed, no such cluster, or a process failed.
     """
-    began = join(launcher, num_cpus=settings.devices * launcher.cpus)
+    owns_ray = join_ray(launcher, num_cpus=settings.devices * launcher.cpus)
     import ray
 
     try:
@@ -58,14 +59,14 @@ def fit_spread(
     result = run_dir.resolve() / RESULT
     result.unlink(missing_ok=True)
     if fresh:
-        # Here, and not by one of the processes: another might see it still.
+        # Not by one of the processes: another might still see it.
         (run_dir / CHECKPOINTS / "last.ckpt").unlink(missing_ok=True)
     resources = {"CPU": launcher.cpus} | ({"GPU": launcher.gpus} if launcher.gpus else {})
     trainer = TorchTrainer(
-        learn_share,
+        train_share,
         train_loop_config={
-            "trace": whole_path(trace.where),
-            "model": {**asdict(model), "id": whole_if_here(model.id)},
+            "trace": absolute_path(trace.where),
+            "model": {**asdict(model), "id": absolute_if_exists(model.id)},
             "settings": asdict(settings),
             "run_dir": str(run_dir.resolve()),
         },
@@ -80,9 +81,9 @@ def fit_spread(
     try:
         trainer.fit()
     except (TrainingFailedError, ray.exceptions.RayError) as error:
-        raise LaunchError(f"training with Ray failed: {_cause(error)}") from error
+        raise LaunchError(f"training with Ray failed: {_last_line(error)}") from error
     finally:
-        if began:
+        if owns_ray:
             ray.shutdown()
     made = from_bytes(result.read_bytes(), what=str(result))
     for family, weights in zip(families, made["families"], strict=True):
@@ -98,8 +99,8 @@ def fit_spread(
     )
 
 
-def learn_share(config: dict[str, Any]) -> None:
-    """What each process does; the first one writes what all have learned."""
+def train_share(config: dict[str, Any]) -> None:
+    """Runs in each process; the first one writes the trained weights."""
     import ray.train
     from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
 
@@ -129,7 +130,7 @@ def learn_share(config: dict[str, Any]) -> None:
         write_atomic(run_dir / RESULT, to_bytes(tree))
 
 
-def _cause(error: Exception) -> str:
-    """The last line that says something."""
+def _last_line(error: Exception) -> str:
+    """The last line that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__

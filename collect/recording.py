@@ -1,0 +1,238 @@
+"""A recording job: what is recorded and where to, the same for the command and its workers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+
+from collect.config import DataConfig, SourceKind
+from collect.errors import TraceError
+from collect.plan import EncodedPrompt, Settings, batches, encode, make_plan, units
+from collect.progress import Advance
+from collect.prompts import load_prompts
+from collect.recorder import PROBES, Recorder
+from collect.traces.layout import TraceSignal, row_bytes
+from collect.traces.manifest import Request, TracePlan, digest_of, has_manifest, read_manifest
+from collect.traces.reader import Trace
+from collect.traces.split import split_of
+from collect.traces.writer import TraceWriter
+from predictors.spec import ModelSpec
+from runtime.config import BUILTIN, ModelConfig
+from runtime.hf.probes import Probes
+from runtime.hf.tokens import context_length, eos_token_ids, pad_batch
+from runtime.store.model_source import identity, resolve
+
+
+@dataclass(frozen=True)
+class RecordingJob:
+    """Everything that decides a trace; a worker makes it from JSON and loads its own model."""
+
+    model: ModelConfig
+    data: DataConfig
+    where: str
+    """Folder or address of the trace."""
+    signals: tuple[TraceSignal, ...]
+    settings: Settings
+    budget: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns JSON values for a worker. Paths are absolute: it may run in another folder."""
+        fields = {**asdict(self), "signals": list(self.signals), "where": absolute_path(self.where)}
+        fields["model"] |= {"id": absolute_if_exists(self.model.id)}
+        if self.data.path is not None:
+            fields["data"] |= {"path": absolute_if_exists(self.data.path)}
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "RecordingJob":
+        data = {**fields["data"], "kind": SourceKind(fields["data"]["kind"])}
+        return cls(
+            model=ModelConfig(**fields["model"]),
+            data=DataConfig(**data),
+            where=fields["where"],
+            signals=tuple(TraceSignal(signal) for signal in fields["signals"]),
+            settings=Settings(**fields["settings"]),
+            budget=fields["budget"],
+        )
+
+    @cached_property
+    def prompts(self) -> list[EncodedPrompt]:
+        tokenizer = AutoTokenizer.from_pretrained(resolve(self.model), local_files_only=True)
+        texts = load_prompts(self.data, seed=self.settings.seed)
+        return encode(texts, tokenizer, self.settings)
+
+    def plan(self, spec: ModelSpec) -> tuple[TracePlan, list[list[EncodedPrompt]]]:
+        """Returns the plan and the prompts of each of its units."""
+        work = units(self.prompts, self.settings, bytes_per_row=row_bytes(spec, self.signals))
+        plan = make_plan(
+            spec, signals=self.signals, data=self.data, settings=self.settings, work=work
+        )
+        return plan, work
+
+    def open_finished(self) -> Trace | None:
+        """Returns the trace if it is complete, without loading the model."""
+        assert self.prompts, "a source without texts is an error already"
+        spec = self._recorded_spec()
+        if spec is None or not read_manifest(self.where).complete:
+            return None
+        writer = TraceWriter(self.where, self.plan(spec)[0])
+        return None if writer.missing() else writer.finish()
+
+    def _recorded_spec(self) -> ModelSpec | None:
+        """Spec of the trace at `where`, if that trace is of this very model."""
+        if not has_manifest(self.where):
+            return None
+        spec = read_manifest(self.where).plan.spec
+        wanted = identity(resolve(self.model), self.model)
+        is_same = all(getattr(spec, name) == value for name, value in wanted.items())
+        return spec if is_same and self.model.dtype in ("auto", spec.dtype) else None
+
+    def load(self) -> "UnitRecorder":
+        """Loads the model, which the caller closes.
+
+        Raises:
+            TraceError: this model cannot be recorded, or prompts exceed its context.
+        """
+        from runtime import load
+
+        # Before the model: a missing source is reported at once.
+        assert self.prompts, "a source without texts is an error already"
+        model = load(self.model, budget=self.budget)
+        recorder = UnitRecorder(model, *self.plan(model.moecast.spec), self.settings)
+        try:
+            recorder.check_model()
+        except TraceError:
+            model.close()
+            raise
+        return recorder
+
+
+@dataclass(frozen=True)
+class UnitRecorder:
+    """A loaded model that records units of a plan."""
+
+    model: PreTrainedModel
+    plan: TracePlan
+    work: Sequence[Sequence[EncodedPrompt]]
+    """Prompts of each unit."""
+    settings: Settings
+
+    def check_model(self) -> None:
+        """Check that traces can be made of this model.
+
+        Raises:
+            TraceError: the model has an encoder, or prompt and generated tokens can exceed its
+                context.
+        """
+        if self.model.config.is_encoder_decoder:
+            raise TraceError(
+                f"{type(self.model).__name__} has an encoder: a token goes through the layers of "
+                "the encoder or of the decoder, and a trace has all layers for each token. Such "
+                "models can be served (python -m runtime), not recorded"
+            )
+        context = context_length(self.model.config)
+        longest = max(len(prompt.tokens) for unit in self.work for prompt in unit)
+        if context is not None and longest + self.settings.new_tokens > context:
+            raise TraceError(
+                f"prompts of {longest} tokens and data.new_tokens={self.settings.new_tokens} "
+                f"exceed the model's context of {context}: lower data.max_prompt_tokens or "
+                "data.new_tokens"
+            )
+
+    def record(
+        self, unit: int, advance: Advance = lambda _: None
+    ) -> tuple[dict[str, Any], list[Request]]:
+        """Returns the arrays and requests of a unit, which depend on neither worker nor order.
+
+        `advance` is called after each batch with its number of prompts.
+        """
+        recorder = Recorder(self.plan.signals, end_tokens=eos_token_ids(self.model))
+        probes = {PROBES[signal] for signal in self.plan.signals}
+        with Probes(self.model, probes, recorder, complete=True), torch.random.fork_rng():
+            for number, batch in enumerate(batches(self.work[unit], self.settings.batch_size)):
+                seed = digest_of([self.plan.units[unit], number])
+                torch.manual_seed(int(seed[:15], 16))
+                generate(self.model, batch, self.settings, recorder.begin_batch)
+                advance(len(batch))
+        arrays = recorder.take()
+        rows = np.bincount(arrays["request"], minlength=self.work[unit][-1].index + 1)
+        requests = [
+            Request(
+                index=prompt.index,
+                digest=prompt.digest,
+                dataset=prompt.dataset,
+                split=split_of(prompt.digest),
+                prompt_tokens=len(prompt.tokens),
+                generated_tokens=int(rows[prompt.index]) - len(prompt.tokens),
+            )
+            for prompt in self.work[unit]
+        ]
+        return arrays, requests
+
+
+def generate(
+    model: PreTrainedModel,
+    batch: Sequence[EncodedPrompt],
+    settings: Settings,
+    begin_batch: Callable[[list[int], Any], None],
+) -> None:
+    """Left-padded prefill, then token by token as the model goes on by itself.
+
+    One token more than is recorded is chosen: the last one never enters the model.
+    """
+    eos_ids = list(eos_token_ids(model))
+    padding = eos_ids[0] if eos_ids else 0
+    tokens_BS, mask_BS = pad_batch([prompt.tokens for prompt in batch], padding)
+    begin_batch([prompt.index for prompt in batch], mask_BS.numpy())
+    sampling: dict[str, Any] = {"do_sample": False}
+    if settings.temperature > 0:
+        sampling = {
+            "do_sample": True,
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": 0,
+        }
+    model.generate(
+        tokens_BS.to(model.device),
+        attention_mask=mask_BS.to(model.device),
+        generation_config=GenerationConfig(
+            max_new_tokens=settings.new_tokens + 1,
+            eos_token_id=eos_ids or None,
+            pad_token_id=padding,
+            **sampling,
+        ),
+    )
+
+
+def settings_of(data: DataConfig, **options: Any) -> Settings:
+    """Returns settings with the lengths of the data; `options` are the other fields."""
+    return Settings(
+        new_tokens=data.new_tokens,
+        max_prompt_tokens=data.max_prompt_tokens,
+        chat=data.chat,
+        **options,
+    )
+
+
+def default_folder(
+    model: ModelConfig, data: DataConfig, *, signals: Sequence[TraceSignal], settings: Settings
+) -> Path:
+    """Returns runs/traces/MODEL/DATA-DIGEST: other settings, another folder."""
+    parts = [vars(model), vars(data), list(signals), vars(settings)]
+    return Path("runs", "traces", model.name, f"{data.name}-{digest_of(parts)[:8]}")
+
+
+def absolute_path(where: str) -> str:
+    """Returns the folder's absolute path, or an address as it is."""
+    return where if "://" in where else str(Path(where).expanduser().resolve())
+
+
+def absolute_if_exists(name: str) -> str:
+    """Returns an absolute path for what exists here, and any other name (of the Hub) as it is."""
+    is_path = name != BUILTIN and Path(name).expanduser().exists()
+    return absolute_path(name) if is_path else name

@@ -1,0 +1,131 @@
+"""Retries: every unit is done once or given up, whatever fails and whichever worker dies."""
+
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collect.errors import LaunchError
+from collect.launch import pool as pools
+from collect.launch.config import LauncherConfig
+from collect.launch.pool import WorkerPool
+from collect.launch.worker import UnitResult
+
+
+class ScriptedEngine:
+    """Units fail, lose their worker (and the rest of its share) or are done, as scripted."""
+
+    logs = "logs"
+
+    def __init__(self, scripts: dict[str, list[str]], *, seed: int = 0):
+        self._scripts = {unit: deque(words) for unit, words in scripts.items()}
+        self._chance = random.Random(seed)
+        self.done: list[str] = []
+        self.closed = False
+
+    def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
+        left = list(units)
+        self._chance.shuffle(left)
+        while left:
+            unit = left.pop()
+            script = self._scripts[unit]
+            word = script.popleft() if script else "done"
+            if word == "done":
+                self.done.append(unit)
+                yield UnitResult(unit=unit, value=f"result of {unit}")
+                continue
+            yield UnitResult(unit=unit, error=f"{unit}!", is_fatal=word == "wrong")
+            if word == "dies":
+                # Units behind it in a job's share have no result.
+                left.clear()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make_pool(engine: ScriptedEngine, retries: int, lines: list[str] | None = None) -> WorkerPool:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pools, "start_engine", lambda *_: engine)
+        say = [].append if lines is None else lines.append
+        return WorkerPool(
+            LauncherConfig(workers=2, retries=retries), "m:f", {}, logs=Path("logs"), say=say
+        )
+
+
+scripts = st.dictionaries(
+    st.sampled_from([f"u{i}" for i in range(8)]),
+    st.lists(st.sampled_from(["fails", "done"]), max_size=5),
+    max_size=8,
+)
+
+
+@given(scripts, st.integers(0, 3), st.integers(0, 99))
+def test_pool__every_unit_is_done_once_or_given_up(
+    script: dict[str, list[str]], retries: int, seed: int
+) -> None:
+    engine = ScriptedEngine(script, seed=seed)
+    given_up = {
+        unit
+        for unit, words in script.items()
+        if len(words) > retries and "done" not in words[: retries + 1]
+    }
+    advanced: list[str] = []
+    with make_pool(engine, retries) as pool:
+        if given_up:
+            with pytest.raises(LaunchError, match=f"^{len(given_up)} of {len(script)} units"):
+                pool.run(list(script), advance=advanced.append)
+        else:
+            values = pool.run(list(script), advance=advanced.append)
+            assert values == {unit: f"result of {unit}" for unit in script}
+    assert engine.closed
+    assert advanced == engine.done
+    assert sorted(engine.done) == sorted(set(script) - given_up)
+
+
+@given(st.integers(0, 3), st.integers(0, 99))
+def test_pool__a_unit_that_kills_its_worker_costs_no_other(retries: int, seed: int) -> None:
+    script = {"kills": ["dies"] * 9} | {f"u{i}": [] for i in range(8)}
+    engine = ScriptedEngine(script, seed=seed)
+    with (
+        make_pool(engine, retries) as pool,
+        pytest.raises(LaunchError, match=r"^1 of 9 units failed.* kills: kills!"),
+    ):
+        pool.run(list(script))
+    assert sorted(engine.done) == sorted(set(script) - {"kills"})
+
+
+def test_pool__names_unit_and_logs_of_a_failure_when_the_rest_is_done() -> None:
+    engine = ScriptedEngine({"a": ["fails"] * 9, "b": [], "c": []})
+    lines: list[str] = []
+    with (
+        make_pool(engine, retries=1, lines=lines) as pool,
+        pytest.raises(LaunchError, match=r"1 of 3 units failed, the others are done\. a: a!; logs"),
+    ):
+        pool.run(["a", "b", "c"])
+    assert lines == ["a is tried again: a!; logs: logs", "a is given up: a!; logs: logs"]
+    assert set(engine.done) == {"b", "c"}
+    assert pool.as_dict() == {"units": 3, "retried": 1}
+
+
+def test_pool__an_error_of_the_user_ends_it_at_once() -> None:
+    engine = ScriptedEngine({"a": ["wrong"]})
+    with make_pool(engine, retries=9) as pool, pytest.raises(LaunchError, match=r"^a!$"):
+        pool.run(["a"])
+    assert engine.closed
+    assert engine.done == []
+
+
+def test_pool__gives_up_when_no_worker_reports_anything() -> None:
+    class SilentEngine(ScriptedEngine):
+        def run(self, units: Sequence[str]) -> Iterator[UnitResult]:
+            return iter(())
+
+    with (
+        make_pool(SilentEngine({}), retries=2) as pool,
+        pytest.raises(LaunchError, match="a: no worker came to it"),
+    ):
+        pool.run(["a"])
