@@ -155,7 +155,7 @@ def test_batch__a_bad_line_stops_it_before_the_model_is_loaded(folder, tmp_path,
 def test_batch__a_failed_batch_leaves_the_others_and_the_next_run_completes(
     folder, tmp_path, monkeypatch
 ):
-    real = command.caches_of
+    real = command.make_kv_caches
 
     def failing(*arguments):
         caches = real(*arguments)
