@@ -50,7 +50,7 @@ def run(config: ChatConfig) -> dict[str, Any]:
                 end_of_turn=end_of_turn(tokenizer),
                 temperature=config.temperature,
                 top_p=config.top_p,
-                tell=lambda text: console.out(
+                on_text=lambda text: console.out(
                     strip_control_characters(text), end="", highlight=False
                 ),
             ),
@@ -169,7 +169,7 @@ class ChatTerminal:
 
     def _answer(self, message: str) -> None:
         conversation = self._conversation
-        conversation.say("user", message)
+        conversation.append("user", message)
         try:
             prompt = conversation.prompt()
             if prompt.num_dropped:
@@ -183,7 +183,7 @@ class ChatTerminal:
                 prompt.tokens, max_new_tokens=min(room, self._config.max_new_tokens)
             )
         except (ChatError, TransferError) as error:
-            conversation.take_back()
+            conversation.remove_last()
             self._console.print()
             self._note(f"error: {error}")
             return
@@ -191,7 +191,7 @@ class ChatTerminal:
             conversation.take_back()
             raise
         self._console.print()
-        conversation.say("assistant", answer.text)
+        conversation.append("assistant", answer.text)
         self.counts["num_answers"] += 1
         self.counts["num_tokens"] += answer.num_tokens
         self.counts["num_interrupted"] += answer.interrupted

@@ -1,7 +1,7 @@
-"""Messages as the token ids that a model was taught to read, and where its answer ends.
+"""Render messages with the model's chat template and find what ends an answer.
 
-A tokenizer that brings a chat template is used as it is. For one that brings none, turns are
-written as plain text, which a base model continues as it would any dialogue:
+A tokenizer's own chat template is used if it has one. Otherwise turns are written as plain text,
+which a base model continues like any dialogue:
 
     System: be brief
 
@@ -9,7 +9,7 @@ written as plain text, which a base model continues as it would any dialogue:
 
     Assistant:
 
-and the answer ends where the model begins to write the next `User:`.
+and the answer ends where the model begins the next `User:`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,31 +24,31 @@ Message = Mapping[str, str]
 """`role` (system, user, assistant, or what the template knows) and `content`."""
 
 PLAIN_STOP = "\n\nUser:"
-"""Where an answer ends that is written as plain text."""
+"""Stop string of an answer in plain text."""
 MARK = "moecast-answer"
-"""Stands for an answer while the template is asked what it writes behind one."""
+"""Placeholder answer that shows what the template writes after one."""
 
 
 @dataclass(frozen=True)
 class EndOfTurn:
-    """What ends an answer, beside the model's own end-of-text tokens."""
+    """Tokens and strings that end an answer, in addition to the model's end-of-text tokens."""
 
     token_ids: tuple[int, ...] = ()
-    """Special tokens, such as `<|im_end|>`: a model's generation_config may not name them."""
+    """Special tokens such as `<|im_end|>`, which a model's generation_config may not name."""
     strings: tuple[str, ...] = ()
 
 
 def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer brings a chat template."""
+    """Return whether the tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
 def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of the conversation, up to where the assistant's answer begins.
+    """Render the token ids of the conversation up to where the assistant's answer begins.
 
     Raises:
-        ChatError: there is no message, or the model's template refuses these (roles out of turn,
-            a system prompt where it has no place).
+        ChatError: there is no message, or the model's template refuses them (roles out of order,
+            an unsupported system prompt).
     """
     if not messages:
         raise ChatError("no messages: a conversation needs at least one")
@@ -61,22 +61,21 @@ def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> l
     except TemplateError as error:
         raise ChatError(
             f"the model's chat template refuses these messages: {error}; its roles are most often "
-            "one optional system message, then user and assistant in turn"
+            "one optional system message, then alternating user and assistant messages"
         ) from error
     return list(encoded["input_ids"])
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    """The conversation without a template."""
+    """Write the conversation as plain text."""
     turns = [f"{one['role'].capitalize()}: {one['content'].strip()}\n\n" for one in messages]
     return "".join(turns) + "Assistant:"
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> EndOfTurn:
-    """What the template writes behind an answer, so that generating can stop there.
+    """Find what the template writes after an answer, so that generation can stop there.
 
-    A template that refuses to show an answer has no end of turn of its own: the model's
-    end-of-text tokens end it then.
+    For a template that refuses to render an answer, only the model's end-of-text tokens end it.
     """
     if not has_template(tokenizer):
         return EndOfTurn(strings=(PLAIN_STOP,))
@@ -93,6 +92,6 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> EndOfTurn:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids that stand for no text of their own."""
+    """Return the ids of special tokens, which represent no text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}

@@ -1,55 +1,55 @@
-"""Tokens to text as they come: whole characters only, and nothing that a stop string may take."""
+"""Incremental detokenization in complete characters, and stop strings across tokens."""
 
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder puts for bytes that are no character, or not yet."""
+"""Decoders write it for bytes that are not, or not yet, a character."""
 
 
 class Detokenizer:
-    """Concatenated, its pieces are the decoded whole.
+    """Turns tokens into pieces of text whose concatenation is the decoded whole.
 
-    A character whose bytes are spread over several tokens comes with the last of them.
+    A character whose bytes are spread over several tokens is returned with the last of them.
 
-    A token's text depends on its neighbours (a space before it, bytes after it): what is decoded
-    each time begins at the tokens told last, and only what is new behind these is told.
+    A token's text depends on its neighbours (a space before it, bytes after it): each call decodes
+    from the tokens of the last piece on, and returns only what is new after these.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._tokens: list[int] = []
-        """From the beginning of the piece told last."""
-        self._num_told = 0
-        """Of these, how many were told."""
+        """Tokens from the beginning of the last returned piece on."""
+        self._num_returned = 0
+        """How many of these have been returned as text."""
         self.num_characters = 0
-        """Of all pieces so far."""
+        """Characters returned so far."""
 
     def push(self, token: int) -> str:
-        """The text that is whole now; often empty."""
+        """Add a token and return the text that is complete now, often none."""
         self._tokens.append(token)
-        told, text = self._decoded()
-        if len(text) <= len(told) or text.endswith(REPLACEMENT):
+        returned, text = self._decode_both()
+        if len(text) <= len(returned) or text.endswith(REPLACEMENT):
             return ""
-        self._tokens = self._tokens[self._num_told :]
-        self._num_told = len(self._tokens)
-        return self._new(told, text)
+        self._tokens = self._tokens[self._num_returned :]
+        self._num_returned = len(self._tokens)
+        return self._new(returned, text)
 
     def end(self) -> str:
-        """What is left: bytes that never became a character."""
-        told, text = self._decoded()
-        self._num_told = len(self._tokens)
-        return self._new(told, text)
+        """Return the rest: bytes that never became a character."""
+        returned, text = self._decode_both()
+        self._num_returned = len(self._tokens)
+        return self._new(returned, text)
 
-    def _new(self, told: str, text: str) -> str:
-        piece = text[len(told) :]
+    def _new(self, returned: str, text: str) -> str:
+        piece = text[len(returned) :]
         self.num_characters += len(piece)
         return piece
 
-    def _decoded(self) -> tuple[str, str]:
-        return self._text(self._tokens[: self._num_told]), self._text(self._tokens)
+    def _decode_both(self) -> tuple[str, str]:
+        return self._text(self._tokens[: self._num_returned]), self._text(self._tokens)
 
     def _text(self, tokens: Sequence[int]) -> str:
         text = self._tokenizer.decode(
@@ -62,10 +62,10 @@ class Detokenizer:
 
 
 class StopStringMatcher:
-    """Holds back what may become a stop string, and ends the text before the first that is whole.
+    """Ends the text before the first stop string and holds back text that may become one.
 
-    The first is the one that ends first, the longest of those: so it does not matter in which
-    pieces the text comes.
+    The first is the one that ends first, and the longest of those: the result does not depend on
+    how the text is cut into pieces.
     """
 
     def __init__(self, strings: Sequence[str]):
@@ -74,7 +74,7 @@ class StopStringMatcher:
         self.is_hit = False
 
     def push(self, piece: str) -> str:
-        """The text that may be told now; nothing more once a stop string is whole."""
+        """Add text and return what can no longer become a stop string; nothing after a match."""
         if self.is_hit:
             return ""
         text = self._held + piece
@@ -92,13 +92,13 @@ class StopStringMatcher:
         return text[: len(text) - keep]
 
     def end(self) -> str:
-        """What was held back and became no stop string."""
+        """Return the held-back text that did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def longest_overlap(text: str, string: str) -> int:
-    """Length of the longest end of the text with which the string begins, without being whole."""
+    """Length of the longest suffix of the text that is a proper prefix of the string."""
     for length in range(min(len(text), len(string) - 1), 0, -1):
         if text.endswith(string[:length]):
             return length

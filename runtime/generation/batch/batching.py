@@ -1,4 +1,4 @@
-"""Prompts in batches of like lengths, so that little is padding."""
+"""Batches of prompts with similar lengths, to keep padding low."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ Batch = tuple[BatchPrompt, ...]
 
 
 def make_batches(prompts: Sequence[BatchPrompt], batch_size: int) -> list[Batch]:
-    """Batches in the order in which they run: the longest first, so that what does not fit in
-    memory is known at once and the last group to run is a short one.
+    """Make batches in the order in which they run.
 
-    Which prompts share a batch depends on the prompts and `batch_size` alone: padding may change a
-    row's last bits, so a run that carries on computes the very same batches.
+    The longest come first: a batch that does not fit in memory fails at once, and the last group
+    is short. The batches depend on the prompts and `batch_size` alone: padding may change a row's
+    last bits, so a resumed run must compute the same batches.
     """
     order = sorted(
         range(len(prompts)),
@@ -23,12 +23,12 @@ def make_batches(prompts: Sequence[BatchPrompt], batch_size: int) -> list[Batch]
 
 
 def max_cache_length(batch: Batch) -> int:
-    """Columns of the batch's cache when its last row ends."""
+    """Columns of the batch's KV cache when its last row ends."""
     return max(len(one.tokens) for one in batch) + max(one.max_new_tokens for one in batch)
 
 
 def padding_share(batches: Sequence[Batch]) -> float:
-    """Of all prompt columns computed."""
+    """Share of padding in all prompt columns."""
     used = sum(len(one.tokens) for batch in batches for one in batch)
     computed = sum(len(batch) * max(len(one.tokens) for one in batch) for batch in batches)
     return 1 - used / computed if computed else 0.0

@@ -8,11 +8,11 @@ from predictors.errors import MoecastError
 from runtime.config import MISSING, ServedConfig
 
 AUTO = "auto"
-"""`n=auto`: the planner's."""
+"""`n=auto`: the planner chooses the group size."""
 
 
 class Fsync(StrEnum):
-    """When results are made to outlast a power cut; a kill they outlast anyway."""
+    """When results are flushed to survive a power cut; they survive a killed process anyway."""
 
     EACH = "each"
     SECOND = "second"
@@ -20,7 +20,7 @@ class Fsync(StrEnum):
 
 
 class Offload(StrEnum):
-    """Where caches go that `kv_budget` has no room for."""
+    """Offload target of KV caches that exceed `kv_budget`."""
 
     AUTO = "auto"
     HOST = "host"
@@ -30,30 +30,30 @@ class Offload(StrEnum):
 
 @dataclass(kw_only=True)
 class GroupConfig:
-    """How prompts are batched and batches grouped; what `generate_many` takes by keyword."""
+    """Batching of prompts and grouping of batches; the keyword arguments of `generate_many`."""
 
     batch_size: int = 8
-    """Prompts of a batch: rows that are computed in one pass."""
+    """Prompts per batch: rows computed in one forward pass."""
     n: str = AUTO
-    """Batches of a group, which go through each layer together; auto: the planner's least number
-    that hides transfers."""
+    """Batches per group, which go through each layer together; auto: the smallest number that
+    hides transfers, according to the planner."""
     max_new_tokens: int = 64
-    """Tokens to generate at most, where a prompt does not say."""
+    """Most tokens to generate for a prompt that names no limit."""
     temperature: float = 0.0
     """0: greedy; above: sampled, by `seed`."""
     kv_budget: str | None = None
-    """Memory for the caches of a group's batches; none: all of them, where memory is free."""
+    """Memory for the KV caches of a group; none: no limit but free memory."""
     kv_offload: Offload = Offload.AUTO
-    """What `kv_budget` has no room for: host (below a device), disk, none (refused); auto: host
-    below a device, else disk."""
+    """Target of KV caches beyond `kv_budget`: host (models on a GPU only), disk, or none (refuse);
+    auto: host for models on a GPU, else disk."""
     kv_folder: Path | None = None
-    """Folder for caches on the disk; none: the system's temporary one."""
+    """Folder for KV caches on disk; none: the system's temporary folder."""
     sinks: int = 4
-    """First tokens that attention keeps where `window` is not 0."""
+    """Number of first tokens that attention keeps if `window` is not 0."""
     window: int = 0
-    """Attend to the `sinks` first and so many last tokens only; outputs change. 0: to all."""
+    """Attend to the first `sinks` and the last `window` tokens only; outputs change. 0: to all."""
     measure_again: bool = False
-    """Measure this machine anew, whatever was measured before."""
+    """Measure this machine again and replace the stored measurement."""
 
     def __post_init__(self) -> None:
         for name, least in {"batch_size": 1, "max_new_tokens": 1, "sinks": 0, "window": 0}.items():
@@ -62,43 +62,43 @@ class GroupConfig:
         if self.temperature < 0:
             raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
         if self.n != AUTO and not (self.n.isdecimal() and int(self.n) > 0):
-            raise MoecastError(f"n={self.n}: must be auto or a number of batches, at least 1")
+            raise MoecastError(f"n={self.n}: must be auto or a positive number of batches")
         if self.window and self.kv_budget is not None:
             raise MoecastError(
-                f"window={self.window} with kv_budget={self.kv_budget}: a window's caches are "
-                "small and stay where they are; leave kv_budget out"
+                f"window={self.window} with kv_budget={self.kv_budget}: the KV caches of a window "
+                "are small and are never offloaded; leave kv_budget out"
             )
 
     @property
     def asked_n(self) -> int | None:
-        """`n` where it is given."""
+        """The user's `n`, or None for auto."""
         return None if self.n == AUTO else int(self.n)
 
 
 @dataclass(kw_only=True)
 class BatchConfig(GroupConfig, ServedConfig):
     input: Path = MISSING
-    """Prompts, one JSON object a line: `prompt` (text), `messages` or `tokens` (ids); if wanted
-    `id` and `max_new_tokens`."""
+    """Prompts, one JSON object per line: `prompt` (text), `messages` or `tokens` (ids), and
+    optionally `id` and `max_new_tokens`."""
     output: Path = MISSING
-    """Results, a line as each prompt ends: id, text, tokens, finish_reason. The same command
-    carries on where it was interrupted."""
+    """Results, one line per finished prompt: id, text, tokens, finish_reason. The same command
+    resumes an interrupted run."""
     overwrite: bool = False
-    """Start again, dropping the results that `output` holds."""
+    """Delete the results in `output` and start again."""
     budget: str = "50%"
     """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
     memory: str | None = None
-    """Memory for experts and caches together, which the planner divides; in place of `budget` and
+    """Memory for experts and KV caches together, split by the planner; replaces `budget` and
     `kv_budget`."""
     fsync: Fsync = Fsync.SECOND
-    """When results are made to outlast a power cut: each, second (at most one apart), end."""
+    """When to flush results to disk: after each, at most every second, or at the end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.memory is not None and self.kv_budget is not None:
             raise MoecastError(
-                f"memory={self.memory} with kv_budget={self.kv_budget}: memory is divided by the "
-                "planner; give memory, or budget and kv_budget"
+                f"memory={self.memory} with kv_budget={self.kv_budget}: the planner splits memory "
+                "itself; give memory, or budget and kv_budget"
             )
 
 

@@ -1,6 +1,6 @@
-"""Measures what the planner needs, on this machine and with a loaded model.
+"""Measure the planner's costs on this machine with a loaded model.
 
-Remembered in a file ("these results are cached locally", klotski 7).
+Measurements are stored in a file (Klotski, section 7: "these results are cached locally").
 """
 
 import hashlib
@@ -29,32 +29,32 @@ from runtime.profiling.reading import seconds, typical
 from runtime.store.base import slot_bytes
 
 TIMED_STEPS = 3
-"""Decode steps of one batch that are timed, behind its prompts."""
+"""Number of decode steps of one batch that are timed, after its prompts."""
 TIMED_TOKENS = (1, 64)
-"""Tokens on an expert that is timed: what one more costs is their difference."""
+"""Numbers of tokens on a timed expert: the difference is the cost per token."""
 REPEATS = 7
 FORMAT = 2
 
 
 @dataclass(frozen=True)
 class CostProfile:
-    """The planner's costs, and what one token of one row takes of a cache."""
+    """The planner's costs, and the KV-cache bytes of a row."""
 
     costs: PlannerCosts
     kv_bytes_per_token: int
-    """Of all layers; of caches that do not grow, nothing."""
+    """For one token in all layers; 0 for caches that do not grow."""
     kv_bytes_fixed: int
-    """Of a row, whatever its length."""
+    """For one row, independent of its length."""
 
 
 @torch.no_grad()
 def measure_costs(model: PreTrainedModel, batch: Batch) -> CostProfile:
-    """Runs the batch's prompts and a few decode steps.
+    """Measure on the batch's prompts and a few decode steps.
 
-    What a predictor learns from them it keeps (its warm-up).
+    A predictor that learns online keeps what it learns from them, as warm-up.
 
     Raises:
-        TransferError: experts can not be read.
+        TransferError: experts cannot be read.
     """
     layers = moe_layers(model)
     clock = LayerClock(layers, model.device)
@@ -69,7 +69,7 @@ def measure_costs(model: PreTrainedModel, batch: Batch) -> CostProfile:
 
 
 def _cpu_costs(model: PreTrainedModel, attention: float, gate: float) -> PlannerCosts:
-    """On the CPU reads take the processor that computes: both slow down together."""
+    """Costs on a CPU, where reads and computation share the cores and slow each other down."""
     driver = model.moecast.engine.driver
     with driver.paused():
         machine = measure(model)
@@ -87,7 +87,7 @@ def _cpu_costs(model: PreTrainedModel, attention: float, gate: float) -> Planner
 def _device_costs(
     model: PreTrainedModel, layer: MoeLayer, attention: float, gate: float
 ) -> PlannerCosts:
-    """Copies to a device run beside its computation."""
+    """Costs on a GPU, where copies overlap with computation."""
     engine, device = model.moecast.engine, model.device
     size = slot_bytes(engine.store)
     host = torch.zeros(size, dtype=torch.uint8).pin_memory()
@@ -117,17 +117,17 @@ def _device_costs(
 
 
 def _run_steps(model: PreTrainedModel, batch: Batch, clock: "LayerClock") -> CacheSize:
-    """Prompts, then `TIMED_STEPS` timed tokens of each row; what a row's cache takes."""
+    """Run the prompts and the timed decode steps; returns the size of a row's KV cache."""
     tokens_BT, mask_BT = (
         part.to(model.device)
         for part in pad_batch([prompt.tokens for prompt in batch], pad_token_id(model))
     )
     if model.config.is_encoder_decoder:
-        clock.listens = True
+        clock.is_enabled = True
         model(tokens_BT, attention_mask=mask_BT, use_cache=False)
         return CacheSize(0, 0)
     output: Any = model(tokens_BT, attention_mask=mask_BT, use_cache=True)
-    clock.listens = True
+    clock.is_enabled = True
     before = cache_bytes(output.past_key_values)
     for _ in range(TIMED_STEPS):
         mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(batch), 1)], dim=1)
@@ -147,10 +147,10 @@ def _run_steps(model: PreTrainedModel, batch: Batch, clock: "LayerClock") -> Cac
 
 
 class LayerClock:
-    """Hears when blocks, routers and experts begin and end; a device is waited for."""
+    """Times blocks, routers and experts of each layer with hooks; synchronises a GPU."""
 
     def __init__(self, layers: Sequence[MoeLayer], device: torch.device):
-        self.listens = False
+        self.is_enabled = False
         self._layers = layers
         self._device = device
         self._began: dict[int, list[tuple[str, float]]] = {}
@@ -177,7 +177,7 @@ class LayerClock:
 
     def _hook(self, layer: int, event: str) -> Callable[..., None]:
         def hook(_module: nn.Module, *_: object) -> None:
-            if not self.listens:
+            if not self.is_enabled:
                 return
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
@@ -201,21 +201,22 @@ class LayerClock:
         self._attention.append(max(0.0, whole - gate - experts))
 
     def typical(self) -> tuple[float, float]:
-        """Attention and gate; 0 where a model's blocks were not heard."""
+        """Typical seconds of attention and gate; 0 if the model's blocks were not called."""
         if not self._attention:
             return 0.0, 0.0
         return typical(self._attention), typical(self._gate)
 
 
-# ---- remembered
+# ---- stored measurements
 
 
 def load_or_measure(
     model: PreTrainedModel, batch: Batch, *, store: StoreConfig, again: bool = False
 ) -> tuple[CostProfile, bool]:
-    """What was measured before for this model, machine and batch, or is measured now.
+    """Load the measurement for this model, machine and batch, or measure now.
 
-    Whether it was before.
+    Returns:
+        The costs, and whether they were loaded.
     """
     path = cache_folder("measured") / f"{_cache_key(model, batch, store)}.json"
     known = None if again else _read_profile(path)
@@ -227,7 +228,7 @@ def load_or_measure(
 
 
 def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
-    """Of all that times depend on; lengths count by powers of two."""
+    """Hash of everything that times depend on; prompt lengths are rounded to powers of two."""
     about = {
         "format": FORMAT,
         "model": model.moecast.spec.as_dict(),
@@ -247,7 +248,7 @@ def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
 
 
 def _read_profile(path: Path) -> CostProfile | None:
-    """None where nothing usable is there: it is then measured again."""
+    """Read a stored measurement; None if there is no usable one."""
     try:
         raw = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""`generate_many`: prompts in, answers out, as many tokens a second as the machine gives."""
+"""Generate for many prompts at the highest throughput."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -32,23 +32,24 @@ def generate_many(
     on_result: Callable[[BatchResult], None] | None = None,
     **options: Any,
 ) -> list[BatchResult]:
-    """Continues all prompts; results in their order.
+    """Generate for all prompts; results are in the order of the prompts.
 
     The batches of a group go through the model's layers together, and each expert is read once for
-    all of them; every batch's logits are bitwise those of the batch alone.
+    all of them. Every batch's logits are bitwise those of the batch alone.
 
     Args:
         prompts: texts, lists of token ids, lists of messages, or mappings as in the lines of
-            `python -m runtime batch`. Ids are places from 0 on unless given.
-        n: batches of a group; "auto" measures this machine, once, and plans.
-        on_result: told of each result when its prompt ends, in whatever order that is.
+            `python -m runtime batch`. The default id of a prompt is its index.
+        n: batches per group; "auto" measures this machine once and plans.
+        seed: seed of sampling.
+        on_result: called with each result when its prompt ends, in any order.
         options: the other fields of `runtime.generation.batch.config.GroupConfig`: batch_size,
             max_new_tokens, temperature, kv_budget...
 
     Raises:
-        InputError: one of the prompts is none; nothing was run.
-        PlanError: caches would not fit.
-        TransferError: experts could not be read; `on_result` has been told of all others.
+        PromptFileError: a prompt is invalid; nothing was run.
+        PlanError: KV caches would not fit.
+        TransferError: experts could not be read; `on_result` received all other results.
     """
     if "kv_offload" in options:
         options["kv_offload"] = Offload(options["kv_offload"])

@@ -1,8 +1,8 @@
-"""How many batches a group has: klotski's inequalities, solved for the smallest n that fits.
+"""The group size n: the smallest that satisfies Klotski's inequalities and fits in memory.
 
-The paper's names, of one layer and in seconds: t_c_A, t_c_G, t_c_E what a batch's attention, its
-gate and an expert compute; t_io_A, t_io_G, t_io_E what their weights take to transfer. K hot
-experts are prefetched; Q are the others that the group's tokens choose.
+Notation of Klotski, section 7, for one layer in seconds: t_c_A, t_c_G and t_c_E are the compute
+times of a batch's attention, its gate and an expert; t_io_A, t_io_G and t_io_E are the transfer
+times of their weights. K hot experts are prefetched; Q are the other experts that the group uses.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,39 +15,39 @@ from predictors.base import Floats
 from runtime.errors import PlanError
 
 MAX_GROUP_SIZE = 64
-"""Batches beyond which the paper would change the strategy by hand ("if n becomes excessively
-large"): latency grows with n, throughput hardly."""
+"""Largest group size. Beyond it ("if n becomes excessively large", Klotski, section 7) latency
+grows with n and throughput hardly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerCosts:
-    """Of this machine, this model and this batch size.
+    """Times in seconds on this machine for this model and batch size.
 
-    While computation and transfers run together, each at the speed that it then has.
+    Measured while computation and transfers run at the same time.
     """
 
     attention: float
-    """t_c_A: all of a layer for one batch's decode step but its gate and its routed experts."""
+    """t_c_A: a layer without gate and routed experts, for one batch's decode step."""
     gate: float
     """t_c_G."""
     expert_fixed: float
-    """t_c_E is this and `expert_per_token` for each token."""
+    """t_c_E is `expert_fixed` plus `expert_per_token` for each token."""
     expert_per_token: float
     expert_io: float
     """t_io_E."""
     attention_io: float = 0.0
-    """t_io_A: 0 where dense weights stay where they are computed with, as here."""
+    """t_io_A: 0 because dense weights stay in the memory that computes."""
     gate_io: float = 0.0
     """t_io_G."""
 
     def experts(self, used: float, tokens: float) -> float:
-        """So many experts on so many tokens together."""
+        """Compute time of `used` experts on `tokens` tokens in total."""
         return used * self.expert_fixed + tokens * self.expert_per_token
 
 
 @dataclass(frozen=True)
 class Inequality:
-    """One of (4) to (7): the computation on the left hides the transfers on the right."""
+    """One of inequalities (4) to (7): computation must take at least as long as transfers."""
 
     number: int
     what: str
@@ -61,22 +61,23 @@ class Inequality:
 
 @dataclass(frozen=True)
 class ExpertPopularity:
-    """How a layer's tokens spread over its experts: "we determine the length of each layer of Q
-    based on statistical data".
+    """Distribution of tokens over the experts of each layer.
+
+    It determines the length of Q (Klotski, section 7: "based on statistical data").
     """
 
     shares_LE: Floats
     """Probability that a token chooses an expert; each row adds up to top_k."""
     hot: int
-    """K."""
+    """K: number of hot experts."""
 
     @classmethod
     def even(cls, num_layers: int, num_experts: int, top_k: int, hot: int) -> "ExpertPopularity":
-        """Nothing is known: every expert alike, the most transfers that there can be."""
+        """Make a uniform distribution, which needs the most transfers."""
         return cls(np.full((num_layers, num_experts), top_k / num_experts), hot)
 
     def expected(self, tokens: int) -> "ExpectedActivation":
-        """What so many tokens use of a layer, mean over the layers."""
+        """Expected activation for a number of tokens, averaged over the layers."""
         ordered_LE = -np.sort(-self.shares_LE, axis=1)
         used_LE = 1 - (1 - np.minimum(ordered_LE, 1.0)) ** tokens
         hot, rest = slice(None, self.hot), slice(self.hot, None)
@@ -90,7 +91,7 @@ class ExpertPopularity:
 
 @dataclass(frozen=True)
 class ExpectedActivation:
-    """Experts of a layer that a group's step uses, and tokens on them; expected values."""
+    """Expected number of experts that a step of a group uses in a layer, and tokens on them."""
 
     hot: float
     hot_tokens: float
@@ -102,24 +103,26 @@ class ExpectedActivation:
 def make_inequalities(
     n: int, *, batch_size: int, costs: PlannerCosts, popularity: ExpertPopularity
 ) -> list[Inequality]:
-    """(4) to (7), section 7, of a decode step: one token of every row."""
+    """Evaluate inequalities (4) to (7) of Klotski, section 7, for a decode step."""
     used = popularity.expected(n * batch_size)
     hot, c, k = popularity.hot, costs, popularity.hot
     gates = n * (c.attention + c.gate)
     hot_compute = c.experts(used.hot, used.hot_tokens)
     others_compute = c.experts(used.others, used.other_tokens)
     return [
-        Inequality(4, "the gate is there when attention ends", n * c.attention, c.gate_io),
-        Inequality(5, "hot experts, when the gates end", gates, c.gate_io + hot * c.expert_io),
+        Inequality(4, "the gate has arrived when attention ends", n * c.attention, c.gate_io),
+        Inequality(
+            5, "hot experts have arrived when the gates end", gates, c.gate_io + hot * c.expert_io
+        ),
         Inequality(
             6,
-            "the first cold expert, when hot ones end",
+            "the first cold expert has arrived when hot ones end",
             gates + hot_compute,
             c.gate_io + (k + min(1.0, used.others)) * c.expert_io,
         ),
         Inequality(
             7,
-            "the next layer, when cold ones end",
+            "the next layer has arrived when cold ones end",
             gates + hot_compute + others_compute,
             c.gate_io + (k + used.others) * c.expert_io + c.attention_io,
         ),
@@ -128,19 +131,19 @@ def make_inequalities(
 
 @dataclass(frozen=True, kw_only=True)
 class KVDemand:
-    """What is to be run, in batches of which the largest come first."""
+    """KV-cache demand of the batches, the largest first."""
 
     batch_size: int
     num_batches: int
     kv_bytes: Callable[[int], int]
-    """Of the caches of the first so many batches, when their last tokens have come."""
+    """Bytes of the first n batches' caches at their final lengths, as a function of n."""
     working_bytes: int = 0
-    """Of caches that are beside the computation for a moment, where others are outside."""
+    """Bytes of the cache layers in use while the others are offloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupPlan:
-    """`n`, and why."""
+    """The group size and the reasons for it."""
 
     n: int
     smallest: int | None
@@ -148,11 +151,11 @@ class GroupPlan:
     fitting: int
     """The largest n whose caches fit."""
     inequalities: list[Inequality]
-    """At `n`."""
+    """Evaluated at `n`."""
     kv_bytes: int
-    """Of the group's caches."""
+    """Bytes of the group's KV caches."""
     offloaded_bytes: int
-    """Of these, beyond the budget."""
+    """Bytes of these beyond the budget."""
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,16 +174,22 @@ def plan_group(
     offloads: bool,
     asked: int | None = None,
 ) -> GroupPlan:
-    """The smallest n for which every inequality holds ("n should be set to the smallest integer
-    that satisfies the inequality group"), or the largest that memory and the input allow.
+    """Choose the group size.
+
+    It is the smallest n that satisfies every inequality (Klotski, section 7: "n should be set to
+    the smallest integer that satisfies the inequality group"), or the largest that memory and the
+    input allow.
 
     Args:
-        kv_budget: bytes.
-        offloads: caches beyond the budget go elsewhere.
-        asked: n as the user wants it.
+        demand: KV-cache bytes of the batches.
+        costs: measured times.
+        popularity: distribution of tokens over experts.
+        kv_budget: bytes for KV caches.
+        offloads: KV caches beyond the budget are offloaded.
+        asked: the user's n.
 
     Raises:
-        PlanError: caches would not fit; the message names what would.
+        PlanError: KV caches would not fit; the message names what would.
     """
     most = min(MAX_GROUP_SIZE, demand.num_batches)
     table = {
@@ -191,21 +200,21 @@ def plan_group(
     fitting = max_fitting_group(demand, kv_budget, max(most, asked or 1), offloads=offloads)
     if asked is not None and asked > fitting:
         raise PlanError(
-            f"n={asked} needs {demand.kv_bytes(asked)} bytes for its batches' caches and has "
-            f"{kv_budget}: n={fitting} fits, or kv_budget={demand.kv_bytes(asked)}, or offload "
-            "with kv_budget=SIZE and kv_offload=auto"
+            f"n={asked} needs {demand.kv_bytes(asked)} bytes for its KV caches, and kv_budget is "
+            f"{kv_budget}; use n={fitting}, kv_budget={demand.kv_bytes(asked)}, or offload with "
+            "kv_budget=SIZE and kv_offload=auto"
         )
     notes: list[str] = []
     wanted = min(smallest or MAX_GROUP_SIZE, most)
     n = asked or min(wanted, fitting)
     n = min(n, demand.num_batches)
     if asked is not None and asked != wanted:
-        notes.append(f"n={asked} as asked; the plan's is {wanted}")
+        notes.append(f"n={asked} as requested; the planner would choose {wanted}")
     if smallest is None:
         notes.append(f"no n up to {MAX_GROUP_SIZE} hides all transfers: the link is the bottleneck")
     elif n < smallest:
-        why = "of this input" if n == demand.num_batches else "fit in memory"
-        notes.append(f"{smallest} batches would hide all transfers, {n} {why}")
+        reason = "the input has" if n == demand.num_batches else "memory holds"
+        notes.append(f"{smallest} batches would hide all transfers; {reason} {n}")
     kv = demand.kv_bytes(n)
     return GroupPlan(
         n=n,
@@ -219,23 +228,23 @@ def plan_group(
 
 
 def max_fitting_group(demand: KVDemand, kv_budget: int, most: int, *, offloads: bool) -> int:
-    """The largest n up to `most` whose caches fit.
+    """Return the largest n up to `most` whose KV caches fit.
 
     Raises:
-        PlanError: not even one batch's do.
+        PlanError: not even one batch fits.
     """
     if offloads:
         if kv_budget < demand.working_bytes:
             raise PlanError(
-                f"kv_budget of {kv_budget} bytes is less than one layer's cache takes to work "
-                f"with; the least is kv_budget={demand.working_bytes}, or a smaller batch_size"
+                f"kv_budget of {kv_budget} bytes does not hold the working copies of one layer's "
+                f"cache; use at least kv_budget={demand.working_bytes}, or a smaller batch_size"
             )
         return most
     if demand.kv_bytes(1) > kv_budget:
         rows = max(1, demand.batch_size * kv_budget // max(1, demand.kv_bytes(1)))
         raise PlanError(
-            f"one batch's cache takes {demand.kv_bytes(1)} bytes and {kv_budget} are there: "
-            f"batch_size={rows} would fit, or kv_budget={demand.kv_bytes(1)}, or offload with "
+            f"one batch's KV cache takes {demand.kv_bytes(1)} bytes, and kv_budget is {kv_budget}; "
+            f"use batch_size={rows}, kv_budget={demand.kv_bytes(1)}, or offload with "
             "kv_budget=SIZE and kv_offload=auto"
         )
     return max(n for n in range(1, most + 1) if demand.kv_bytes(n) <= kv_budget)
@@ -243,7 +252,7 @@ def max_fitting_group(demand: KVDemand, kv_budget: int, most: int, *, offloads: 
 
 @dataclass(frozen=True)
 class MemorySplit:
-    """Memory for experts and for caches, in bytes (klotski 6.1)."""
+    """Bytes for experts and for KV caches (Klotski, section 6.1)."""
 
     experts: int
     caches: int
@@ -258,22 +267,28 @@ def split_memory(
     least_experts: int,
     asked: int | None = None,
 ) -> tuple[MemorySplit, GroupPlan]:
-    """Caches of the smallest n that hides transfers come first.
+    """Split memory between KV caches and experts.
 
-    What is left holds experts, which then need no transfer ("when there is ample free memory, it
-    can be further utilized to reduce some I/O").
+    The KV caches of the smallest n that hides transfers come first. The rest holds experts, which
+    then need no transfer (Klotski, section 6.1: "when there is ample free memory, it can be
+    further utilized to reduce some I/O").
 
     Args:
-        least_experts: bytes that the experts under way need.
+        memory: bytes to split.
+        demand: KV-cache bytes of the batches.
+        costs: measured times.
+        popularity: distribution of tokens over experts.
+        least_experts: bytes of the slots for experts in transfer.
+        asked: the user's n.
 
     Raises:
-        PlanError: the memory is less than one batch and its experts need, with that least.
+        PlanError: the memory does not hold one batch and its experts.
     """
     least = least_experts + demand.kv_bytes(1)
     if memory < least:
         raise PlanError(
-            f"memory of {memory} bytes is too small: experts under way need {least_experts}, one "
-            f"batch's cache {demand.kv_bytes(1)}; the least is memory={least}, or a smaller "
+            f"memory of {memory} bytes is too small: experts in transfer need {least_experts}, one "
+            f"batch's KV cache {demand.kv_bytes(1)}; the least is memory={least}, or use a smaller "
             "batch_size"
         )
     made = plan_group(
@@ -288,6 +303,6 @@ def split_memory(
 
 
 def cumulative_bytes(per_batch: Sequence[int]) -> Callable[[int], int]:
-    """From n to the bytes of the first n batches' caches."""
+    """Make the function from n to the bytes of the first n batches' caches."""
     sums = np.concatenate([[0], np.cumsum(per_batch)])
     return lambda n: int(sums[min(n, len(per_batch))])

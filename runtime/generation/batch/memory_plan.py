@@ -1,4 +1,4 @@
-"""A plan for a loaded model and its batches: what was measured, what fits, and the caches' room."""
+"""Plan the group size and the memory of experts and KV caches for a batch run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,25 +34,25 @@ from runtime.generation.kv.manager import WORKING_COPIES, KVCacheManager
 from runtime.store.base import decoded_bytes, slot_bytes
 
 FREE_MEMORY_SHARE = 0.75
-"""Of the memory that is free, what caches take unless told: the rest is the user's."""
+"""Share of free memory that KV caches take by default; the rest is left to the user."""
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a run goes by."""
+    """A group plan with the measurements behind it."""
 
     plan: GroupPlan
     measured: CostProfile
     was_known: bool
-    """Measured by an earlier run."""
+    """True if the costs were measured by an earlier run."""
     kv_budget: int
-    """Bytes for caches beside the computation."""
+    """Bytes for KV caches in the memory that computes."""
 
 
 def kv_demand(
     model: PreTrainedModel, batches: Sequence[Batch], found: CostProfile, config: GroupConfig
 ) -> KVDemand:
-    """What the batches' caches take."""
+    """Compute the bytes that the batches' KV caches need."""
     num_layers = max(1, model.config.get_text_config().num_hidden_layers)
 
     def size(batch: Batch) -> int:
@@ -72,7 +72,7 @@ def kv_demand(
 
 
 def expert_popularity(model: PreTrainedModel) -> ExpertPopularity:
-    """As the correlation table has counted so far; even where there is none."""
+    """Return the popularity counted by the correlation table, or uniform without one."""
     spec = model.moecast.spec
     predictor = model.moecast.engine.driver.predictor
     hot = spec.top_k
@@ -84,14 +84,14 @@ def expert_popularity(model: PreTrainedModel) -> ExpertPopularity:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Where caches are beside the computation."""
+    """Free bytes of the memory that computes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory_bytes()
 
 
 def parse_kv_budget(config: GroupConfig, device: torch.device) -> int:
-    """Bytes for caches: as asked for, or a share of what is free."""
+    """Bytes for KV caches: the configured budget, or a share of free memory."""
     if config.kv_budget is None:
         return int(FREE_MEMORY_SHARE * free_bytes(device))
     return parse_size(config.kv_budget, name="kv_budget")
@@ -100,10 +100,10 @@ def parse_kv_budget(config: GroupConfig, device: torch.device) -> int:
 def plan_batches(
     model: PreTrainedModel, batches: Sequence[Batch], config: GroupConfig, *, store: StoreConfig
 ) -> PlannedRun:
-    """Measures, or recalls what was measured, and solves.
+    """Measure this machine, or load an earlier measurement, and plan.
 
     Raises:
-        PlanError: caches would not fit.
+        PlanError: KV caches would not fit.
     """
     found, was_known = load_or_measure(model, batches[0], store=store, again=config.measure_again)
     budget = parse_kv_budget(config, model.device)
@@ -119,10 +119,10 @@ def plan_batches(
 
 
 def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) -> KVCacheFactory:
-    """The caches that the settings ask for.
+    """Make the KV cache factory for the settings.
 
     Raises:
-        PlanError: the model keeps something else than all tokens' keys and values.
+        PlanError: the model's layers do not keep the keys and values of all tokens.
     """
     if config.window:
         return SinkCacheFactory(model, sinks=config.sinks, window=config.window)
@@ -133,12 +133,13 @@ def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) 
 
 
 BUFFERS = 16
-"""Experts under way that a step computes from, as in configs/system/klotski.yaml."""
+"""Slots for experts in transfer, as in configs/system/klotski.yaml."""
 
 
 def with_whole_layer_buffers(system: SystemConfig) -> SystemConfig:
-    """The system with buffers for a whole layer, where it has buffers beside a fixed set: then
-    nothing that a group has asked for is pushed out before it is used, and read again.
+    """Give a system with a fixed set of experts buffers for a whole layer.
+
+    No expert that a group has requested is then evicted before it is used.
     """
     if system.eviction != "static":
         return system
@@ -147,14 +148,14 @@ def with_whole_layer_buffers(system: SystemConfig) -> SystemConfig:
 
 
 def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTrainedModel, PlannedRun]:
-    """The model and the plan.
+    """Load the model and plan the run.
 
-    With `memory` the model is loaded twice: with half of it, to be measured; then with what the
-    plan leaves for its experts.
+    With `memory` the model is loaded twice: with half of it to measure, then with the share that
+    the plan gives to experts.
 
     Raises:
-        PlanError: caches would not fit.
-        BudgetError: the memory does not hold one step's experts.
+        PlanError: KV caches would not fit.
+        BudgetError: the memory does not hold the experts of one step.
     """
     config = replace(config, system=with_whole_layer_buffers(config.system))
     if config.memory is None:
@@ -175,11 +176,11 @@ def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTraine
             asked=config.asked_n,
         )
     note = (
-        f"memory divided: {division.experts / MIB:.1f} MiB for experts, "
-        f"{division.caches / MIB:.1f} MiB for caches"
+        f"memory split: {division.experts / MIB:.1f} MiB for experts, "
+        f"{division.caches / MIB:.1f} MiB for KV caches"
     )
     made = replace(made, notes=[*made.notes, note])
-    # Of caches that Transformers makes no byte is counted: the plan is what keeps them in.
+    # Nothing counts the bytes of Transformers' own caches: the plan alone keeps them within memory.
     return (
         load_served(replace(config, memory=None), budget=division.experts),
         PlannedRun(made, found, was_known, division.caches),
@@ -187,14 +188,14 @@ def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTraine
 
 
 def _least_expert_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the experts under way."""
+    """Bytes of the slots for experts in transfer."""
     store, spec = model.moecast.engine.store, model.moecast.spec
     slots = min(max(BUFFERS, spec.top_k + 1), spec.num_layers * spec.num_experts)
     return slots * slot_bytes(store) + store.scratch_bytes + decoded_bytes(store)
 
 
 def _plan_or_close(model: PreTrainedModel, batches: list[Batch], config: BatchConfig) -> PlannedRun:
-    """The plan; where there is none the model is closed."""
+    """Plan, and close the model if that fails."""
     try:
         return plan_batches(model, batches, config, store=config.store)
     except BaseException:

@@ -1,4 +1,7 @@
-"""One batch: the model's own `generate`, and each row's answer as soon as the row has ended."""
+"""Run groups of micro-batches in lockstep and report each row as soon as it ends.
+
+A group holds `n` batches at a time (Klotski, section 5); the next batch starts when one has ended.
+"""
 
 import logging
 from collections import deque
@@ -25,17 +28,18 @@ OnRowEnd = Callable[[BatchPrompt, list[int], str], None]
 
 
 class RowStoppingCriteria(StoppingCriteria):
-    """Ends each row at its own limit, and tells of every row that has ended, while others go on.
+    """Ends each row at its own limit and reports it while the others continue.
 
     Args:
         ends: the model's end-of-text tokens.
+        ended: receives each row that has ended.
     """
 
     def __init__(self, batch: Batch, ends: Collection[int], ended: OnRowEnd):
         self._batch = batch
         self._ends = frozenset(ends)
-        # Under this name Transformers finds out that rows may end before the others: it then puts
-        # padding behind them.
+        # Transformers looks for an attribute of this name to learn that rows may end early: it
+        # then pads them.
         self.eos_token_id = sorted(self._ends)
         self._ended = ended
         self._start: int | None = None
@@ -71,7 +75,7 @@ def generate_batch(
     ended: OnRowEnd,
     temperature: float = 0.0,
 ) -> None:
-    """Continues the batch's rows until the last has ended."""
+    """Generate with the model's own `generate` until the last row has ended."""
     is_decoder = not model.config.is_encoder_decoder
     tokens_BT, mask_BT = pad_batch(
         [prompt.tokens for prompt in batch], pad_token_id(model), left=is_decoder
@@ -101,20 +105,20 @@ def generate_batch(
 log = logging.getLogger(__name__)
 
 SEED_STRIDE = 1_000_003
-"""Between the seeds of two runs: each batch draws by a seed of its own."""
+"""Distance between the seeds of two runs: every batch has its own seed."""
 
 
 @dataclass
 class BatchRunSummary:
-    """What a run of batches came to."""
+    """Counts of a batch run."""
 
     num_steps: int = 0
     num_rows: int = 0
     """Results emitted."""
     num_tokens: int = 0
-    """New ones of these."""
+    """New tokens of these."""
     failed: list[tuple[Batch, str]] = field(default_factory=list)
-    """Batches that ended in an error of a transfer, and which."""
+    """Batches that ended in a transfer error, with its message."""
 
 
 def run_micro_batches(
@@ -129,10 +133,14 @@ def run_micro_batches(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> BatchRunSummary:
-    """Runs all batches of which a row is not in `done`, and emits the other rows as they end.
+    """Run all batches with a row that is not in `done` and emit these rows as they end.
 
-    A batch runs whole, so that its rows have the bits that they have without an interruption.
-    A batch whose transfers fail is left out, the others go on.
+    A batch always runs with all its rows, so that a resumed run produces the same bits. A batch
+    whose transfers fail is skipped; the others continue.
+
+    Args:
+        n: batches that run at a time.
+        text: decodes new tokens; None for results without text.
     """
     ran = BatchRunSummary()
 
@@ -153,14 +161,14 @@ def run_micro_batches(
         while waiting or living:
             while waiting and len(living) < n:
                 place, batch = waiting.popleft()
-                # Random numbers of its own take time at every stop: only who draws any has them.
+                # Swapping random states costs time at every switch: only sampling needs it.
                 own = seed * SEED_STRIDE + place if temperature > 0 else None
                 member = group.start(_run(model, batch, caches, ended, temperature), seed=own)
                 living[member] = batch
             for member in group.step():
                 batch = living.pop(member)
                 if isinstance(member.error, TransferError):
-                    log.error("a batch of %d prompts is left out: %s", len(batch), member.error)
+                    log.error("skipping a batch of %d prompts: %s", len(batch), member.error)
                     ran.failed.append((batch, str(member.error)))
                 elif member.error is not None:
                     raise member.error

@@ -1,4 +1,4 @@
-"""From lines of a file, or from Python, to prompts as token ids; every fault names its line."""
+"""Parse prompts from JSON lines or Python values into token ids; errors name the line."""
 
 import hashlib
 import json
@@ -16,14 +16,14 @@ from runtime.hf.tokens import context_length
 
 KEYS = ("id", "prompt", "messages", "tokens", "max_new_tokens")
 KINDS = ("prompt", "messages", "tokens")
-"""Of these a line has exactly one."""
+"""Each line has exactly one of these."""
 
 PromptId = str | int
 
 
 @dataclass(frozen=True)
 class BatchPrompt:
-    """What is to be continued."""
+    """Token ids to continue."""
 
     id: PromptId
     tokens: tuple[int, ...]
@@ -32,25 +32,25 @@ class BatchPrompt:
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Turns what users write into token ids, and knows what the model takes."""
+    """Encodes text and messages for one model and knows its limits."""
 
     of_text: Callable[[str], list[int]]
     of_messages: Callable[[Sequence[Mapping[str, str]]], list[int]]
     vocabulary: int
-    """Ids are below."""
+    """Number of token ids."""
     context: int | None = None
-    """Prompt and answer together, in tokens; None: the model names no limit."""
+    """Most tokens of prompt and answer together; None: the model names no limit."""
 
 
 def read_prompts(
     path: Path, encoder: PromptEncoder, *, max_new_tokens: int
 ) -> tuple[list[BatchPrompt], str]:
-    """The file's prompts in its order, and its sha256.
+    """Read the file's prompts in order; also returns its sha256.
 
-    A line without an `id` has its number, from 1 on; blank lines are passed over.
+    The id of a line without `id` is its number, from 1; blank lines are skipped.
 
     Raises:
-        InputError: there is no such file, or a line is no prompt: which, and why.
+        PromptFileError: the file does not exist, or a line is not a valid prompt.
     """
     try:
         raw = path.read_bytes()
@@ -67,17 +67,19 @@ def read_prompts(
     )
     found = _parse_entries(entries, encoder, max_new_tokens=max_new_tokens)
     if not found:
-        raise PromptFileError(f"input={path}: no prompt in it; write one JSON object a line")
+        raise PromptFileError(f"input={path}: contains no prompt; write one JSON object per line")
     return found, hashlib.sha256(raw).hexdigest()
 
 
 def parse_prompts(
     prompts: Iterable[Any], encoder: PromptEncoder, *, max_new_tokens: int
 ) -> list[BatchPrompt]:
-    """Texts, lists of token ids, lists of messages, or mappings as in a file; numbered from 0.
+    """Parse texts, lists of token ids, lists of messages, or mappings as in a file.
+
+    The id of a prompt without `id` is its index.
 
     Raises:
-        InputError: one of them is none of these.
+        PromptFileError: a prompt is none of these.
     """
     entries = ((f"prompts[{place}]", place, _as_entry(one)) for place, one in enumerate(prompts))
     return _parse_entries(entries, encoder, max_new_tokens=max_new_tokens)
@@ -98,7 +100,7 @@ def _parse_line(path: Path, number: int, line: bytes) -> Any:
         return json.loads(line)
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both
         raise PromptFileError(
-            f"{path}, line {number}: not JSON ({error}); write one object a line, such as "
+            f"{path}, line {number}: not JSON ({error}); write one object per line, such as "
             '{"prompt": "Once upon a time"}'
         ) from error
 
@@ -112,8 +114,7 @@ def _parse_entries(
         prompt = _parse_entry(where, number, entry, encoder, max_new_tokens)
         if prompt.id in seen:
             raise PromptFileError(
-                f"{where}: id {prompt.id!r} is that of {seen[prompt.id]} too; give "
-                "every prompt an id of its own"
+                f"{where}: id {prompt.id!r} is already used by {seen[prompt.id]}; make ids unique"
             )
         seen[prompt.id] = where
         found.append(prompt)
@@ -125,7 +126,7 @@ def _parse_entry(
 ) -> BatchPrompt:
     if not isinstance(entry, Mapping):
         raise PromptFileError(
-            f"{where}: a {type(entry).__name__} is no prompt; write a JSON object"
+            f"{where}: a {type(entry).__name__} is not a prompt; write a JSON object"
         )
     unknown = [key for key in entry if key not in KEYS]
     if unknown:
@@ -138,11 +139,11 @@ def _parse_entry(
     limit = entry.get("max_new_tokens", max_new_tokens)
     if not is_integer(limit) or limit < 1:
         raise PromptFileError(
-            f"{where}: max_new_tokens is {limit!r}; it must be a number, at least 1"
+            f"{where}: max_new_tokens is {limit!r}; it must be a positive integer"
         )
     own = entry.get("id", number)
     if not (isinstance(own, str) or is_integer(own)):
-        raise PromptFileError(f"{where}: id is {own!r}; it must be a text or a whole number")
+        raise PromptFileError(f"{where}: id is {own!r}; it must be a string or an integer")
     tokens = _parse_tokens(where, kinds[0], entry[kinds[0]], encoder)
     if encoder.context is not None and len(tokens) + limit > encoder.context:
         raise PromptFileError(
@@ -153,7 +154,7 @@ def _parse_entry(
 
 
 def is_integer(value: Any) -> bool:
-    """A number without a fraction; `true` is none."""
+    """True for an `int` that is not a `bool`."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -167,16 +168,16 @@ def _parse_tokens(where: str, kind: str, value: Any, encoder: PromptEncoder) -> 
             )
     elif kind == "prompt":
         if not isinstance(value, str):
-            raise PromptFileError(f"{where}: prompt must be a text, not a {type(value).__name__}")
+            raise PromptFileError(f"{where}: prompt must be a string, not a {type(value).__name__}")
         tokens = _encode(where, lambda: encoder.of_text(value))
     else:
         if not isinstance(value, Sequence) or not all(map(_is_message, value)):
             raise PromptFileError(
-                f'{where}: messages must be a list of {{"role": ..., "content": ...}}, both texts'
+                f'{where}: messages must be a list of {{"role": ..., "content": ...}}, both strings'
             )
         tokens = _encode(where, lambda: encoder.of_messages(value))
     if not tokens:
-        raise PromptFileError(f"{where}: {kind} has no tokens; there is nothing to continue")
+        raise PromptFileError(f"{where}: {kind} has no tokens to continue")
     return list(tokens)
 
 
@@ -199,7 +200,10 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "voc
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """None where the folder has none: prompts are then token ids, and results have no text."""
+    """Load the folder's tokenizer.
+
+    None without one: prompts are then token ids, and results have no text.
+    """
     if not any((folder / name).is_file() for name in TOKENIZERS):
         return None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -208,7 +212,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
 def make_prompt_encoder(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> PromptEncoder:
-    """How prompts for a model of this configuration are read."""
+    """Make the encoder for a model with this configuration."""
     text = config.get_text_config()
     return PromptEncoder(
         of_text=_refuse_text
@@ -221,11 +225,11 @@ def make_prompt_encoder(
 
 
 def make_decoder(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[list[int]], str] | None:
-    """From new tokens to text."""
+    """Make the function that decodes new tokens, or None without a tokenizer."""
     if tokenizer is None:
         return None
     return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def _refuse_text(_: object) -> NoReturn:
-    raise PromptFileError("this model has no tokenizer; give token ids, `tokens`")
+    raise PromptFileError("this model has no tokenizer; give token ids as `tokens`")

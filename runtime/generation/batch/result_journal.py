@@ -1,8 +1,8 @@
-"""The file of results: a line as each prompt ends, and nothing lost or doubled by a kill.
+"""The results file: one line per finished prompt; a killed run loses and repeats nothing.
 
-A line is written by one call at the file's end. A kill can tear the last one, which the next run
-takes back and computes again. Beside the file `OUTPUT.settings.json` says what the results are of;
-another input or other settings are refused.
+Each line is appended by one write. A kill can leave a partial last line, which the next run
+truncates and computes again. `OUTPUT.settings.json` next to the file records the input and the
+settings; a run with others is refused.
 """
 
 import fcntl
@@ -23,34 +23,35 @@ from runtime.generation.batch.prompts import PromptId, is_integer
 
 FORMAT = 1
 SYNC_SECONDS = 1.0
-"""Between two fsyncs, with `fsync=second`."""
+"""Seconds between two fsyncs with `fsync=second`."""
 KEYS = {"id", "text", "tokens", "finish_reason"}
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """How a prompt was continued."""
+    """The continuation of one prompt."""
 
     id: PromptId
     text: str | None
     """None: the model has no tokenizer."""
     tokens: list[int]
-    """New ones, with that which ended it."""
+    """New tokens, including the one that ended it."""
     finish_reason: str
     """stop: an end-of-text token; length: `max_new_tokens`."""
 
 
 class ResultJournal:
-    """Appends results; a context manager. One process at a time: the file is locked.
+    """Appends results; a context manager. The file is locked: one process at a time.
 
     Args:
-        settings: all that results depend on; plain values.
+        settings: everything that results depend on, as plain values.
         known: ids of the input.
-        overwrite: drop what another run, or this one, left.
+        fsync: when results are flushed.
+        overwrite: delete existing results.
 
     Raises:
-        OutputError: the results there are of another input or other settings, damaged, or
-            being written by another process; or nothing can be written there.
+        ResultFileError: existing results have another input or other settings, are damaged, or
+            are being written by another process; or the file cannot be written.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class ResultJournal:
         self.path = path
         self._fsync = fsync
         self._synced = time.monotonic()
-        # As JSON would give it back, so that it can be compared.
+        # A JSON round trip makes it comparable with the stored settings.
         self._settings = json.loads(json.dumps({"format": FORMAT, **settings}))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,7 @@ class ResultJournal:
             raise ResultFileError(f"output={path}: {error.strerror}; give another file") from error
         try:
             if not stat.S_ISREG(os.fstat(self._handle).st_mode):
-                raise ResultFileError(f"output={path} is no file that can be carried on; give one")
+                raise ResultFileError(f"output={path} is not a regular file; give another path")
             self._lock()
             if overwrite:
                 os.ftruncate(self._handle, 0)
@@ -86,7 +87,7 @@ class ResultJournal:
 
     @property
     def settings_path(self) -> Path:
-        """Beside the results: what they are of."""
+        """Path of the settings that the results belong to."""
         return self.path.with_name(f"{self.path.name}.settings.json")
 
     def _lock(self) -> None:
@@ -94,8 +95,7 @@ class ResultJournal:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ResultFileError(
-                f"output={self.path}: another process is writing it; wait for it, or give another "
-                "file"
+                f"output={self.path}: another process is writing it; wait, or give another file"
             ) from error
 
     def _continue(self, known: Collection[PromptId]) -> dict[PromptId, None]:
@@ -103,10 +103,10 @@ class ResultJournal:
         if not self.settings_path.is_file():
             if raw:
                 raise ResultFileError(
-                    f"output={self.path} holds something already, and no {self.settings_path.name} "
-                    "says of what; give another file, or overwrite=true to drop it"
+                    f"output={self.path} is not empty and has no {self.settings_path.name}; give "
+                    "another file, or overwrite=true to delete its content"
                 )
-            # Before the first result: no result is ever without it.
+            # Written before the first result, so that no result exists without settings.
             write_json(self.settings_path, self._settings)
             sync_folder(self.path.parent)
             return {}
@@ -122,19 +122,20 @@ class ResultJournal:
             there = json.loads(self.settings_path.read_bytes())
         except ValueError as error:
             raise ResultFileError(
-                f"{self.settings_path} is damaged ({error}); overwrite=true starts again"
+                f"{self.settings_path} is damaged ({error}); start again with overwrite=true"
             ) from error
         for key in sorted({*there, *self._settings}):
             if there.get(key) != self._settings.get(key):
                 raise ResultFileError(
                     f"output={self.path} holds results of another run: {key} was "
                     f"{there.get(key)!r} and is {self._settings.get(key)!r}; give another output, "
-                    "the settings of that run, or overwrite=true to drop its results"
+                    "the settings of that run, or overwrite=true to delete its results"
                 )
 
     def _whole(self, raw: bytes, known: Collection[PromptId]) -> tuple[dict[PromptId, None], int]:
-        """Ids of the lines that are whole, and how many bytes these are: a power cut can leave
-        more than one torn line at the end, but none before a whole one.
+        """Return the ids of the complete lines and the bytes that these take.
+
+        A power cut can leave several partial lines at the end, but none before a complete one.
         """
         done: dict[PromptId, None] = {}
         length = position = 0
@@ -147,24 +148,24 @@ class ResultJournal:
                 continue
             if torn is not None:
                 raise ResultFileError(
-                    f"output={self.path}, line {torn}: damaged, and whole results follow; give "
-                    "another file, or overwrite=true to start again"
+                    f"output={self.path}, line {torn}: damaged, and complete results follow; give "
+                    "another file, or start again with overwrite=true"
                 )
             if found not in known or found in done:
-                what = "twice" if found in done else "but not of the input"
+                fault = "appears twice" if found in done else "is not an id of the input"
                 raise ResultFileError(
-                    f"output={self.path}, line {number}: id {found!r} is there {what}: somebody "
-                    "else wrote it; give another file, or overwrite=true to start again"
+                    f"output={self.path}, line {number}: id {found!r} {fault}: another program "
+                    "wrote it; give another file, or start again with overwrite=true"
                 )
             done[found] = None
             length = position
         return done, length
 
     def append(self, result: BatchResult) -> None:
-        """Writes one line.
+        """Append one line.
 
         Raises:
-            OutputError: it cannot be written: what was written of it is taken back.
+            ResultFileError: the line cannot be written; a partial line is truncated.
         """
         assert result.id not in self.done, result.id
         line = _line(result)
@@ -176,8 +177,8 @@ class ResultJournal:
         except OSError as error:
             os.ftruncate(self._handle, size)
             raise ResultFileError(
-                f"output={self.path}: {error.strerror}; make room and run the same command again: "
-                "it carries on"
+                f"output={self.path}: {error.strerror}; free space and run the same "
+                "command again to resume"
             ) from error
         self.done[result.id] = None
         now = time.monotonic()
@@ -188,7 +189,7 @@ class ResultJournal:
             self._synced = now
 
     def close(self) -> None:
-        """Everything written outlasts a power cut; the file is free for others."""
+        """Flush the results and unlock the file."""
         os.fsync(self._handle)
         os.close(self._handle)
 
@@ -208,12 +209,12 @@ def _line(result: BatchResult) -> bytes:
     text = json.dumps(asdict(result), ensure_ascii=False) + "\n"
     try:
         return text.encode()
-    except UnicodeEncodeError:  # an id with half a surrogate pair: JSON has a word for it
+    except UnicodeEncodeError:  # an id with half a surrogate pair, which JSON can escape
         return (json.dumps(asdict(result)) + "\n").encode()
 
 
 def _id_of(line: bytes) -> PromptId | None:
-    """The id of a whole result; None for what is none."""
+    """Return the id of a complete result, else None."""
     try:
         found = json.loads(line)
     except ValueError:

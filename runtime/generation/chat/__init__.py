@@ -1,1 +1,1 @@
-"""A conversation in the terminal: `python -m runtime chat`."""
+"""Chat in the terminal: `python -m runtime chat`."""

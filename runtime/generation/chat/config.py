@@ -1,4 +1,4 @@
-"""What `python -m runtime chat` can be told."""
+"""Settings of `python -m runtime chat`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +9,20 @@ from runtime.config import ServedConfig
 
 @dataclass(kw_only=True)
 class ChatConfig(ServedConfig):
+    """A chat in the terminal."""
+
     budget: str = "50%"
     """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
     system_prompt: str | None = None
-    """What the model is told before the conversation."""
+    """System prompt of the conversation."""
     max_new_tokens: int = 512
-    """Tokens of an answer at most."""
+    """Most tokens of an answer."""
     temperature: float = 0.7
     """0: greedy; above: sampled, by `seed`."""
     top_p: float = 0.95
-    """Sample from the likeliest tokens that have this share of the probability together."""
+    """Sample from the most likely tokens that together have this probability."""
     chat_template: Path | None = None
-    """File with a chat template (Jinja) in place of the tokenizer's; without either, turns are
+    """File with a chat template (Jinja) that replaces the tokenizer's; without either, turns are
     written as plain text."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What was said so far, and what of it still fits the model."""
+"""The messages of a chat, cut to the model's context."""
 
 from dataclasses import dataclass, field
 
@@ -8,45 +8,48 @@ from runtime.errors import ChatError
 from runtime.generation.chat_template import Message, render
 
 SHARE_FOR_ANSWER = 4
-"""Old turns leave when less than this part of the context (a quarter) is left for the answer."""
+"""Old messages are dropped when less than 1/4 of the context is left for the answer."""
 
 
 @dataclass(frozen=True)
 class ChatPrompt:
+    """Token ids of the conversation and the limits for its answer."""
+
     tokens: list[int]
     num_dropped: int
-    """Messages that left the conversation for this one to fit."""
+    """Messages dropped to make this prompt fit."""
     room: int | None
-    """Tokens that the answer may have; None: the model has no longest sequence."""
+    """Most tokens of the answer; None: the model names no limit."""
 
 
 @dataclass
 class Conversation:
-    """Messages in turn: the user's, the assistant's, and so on."""
+    """Alternating messages of user and assistant."""
 
     tokenizer: PreTrainedTokenizerBase
     context: int | None
-    """Tokens of prompt and answer together, at most; None: no limit."""
+    """Most tokens of prompt and answer together; None: no limit."""
     max_new_tokens: int
     system_prompt: str | None = None
     messages: list[Message] = field(default_factory=list)
 
-    def say(self, role: str, content: str) -> None:
+    def append(self, role: str, content: str) -> None:
+        """Add a message."""
         self.messages.append({"role": role, "content": content})
 
-    def take_back(self) -> None:
-        """The last message was never said."""
+    def remove_last(self) -> None:
+        """Remove the last message."""
         self.messages.pop()
 
     def reset(self) -> None:
-        """Forgets all but the system prompt."""
+        """Remove all messages but the system prompt."""
         self.messages.clear()
 
     def prompt(self) -> ChatPrompt:
-        """Up to where the next answer begins.
+        """Render the conversation up to where the next answer begins.
 
-        The oldest exchanges are dropped for good if the context has no room for them and the
-        answer, the system prompt stays.
+        The oldest messages are dropped for good if they do not fit the context together with the
+        answer; the system prompt stays.
 
         Raises:
             ChatError: the last message alone does not fit, or the template refuses the messages;
@@ -78,6 +81,6 @@ class Conversation:
 
 
 def _next_turn(messages: list[Message]) -> int | None:
-    """Where the second of the user's messages is; None if there is one only."""
-    places = [place for place, one in enumerate(messages) if one["role"] == "user"]
-    return places[1] if len(places) > 1 else None
+    """Index of the user's second message; None if there is only one."""
+    indices = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    return indices[1] if len(indices) > 1 else None

@@ -1,4 +1,4 @@
-"""One answer, told as it is generated, stopped by Ctrl-C."""
+"""Generate a chat answer, stream its text and stop at Ctrl-C."""
 
 import time
 from collections.abc import Callable
@@ -16,25 +16,27 @@ from runtime.serving.choice import Listener
 
 @dataclass
 class ChatAnswer:
+    """An answer and its timing."""
+
     text: str = ""
     num_tokens: int = 0
     seconds: float = 0.0
-    """From asking to the last token."""
+    """Seconds from the prompt to the last token."""
     first_token_seconds: float | None = None
     ended: bool = False
-    """The model ended it, and neither its length nor Ctrl-C."""
+    """True if the model ended it, rather than the token limit or Ctrl-C."""
     interrupted: bool = False
 
     @property
     def tokens_per_second(self) -> float | None:
-        """After the first token, whose time is the prompt's."""
+        """Decode throughput: tokens after the first, whose time is the prefill's."""
         if self.first_token_seconds is None or self.num_tokens < 2:
             return None
         return (self.num_tokens - 1) / (self.seconds - self.first_token_seconds)
 
 
 class ChatGenerator:
-    """Generates with one model; `tell` hears each piece of text as soon as it is whole."""
+    """Generates answers with one model and passes complete pieces of text to `on_text`."""
 
     def __init__(
         self,
@@ -44,7 +46,7 @@ class ChatGenerator:
         end_of_turn: EndOfTurn,
         temperature: float,
         top_p: float,
-        tell: Callable[[str], None],
+        on_text: Callable[[str], None],
     ):
         self._model = model
         self._tokenizer = tokenizer
@@ -56,31 +58,31 @@ class ChatGenerator:
                 "do_sample": True,
                 "temperature": temperature,
                 "top_p": top_p,
-                # Left out, it would be 50 for models whose makers recommend none.
+                # The default would be 50 for models whose generation config names none.
                 "top_k": model.generation_config.top_k or 0,
             }
-        self._tell = tell
+        self._on_text = on_text
 
     def answer(self, prompt: list[int], *, max_new_tokens: int) -> ChatAnswer:
-        """Generate the answer to a prompt, and report its text as it grows.
+        """Generate the answer to a prompt and stream its text.
 
         Raises:
-            TransferError: bytes of an expert did not arrive; the model serves on.
+            TransferError: bytes of an expert did not arrive; the model remains usable.
         """
-        said, pieces = ChatAnswer(), Detokenizer(self._tokenizer)
-        stops = StopStringMatcher(self._strings)
+        answer, detokenizer = ChatAnswer(), Detokenizer(self._tokenizer)
+        stop_strings = StopStringMatcher(self._strings)
         start = time.perf_counter()
 
-        def hear(token: int) -> bool:
-            said.num_tokens += 1
-            said.seconds = time.perf_counter() - start
-            said.first_token_seconds = said.first_token_seconds or said.seconds
+        def on_token(token: int) -> bool:
+            answer.num_tokens += 1
+            answer.seconds = time.perf_counter() - start
+            answer.first_token_seconds = answer.first_token_seconds or answer.seconds
             if token in self._end_ids:
-                said.ended = True
+                answer.ended = True
             else:
-                self._add(said, stops.push(pieces.push(token)))
-                said.ended = stops.is_hit
-            return said.ended
+                self._add(answer, stop_strings.push(detokenizer.push(token)))
+                answer.ended = stop_strings.is_hit
+            return answer.ended
 
         inputs = torch.tensor([prompt], device=self._model.device)
         end_ids = sorted(self._end_ids) or None
@@ -91,16 +93,16 @@ class ChatGenerator:
                 max_new_tokens=max_new_tokens,
                 eos_token_id=end_ids,
                 pad_token_id=end_ids[0] if end_ids else 0,
-                stopping_criteria=StoppingCriteriaList([Listener(hear)]),
+                stopping_criteria=StoppingCriteriaList([Listener(on_token)]),
                 **self._sampling,
             )
         except KeyboardInterrupt:
-            said.interrupted = True
-        if not stops.is_hit:
-            self._add(said, stops.push(pieces.end()) + stops.end())
-        return said
+            answer.interrupted = True
+        if not stop_strings.is_hit:
+            self._add(answer, stop_strings.push(detokenizer.end()) + stop_strings.end())
+        return answer
 
-    def _add(self, said: ChatAnswer, text: str) -> None:
+    def _add(self, answer: ChatAnswer, text: str) -> None:
         if text:
-            said.text += text
-            self._tell(text)
+            answer.text += text
+            self._on_text(text)

@@ -1,1 +1,1 @@
-"""Caches of keys and values: kept, offloaded beyond a budget, or cut to sinks and a window."""
+"""KV caches: Transformers' own, offloaded beyond a budget, or cut to sinks and a window."""

@@ -1,4 +1,4 @@
-"""The cache that a batch generates with: Transformers' own, one with a budget, or one of sinks."""
+"""KV caches for batches: Transformers' own, with a memory budget, or sinks and a window."""
 
 from functools import partial
 from pathlib import Path
@@ -17,49 +17,54 @@ from runtime.generation.kv.offloaded_layer import OffloadedCacheLayer
 
 
 class KVCacheFactory(Protocol):
-    """Makes a cache for each batch."""
+    """Makes a KV cache for each batch."""
 
     def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache | None:
-        """`padding_B`: columns of padding on the left of each row; None: Transformers' own."""
+        """Make a cache; None for Transformers' own.
+
+        Args:
+            padding_B: columns of padding on the left of each row.
+            max_cache_length: tokens per row when the last row ends.
+        """
         ...
 
     def end(self, cache: Cache | None) -> None:
-        """The batch is over."""
+        """Free the cache of a batch that has ended."""
         ...
 
     def close(self) -> None:
-        """No more batches."""
+        """Free what the factory itself holds."""
         ...
 
 
 class PlainCacheFactory:
-    """Transformers' own caches, which nobody counts."""
+    """Transformers' own caches, without a budget."""
 
     def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache | None:
         del padding_B, max_cache_length
         return None
 
     def end(self, cache: Cache | None) -> None:
-        """The garbage collector's."""
+        """Do nothing: `generate` owns the cache."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to free."""
 
 
 class BudgetedCacheFactory:
-    """Caches of a group within a budget.
+    """KV caches of a group within a memory budget.
 
     Raises:
-        PlanError: the model keeps something else than all tokens' keys and values.
+        PlanError: the model's layers do not keep the keys and values of all tokens.
     """
 
-    def __init__(self, model: PreTrainedModel, room: KVCacheManager):
+    def __init__(self, model: PreTrainedModel, manager: KVCacheManager):
         self._num_layers = count_full_layers(model, "kv_budget")
-        self._room = room
+        self._manager = manager
 
     def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache:
         del padding_B
-        make = partial(OffloadedCacheLayer, self._room, max_cache_length=max_cache_length)
+        make = partial(OffloadedCacheLayer, self._manager, max_cache_length=max_cache_length)
         return Cache(layers=[make() for _ in range(self._num_layers)])
 
     def end(self, cache: Cache | None) -> None:
@@ -67,14 +72,14 @@ class BudgetedCacheFactory:
             layer.close()
 
     def close(self) -> None:
-        self._room.close()
+        self._manager.close()
 
 
 class SinkCacheFactory:
-    """Caches of sinks and a window.
+    """KV caches of the first tokens (sinks) and a window of last ones.
 
     Raises:
-        PlanError: the model keeps something else than all tokens' keys and values.
+        PlanError: the model's layers do not keep the keys and values of all tokens.
     """
 
     def __init__(self, model: PreTrainedModel, *, sinks: int, window: int):
@@ -92,14 +97,14 @@ class SinkCacheFactory:
             layer.close()
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to free."""
 
 
 def count_full_layers(model: PreTrainedModel, option: str) -> int:
-    """Layers of the model's cache, all of which keep every token.
+    """Count the layers of the model's KV cache, which must all keep every token.
 
     Raises:
-        PlanError: some do not; the message names `option`.
+        PlanError: a layer does not; the message names `option`.
     """
     kinds: set[str] = set()
     if not model.config.is_encoder_decoder:
@@ -109,23 +114,23 @@ def count_full_layers(model: PreTrainedModel, option: str) -> int:
             return len(layers)
     what = ", ".join(sorted(kinds)) or "an encoder's states"
     raise PlanError(
-        f"{option}: {type(model).__name__} keeps {what}; this option is for models whose every "
-        f"layer keeps all tokens' keys and values: leave {option} out"
+        f"{option}: the KV cache of {type(model).__name__} consists of {what}; this option needs a "
+        f"model whose every layer keeps the keys and values of all tokens: leave {option} out"
     )
 
 
 def make_offload_factory(offload: Offload, device: torch.device, folder: Path | None):
-    """What makes a place for caches that have no room; None where there is to be none.
+    """Return the function that makes an offload target, or None for `none`.
 
     Raises:
-        PlanError: host memory is where the model computes.
+        PlanError: host offload for a model that computes in host memory.
     """
     on_device = device.type != "cpu"
     if offload is Offload.AUTO:
         offload = Offload.HOST if on_device else Offload.DISK
     if offload is Offload.HOST and not on_device:
         raise PlanError(
-            "kv_offload=host: the model computes in host memory already; use kv_offload=disk"
+            "kv_offload=host: the model already computes in host memory; use kv_offload=disk"
         )
     if offload is Offload.NONE:
         return None
@@ -137,16 +142,19 @@ def make_offload_factory(offload: Offload, device: torch.device, folder: Path | 
 
 
 class SinkCacheLayer(DynamicLayer):
-    """Keeps `sinks` first tokens of each row and `window` last ones, where they were: positions
-    are not counted anew. The prompt itself is computed with full attention.
+    """Keeps each row's first `sinks` and last `window` tokens (Klotski, section 7, "Compression").
 
-    Of a row with padding on its left the first tokens are those behind the padding, so rows drop
-    other columns: a row that has no more than it may keep still drops padding, a longer one drops
-    its oldest token that is no sink. What is kept of a row of which more was seen is all tokens,
-    so that the attention mask's last columns, which Transformers takes for them, are right.
+    Kept tokens keep their positions. The prompt itself is computed with full attention.
+
+    A row's first tokens are those after its padding, so rows drop different columns: a row with no
+    more tokens than it may keep drops padding, a longer one its oldest token that is not a sink.
+    No padding is kept for a row that has seen more tokens than it keeps: Transformers applies the
+    last columns of the attention mask to the kept ones.
 
     Args:
         padding_B: columns of padding on the left of each row.
+        sinks: number of first tokens to keep.
+        window: number of last tokens to keep.
     """
 
     is_croppable = False
@@ -175,7 +183,7 @@ class SinkCacheLayer(DynamicLayer):
         """`[B, T]`: columns of `keys` to keep, ascending."""
         num_columns, keep = keys.shape[-2], self._keep
         padding_B = self._padding_B.to(keys.device)
-        # Of what is here, a row's sinks begin behind its padding, if any is left.
+        # A row's sinks begin after its padding, if any is left.
         had_B = torch.clamp(before - padding_B, min=0) if before else torch.zeros_like(padding_B)
         num_before = num_columns - (self._seen - before)
         first_B = torch.where(had_B > 0, torch.clamp(num_before - had_B, min=0), padding_B)
@@ -198,12 +206,12 @@ class SinkCacheLayer(DynamicLayer):
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove:
             raise PlanError(
-                "window: tokens that have left the window cannot be taken back, as assisted "
-                "generation asks; generate without window="
+                "window: assisted generation takes tokens back, which is impossible once they have "
+                "left the window; generate without window="
             )
 
     def close(self) -> None:
-        """Its batch is over."""
+        """Free the layer's memory."""
         self.keys = self.values = None
 
 

@@ -1,4 +1,4 @@
-"""Which layers' caches stay beside the computation, and what of the others is brought next."""
+"""The KV-cache manager: which cache layers stay in memory, and which is read next."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,122 +10,122 @@ from runtime.errors import PlanError
 from runtime.generation.kv.offload import OffloadTarget
 
 WORKING_COPIES = 3
-"""Caches of one layer that are beside the computation for a moment: what was, what is with the new
-tokens, and the one that is being read for the next."""
+"""Copies of one cache layer in memory at once: the old one, the one with new tokens, and the one
+being read for the next layer."""
 
 
 class CacheLayer(Protocol):
-    """A layer's cache, as the room knows it."""
+    """One layer of one batch's KV cache, as the manager sees it."""
 
     @property
     def final_bytes(self) -> int:
-        """When its last token has come."""
+        """Bytes at its final length."""
         ...
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """What it has outside."""
+        """Read its offloaded keys and values."""
         ...
 
 
 class KVCacheManager:
-    """Memory for the caches of a whole group.
+    """Memory for the KV caches of a whole group.
 
-    A layer of a batch is let in for good, with what it will grow to, or it stays outside and is
-    read when its turn comes.
+    A cache layer is admitted for good, with the bytes that it will grow to, or it is offloaded and
+    read whenever it is used.
 
-    Layers come round in the same order in every step, batch by batch. There the least recently
-    used is the next to be used: a fixed set stays, and what follows the layer of now is known and
-    read ahead.
+    Layers are used in the same order in every step, batch by batch. The least recently used layer
+    is therefore the next to be used: a fixed set stays in memory, and the layer after the current
+    one is known and read ahead.
 
     Args:
-        budget_bytes: None: everything is let in.
-        outside: makes a place for so many tokens; None: what has no room is refused.
+        budget_bytes: None admits every layer.
+        outside: makes an offload target for a number of tokens; None refuses to offload.
     """
 
     def __init__(self, budget_bytes: int | None, outside: Callable[[int], OffloadTarget] | None):
         self.budget_bytes = budget_bytes
         self._outside = outside
-        self._inside: dict[CacheLayer, int] = {}
+        self._admitted: dict[CacheLayer, int] = {}
         self._largest = 0
         self.num_read = 0
         self.peak_bytes = 0
-        """At most let in and worked with at once."""
+        """Most bytes admitted and in use at once."""
         self._next: dict[CacheLayer, CacheLayer] = {}
-        """Who came after whom in the last step."""
+        """The layer used after each layer in the last step."""
         self._last: CacheLayer | None = None
         self._ahead: tuple[CacheLayer, Future[tuple[Tensor, Tensor]]] | None = None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="moecast kv")
 
     @property
-    def taken_bytes(self) -> int:
-        """Of layers let in, when their last tokens have come."""
-        return sum(self._inside.values())
+    def admitted_bytes(self) -> int:
+        """Bytes of the admitted layers at their final lengths."""
+        return sum(self._admitted.values())
 
-    def lets_in(self, layer: CacheLayer) -> bool:
-        """Whether the layer's cache may stay; once it may, it may until `leave`.
+    def admit(self, layer: CacheLayer) -> bool:
+        """Return whether the layer may stay in memory; once admitted, it stays until `remove`.
 
         Raises:
-            PlanError: there is not even room to work with one layer, or no outside.
+            PlanError: the budget does not hold the working copies of one layer, or is full and
+                there is no offload target.
         """
-        if layer in self._inside:
+        if layer in self._admitted:
             return True
         size = layer.final_bytes
         self._largest = max(self._largest, size)
         working = WORKING_COPIES * self._largest
-        if self.budget_bytes is None or self.taken_bytes + size + working <= self.budget_bytes:
-            self._inside[layer] = size
-            self.peak_bytes = max(self.peak_bytes, self.taken_bytes + working)
+        if self.budget_bytes is None or self.admitted_bytes + size + working <= self.budget_bytes:
+            self._admitted[layer] = size
+            self.peak_bytes = max(self.peak_bytes, self.admitted_bytes + working)
             return True
         if working > self.budget_bytes:
             raise PlanError(
-                f"kv_budget of {self.budget_bytes} bytes is less than one layer's cache takes to "
-                f"work with; the least is {working} bytes (kv_budget={working}), or a smaller "
-                "batch_size"
+                f"kv_budget of {self.budget_bytes} bytes does not hold the working copies of one "
+                f"layer's cache; use at least kv_budget={working}, or a smaller batch_size"
             )
         if self._outside is None:
             raise PlanError(
-                f"kv_budget of {self.budget_bytes} bytes is full and kv_offload=none: take a "
+                f"kv_budget of {self.budget_bytes} bytes is full and kv_offload=none; use a "
                 "smaller n, a larger kv_budget, or kv_offload=disk"
             )
-        self.peak_bytes = max(self.peak_bytes, self.taken_bytes + working)
+        self.peak_bytes = max(self.peak_bytes, self.admitted_bytes + working)
         return False
 
-    def outside(self, num_tokens: int) -> OffloadTarget:
-        """A new place for so many tokens."""
+    def make_target(self, num_tokens: int) -> OffloadTarget:
+        """Make an offload target for a number of tokens."""
         assert self._outside is not None
         return self._outside(num_tokens)
 
-    def turn_of(self, layer: CacheLayer) -> None:
-        """The layer's cache is used now; called for those inside as well."""
+    def record_use(self, layer: CacheLayer) -> None:
+        """Record that the layer is used now, in memory or not."""
         if self._last is not None:
             self._next[self._last] = layer
         self._last = layer
 
     def read(self, layer: CacheLayer) -> tuple[Tensor, Tensor]:
-        """What a layer has outside, read ahead or now."""
+        """Return an offloaded layer's keys and values, read ahead or now."""
         self.num_read += 1
         if self._ahead is not None:
             ahead, future = self._ahead
             self._ahead = None
             if ahead is layer:
                 return future.result()
-            future.exception()  # another's, and its own affair when its turn comes
+            future.exception()  # of another layer, which will read again itself
         return layer.read()
 
     def read_ahead(self, layer: CacheLayer) -> None:
-        """The layer's turn is over, and what it appended is written: the next one's may be read."""
+        """Start reading the next layer; the current one has written its new tokens."""
         follows = self._next.get(layer)
-        is_outside = follows is not None and follows not in self._inside
+        is_outside = follows is not None and follows not in self._admitted
         if is_outside and follows is not layer and self._ahead is None:
             assert follows is not None
             self._ahead = follows, self._reader.submit(follows.read)
 
-    def leave(self, layer: CacheLayer) -> None:
-        """Its batch is over."""
+    def remove(self, layer: CacheLayer) -> None:
+        """Remove a layer whose batch has ended."""
         if self._ahead is not None and self._ahead[0] is layer:
-            self._ahead[1].exception()  # nobody is to read what is being closed
+            self._ahead[1].exception()  # wait: the offload target is closed next
             self._ahead = None
-        self._inside.pop(layer, None)
+        self._admitted.pop(layer, None)
         before = [one for one, after in self._next.items() if after is layer]
         for one in before:
             del self._next[one]
@@ -134,5 +134,5 @@ class KVCacheManager:
             self._last = None
 
     def close(self) -> None:
-        """Ends the reading thread."""
+        """End the reading thread."""
         self._reader.shutdown()

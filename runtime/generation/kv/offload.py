@@ -1,4 +1,4 @@
-"""Where keys and values are that have no room beside the computation: a file, or host memory.
+"""Offload targets for keys and values that exceed the memory budget: a file or host memory.
 
 Shape suffixes: T tokens, B rows, H heads, D width of a head.
 """
@@ -18,27 +18,28 @@ Fetch = Callable[[], Tensor]
 
 
 class OffloadTarget(Protocol):
-    """Tokens of one tensor of one layer, in their order; only ever appended to."""
+    """Append-only storage for the keys or the values of one cache layer."""
 
     def write(self, first: int, part_TBHD: Tensor) -> None:
-        """Tokens `first` and on; those before have been written."""
+        """Write tokens from index `first` on; all earlier ones have been written."""
         ...
 
     def read(self, num_tokens: int) -> Tensor:
-        """`[T, B, H, D]`: the first ones, on the CPU."""
+        """Read the first tokens as `[T, B, H, D]` on the CPU."""
         ...
 
     def close(self) -> None:
-        """What it takes is free again."""
+        """Free the storage."""
         ...
 
 
 class DiskOffload:
-    """A file of its own without a name: it is gone when it is closed, or when the process is,
-    however that ends. Read and written with `pread` and `pwrite`, never mapped.
+    """An unnamed temporary file, which disappears with the process, however it ends.
+
+    Read and written with `pread` and `pwrite`, never memory-mapped.
 
     Raises:
-        TransferError: no file can be made there.
+        TransferError: no file can be created in the folder.
     """
 
     def __init__(self, folder: Path | None):
@@ -47,7 +48,7 @@ class DiskOffload:
             self._file = tempfile.TemporaryFile(dir=folder, prefix="moecast-kv-")  # noqa: SIM115
         except OSError as error:
             raise TransferError(
-                f"kv_folder={self._where}: {error.strerror}; give a folder that can be written"
+                f"kv_folder={self._where}: {error.strerror}; give a writable folder"
             ) from error
         self._handle = self._file.fileno()
         self._shape: torch.Size | None = None
@@ -62,8 +63,8 @@ class DiskOffload:
                 done = os.pwrite(self._handle, view, position)
             except OSError as error:
                 raise TransferError(
-                    f"a cache cannot be written to {self._where}: {error.strerror}; give another "
-                    "folder with kv_folder=PATH, a larger kv_budget, or a smaller n"
+                    f"a KV cache cannot be written to {self._where}: {error.strerror}; give "
+                    "another folder with kv_folder=PATH, a larger kv_budget, or a smaller n"
                 ) from error
             view, position = view[done:], position + done
 
@@ -77,11 +78,11 @@ class DiskOffload:
                 done = os.preadv(self._handle, [view], position)
             except OSError as error:
                 raise TransferError(
-                    f"a cache cannot be read back from {self._where}: {error.strerror}"
+                    f"a KV cache cannot be read back from {self._where}: {error.strerror}"
                 ) from error
             if not done:
                 raise TransferError(
-                    f"a cache in {self._where} ends after {position} bytes: somebody has cut it"
+                    f"a KV cache in {self._where} was truncated after {position} bytes"
                 )
             view, position = view[done:], position + done
         return found
@@ -96,11 +97,10 @@ class DiskOffload:
 
 
 class HostOffload:
-    """Host memory below a device, pinned where that is possible so that copies run beside the
-    computation.
+    """Host memory for a model on a GPU, pinned so that copies overlap with computation.
 
     Args:
-        num_tokens: the most that will be written.
+        num_tokens: most tokens that will be written.
     """
 
     def __init__(self, num_tokens: int):

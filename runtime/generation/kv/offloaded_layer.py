@@ -1,4 +1,4 @@
-"""A layer's cache that may be outside while other batches compute; bits as Transformers' own.
+"""A KV-cache layer that may be offloaded while other batches compute; bitwise Transformers' own.
 
 Shape suffixes: B rows, H heads, T tokens, D width of a head.
 """
@@ -13,18 +13,18 @@ from runtime.generation.kv.offload import OffloadTarget
 
 
 class OffloadedCacheLayer(DynamicLayer):
-    """What `DynamicLayer` gives, `[B, H, T, D]`, put together from what is outside and the new
-    tokens where the room has not let it in.
+    """A `DynamicLayer`, `[B, H, T, D]`, whose tokens are offloaded unless the manager admits it.
 
     Args:
-        max_cache_length: that it will hold; more are an error of ours.
+        manager: decides whether the layer stays in memory.
+        max_cache_length: most tokens per row; more are an internal error.
     """
 
     is_croppable = False
 
-    def __init__(self, room: KVCacheManager, *, max_cache_length: int):
+    def __init__(self, manager: KVCacheManager, *, max_cache_length: int):
         super().__init__()
-        self._room = room
+        self._manager = manager
         self._max_cache_length = max_cache_length
         self._length = 0
         self._final_bytes = 0
@@ -32,8 +32,8 @@ class OffloadedCacheLayer(DynamicLayer):
         self.values: Tensor | None
         self._outside: tuple[OffloadTarget, OffloadTarget] | None = None
         self._written = 0
-        """Tokens outside; those inside are never outside alone."""
-        self._is_inside = False
+        """Number of offloaded tokens."""
+        self._is_admitted = False
         self._is_closed = False
 
     @property
@@ -47,36 +47,36 @@ class OffloadedCacheLayer(DynamicLayer):
         if not self._final_bytes:
             per_token = key_states[:, :, :1].numel() + value_states[:, :, :1].numel()
             self._final_bytes = per_token * key_states.element_size() * self._max_cache_length
-        room = self._room
-        room.turn_of(self)
-        is_outside = self._length > 0 and not self._is_inside
-        if is_outside:
-            past_keys, past_values = room.read(self)
+        manager = self._manager
+        manager.record_use(self)
+        is_offloaded = self._length > 0 and not self._is_admitted
+        if is_offloaded:
+            past_keys, past_values = manager.read(self)
             full = _append_tokens(past_keys, key_states), _append_tokens(past_values, value_states)
             del past_keys, past_values
         else:
             full = super().update(key_states, value_states)
         self._length += key_states.shape[-2]
         assert self._length <= self._max_cache_length, (self._length, self._max_cache_length)
-        if room.lets_in(self):
+        if manager.admit(self):
             self.keys, self.values = full
-            self._is_inside = True
+            self._is_admitted = True
         else:
             self._write(*full)
             self.keys = self.values = key_states.new_empty(0)
-        room.read_ahead(self)
+        manager.read_ahead(self)
         return full
 
     def _write(self, *full: Tensor) -> None:
         if self._outside is None:
             most = self._max_cache_length
-            self._outside = self._room.outside(most), self._room.outside(most)
+            self._outside = self._manager.make_target(most), self._manager.make_target(most)
         for place, tensor in zip(self._outside, full, strict=True):
             place.write(self._written, tensor[:, :, self._written :].permute(2, 0, 1, 3))
         self._written = self._length
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """`[T, B, H, D]` each, as they are outside."""
+        """Read the offloaded keys and values, `[T, B, H, D]` each."""
         assert self._outside is not None
         keys, values = self._outside
         return keys.read(self._written), values.read(self._written)
@@ -88,19 +88,20 @@ class OffloadedCacheLayer(DynamicLayer):
         self.close()
 
     def close(self) -> None:
-        """Its batch is over: its memory and its place outside are free."""
+        """Free the memory and the offload targets."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._room.leave(self)
+        self._manager.remove(self)
         self.keys = self.values = None
         for place in self._outside or ():
             place.close()
 
 
 def _append_tokens(past_TBHD: Tensor, new_BHTD: Tensor) -> Tensor:
-    """`[B, H, T, D]` in one block, as concatenating makes it: where a tensor lies may change the
-    last bits of a product.
+    """Join past and new tokens to one contiguous `[B, H, T, D]`.
+
+    The memory layout is that of a concatenation: another layout may change a product's last bits.
     """
     rows, heads, num_new, width = new_BHTD.shape
     num_past = len(past_TBHD)

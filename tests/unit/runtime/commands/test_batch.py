@@ -134,9 +134,9 @@ def test_batch__the_same_bits_from_another_file_are_the_same_results(folder, tmp
 
 
 def test_batch__what_does_not_fit_is_refused_and_the_model_is_closed(folder, tmp_path):
-    with pytest.raises(PlanError, match=r"n=4 needs \d+ bytes .* n=\d fits"):
+    with pytest.raises(PlanError, match=r"n=4 needs \d+ bytes .* use n=\d"):
         ran(folder, tmp_path, n=4, kv_budget="60kB", kv_offload="none")
-    with pytest.raises(PlanError, match="the least is kv_budget="):
+    with pytest.raises(PlanError, match="use at least kv_budget="):
         ran(folder, tmp_path, kv_budget="3kB")
     with pytest.raises(PlanError, match="least is memory="):
         ran(folder, tmp_path, memory="90kB", n="auto")

@@ -80,8 +80,8 @@ def test_plan__is_the_smallest_n_that_hides_all_transfers(io, attention, batch_s
     ("num_batches", "kv_budget", "n", "said"),
     [
         (64, 10**6, 18, ""),
-        (64, 550, 5, "18 batches would hide all transfers, 5 fit in memory"),
-        (3, 10**6, 3, "18 batches would hide all transfers, 3 of this input"),
+        (64, 550, 5, "18 batches would hide all transfers; memory holds 5"),
+        (3, 10**6, 3, "18 batches would hide all transfers; the input has 3"),
     ],
 )
 def test_plan__memory_and_the_input_bound_n(num_batches, kv_budget, n, said):
@@ -95,16 +95,16 @@ def test_plan__memory_and_the_input_bound_n(num_batches, kv_budget, n, said):
 
 
 def test_plan__what_does_not_fit_is_refused_with_what_would():
-    with pytest.raises(PlanError, match=r"takes 100 bytes and 70 are there: batch_size=1 would"):
+    with pytest.raises(PlanError, match=r"takes 100 bytes, and kv_budget is 70; use batch_size=1"):
         plan_group(demand(), COSTS, SKEWED, kv_budget=70, offloads=False)
-    with pytest.raises(PlanError, match=r"n=6 needs 600 bytes .* n=4 fits, or kv_budget=600"):
+    with pytest.raises(PlanError, match=r"n=6 needs 600 bytes .* use n=4, kv_budget=600"):
         plan_group(demand(), COSTS, SKEWED, kv_budget=450, offloads=False, asked=6)
 
 
 def test_plan__caches_go_elsewhere_where_they_may():
     made = plan_group(demand(), COSTS, SKEWED, kv_budget=450, offloads=True, asked=6)
     assert (made.n, made.kv_bytes, made.offloaded_bytes) == (6, 600, 150)
-    assert "n=6 as asked" in made.notes[0]
+    assert "n=6 as requested" in made.notes[0]
 
 
 def test_divided__caches_of_the_smallest_n_first_the_rest_holds_experts():

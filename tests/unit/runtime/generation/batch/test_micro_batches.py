@@ -218,7 +218,7 @@ def test_run_batches__caches_with_a_budget_change_no_bit(folder, layers_inside):
     assert (found, logits) == expected
     assert (room.num_read > 0) == (layers_inside < 9)
     assert room.peak_bytes <= budget
-    assert room.taken_bytes == 0
+    assert room.admitted_bytes == 0
 
 
 def test_run_batches__a_window_that_holds_all_changes_no_token(folder):

@@ -54,11 +54,11 @@ def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
     [
         ("{", "not JSON"),
         (b'{"prompt": "\xff"}', "not JSON"),
-        ("[1, 2]", "a list is no prompt"),
+        ("[1, 2]", "a list is not a prompt"),
         ('{"promt": "a"}', "unknown key 'promt'; known are id, prompt"),
         ('{"id": 1}', "has none of prompt, messages, tokens"),
         ('{"prompt": "a", "tokens": [1]}', "has prompt and tokens"),
-        ('{"prompt": 3}', "prompt must be a text, not a int"),
+        ('{"prompt": 3}', "prompt must be a string, not a int"),
         ('{"prompt": " "}', "prompt has no tokens"),
         ('{"tokens": []}', "tokens has no tokens"),
         ('{"tokens": [1, 50]}', "ids from 0 to 49"),
@@ -70,7 +70,7 @@ def test_read_prompts__the_digest_is_of_the_bytes(tmp_path):
         ('{"prompt": "a", "max_new_tokens": 0}', "max_new_tokens is 0"),
         ('{"prompt": "a", "max_new_tokens": true}', "max_new_tokens is True"),
         ('{"prompt": "a", "max_new_tokens": 20}', "exceed the model's context of 20"),
-        ('{"prompt": "a", "id": "x"}', r"id 'x' is that of .* line 1 too"),
+        ('{"prompt": "a", "id": "x"}', r"id 'x' is already used by .* line 1"),
     ],
 )
 def test_read_prompts__a_bad_line_is_named(tmp_path, line, said):
@@ -79,7 +79,7 @@ def test_read_prompts__a_bad_line_is_named(tmp_path, line, said):
 
 
 def test_read_prompts__nothing_to_read_is_an_error(tmp_path):
-    with pytest.raises(PromptFileError, match="no prompt in it"):
+    with pytest.raises(PromptFileError, match="contains no prompt"):
         read(tmp_path, "", " ")
     with pytest.raises(PromptFileError, match="No such file"):
         read_prompts(tmp_path / "none", ENCODER, max_new_tokens=1)
@@ -97,5 +97,5 @@ def test_given_prompts__are_numbered_by_their_places():
         (2, (7, 3)),
         ("own", (1,)),
     ]
-    with pytest.raises(PromptFileError, match=r"prompts\[1\]: a int is no prompt"):
+    with pytest.raises(PromptFileError, match=r"prompts\[1\]: a int is not a prompt"):
         parse_prompts(["a", 3], ENCODER, max_new_tokens=3)

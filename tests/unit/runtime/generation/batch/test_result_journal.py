@@ -79,9 +79,9 @@ def test_journal__several_torn_lines_at_the_end_are_taken_back(tmp_path):
 @pytest.mark.parametrize(
     ("added", "said"),
     [
-        ("torn\n" + json.dumps(vars(result(1))) + "\n", "line 2: damaged, and whole results"),
-        (json.dumps(vars(result("a"))) + "\n", "line 2: id 'a' is there twice"),
-        (json.dumps(vars(result("b"))) + "\n", "line 2: id 'b' is there but not of the input"),
+        ("torn\n" + json.dumps(vars(result(1))) + "\n", "line 2: damaged, and complete results"),
+        (json.dumps(vars(result("a"))) + "\n", "line 2: id 'a' appears twice"),
+        (json.dumps(vars(result("b"))) + "\n", "line 2: id 'b' is not an id of the input"),
     ],
 )
 def test_journal__what_it_did_not_write_is_refused_and_kept(tmp_path, added, said):
@@ -109,13 +109,13 @@ def test_journal__other_settings_are_refused_by_name(tmp_path):
 
 def test_journal__another_file_is_not_taken_for_its_own(tmp_path):
     (tmp_path / "out.jsonl").write_text("my notes\n")
-    with pytest.raises(ResultFileError, match="holds something already"):
+    with pytest.raises(ResultFileError, match="is not empty"):
         journal(tmp_path)
     assert (tmp_path / "out.jsonl").read_text() == "my notes\n"
 
 
 def test_journal__what_is_no_file_is_refused():
-    with pytest.raises(ResultFileError, match="no file that can be carried on"):
+    with pytest.raises(ResultFileError, match="not a regular file"):
         ResultJournal(Path("/dev/null"), SETTINGS, known=KNOWN)
 
 

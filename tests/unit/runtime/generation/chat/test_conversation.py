@@ -17,7 +17,7 @@ def conversation(*contents: str, context: int | None = 2048, **options) -> Conve
     """The user speaks first, then the assistant, and so on."""
     made = Conversation(TOKENIZER, context, **{"max_new_tokens": 16, **options})
     for number, content in enumerate(contents):
-        made.say("assistant" if number % 2 else "user", content)
+        made.append("assistant" if number % 2 else "user", content)
     return made
 
 
@@ -72,8 +72,8 @@ def test_prompt__a_message_that_can_not_fit_is_refused_and_nothing_is_lost() -> 
     talk = conversation("first", "answer", "words " * 200, context=60)
     with pytest.raises(ChatError, match=r"takes \d+ tokens .* context is 60"):
         talk.prompt()
-    talk.take_back()
-    talk.say("user", "short")
+    talk.remove_last()
+    talk.append("user", "short")
     assert talk.prompt().num_dropped == 0
     assert len(talk.messages) == 3
 
@@ -81,7 +81,7 @@ def test_prompt__a_message_that_can_not_fit_is_refused_and_nothing_is_lost() -> 
 def test_reset__forgets_all_but_the_system_prompt() -> None:
     talk = conversation("first", "answer", system_prompt="be brief")
     talk.reset()
-    talk.say("user", "again")
+    talk.append("user", "again")
     assert len(talk.prompt().tokens) == length("again", system_prompt="be brief")
 
 

@@ -1,4 +1,4 @@
-"""Answers are what `generate` gives, told as they come, and Ctrl-C ends one of them only."""
+"""Answers are what `generate` gives, pieces as they come, and Ctrl-C ends one of them only."""
 
 import pytest
 import torch
@@ -25,19 +25,19 @@ def answer(
     *,
     max_new_tokens: int = 12,
     ending: EndOfTurn | None = None,
-    tell=None,
+    on_text=None,
     temperature: float = 0.0,
 ) -> tuple[ChatAnswer, list[str]]:
-    told: list[str] = []
+    pieces: list[str] = []
     answering = ChatGenerator(
         model,
         TOKENIZER,
         end_of_turn=end_of_turn(TOKENIZER) if ending is None else ending,
         temperature=temperature,
         top_p=0.9,
-        tell=tell or told.append,
+        on_text=on_text or pieces.append,
     )
-    return answering.answer(PROMPT, max_new_tokens=max_new_tokens), told
+    return answering.answer(PROMPT, max_new_tokens=max_new_tokens), pieces
 
 
 def generated(model: PreTrainedModel, max_new_tokens: int) -> list[int]:
@@ -52,10 +52,10 @@ def generated(model: PreTrainedModel, max_new_tokens: int) -> list[int]:
 
 
 def test_answer__is_the_text_that_generate_gives_in_pieces(model: PreTrainedModel) -> None:
-    said, told = answer(model)
+    said, pieces = answer(model)
     assert said.text == TOKENIZER.decode(generated(model, 12))
-    assert "".join(told) == said.text
-    assert len(told) > 3
+    assert "".join(pieces) == said.text
+    assert len(pieces) > 3
     assert (said.num_tokens, said.ended, said.interrupted) == (12, False, False)
     assert said.first_token_seconds is not None
     assert 0 < said.first_token_seconds < said.seconds
@@ -65,36 +65,36 @@ def test_answer__is_the_text_that_generate_gives_in_pieces(model: PreTrainedMode
 def test_answer__ends_at_the_end_of_the_turn_which_is_not_told(model: PreTrainedModel) -> None:
     tokens = generated(model, 12)
     place = next(i for i in range(3, 12) if tokens[i] not in tokens[:i])
-    said, told = answer(model, ending=EndOfTurn(token_ids=(tokens[place],)))
+    said, pieces = answer(model, ending=EndOfTurn(token_ids=(tokens[place],)))
     assert said.ended
     assert said.num_tokens == place + 1
-    assert said.text == "".join(told) == TOKENIZER.decode(tokens[:place])
+    assert said.text == "".join(pieces) == TOKENIZER.decode(tokens[:place])
 
 
 def test_answer__ends_before_a_stop_string(model: PreTrainedModel) -> None:
     text = TOKENIZER.decode(generated(model, 12))
     stop = text[len(text) // 2 : len(text) // 2 + 3]
-    said, told = answer(model, ending=EndOfTurn(strings=(stop,)))
+    said, pieces = answer(model, ending=EndOfTurn(strings=(stop,)))
     assert said.ended
-    assert said.text == "".join(told) == text[: text.index(stop)]
+    assert said.text == "".join(pieces) == text[: text.index(stop)]
 
 
 @pytest.mark.parametrize("after", [1, 4])
 def test_interrupt__keeps_what_was_said_and_the_model_answers_on(
     model: PreTrainedModel, after: int
 ) -> None:
-    told: list[str] = []
+    pieces: list[str] = []
 
-    def tell(text: str) -> None:
-        told.append(text)
-        if len(told) == after:
+    def on_text(text: str) -> None:
+        pieces.append(text)
+        if len(pieces) == after:
             raise KeyboardInterrupt
 
-    said, _ = answer(model, tell=tell)
+    said, _ = answer(model, on_text=on_text)
     assert said.interrupted
     assert not said.ended
     whole = TOKENIZER.decode(generated(model, 12))
-    assert said.text == "".join(told)
+    assert said.text == "".join(pieces)
     assert said.text
     assert whole.startswith(said.text)
     again, _ = answer(model)

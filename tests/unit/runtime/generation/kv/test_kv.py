@@ -65,10 +65,10 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
             assert same(ours[key].update(*new), theirs[key].update(*new))
             assert ours[key].get_seq_length() == theirs[key].get_seq_length()
             assert ours[key].get_mask_sizes(1) == theirs[key].get_mask_sizes(1)
-        assert room.taken_bytes + WORKING_COPIES * size <= budget
+        assert room.admitted_bytes + WORKING_COPIES * size <= budget
         assert room.peak_bytes <= budget
     inside = min(room_for, len(keys))
-    assert room.taken_bytes == inside * size
+    assert room.admitted_bytes == inside * size
     assert room.num_read == (len(parts) - 1) * (len(keys) - inside)
     # The first batch ends: what it leaves is taken by others when their turn comes.
     for key in keys:
@@ -79,10 +79,10 @@ def test_stored__is_what_transformers_keeps_whatever_has_room(
     for key in rest:
         new = states(1, generator, dtype=dtype)
         assert same(ours[key].update(*new), theirs[key].update(*new))
-    assert room.taken_bytes == min(room_for, len(rest)) * size
+    assert room.admitted_bytes == min(room_for, len(rest)) * size
     for key in rest:
         ours[key].close()
-    assert room.taken_bytes == 0
+    assert room.admitted_bytes == 0
     room.close()
 
 
@@ -103,7 +103,7 @@ def test_stored__values_may_be_of_another_width():
 def test_room__without_room_for_one_layer_says_what_is_the_least():
     room = KVCacheManager(WORKING_COPIES * LAYER_BYTES - 1, lambda _: DiskOffload(None))
     layer = OffloadedCacheLayer(room, max_cache_length=MOST)
-    with pytest.raises(PlanError, match=rf"kv_budget={WORKING_COPIES * LAYER_BYTES}\)"):
+    with pytest.raises(PlanError, match=rf"kv_budget={WORKING_COPIES * LAYER_BYTES},"):
         layer.update(*states(2, torch.Generator()))
     room.close()
 
@@ -137,7 +137,7 @@ def test_on_disk__a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeyp
     monkeypatch.undo()
     place.write(0, torch.ones(3, 2, 2, 2))
     os.ftruncate(place._handle, 10)
-    with pytest.raises(TransferError, match="ends after 10 bytes"):
+    with pytest.raises(TransferError, match="truncated after 10 bytes"):
         place.read(3)
     place.close()
 
