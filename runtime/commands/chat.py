@@ -188,7 +188,7 @@ class ChatTerminal:
             self._note(f"error: {error}")
             return
         except KeyboardInterrupt:
-            conversation.take_back()
+            conversation.remove_last()
             raise
         self._console.print()
         conversation.append("assistant", answer.text)
