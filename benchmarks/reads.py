@@ -23,7 +23,7 @@ import torch
 from runtime.config import PageCache
 from runtime.engine.loading import load_stripped
 from runtime.hf.layers import moe_layers
-from runtime.store.base import Store
+from runtime.store.base import ExpertStore
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed import open_store
 from runtime.store.packed.journal import aligned_bytes
@@ -45,7 +45,7 @@ def remembered(folder: Path) -> int:
     return sum(map(int, subprocess.check_output(command, text=True).split()))
 
 
-def measure(store: Store, folder: Path, *, seed: int) -> dict[str, float]:
+def measure(store: ExpertStore, folder: Path, *, seed: int) -> dict[str, float]:
     """Reads experts at random into one slot."""
     forget(folder)
     every = [(i, e) for i, n in enumerate(store.experts_per_layer) for e in range(n)]
@@ -69,7 +69,7 @@ def main(arguments: dict[str, str]) -> None:
     model, packed = Path(arguments["model"]), Path(arguments["store"])
     stripped, banks = load_stripped(model, "auto", torch.device("cpu"))
     recipes = [banks[layer.name] for layer in moe_layers(stripped)]
-    ways: dict[str, tuple[Store, Path]] = {}
+    ways: dict[str, tuple[ExpertStore, Path]] = {}
     for page_cache in PageCache:
         in_place = CheckpointStore(stripped, recipes, page_cache=page_cache)
         ways[f"in place, page_cache={page_cache}"] = in_place, model

@@ -26,7 +26,7 @@ PROBES = {
 
 
 class Recorder:
-    """A `runtime.hf.probes.Listener` that collects one work unit, batch after batch.
+    """A `runtime.hf.probes.EventListener` that collects one work unit, batch after batch.
 
     Rows of padding, and rows of a request from its end-of-text token on, are dropped as they come.
     """

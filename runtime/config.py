@@ -244,7 +244,7 @@ class GenerateConfig(ServedConfig):
             raise MoecastError("prompt is empty: nothing to continue")
 
 
-class Reference(StrEnum):
+class VerifyReference(StrEnum):
     """What `verify` compares with."""
 
     PLAIN = "plain"
@@ -265,7 +265,7 @@ class VerifyConfig(ServedConfig):
     """Prompts to continue."""
     max_new_tokens: int = 32
     """Greedy tokens to compare for each prompt."""
-    reference: Reference = Reference.PLAIN
+    reference: VerifyReference = VerifyReference.PLAIN
     """plain: all experts in memory; lazy: one at a time, for models that do not fit."""
 
     def __post_init__(self) -> None:

@@ -12,9 +12,9 @@ from runtime.config import DoctorConfig, ShapeConfig
 from runtime.engine.forecasters import systems_forecaster
 from runtime.engine.loading import model_spec
 from runtime.engine.machine import available_memory_bytes
-from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
+from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
 from runtime.errors import CheckpointError
-from runtime.hf.own_routers import own_routers
+from runtime.hf.own_routers import build_skip_predictor
 from runtime.profiling.local import measure_parts
 from runtime.profiling.shapes import own_shape
 from runtime.sim.hardware import Hardware, described
@@ -92,7 +92,7 @@ def grounds(config: DoctorConfig) -> tuple[Ground, Hardware, str]:
         )
     spec = model_spec(model, layers, store, folder, config.model)
     local = measure_parts(model, layers, store)
-    serve_from(OneByOne(store, keep_bytes=available_memory_bytes() // 2), layers)
+    attach_experts(OnDemandReader(store, keep_bytes=available_memory_bytes() // 2), layers)
     number = min(REQUESTS, config.users or 1)
     prompts, what = token_prompts(folder, texts(number), seed=config.seed)
     steps = record(model, prompts, seconds=config.seconds)
@@ -100,7 +100,7 @@ def grounds(config: DoctorConfig) -> tuple[Ground, Hardware, str]:
     predictor = (
         systems_forecaster(promoe, spec, name=config.model.name, chosen=config.predictor)
         if config.predictor is not None
-        else own_routers(layers, {"spec": spec})
+        else build_skip_predictor(layers, {"spec": spec})
     )
     store.close()
     shape = own_shape(config.model) if config.shape.is_own else config.shape

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from runtime.commands.report import stats_table
-from runtime.engine.handle import Handle
+from runtime.engine.handle import ModelHandle
 from runtime.engine.loading import load_served
 from runtime.errors import ChatError, CheckpointError, TransferError
 from runtime.generation.chat.config import ChatConfig
@@ -83,7 +83,7 @@ class ChatTerminal:
     def __init__(
         self,
         console: Console,
-        handle: Handle,
+        handle: ModelHandle,
         config: ChatConfig,
         conversation: Conversation,
         answering: ChatGenerator,

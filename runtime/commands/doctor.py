@@ -15,13 +15,13 @@ from runtime.config import DoctorConfig
 from runtime.engine.forecasters import systems_forecaster
 from runtime.engine.loading import model_spec
 from runtime.engine.machine import available_memory_bytes
-from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
+from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
 from runtime.hf.layers import MoeLayer
-from runtime.hf.own_routers import own_routers
+from runtime.hf.own_routers import build_skip_predictor
 from runtime.profiling.bandwidth import disk_bandwidth, link_bandwidth, memory_bandwidth
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_parts
-from runtime.store.base import Store, slot_bytes
+from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.model_source import resolve
 from runtime.systems import PROMOE, load_system
 from runtime.tools.doctor.files import check_files, weights_files
@@ -58,7 +58,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         spec = model_spec(model, layers, store, folder, config.model)
         report["model"] = described(model, spec, store)
         measured = measure_parts(model, layers, store)
-        serve_from(OneByOne(store, keep_bytes=available // 2), layers)
+        attach_experts(OnDemandReader(store, keep_bytes=available // 2), layers)
         report["measured"] = measured.as_dict()
         advance(1)
         report |= expectations(config, folder, model, layers, store, spec, measured)
@@ -75,10 +75,10 @@ def run(config: DoctorConfig) -> dict[str, Any]:
     return report
 
 
-def described(model: PreTrainedModel, spec: ModelSpec, store: Store) -> dict[str, Any]:
+def described(model: PreTrainedModel, spec: ModelSpec, store: ExpertStore) -> dict[str, Any]:
     """The model's sizes; bytes as they are in memory."""
     tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
-    size = slot_bytes(store)
+    size = max_slot_bytes(store)
     return {
         **spec.as_dict(),
         "class": type(model).__name__,
@@ -94,7 +94,7 @@ def expectations(
     folder: Path,
     model: PreTrainedModel,
     layers: list[MoeLayer],
-    store: Store,
+    store: ExpertStore,
     spec: ModelSpec,
     measured: Any,
 ) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def expectations(
             load_system(PROMOE), spec, name=config.model.name, chosen=config.predictor
         )
         if config.predictor is not None
-        else own_routers(layers, {"spec": spec})
+        else build_skip_predictor(layers, {"spec": spec})
     )
     named = config.predictor or ("the next layer's own router" if predictor else "none")
     resident = described(model, spec, store)["non_expert_bytes"]
@@ -120,7 +120,7 @@ def expectations(
         hardware=measured,
         predictor=predictor,
         budgets=config.budgets,
-        slot_bytes=slot_bytes(store),
+        slot_bytes=max_slot_bytes(store),
         scratch_bytes=store.scratch_bytes,
         resident_bytes=resident,
     )

@@ -12,7 +12,7 @@ from runtime.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.config import SystemConfig
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
-from runtime.engine.reuse_predictor import ReusePredictor
+from runtime.engine.reuse_predictor import ReuseDriver
 from runtime.policy.build import (
     build_prefetcher,
     build_scheduler,
@@ -22,13 +22,13 @@ from runtime.policy.build import (
 )
 from runtime.policy.placement import Part, Placement
 from runtime.policy.prefetcher import Prefetcher
-from runtime.store.base import Store, decoded_bytes, slot_bytes
+from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.transfer.arena import Arena
 from runtime.transfer.cuda import CudaLink
 from runtime.transfer.link import HostLink, Link, StoreLink
-from runtime.transfer.numa import cpus_near, near
+from runtime.transfer.numa import cpus_near, run_near
 from runtime.transfer.timeline import TimelineSink
-from runtime.transfer.worker import Shared, Worker
+from runtime.transfer.worker import TransferState, TransferWorker
 
 HOST_SHARE = 0.75
 """Share of the free memory that a host arena takes by default."""
@@ -74,7 +74,7 @@ class DeviceArenas:
 
 
 def build_engine(
-    store: Store, spec: ModelSpec, memory: EngineMemory, options: EngineOptions
+    store: ExpertStore, spec: ModelSpec, memory: EngineMemory, options: EngineOptions
 ) -> Engine:
     """Return an engine that serves the store's experts from a memory budget.
 
@@ -84,11 +84,11 @@ def build_engine(
     """
     part, devices = options.part, memory.devices
     sized = spec if part is None else replace(spec, num_experts=part.blocks.num_local)
-    scratch_bytes, decoded = store.scratch_bytes, decoded_bytes(store)
+    scratch_bytes, decoded = store.scratch_bytes, max_decoded_bytes(store)
     has_host = devices[0].type == "cuda" or memory.host_budget is not None
     top = SlotRequirements.of(
         sized,
-        slot_bytes=slot_bytes(store),
+        slot_bytes=max_slot_bytes(store),
         scratch_bytes=decoded if has_host else scratch_bytes + decoded,
     )
     num_slots = device_slots(memory.budget, top, sized, len(devices))
@@ -130,7 +130,7 @@ def default_host_budget(needs: SlotRequirements) -> Budget:
 
 
 def allocate_arenas(
-    store: Store,
+    store: ExpertStore,
     device: torch.device,
     num_slots: int,
     host_slots: int | None,
@@ -139,7 +139,7 @@ def allocate_arenas(
     closes: bool,
 ) -> DeviceArenas:
     """Return one device's arenas, in memory near `cpus`, and the links that fill them."""
-    with near(cpus):
+    with run_near(cpus):
         if host_slots is None:
             arena = Arena(store.layouts, num_slots)
             return DeviceArenas([arena], [StoreLink(store, arena, closes=closes)], cpus)
@@ -151,17 +151,17 @@ def allocate_arenas(
 
 
 def connect(
-    store: Store, spec: ModelSpec, devices: Sequence[DeviceArenas], options: EngineOptions
+    store: ExpertStore, spec: ModelSpec, devices: Sequence[DeviceArenas], options: EngineOptions
 ) -> Engine:
     """Return an engine over arenas and the links that fill them."""
     slows_computing = not isinstance(devices[0].links[0], CudaLink)
     system = on_link(options.system, slows_computing=slows_computing)
     prefetcher = _build_prefetcher(store, spec, system, devices, options.part)
     scheduler = build_scheduler(system, spec, prefetcher)
-    shared = Shared(options.timeline, scheduler.adaptive_prefetch)
+    shared = TransferState(options.timeline, scheduler.adaptive_prefetch)
     links = [(link, number) for number, device in enumerate(devices) for link in device.links]
     workers = [
-        Worker(
+        TransferWorker(
             tier,
             link,
             shared,
@@ -182,9 +182,7 @@ def connect(
             options.predictor if system.prefetch else None,
             scheduler,
             shared,
-            None
-            if reuse_predictor is None
-            else ReusePredictor(reuse_predictor, prefetcher, shared),
+            None if reuse_predictor is None else ReuseDriver(reuse_predictor, prefetcher, shared),
         ),
         watchdog_seconds=system.watchdog_seconds,
         placement=Placement(len(devices)),
@@ -192,7 +190,7 @@ def connect(
 
 
 def _build_prefetcher(
-    store: Store,
+    store: ExpertStore,
     spec: ModelSpec,
     system: SystemConfig,
     devices: Sequence[DeviceArenas],

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
-from runtime.engine.reuse_predictor import ReusePredictor
+from runtime.engine.reuse_predictor import ReuseDriver
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.transfer.worker import Shared
+from runtime.transfer.worker import TransferState
 
 
 class PredictorDriver:
@@ -20,8 +20,8 @@ class PredictorDriver:
         self,
         predictor: Predictor | None,
         scheduler: ForecastScheduler,
-        shared: Shared,
-        reuse_predictor: ReusePredictor | None = None,
+        shared: TransferState,
+        reuse_predictor: ReuseDriver | None = None,
     ):
         self._predictor = predictor
         self._scheduler = scheduler

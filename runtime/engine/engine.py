@@ -10,17 +10,17 @@ from torch import Tensor
 
 from predictors.base import Floats, Ints
 from runtime.engine.driver import PredictorDriver
-from runtime.engine.stats import Stats
-from runtime.engine.turn import Turn
+from runtime.engine.stats import StepStats
+from runtime.engine.turn import ForwardPassLock
 from runtime.errors import CheckpointError, TransferError
 from runtime.policy.eviction import Expert
 from runtime.policy.placement import Placement
 from runtime.policy.prefetcher import Prefetcher
-from runtime.store.base import Store, decoded_bytes
+from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.transfer.arena import Arena
-from runtime.transfer.devices import Devices
+from runtime.transfer.devices import ComputeTier
 from runtime.transfer.timeline import TimelineSink
-from runtime.transfer.worker import Hand, Shared, Worker
+from runtime.transfer.worker import TransferState, TransferThread, TransferWorker
 
 STUCK_SECONDS = 30.0
 """A computation that waits while nothing is under way for so long will never go on."""
@@ -39,11 +39,11 @@ class Engine:
     def __init__(
         self,
         *,
-        store: Store,
+        store: ExpertStore,
         arenas: Sequence[Arena],
         prefetcher: Prefetcher,
-        workers: Sequence[Worker],
-        shared: Shared,
+        workers: Sequence[TransferWorker],
+        shared: TransferState,
         driver: PredictorDriver,
         watchdog_seconds: float,
         placement: Placement | None = None,
@@ -53,13 +53,13 @@ class Engine:
         self.prefetcher = prefetcher
         self.workers = tuple(workers)
         self.driver = driver
-        self.stats = Stats()
+        self.stats = StepStats()
         tops = [
             (arena, worker.link)
             for arena, worker in zip(self.arenas, self.workers, strict=True)
             if worker.tier.is_top
         ]
-        self._devices = Devices(
+        self._devices = ComputeTier(
             [arena for arena, _ in tops], [link for _, link in tops], placement or Placement()
         )
         self._bottoms = [worker for worker in self.workers if worker.tier.below is None]
@@ -68,8 +68,8 @@ class Engine:
         self._condition = shared.condition
         self._timeline = shared.timeline
         self._watchdog_seconds = watchdog_seconds
-        self._turn = Turn()
-        self._hand = Hand(f"{self.workers[-1].name}, read by the computation")
+        self._turn = ForwardPassLock()
+        self._hand = TransferThread(f"{self.workers[-1].name}, read by the computation")
         self._held: Expert | None = None
         """What `hold` gave last and has not taken back."""
         self._ordered: dict[int, list[int]] = {}
@@ -358,7 +358,7 @@ class Engine:
         return (
             sum(arena.num_bytes for arena in self.arenas)
             + self.store.scratch_bytes
-            + decoded_bytes(self.store)
+            + max_decoded_bytes(self.store)
         )
 
     def report(self) -> dict[str, Any]:

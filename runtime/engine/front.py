@@ -7,10 +7,10 @@ from torch import Tensor
 
 from predictors.base import Floats, Ints
 from runtime.hf.adapters.served import ExpertSource
-from runtime.hf.probes import Listener
+from runtime.hf.probes import EventListener
 
 
-class Server(Listener, ExpertSource, Protocol):
+class Server(EventListener, ExpertSource, Protocol):
     """Hears a model's events and has its experts: an engine, or a group before it."""
 
 

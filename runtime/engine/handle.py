@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runtime.generation.batch.result_journal import BatchResult
 
 
-class Handle:
+class ModelHandle:
     """Statistics and the end of a model that `runtime.load` made; a context manager."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Handle:
 
         return generate_many(self._model, prompts, **options)
 
-    def __enter__(self) -> "Handle":
+    def __enter__(self) -> "ModelHandle":
         return self
 
     def __exit__(self, *exc_info: object) -> None:

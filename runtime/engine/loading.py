@@ -14,22 +14,22 @@ from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConf
 from runtime.engine.assembly import EngineMemory, EngineOptions, build_engine
 from runtime.engine.forecasters import load_reuse_predictor, systems_forecaster
 from runtime.engine.front import Front
-from runtime.engine.handle import Handle
+from runtime.engine.handle import ModelHandle
 from runtime.engine.memory import release_unused
-from runtime.engine.timeline import Timeline
+from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
-from runtime.hf.adapters.served import Served
+from runtime.hf.adapters.served import LayerExperts
 from runtime.hf.classes import model_class
 from runtime.hf.guards import guard
 from runtime.hf.layers import MoeLayer, moe_layers
-from runtime.hf.own_routers import own_routers
+from runtime.hf.own_routers import build_skip_predictor
 from runtime.hf.probes import Probes
-from runtime.hf.quiet import progress_for_terminals
+from runtime.hf.quiet import progress_bars
 from runtime.hf.strip import Banks, stripped_class
-from runtime.hf.top_k import experts_per_token
-from runtime.hf.weights import own_weights
-from runtime.store.base import Store
+from runtime.hf.top_k import find_top_k
+from runtime.hf.weights import unmap_weights
+from runtime.store.base import ExpertStore
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.model_source import identity, resolve
 
@@ -66,7 +66,7 @@ def load(
     """Loads a Mixture-of-Experts model without its experts and serves these from `budget`.
 
     The result is the model's own class: `generate`, `forward` and the rest work as ever and give
-    bitwise what `experts_implementation="eager"` gives. `model.moecast` is its `Handle`.
+    bitwise what `experts_implementation="eager"` gives. `model.moecast` is its `ModelHandle`.
 
     Args:
         model: bundled name, local folder, Hub id, or a configuration.
@@ -111,7 +111,7 @@ def load(
     layers = moe_layers(plain)
     if not isinstance(store, StoreConfig):
         store = StoreConfig(path=None if store is None else Path(store))
-    experts: Store = CheckpointStore(
+    experts: ExpertStore = CheckpointStore(
         plain, [banks[layer.name] for layer in layers], page_cache=store.page_cache
     )
     spec = model_spec(plain, layers, experts, folder, config)
@@ -127,7 +127,7 @@ def load(
         # Here, because torch's meshes of devices take memory that one process has no use for.
         from runtime.hf import ranks
 
-        part = ranks.own_part(layers, experts, has_devices=bool(devices))
+        part = ranks.find_own_part(layers, experts, has_devices=bool(devices))
     if not isinstance(predictor, Predictor):
         predictor = systems_forecaster(
             system,
@@ -135,13 +135,13 @@ def load(
             name=config.name,
             chosen=predictor,
             entries=entries,
-            makers={"skip": partial(own_routers, layers)},
+            makers={"skip": partial(build_skip_predictor, layers)},
         )
     options = EngineOptions(
         system=system,
         predictor=predictor,
         reuse_predictor=load_reuse_predictor(system, spec, name=config.name, entries=entries),
-        timeline=None if trace_events is None else Timeline(trace_events),
+        timeline=None if trace_events is None else ChromeTraceWriter(trace_events),
         part=part,
     )
     engine = build_engine(experts, spec, memory, options)
@@ -150,13 +150,13 @@ def load(
     home = where if len(set(places)) > 1 else None
     probes = Probes(plain, signals, front)
     for layer in layers:
-        served = Served(front, layer.index, home=home)
+        served = LayerExperts(front, layer.index, home=home)
         if part is not None:
-            served = ranks.ServedPart(front, layer.index, part)
+            served = ranks.RankExperts(front, layer.index, part)
         layer.kind.attach(layer.experts, served)
     if part is not None:
         ranks.join_ranks(layers, part, where)
-    plain.moecast = Handle(
+    plain.moecast = ModelHandle(
         plain, spec=spec, engine=engine, front=front, probes=probes, folder=folder
     )
     plain.close = plain.moecast.close
@@ -232,7 +232,7 @@ def load_stripped(folder: Path, dtype: str, device: torch.device) -> tuple[PreTr
     found: dict[str, Banks] = {}
     stripped = stripped_class(cls, lambda banks: found.update(banks=banks))
     torch_dtype = "auto" if dtype == "auto" else getattr(torch, dtype)
-    with progress_for_terminals():
+    with progress_bars():
         model = stripped.from_pretrained(
             folder,
             config=config,
@@ -241,13 +241,13 @@ def load_stripped(folder: Path, dtype: str, device: torch.device) -> tuple[PreTr
             local_files_only=True,
         )
     model.__class__ = cls
-    return own_weights(model, mapped=False).to(device).eval(), found["banks"]
+    return unmap_weights(model, mapped=False).to(device).eval(), found["banks"]
 
 
 def model_spec(
     model: PreTrainedModel,
     layers: list[MoeLayer],
-    store: Store,
+    store: ExpertStore,
     folder: Path,
     config: ModelConfig,
 ) -> ModelSpec:
@@ -257,7 +257,7 @@ def model_spec(
         **identity(folder, config),
         num_layers=len(layers),
         num_experts=store.num_experts,
-        top_k=experts_per_token(model, layers),
+        top_k=find_top_k(model, layers),
         hidden_size=text.hidden_size,
         dtype=str(model.dtype).removeprefix("torch."),
     )

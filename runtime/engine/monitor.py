@@ -53,7 +53,7 @@ class TierState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class EngineSnapshot:
     """An engine at one moment."""
 
     tiers: tuple[TierState, ...]
@@ -81,15 +81,15 @@ class Snapshot:
         return [added(layers) for layers in zip(*tiers, strict=True)]
 
 
-class Monitor:
+class EngineMonitor:
     """Looks at one engine; any thread may ask."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
         self._shared = engine.workers[0].shared
-        self._names = tier_names(engine.prefetcher.tiers)
+        self._names = name_tiers(engine.prefetcher.tiers)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> EngineSnapshot:
         """All figures, of one moment."""
         engine = self.engine
         with self._shared.condition:
@@ -105,7 +105,7 @@ class Monitor:
                 link_seconds[worker.name] = link_seconds.get(worker.name, 0.0) + worker.busy_seconds
             num_lost = sum(worker.num_lost for worker in engine.workers)
         adaptive_prefetch = self._shared.adaptive_prefetch
-        return Snapshot(
+        return EngineSnapshot(
             tiers=tiers,
             faults=faults,
             num_lost_threads=num_lost,
@@ -155,7 +155,7 @@ def _tier_state(tier: Tier, name: str, budget_bytes: int) -> TierState:
     )
 
 
-def tier_names(tiers: Sequence[Tier]) -> list[str]:
+def name_tiers(tiers: Sequence[Tier]) -> list[str]:
     """A name for each: memory that feeds a tier above is `host`, and so is the only one."""
     num_devices = sum(tier.is_top for tier in tiers)
     names, number = [], -1

@@ -8,24 +8,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from runtime.engine.loading import load_stripped
-from runtime.hf.adapters.served import ExpertSource, Served
+from runtime.hf.adapters.served import ExpertSource, LayerExperts
 from runtime.hf.layers import MoeLayer, moe_layers
-from runtime.store.base import Store, slot_bytes
+from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.layout import ALIGNMENT
 
 
-class OneByOne:
+class OnDemandReader:
     """Reads an expert when it is asked for: no arena, no thread, no policy.
 
     With `keep_bytes`, the first experts that fit stay in memory; the others are never kept.
     """
 
-    def __init__(self, store: Store, *, keep_bytes: int = 0):
+    def __init__(self, store: ExpertStore, *, keep_bytes: int = 0):
         self._store = store
-        self._size = slot_bytes(store)
+        self._size = max_slot_bytes(store)
         # Two, so that an expert is still there while the next is being read.
-        self._slots = [aligned(self._size), aligned(self._size)]
+        self._slots = [allocate_aligned(self._size), allocate_aligned(self._size)]
         self._turn = 0
         self._room = keep_bytes // self._size
         self._kept: dict[tuple[int, int], Tensor] = {}
@@ -41,7 +41,7 @@ class OneByOne:
 
     def _free_slot(self, layer: int, expert: int) -> Tensor:
         if len(self._kept) < self._room:
-            return self._kept.setdefault((layer, expert), aligned(self._size))
+            return self._kept.setdefault((layer, expert), allocate_aligned(self._size))
         self._turn = 1 - self._turn
         return self._slots[self._turn]
 
@@ -51,7 +51,7 @@ class OneByOne:
             yield expert, self.hold(layer, expert)
 
 
-def aligned(num_bytes: int) -> Tensor:
+def allocate_aligned(num_bytes: int) -> Tensor:
     """Uninitialised bytes at an address that kernels like."""
     raw = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
     start = -raw.data_ptr() % ALIGNMENT
@@ -65,7 +65,7 @@ def load_parts(folder: Path, dtype: str) -> tuple[PreTrainedModel, list[MoeLayer
     return model, layers, CheckpointStore(model, [banks[layer.name] for layer in layers])
 
 
-def serve_from(source: ExpertSource, layers: Sequence[MoeLayer]) -> None:
+def attach_experts(source: ExpertSource, layers: Sequence[MoeLayer]) -> None:
     """Lets the layers compute with the experts of `source`."""
     for layer in layers:
-        layer.kind.attach(layer.experts, Served(source, layer.index))
+        layer.kind.attach(layer.experts, LayerExperts(source, layer.index))

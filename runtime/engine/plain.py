@@ -6,14 +6,14 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from runtime.hf.classes import model_class
-from runtime.hf.quiet import progress_for_terminals
-from runtime.hf.weights import own_weights
+from runtime.hf.quiet import progress_bars
+from runtime.hf.weights import unmap_weights
 
 
 def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
     """The model as Transformers loads it, with its own eager experts and aligned weights."""
     cls, config = model_class(AutoConfig.from_pretrained(folder))
-    with progress_for_terminals():
+    with progress_bars():
         model = cls.from_pretrained(
             folder,
             config=config,
@@ -21,4 +21,4 @@ def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
             experts_implementation="eager",
             local_files_only=True,
         )
-    return own_weights(model).eval()
+    return unmap_weights(model).eval()

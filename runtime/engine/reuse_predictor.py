@@ -4,15 +4,15 @@ import time
 
 from predictors.base import Floats, Ints, Predictor
 from runtime.policy.prefetcher import Prefetcher
-from runtime.transfer.worker import Shared
+from runtime.transfer.worker import TransferState
 
 
-class ReusePredictor:
+class ReuseDriver:
     """Runs the forecaster on the model's thread, just before a layer asks for its experts: it is
     then that others are dropped. `seconds` adds up what it cost.
     """
 
-    def __init__(self, forecaster: Predictor, prefetcher: Prefetcher, shared: Shared):
+    def __init__(self, forecaster: Predictor, prefetcher: Prefetcher, shared: TransferState):
         self._forecaster = forecaster
         self._prefetcher = prefetcher
         self._shared = shared

@@ -22,7 +22,7 @@ class StepTimes:
 
 
 @dataclass
-class Stats:
+class StepStats:
     """Seconds of wall time. A prefill is a request's first step, or one of several tokens a row."""
 
     stall_seconds: float = 0.0

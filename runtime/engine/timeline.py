@@ -16,7 +16,7 @@ FLUSH_EVENTS = 20_000
 COMPUTE, PREDICTOR = "compute", "predictor"
 
 
-class Timeline:
+class ChromeTraceWriter:
     """Spans of computing, stalling, predicting and copying, one track for each.
 
     Arrows from a prefetch to the use of the expert that it brought; counters of bytes moved.

@@ -3,7 +3,7 @@
 import threading
 
 
-class Turn:
+class ForwardPassLock:
     """A lock that a forward pass takes in one hook and gives back in another.
 
     A pass may begin within a pass of its own thread (an encoder within its model).

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
-from runtime.hf.formula import Sum, inputs, own_loop, tiny_twin
+from runtime.hf.formula import AccumulationDtype, make_inputs, make_tiny_twin, run_own_loop
 
 IMPLEMENTATION = "moecast"
 
@@ -19,11 +19,11 @@ Ready = Callable[[list[int]], Iterator[tuple[int, dict[str, Tensor]]]]
 """`(experts of the step) -> (expert, its parameters)`, in order of readiness."""
 
 
-_SUMS: WeakKeyDictionary[type[nn.Module], Sum | None] = WeakKeyDictionary()
+_SUMS: WeakKeyDictionary[type[nn.Module], AccumulationDtype | None] = WeakKeyDictionary()
 """What was found: asking takes milliseconds, and a model has the same class in every layer."""
 
 
-def expert_output(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Tensor) -> Tensor:
+def compute_expert(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Tensor) -> Tensor:
     """One expert on its tokens, `(N, D)`: the same operations in the same order as the eager loop
     of the module's own class.
 
@@ -45,10 +45,10 @@ def expert_output(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Tens
     return module.post_expert_norm(output) if module.has_post_expert_norm else output
 
 
-def computed(
+def compute_experts(
     module: nn.Module,
     ready: Ready,
-    how: Sum,
+    how: AccumulationDtype,
     hidden_TD: Tensor,
     experts_TK: Tensor,
     weights_TK: Tensor,
@@ -68,7 +68,7 @@ def computed(
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     for expert, weights in ready(wanted):
         token_N, weight_N1 = chosen_by[expert]
-        output_ND = expert_output(module, weights, hidden_TD[token_N])
+        output_ND = compute_expert(module, weights, hidden_TD[token_N])
         parts[expert] = token_N, output_ND * weight_N1
     final_TD = torch.zeros_like(hidden_TD, dtype=how.dtype(hidden_TD, weights_TK))
     for expert in wanted:
@@ -101,7 +101,7 @@ def _tokens_of_experts(
 def _of_one_token(
     module: nn.Module,
     ready: Ready,
-    how: Sum,
+    how: AccumulationDtype,
     hidden_TD: Tensor,
     experts_TK: Tensor,
     weights_TK: Tensor,
@@ -116,14 +116,14 @@ def _of_one_token(
     parts: dict[int, Tensor] = {}
     for expert, weights in ready(wanted):
         k = place[expert]
-        parts[expert] = expert_output(module, weights, hidden_ND) * weights_TK[:, k : k + 1]
+        parts[expert] = compute_expert(module, weights, hidden_ND) * weights_TK[:, k : k + 1]
     final_TD = torch.zeros_like(hidden_TD, dtype=how.dtype(hidden_TD, weights_TK))
     for expert in wanted:
         final_TD += parts[expert].to(final_TD.dtype)
     return final_TD.to(hidden_TD.dtype)
 
 
-def sum_of(module: nn.Module) -> Sum | None:
+def find_accumulation(module: nn.Module) -> AccumulationDtype | None:
     """How the module's own loop adds up; None: it computes something of its own, and has to run."""
     cls = type(module)
     if cls not in _SUMS:
@@ -132,19 +132,19 @@ def sum_of(module: nn.Module) -> Sum | None:
 
 
 @torch.no_grad()
-def _asked_sum(module: nn.Module) -> Sum | None:
-    twin, experts = tiny_twin(module, torch.bfloat16)
+def _asked_sum(module: nn.Module) -> AccumulationDtype | None:
+    twin, experts = make_tiny_twin(module, torch.bfloat16)
 
     def ready(wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         return iter([(expert, experts[expert]) for expert in wanted])
 
-    cases = [inputs(torch.bfloat16, dtype) for dtype in (torch.bfloat16, torch.float32)]
+    cases = [make_inputs(torch.bfloat16, dtype) for dtype in (torch.bfloat16, torch.float32)]
     try:
-        expected = [own_loop(twin, *case) for case in cases]
+        expected = [run_own_loop(twin, *case) for case in cases]
     except (RuntimeError, AttributeError):
         return None  # It needs more than the usual parameters.
-    for how in Sum:
-        found = [computed(twin, ready, how, *case) for case in cases]
+    for how in AccumulationDtype:
+        found = [compute_experts(twin, ready, how, *case) for case in cases]
         if all(map(torch.equal, found, expected)):
             return how
     return None
@@ -154,11 +154,11 @@ def moecast_experts(
     module: nn.Module, hidden_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
 ) -> Tensor:
     """What Transformers calls for an experts module that `attach` of its kind has prepared."""
-    how: Sum | None = module.moecast_sum
+    how: AccumulationDtype | None = module.moecast_sum
     if how is None:
         # Its parameters are placeholders that fetch the expert whose index they are given.
-        return own_loop(module, hidden_TD, experts_TK, weights_TK)
-    return computed(module, module.moecast_ready, how, hidden_TD, experts_TK, weights_TK)
+        return run_own_loop(module, hidden_TD, experts_TK, weights_TK)
+    return compute_experts(module, module.moecast_ready, how, hidden_TD, experts_TK, weights_TK)
 
 
 def register() -> None:

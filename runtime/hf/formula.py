@@ -15,7 +15,7 @@ EXPERTS, TOKENS, TOP_K, WIDTH, HIDDEN = 4, 24, 3, 4, 8
 """The tiny bank: every expert gets several tokens, every token several experts."""
 
 
-class Sum(StrEnum):
+class AccumulationDtype(StrEnum):
     """Dtype of the sum over a token's experts."""
 
     HIDDEN = "of the hidden states"
@@ -24,17 +24,19 @@ class Sum(StrEnum):
 
     def dtype(self, hidden: Tensor, weights: Tensor) -> torch.dtype:
         """For these two tensors."""
-        if self is Sum.HIDDEN:
+        if self is AccumulationDtype.HIDDEN:
             return hidden.dtype
-        return weights.dtype if self is Sum.WEIGHTS else torch.float32
+        return weights.dtype if self is AccumulationDtype.WEIGHTS else torch.float32
 
 
-def own_loop(module: nn.Module, *args: Tensor) -> Tensor:
+def run_own_loop(module: nn.Module, *args: Tensor) -> Tensor:
     """The experts class's own forward, under Transformers' decorator."""
     return type(module).forward.__wrapped__(module, *args)
 
 
-def tiny_twin(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, list[dict[str, Tensor]]]:
+def make_tiny_twin(
+    module: nn.Module, dtype: torch.dtype
+) -> tuple[nn.Module, list[dict[str, Tensor]]]:
     """A module of the same class with four small random experts, and these one by one."""
     generator = torch.Generator().manual_seed(0)
     up, up_width = ("gate_up_proj", 2 * WIDTH) if module.has_gate else ("up_proj", WIDTH)
@@ -57,7 +59,7 @@ def tiny_twin(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, list[di
     return twin, [{name: value[e] for name, value in fused.items()} for e in range(EXPERTS)]
 
 
-def inputs(dtype: torch.dtype, weights_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def make_inputs(dtype: torch.dtype, weights_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """`(hidden_TD, experts_TK, weights_TK)`; the weights add up to 1 for no token."""
     generator = torch.Generator().manual_seed(1)
     hidden_TD = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype)

@@ -12,7 +12,7 @@ NO_TOKEN = -1
 """Stands for a position that was given as an embedding."""
 
 
-def tokens_of(args: tuple, kwargs: dict[str, Any]) -> Tensor:
+def find_tokens(args: tuple, kwargs: dict[str, Any]) -> Tensor:
     """Token ids `(batch, sequence)`, integers; `NO_TOKEN` everywhere for `inputs_embeds`.
 
     Raises:
@@ -28,7 +28,7 @@ def tokens_of(args: tuple, kwargs: dict[str, Any]) -> Tensor:
     raise CheckpointError("moecast serves models that are given input_ids or inputs_embeds")
 
 
-class Past:
+class CacheHistory:
     """Tells a step that continues requests from one that begins new ones."""
 
     def __init__(self) -> None:

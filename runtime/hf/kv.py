@@ -39,7 +39,7 @@ class CacheSize:
 
 
 @torch.no_grad()
-def cache_size(model: PreTrainedModel) -> CacheSize:
+def measure_cache_size(model: PreTrainedModel) -> CacheSize:
     """Runs a few tokens.
 
     Raises:
@@ -47,19 +47,19 @@ def cache_size(model: PreTrainedModel) -> CacheSize:
     """
     tokens_BT = torch.zeros(1, PROMPT_TOKENS, dtype=torch.int64, device=model.device)
     output: Any = model(tokens_BT, use_cache=True)
-    before = cache_bytes(output.past_key_values)
+    before = count_cache_bytes(output.past_key_values)
     for _ in range(STEPS):
         output = model(tokens_BT[:, :1], past_key_values=output.past_key_values, use_cache=True)
     return CacheSize.grown(
         before,
-        cache_bytes(output.past_key_values),
+        count_cache_bytes(output.past_key_values),
         num_steps=STEPS,
         num_rows=1,
         num_tokens=PROMPT_TOKENS + STEPS,
     )
 
 
-def cache_bytes(cache: Any) -> int:
+def count_cache_bytes(cache: Any) -> int:
     """Of all tensors in the layers of a Transformers cache."""
     tensors = (
         value for layer in getattr(cache, "layers", ()) for value in _tensors(vars(layer).values())

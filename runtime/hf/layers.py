@@ -7,9 +7,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.base import Kind
-from runtime.hf.adapters.registry import kind_of
-from runtime.hf.routing import Routing
+from runtime.hf.adapters.base import ExpertsAdapter
+from runtime.hf.adapters.registry import find_adapter
+from runtime.hf.routing import RouterOutput
 
 ROUTER_NAMES = ("gate", "router")
 """Only asked where a model keeps no record of its router logits."""
@@ -32,7 +32,7 @@ class MoeLayer:
     """What the router is a part of."""
     block: nn.Module
     """The decoder or encoder layer around them, whose input is the layer's input."""
-    kind: Kind
+    kind: ExpertsAdapter
     """How the experts are kept."""
 
     @property
@@ -45,7 +45,7 @@ class MoeLayer:
         """Experts per token, where the router's own make fixes it."""
         return self.kind.top_k(self.router)
 
-    def routing(self, output: object) -> Routing:
+    def routing(self, output: object) -> RouterOutput:
         """What the router chose, from what it returned."""
         return self.kind.routing(output, self.router, self.parent)
 
@@ -55,7 +55,7 @@ def expert_banks(model: nn.Module) -> dict[str, nn.Module]:
     banks: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         within = any(name.startswith(f"{bank}.") for bank in list(banks)[-1:])
-        if not within and kind_of(module) is not None:
+        if not within and find_adapter(module) is not None:
             banks[name] = module
     return banks
 
@@ -92,7 +92,7 @@ def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
     blocks = _recorded(model, "hidden_states")
     found = []
     for name, experts in expert_banks(model).items():
-        kind = kind_of(experts)
+        kind = find_adapter(experts)
         assert kind is not None
         parent = experts if kind.router_inside else model.get_submodule(name.rpartition(".")[0])
         # What has no router to listen to is served all the same, when its experts are called.

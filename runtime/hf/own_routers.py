@@ -10,7 +10,7 @@ from predictors.skip import Skip
 from runtime.hf.layers import MoeLayer
 
 
-def own_routers(layers: Sequence[MoeLayer], given: Mapping[str, Any]) -> Skip | None:
+def build_skip_predictor(layers: Sequence[MoeLayer], given: Mapping[str, Any]) -> Skip | None:
     """Skip from the routers' weights, or None where a router is not one matrix.
 
     `given` are the `spec` of the model and the predictor's options. A router's bias is left out.

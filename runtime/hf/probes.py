@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from predictors.base import Floats, Ints, Signal
 from runtime.errors import CheckpointError
-from runtime.hf.inputs import Past, tokens_of
+from runtime.hf.inputs import CacheHistory, find_tokens
 from runtime.hf.layers import MoeLayer, moe_layers
 
 RMS_EPSILON = 1e-6
 
 
-class Listener(Protocol):
+class EventListener(Protocol):
     """Receives a step's events in order. Arrays are valid during the call only.
 
     `requests_T` numbers the requests from the probes' first on: a step without a past begins new
@@ -41,7 +41,7 @@ class Listener(Protocol):
     def end_step(self) -> None: ...
 
 
-class SilentListener:
+class NoopListener:
     """Hears everything and does nothing: a base for those that want an event or two."""
 
     def begin_step(self, *_: object) -> None:
@@ -66,7 +66,7 @@ def to_floats(tensor: Tensor) -> Floats:
     return flat.to(device="cpu", dtype=torch.float32).numpy()
 
 
-def normalised(hidden: Tensor) -> Tensor:
+def normalize(hidden: Tensor) -> Tensor:
     """Scaled to unit root mean square, without the model's learned weights: the same for every
     architecture, whatever its own norm is called and wherever it stands.
     """
@@ -74,7 +74,7 @@ def normalised(hidden: Tensor) -> Tensor:
     return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + RMS_EPSILON)
 
 
-class Lane:
+class RequestTracker:
     """Which requests a generation's forward passes belong to.
 
     Several generations that take turns at one model have one each; otherwise there is one for all.
@@ -83,7 +83,7 @@ class Lane:
     def __init__(self) -> None:
         self.first_request = 0
         self.num_requests = 0
-        self.past = Past()
+        self.past = CacheHistory()
         self.is_encoded = False
         """An encoder's step has begun new requests that no decoder's step has continued yet."""
         self.part = "decoder"
@@ -97,10 +97,10 @@ class _Steps:
     own: `generate` calls the encoder by itself, and their tokens differ.
     """
 
-    def __init__(self, model: PreTrainedModel, listener: Listener):
+    def __init__(self, model: PreTrainedModel, listener: EventListener):
         self._listener = listener
         self._next_request = 0
-        self.lane = Lane()
+        self.lane = RequestTracker()
         if model.config.is_encoder_decoder:
             parts = [(model.get_encoder(), self._encoder), (model.get_decoder(), self._decoder)]
         else:
@@ -108,14 +108,14 @@ class _Steps:
         self.handles = [_Around(part, begin, listener.end_step) for part, begin in parts]
 
     def _encoder(self, args: tuple, kwargs: dict) -> None:
-        tokens = tokens_of(args, kwargs)
+        tokens = find_tokens(args, kwargs)
         self._new_requests(len(tokens))
         self.lane.is_encoded = True
         self.lane.part = "encoder"
         self._begin(tokens)
 
     def _decoder(self, args: tuple, kwargs: dict) -> None:
-        tokens = tokens_of(args, kwargs)
+        tokens = find_tokens(args, kwargs)
         lane = self.lane
         if not lane.past.continues(kwargs.get("past_key_values")):
             # Beams of an encoded request are decoder rows one after another.
@@ -199,7 +199,7 @@ class Probes:
         self,
         model: PreTrainedModel,
         signals: Collection[Signal],
-        listener: Listener,
+        listener: EventListener,
         *,
         complete: bool = False,
     ):
@@ -229,12 +229,12 @@ class Probes:
         self._handles.append(handle)
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> RequestTracker:
         """Of the generation whose forward passes come next."""
         return self._steps.lane
 
     @lane.setter
-    def lane(self, lane: Lane) -> None:
+    def lane(self, lane: RequestTracker) -> None:
         self._steps.lane = lane
 
     def __enter__(self) -> "Probes":
@@ -254,7 +254,7 @@ class Probes:
             if hidden.ndim == 4:
                 # Hyper-connections: (batch, sequence, streams, D), all of them one token's.
                 hidden = hidden.float().mean(dim=2)
-            self._listener.layer_input(layer.index, to_floats(normalised(hidden)))
+            self._listener.layer_input(layer.index, to_floats(normalize(hidden)))
 
         return hook
 

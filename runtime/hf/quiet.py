@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 
 @contextmanager
-def progress_for_terminals() -> Iterator[None]:
+def progress_bars() -> Iterator[None]:
     """Within, bars are drawn only where standard error is a terminal; afterwards as before."""
     shown = logging.is_progress_bar_enabled()
     if shown and not sys.stderr.isatty():

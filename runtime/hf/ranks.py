@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.interface import Interface
-from runtime.hf.adapters.served import ExpertSource, Served
-from runtime.hf.experts import sum_of
+from runtime.hf.adapters.interface import InterfaceAdapter
+from runtime.hf.adapters.served import ExpertSource, LayerExperts
+from runtime.hf.experts import find_accumulation
 from runtime.hf.layers import MoeLayer
 from runtime.policy.placement import Blocks, Part
-from runtime.store.base import Store
+from runtime.store.base import ExpertStore
 
 
-class ServedPart(Served):
+class RankExperts(LayerExperts):
     """One layer's experts of this process, as its module numbers them: from 0."""
 
     def __init__(self, source: ExpertSource, layer: int, part: Part):
@@ -43,7 +43,9 @@ class ServedPart(Served):
         return super().hold(self._first + expert)
 
 
-def own_part(layers: Sequence[MoeLayer], store: Store, *, has_devices: bool) -> Part | None:
+def find_own_part(
+    layers: Sequence[MoeLayer], store: ExpertStore, *, has_devices: bool
+) -> Part | None:
     """What this process serves; None where it is the only one.
 
     Raises:
@@ -61,7 +63,10 @@ def own_part(layers: Sequence[MoeLayer], store: Store, *, has_devices: bool) -> 
             "expert_parallel and devices together: start one process for each device in place of "
             "devices"
         )
-    if not all(isinstance(layer.kind, Interface) and sum_of(layer.experts) for layer in layers):
+    if not all(
+        isinstance(layer.kind, InterfaceAdapter) and find_accumulation(layer.experts)
+        for layer in layers
+    ):
         raise CheckpointError(
             "this model's experts compute in a loop of their own, which Transformers' expert "
             "parallelism does not reach; serve it from one process"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from runtime.errors import CheckpointError
 
 
-class Routing(NamedTuple):
+class RouterOutput(NamedTuple):
     """Ids at or above the number of experts mean that a token skips this choice."""
 
     indices: Tensor
@@ -27,7 +27,7 @@ def _tensors(output: object) -> list[Tensor]:
     return [part for part in parts if isinstance(part, Tensor)]
 
 
-def routing_of(output: object) -> Routing:
+def read_routing(output: object) -> RouterOutput:
     """From `(logits_TE, weights_TK, indices_TK)`, as nearly all of Transformers' routers return.
 
     The indices are told by their dtype, because some families add a bias after the logits.
@@ -43,24 +43,24 @@ def routing_of(output: object) -> Routing:
     top_k = indices.shape[-1]
     weights = next((part for part in floats if part.shape == indices.shape), None)
     logits = next((part for part in floats if part.shape[-1] != top_k), None)
-    return Routing(indices, logits, weights)
+    return RouterOutput(indices, logits, weights)
 
 
-def routing_by_block(block: nn.Module, output: object) -> Routing:
+def read_block_routing(block: nn.Module, output: object) -> RouterOutput:
     """From logits alone, where the block chooses in a method of its own: it is asked."""
     (logits_TE,) = _tensors(output)
     weights_TK, indices_TK = block.route_tokens_to_experts(logits_TE)
-    return Routing(indices_TK, logits_TE, weights_TK)
+    return RouterOutput(indices_TK, logits_TE, weights_TK)
 
 
-def routing_by_scores(output: object, *, top_k: int) -> Routing:
+def read_scores(output: object, *, top_k: int) -> RouterOutput:
     """From `(scores_TE, logits_TE)`, the scores 0 wherever an expert was not chosen."""
     scores_TE, logits_TE = _tensors(output)
     indices_TK = logits_TE.topk(top_k, dim=-1).indices
-    return Routing(indices_TK, logits_TE, scores_TE.gather(-1, indices_TK))
+    return RouterOutput(indices_TK, logits_TE, scores_TE.gather(-1, indices_TK))
 
 
-def routing_by_group_sizes(output: object, *, top_k: int) -> Routing:
+def read_group_sizes(output: object, *, top_k: int) -> RouterOutput:
     """From `(rows_N, _, weights_N, sizes_E, logits_TE)`: row `rows_N[n]` of T * K is the n-th when
     sorted by expert; `sizes_E`, a list, says how many rows each expert has.
     """
@@ -75,10 +75,10 @@ def routing_by_group_sizes(output: object, *, top_k: int) -> Routing:
     )
     indices_N = torch.empty_like(rows_N).scatter_(0, rows_N, sorted_experts_N)
     weights_N = torch.empty_like(sorted_weights_N).scatter_(0, rows_N, sorted_weights_N)
-    return Routing(indices_N.view(-1, top_k), logits_TE, weights_N.view(-1, top_k))
+    return RouterOutput(indices_N.view(-1, top_k), logits_TE, weights_N.view(-1, top_k))
 
 
-def routing_by_mask(output: object, *, top_k: int) -> Routing:
+def read_mask(output: object, *, top_k: int) -> RouterOutput:
     """From `(choice, weights, logits_TE)` of routers with a capacity, as the experts take it.
 
     A choice `(batch, sequence, E)` is a mask, 1 at the chosen expert and all 0 for a token that
@@ -90,9 +90,9 @@ def routing_by_mask(output: object, *, top_k: int) -> Routing:
     num_experts = logits.shape[-1]
     if choice.ndim == 3:
         found, indices = choice.max(dim=-1, keepdim=True)
-        return Routing(indices.masked_fill(found == 0, num_experts), logits, weights)
+        return RouterOutput(indices.masked_fill(found == 0, num_experts), logits, weights)
     used_TE = torch.nn.functional.one_hot(choice, num_classes=num_experts)
     weights_TE = (used_TE * weights.unsqueeze(-1)).sum(dim=1)
     found_TK, indices_TK = used_TE.any(dim=1).long().topk(top_k, dim=-1)
     weights_TK = weights_TE.gather(-1, indices_TK)
-    return Routing(indices_TK.masked_fill(found_TK == 0, num_experts), logits, weights_TK)
+    return RouterOutput(indices_TK.masked_fill(found_TK == 0, num_experts), logits, weights_TK)

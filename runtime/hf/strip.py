@@ -12,13 +12,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.registry import kind_of
+from runtime.hf.adapters.registry import find_adapter
 from runtime.hf.layers import expert_banks
-from runtime.store.extents import read_extents
-from runtime.store.index import index_experts
-from runtime.store.recipe import FusedParameter, Recipe
+from runtime.store.extents import read_tensor_index
+from runtime.store.index import plan_weights
+from runtime.store.recipe import FusedParameter, WeightPlan
 
-Banks = dict[str, dict[str, Recipe]]
+Banks = dict[str, dict[str, WeightPlan]]
 
 
 TAKEN = "moecast_parameters"
@@ -34,7 +34,7 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
     # What is gone can not be tied; the checkpoint's reader is told instead.
     ties = getattr(model, "all_tied_weights_keys", {})
     for bank, module in expert_banks(model).items():
-        kind = kind_of(module)
+        kind = find_adapter(module)
         assert kind is not None
         if TAKEN not in vars(module):
             taken = kind.strip(bank, module)
@@ -99,8 +99,8 @@ def stripped_class(
         banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
         ignored = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = ignored | banks
-        extents = read_extents(checkpoint_files)
-        indexed = index_experts(model, parameters, extents, load_config.weight_mapping)
+        extents = read_tensor_index(checkpoint_files)
+        indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
         found(indexed)
         assert state_dict is None
         with ExitStack() as stack:

@@ -11,7 +11,7 @@ CONFIG_NAMES = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
 """Only asked where no router says it; Transformers maps most families' names to the first."""
 
 
-def experts_per_token(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int:
+def find_top_k(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int:
     """The most that any layer's router chooses for one token.
 
     Raises:

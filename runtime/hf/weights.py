@@ -9,7 +9,7 @@ ALIGNMENT = 64
 
 
 @torch.no_grad()
-def own_weights(model: PreTrainedModel, *, mapped: bool = True) -> PreTrainedModel:
+def unmap_weights(model: PreTrainedModel, *, mapped: bool = True) -> PreTrainedModel:
     """Copies every parameter out of the file that it may be mapped from; returns the model.
 
     A mapped page that cannot be read kills the process, and kernels take another path on a mapped

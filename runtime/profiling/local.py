@@ -20,16 +20,23 @@ from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.engine.assembly import DeviceArenas, EngineOptions, connect
 from runtime.engine.engine import Engine
-from runtime.hf.adapters.served import Served
-from runtime.hf.experts import expert_output
+from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.experts import compute_expert
 from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.hf.probes import Probes
-from runtime.hf.top_k import experts_per_token
-from runtime.profiling.reading import Background, Reader, Reads, measure_reads, seconds, typical
+from runtime.hf.top_k import find_top_k
+from runtime.profiling.reading import (
+    BackgroundReads,
+    ProbeReader,
+    Reads,
+    measure_reads,
+    seconds,
+    typical,
+)
 from runtime.profiling.spans import Spans
 from runtime.sim.hardware import Measured
 from runtime.sim.overheads import Overheads
-from runtime.store.base import Store, slot_bytes
+from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.transfer.arena import Arena
 from runtime.transfer.link import StoreLink
 
@@ -62,7 +69,9 @@ def measure(model: PreTrainedModel) -> Measured:
     return _measured(model, moe_layers(model), model.moecast.engine)
 
 
-def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Store) -> Measured:
+def measure_parts(
+    model: PreTrainedModel, layers: Sequence[MoeLayer], store: ExpertStore
+) -> Measured:
     """The same for a model and the store that its experts come from, which it is served from for
     the moment, on demand; afterwards it has to be served anew.
 
@@ -75,7 +84,7 @@ def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Sto
         config_hash="",
         num_layers=store.num_layers,
         num_experts=store.num_experts,
-        top_k=experts_per_token(model, layers),
+        top_k=find_top_k(model, layers),
         hidden_size=0,
         dtype="",
     )
@@ -89,7 +98,7 @@ def measure_parts(model: PreTrainedModel, layers: Sequence[MoeLayer], store: Sto
         ),
     )
     for layer in layers:
-        layer.kind.attach(layer.experts, Served(engine, layer.index))
+        layer.kind.attach(layer.experts, LayerExperts(engine, layer.index))
     try:
         with Probes(model, {Signal.ROUTED}, engine):
             return _measured(model, layers, engine)
@@ -113,8 +122,8 @@ def _measured(model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine
             step()
         alone = mean_step(spans)
         spans.clear()
-        reader = Reader(store)
-        with Background(reader) as background:
+        reader = ProbeReader(store)
+        with BackgroundReads(reader) as background:
             for _ in range(STEPS):
                 step()
         slowed = mean_step(spans)
@@ -234,9 +243,13 @@ def _same_token(model: PreTrainedModel) -> Callable[[], object]:
     return again
 
 
-def _expert_seconds(model: PreTrainedModel, layer: MoeLayer, store: Store) -> tuple[float, float]:
+def _expert_seconds(
+    model: PreTrainedModel, layer: MoeLayer, store: ExpertStore
+) -> tuple[float, float]:
     """One expert on one token and on `EXPERT_TOKENS`, seconds."""
-    weights = store.layouts[0].weights(torch.empty(slot_bytes(store), dtype=torch.uint8).zero_())
+    weights = store.layouts[0].weights(
+        torch.empty(max_slot_bytes(store), dtype=torch.uint8).zero_()
+    )
     run = expert_call(layer, weights)
     width = model.config.get_text_config().hidden_size
     hidden = torch.zeros(EXPERT_TOKENS, width, dtype=model.dtype)
@@ -251,7 +264,7 @@ def expert_call(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Ten
     Where the module has a loop of its own, one product with as many weights stands for it.
     """
     if layer.kind.name == "interface":
-        return lambda hidden: expert_output(layer.experts, dict(weights), hidden)
+        return lambda hidden: compute_expert(layer.experts, dict(weights), hidden)
     largest = max(weights.values(), key=Tensor.numel)
     width = largest.shape[-1]
     rows = sum(weight.numel() for weight in weights.values()) // width

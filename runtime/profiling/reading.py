@@ -10,7 +10,7 @@ from types import TracebackType
 
 import torch
 
-from runtime.store.base import Store, slot_bytes
+from runtime.store.base import ExpertStore, max_slot_bytes
 
 READS = 25
 """Of a chunk and of an expert each, and of two chunks at once."""
@@ -36,15 +36,15 @@ def seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-class Reader:
+class ProbeReader:
     """Reads of experts all over the store, one after another, into memory of its own.
 
     None twice before all were read.
     """
 
-    def __init__(self, store: Store, *, first: int = 0):
+    def __init__(self, store: ExpertStore, *, first: int = 0):
         self._store = store
-        self._slot = torch.empty(slot_bytes(store), dtype=torch.uint8)
+        self._slot = torch.empty(max_slot_bytes(store), dtype=torch.uint8)
         self._slot.zero_()  # its pages are there: an arena's have been used before, too
         self._num_experts = store.num_layers * store.num_experts
         self._place = first
@@ -81,10 +81,10 @@ class Reads:
     """Speed of each of two reads at a time against one."""
 
 
-class Background:
+class BackgroundReads:
     """A context in which another thread reads chunk after chunk; their times afterwards."""
 
-    def __init__(self, reader: Reader):
+    def __init__(self, reader: ProbeReader):
         self.times: list[float] = []
         self._reader = reader
         self._is_over = threading.Event()
@@ -94,7 +94,7 @@ class Background:
         while not self._is_over.is_set():
             self.times.append(seconds(self._reader.chunk))
 
-    def __enter__(self) -> "Background":
+    def __enter__(self) -> "BackgroundReads":
         self._thread.start()
         return self
 
@@ -108,19 +108,19 @@ class Background:
         self._thread.join()
 
 
-def measure_reads(store: Store) -> Reads:
+def measure_reads(store: ExpertStore) -> Reads:
     """Reads as the runtime does them; takes about 150 reads.
 
     Raises:
         TransferError: the store can not be read.
     """
-    reader = Reader(store)
+    reader = ProbeReader(store)
     size = min(reader.sizes)
     # In turns, so that what else the disk is doing falls on both alike.
     pairs = [(seconds(reader.chunk), seconds(reader.expert)) for _ in range(READS)]
     one, whole = (typical(list(times)) for times in zip(*pairs, strict=True))
     alone, together = [], []
-    with Background(Reader(store, first=store.num_experts // 2)):
+    with BackgroundReads(ProbeReader(store, first=store.num_experts // 2)):
         for _ in range(READS):
             together.append(seconds(reader.chunk))
     alone = [seconds(reader.chunk) for _ in range(READS)]

@@ -2,8 +2,8 @@
 
 from runtime.config import ModelConfig, ShapeConfig
 from runtime.engine.one_by_one import load_parts
-from runtime.hf.top_k import experts_per_token
-from runtime.store.base import slot_bytes
+from runtime.hf.top_k import find_top_k
+from runtime.store.base import max_slot_bytes
 from runtime.store.model_source import resolve
 
 
@@ -28,9 +28,9 @@ def own_shape(config: ModelConfig) -> ShapeConfig:
             source=f"the checkpoint of {config.name}",
             num_layers=len(layers),
             num_experts=store.num_experts,
-            top_k=experts_per_token(model, layers),
+            top_k=find_top_k(model, layers),
             hidden_size=text.hidden_size,
-            expert_bytes=slot_bytes(store),
+            expert_bytes=max_slot_bytes(store),
             layer_bytes=body // len(layers),
         )
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runtime.engine.monitor import Monitor, Snapshot
+from runtime.engine.monitor import EngineMonitor, EngineSnapshot
 from runtime.errors import Fault
 from runtime.serving.metric_names import EXPERTS, Kind
 
@@ -44,7 +44,7 @@ OF_TIERS = {
 class ExpertMetrics(Collector):
     """Reads one engine; layers are numbered as those with routed experts, from 0."""
 
-    def __init__(self, monitor: Monitor, *, model_name: str, info: Mapping[str, str]):
+    def __init__(self, monitor: EngineMonitor, *, model_name: str, info: Mapping[str, str]):
         self._monitor = monitor
         self._model_name = model_name
         self._info = dict(info)
@@ -67,7 +67,7 @@ class ExpertMetrics(Collector):
             for one in EXPERTS
         }
 
-    def _samples(self, state: Snapshot) -> Iterable[tuple[str, list[str], float]]:
+    def _samples(self, state: EngineSnapshot) -> Iterable[tuple[str, list[str], float]]:
         """`(name, labels after the model's name, value)`."""
         for tier in state.tiers:
             total = tier.total.as_dict()

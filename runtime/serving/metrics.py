@@ -22,7 +22,7 @@ from prometheus_client import (
 )
 from prometheus_client.process_collector import ProcessCollector
 
-from runtime.engine.monitor import Monitor
+from runtime.engine.monitor import EngineMonitor
 from runtime.serving.caches import CacheBudget
 from runtime.serving.choice import Choice, Reason
 from runtime.serving.errors import RequestError
@@ -51,7 +51,7 @@ class Metrics:
             context_tokens=context_tokens,
         )
 
-    def watch(self, monitor: Monitor, *, info: Mapping[str, str]) -> None:
+    def watch(self, monitor: EngineMonitor, *, info: Mapping[str, str]) -> None:
         """From now on the engine's counters are told too; called once.
 
         Args:

@@ -9,7 +9,7 @@ from runtime.config import BUILTIN
 from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
 from runtime.generation.lockstep import LockstepGroup
-from runtime.hf.kv import cache_size
+from runtime.hf.kv import measure_cache_size
 from runtime.serving.caches import CacheBudget
 from runtime.serving.config import ServeConfig
 from runtime.serving.facts import Facts, facts_of
@@ -32,7 +32,7 @@ def open_served(config: ServeConfig) -> Served:
     with ExitStack() as unless_opened:
         model = load_served(config, budget=config.budget)
         unless_opened.callback(model.close)
-        caches = None if kv_budget is None else CacheBudget(cache_size(model), kv_budget)
+        caches = None if kv_budget is None else CacheBudget(measure_cache_size(model), kv_budget)
         facts = _facts(config, model, caches)
         unless_opened.pop_all()
     return Served(model=model, group=LockstepGroup(model), facts=facts)

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from transformers import PreTrainedModel
 
-from runtime.engine.monitor import Monitor, Snapshot
+from runtime.engine.monitor import EngineMonitor, EngineSnapshot
 from runtime.serving.metrics import Metrics
 from runtime.serving.service import Service, State
 
@@ -41,7 +41,7 @@ class Watch:
         self._started = time.monotonic()
         self._process = psutil.Process()
         self._service: Service | None = None
-        self._monitor: Monitor | None = None
+        self._monitor: EngineMonitor | None = None
         self._served: dict[str, Any] | None = None
 
     def attach(self, service: Service) -> None:
@@ -62,7 +62,7 @@ class Watch:
     def observe(self, model: PreTrainedModel) -> None:
         """From now on the engine of this served model is looked at, too."""
         handle = model.moecast
-        monitor = Monitor(handle.engine)
+        monitor = EngineMonitor(handle.engine)
         # What really forecasts: the system's predictor may have had no entry for the model.
         names = {**self._names, "predictor": handle.engine.driver.forecasts_with or "none"}
         self.metrics.watch(monitor, info={"version": self._version, **names})
@@ -104,7 +104,7 @@ class Watch:
         return said
 
 
-def engine_status(state: Snapshot) -> dict[str, Any]:
+def engine_status(state: EngineSnapshot) -> dict[str, Any]:
     """The engine's part of the status, without `cells`."""
     return {
         "experts": state.computing.as_dict(),

@@ -19,7 +19,7 @@ class Overheads:
     """The predictor runs on the thread that computes, which waits for it; else beside it."""
     computation_reads: bool = False
     """While it waits, the computation brings by itself what was asked for, beside the link's own
-    thread (`runtime.transfer.worker.Worker.help`)."""
+    thread (`runtime.transfer.worker.TransferWorker.help`)."""
     transfer_speed_together: float = 1.0
     """Speed of each of two transfers over one link at a time, against one alone: .5 where they
     share a bandwidth, 1 where the link serves both as it serves one."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Layout(Protocol):
+class ExpertLayout(Protocol):
     """What a slot looks like to those that fill it and to those that compute with it."""
 
     @property
@@ -40,7 +40,7 @@ class Layout(Protocol):
         """The expert's parameters from the slot's bytes, uint8 `(num_bytes,)`, on its device."""
 
 
-class Store(Protocol):
+class ExpertStore(Protocol):
     """Thread-safe; holds no expert itself."""
 
     @property
@@ -55,7 +55,7 @@ class Store(Protocol):
         """The largest number of experts of any layer; ids at or above a layer's own mean "skip"."""
 
     @property
-    def layouts(self) -> Sequence[Layout]:
+    def layouts(self) -> Sequence[ExpertLayout]:
         """One for each layer with routed experts, bottom first."""
 
     @property
@@ -73,16 +73,16 @@ class Store(Protocol):
         """Closes the files; no read may be under way."""
 
 
-def slot_bytes(store: Store) -> int:
+def max_slot_bytes(store: ExpertStore) -> int:
     """Size of a slot that any expert of any layer fits."""
     return max(layout.num_bytes for layout in store.layouts)
 
 
-def decoded_bytes(store: Store) -> int:
+def max_decoded_bytes(store: ExpertStore) -> int:
     """Memory that one expert's parameters take beside its slot while they are used."""
     return max(layout.decoded_bytes for layout in store.layouts)
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
+def as_memoryview(tensor: Tensor) -> memoryview:
     """A contiguous CPU tensor's memory, for the reads of the operating system."""
     return memoryview(tensor.view(torch.uint8).reshape(-1).numpy())

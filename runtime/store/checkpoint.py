@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from runtime.config import PageCache
 from runtime.errors import CheckpointError
-from runtime.store.base import bytes_of
-from runtime.store.extents import Extent
+from runtime.store.base import as_memoryview
+from runtime.store.extents import StoredTensor
 from runtime.store.files import FileReader
-from runtime.store.layout import SlotLayout, slot_layout
-from runtime.store.recipe import Recipe
+from runtime.store.layout import SlotLayout, build_slot_layout
+from runtime.store.recipe import WeightPlan
 from runtime.store.scratch import peak_bytes
 
 READERS = 2
@@ -25,7 +25,7 @@ READERS = 2
 class _OneExpertModel:
     """What the library's operations see as the model: its fused parameter has a single expert."""
 
-    def __init__(self, model: PreTrainedModel, recipe: Recipe):
+    def __init__(self, model: PreTrainedModel, recipe: WeightPlan):
         self._model = model
         self._recipe = recipe
 
@@ -51,15 +51,15 @@ class CheckpointStore:
     def __init__(
         self,
         model: PreTrainedModel,
-        banks: Sequence[dict[str, Recipe]],
+        banks: Sequence[dict[str, WeightPlan]],
         *,
         page_cache: PageCache = PageCache.BYPASS,
     ):
         self._model = model
         self._banks = banks
-        self.layouts: list[SlotLayout] = [slot_layout(bank) for bank in banks]
+        self.layouts: list[SlotLayout] = [build_slot_layout(bank) for bank in banks]
         self._files = FileReader(page_cache=page_cache)
-        self._known_places: dict[tuple[int, str, int], list[Extent]] = {}
+        self._known_places: dict[tuple[int, str, int], list[StoredTensor]] = {}
         self._converting = threading.Lock()
         self._scratch_bytes = self._measure_scratch()
 
@@ -104,8 +104,8 @@ class CheckpointStore:
                     measured[key] = waiting + self._conversion_bytes(recipe)
         return max(measured.values(), default=0)
 
-    def _conversion_bytes(self, recipe: Recipe) -> int:
-        def zeros(extent: Extent) -> Tensor:
+    def _conversion_bytes(self, recipe: WeightPlan) -> int:
+        def zeros(extent: StoredTensor) -> Tensor:
             raw = torch.zeros(extent.num_bytes, dtype=torch.uint8)  # no dtype's own zeros needed
             return raw.view(extent.dtype).view(extent.shape)
 
@@ -143,12 +143,12 @@ class CheckpointStore:
                     continue
                 extent = places[piece.source]
                 if extent.dtype == recipe.parameter.dtype:
-                    self._pread(extent, bytes_of(target))
+                    self._pread(extent, as_memoryview(target))
                 else:
                     source = self._tensor(extent).view(-1)
                     target.view(recipe.parameter.dtype).copy_(source)
 
-    def _places(self, layer: int, parameter: str, expert: int) -> list[Extent]:
+    def _places(self, layer: int, parameter: str, expert: int) -> list[StoredTensor]:
         """Where the expert's part is; looked for once: the link waits for it between reads."""
         key = layer, parameter, expert
         known = self._known_places.get(key)
@@ -156,13 +156,13 @@ class CheckpointStore:
             known = self._known_places[key] = self._banks[layer][parameter].extents(expert)
         return known
 
-    def _tensor(self, extent: Extent) -> Tensor:
+    def _tensor(self, extent: StoredTensor) -> Tensor:
         tensor = torch.empty(extent.shape, dtype=extent.dtype)
-        self._pread(extent, bytes_of(tensor))
+        self._pread(extent, as_memoryview(tensor))
         return tensor
 
     @torch.no_grad()
-    def _converted(self, recipe: Recipe, tensors: list[Tensor]) -> Tensor:
+    def _converted(self, recipe: WeightPlan, tensors: list[Tensor]) -> Tensor:
         """Through the library's own operations, on an input with one expert.
 
         Takes the tensors out of their list.
@@ -202,7 +202,7 @@ class CheckpointStore:
             )
         return result
 
-    def _pread(self, extent: Extent, target: memoryview) -> None:
+    def _pread(self, extent: StoredTensor, target: memoryview) -> None:
         self._files.read(extent.file, extent.offset, target, what=extent.key)
 
     def close(self) -> None:

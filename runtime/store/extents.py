@@ -40,7 +40,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
-class Extent:
+class StoredTensor:
     """One tensor's bytes."""
 
     file: Path
@@ -50,26 +50,28 @@ class Extent:
     shape: tuple[int, ...]
     key: str
 
-    def slice(self, index: int) -> "Extent":
+    def slice(self, index: int) -> "StoredTensor":
         """The `index`-th part along the first dimension."""
         size = self.num_bytes // self.shape[0]
         key = f"{self.key}[{index}]"
-        return Extent(self.file, self.offset + index * size, size, self.dtype, self.shape[1:], key)
+        return StoredTensor(
+            self.file, self.offset + index * size, size, self.dtype, self.shape[1:], key
+        )
 
-    def view(self, shape: tuple[int, ...]) -> "Extent":
+    def view(self, shape: tuple[int, ...]) -> "StoredTensor":
         """The same bytes in another shape."""
         assert math.prod(shape) == math.prod(self.shape), (self.key, self.shape, shape)
         return replace(self, shape=shape)
 
 
-def read_extents(files: Sequence[str | Path]) -> dict[str, Extent]:
+def read_tensor_index(files: Sequence[str | Path]) -> dict[str, StoredTensor]:
     """Every tensor of the files by name.
 
     Raises:
         CheckpointError: a header that is no safetensors header or cannot be read, or a file
             shorter than it says.
     """
-    extents: dict[str, Extent] = {}
+    extents: dict[str, StoredTensor] = {}
     for file in map(Path, files):
         try:
             extents.update(_read_header(file))
@@ -80,7 +82,7 @@ def read_extents(files: Sequence[str | Path]) -> dict[str, Extent]:
     return extents
 
 
-def _read_header(file: Path) -> dict[str, Extent]:
+def _read_header(file: Path) -> dict[str, StoredTensor]:
     size = file.stat().st_size
     with file.open("rb") as handle:
         prefix = handle.read(8)
@@ -106,7 +108,7 @@ def _read_header(file: Path) -> dict[str, Extent]:
             raise CheckpointError(
                 f"{file}: {key} has the dtype {value['dtype']}; those known are {', '.join(DTYPES)}"
             )
-        extents[key] = Extent(
+        extents[key] = StoredTensor(
             file, start + begin, end - begin, DTYPES[value["dtype"]], tuple(value["shape"]), key
         )
     return extents

@@ -11,16 +11,16 @@ from transformers.core_model_loading import (
 )
 
 from runtime.errors import CheckpointError
-from runtime.store.extents import Extent
-from runtime.store.recipe import DEALS_OUT, FusedParameter, Recipe
+from runtime.store.extents import StoredTensor
+from runtime.store.recipe import DEALS_OUT, FusedParameter, WeightPlan
 
 
-def index_experts(
+def plan_weights(
     model: PreTrainedModel,
     parameters: Iterable[FusedParameter],
-    extents: Mapping[str, Extent],
+    extents: Mapping[str, StoredTensor],
     weight_mapping: Iterable[WeightRenaming | WeightConverter],
-) -> dict[str, dict[str, Recipe]]:
+) -> dict[str, dict[str, WeightPlan]]:
     """`{experts module: {parameter: recipe}}` for every fused parameter.
 
     Raises:
@@ -30,7 +30,7 @@ def index_experts(
     renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
     by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-    recipes = {parameter.target: Recipe(parameter) for parameter in parameters}
+    recipes = {parameter.target: WeightPlan(parameter) for parameter in parameters}
     # Where the model keeps a module for each expert, all of them lead to one recipe.
     of_member = {
         member: recipe for recipe in recipes.values() for member in recipe.parameter.members
@@ -53,7 +53,7 @@ def index_experts(
     for recipe in [one for one in recipes.values() if DEALS_OUT in one.operations]:
         _deal_out(recipe, recipes)
     _share_tied(recipes)
-    banks: dict[str, dict[str, Recipe]] = {}
+    banks: dict[str, dict[str, WeightPlan]] = {}
     for recipe in recipes.values():
         if not recipe.sources:
             raise CheckpointError(
@@ -68,7 +68,7 @@ def index_experts(
     return banks
 
 
-def _deal_out(first: Recipe, recipes: Mapping[str, Recipe]) -> None:
+def _deal_out(first: WeightPlan, recipes: Mapping[str, WeightPlan]) -> None:
     """Gives each target of a converter its part of the lists that the first has collected."""
     converter = first.converter
     assert converter is not None
@@ -84,7 +84,7 @@ def _deal_out(first: Recipe, recipes: Mapping[str, Recipe]) -> None:
             recipe.sources = {pattern: part[i] for pattern, part in parts.items()}
 
 
-def _share_tied(recipes: Mapping[str, Recipe]) -> None:
+def _share_tied(recipes: Mapping[str, WeightPlan]) -> None:
     """A parameter that the checkpoint leaves out is read from where the one tied to it is."""
     for recipe in recipes.values():
         other = recipes.get(recipe.parameter.tied_to or "")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.store.recipe import Recipe
+from runtime.store.recipe import WeightPlan
 
 ALIGNMENT = 64
 """Bytes. Kernels take other paths on unaligned weights, and then the last bits differ."""
@@ -18,7 +18,7 @@ def _aligned(num_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SlotPiece:
     """A contiguous part of the slot that is read at once."""
 
     parameter: str
@@ -35,7 +35,7 @@ class SlotLayout:
     offsets: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
-    chunks: tuple[tuple[Piece, ...], ...]
+    chunks: tuple[tuple[SlotPiece, ...], ...]
     """promoe 5.1: one chunk for each linear layer; a bias travels with the matrix before it."""
     num_bytes: int
 
@@ -66,10 +66,10 @@ class SlotLayout:
         return views
 
 
-def slot_layout(recipes: Mapping[str, Recipe]) -> SlotLayout:
+def build_slot_layout(recipes: Mapping[str, WeightPlan]) -> SlotLayout:
     """Parameters one after another, each aligned; sources of one parameter back to back."""
     offsets: dict[str, int] = {}
-    chunks: list[list[Piece]] = []
+    chunks: list[list[SlotPiece]] = []
     end = 0
     for name, recipe in recipes.items():
         shape, dtype = recipe.parameter.shape[1:], recipe.parameter.dtype
@@ -79,11 +79,11 @@ def slot_layout(recipes: Mapping[str, Recipe]) -> SlotLayout:
             pieces, place = [], start
             for i, extent in enumerate(recipe.extents(0)):
                 size = math.prod(extent.shape) * dtype.itemsize
-                pieces.append(Piece(name, i, place, size))
+                pieces.append(SlotPiece(name, i, place, size))
                 place += size
             assert place == end, (name, place, end)
         else:
-            pieces = [Piece(name, None, start, end - start)]
+            pieces = [SlotPiece(name, None, start, end - start)]
         if len(shape) == 1 and chunks:
             chunks[-1].extend(pieces)
         else:

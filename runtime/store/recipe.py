@@ -7,7 +7,7 @@ import torch
 from transformers.core_model_loading import WeightConverter
 
 from runtime.errors import CheckpointError
-from runtime.store.extents import Extent
+from runtime.store.extents import StoredTensor
 
 DEALS_OUT = "ErnieFuseAndSplitTextVisionExperts"
 """Stacks and joins like MergeModulelist and Concatenate, after dealing each list of experts out to
@@ -58,11 +58,11 @@ class FusedParameter:
 
 
 @dataclass
-class Recipe:
+class WeightPlan:
     """How one expert's part of a fused parameter is made from the checkpoint."""
 
     parameter: FusedParameter
-    sources: dict[str, list[Extent]] = field(default_factory=dict)
+    sources: dict[str, list[StoredTensor]] = field(default_factory=dict)
     """Source pattern -> its tensors, in natural order: 10 after 9."""
     converter: WeightConverter | None = None
 
@@ -109,7 +109,7 @@ class Recipe:
         operations = [] if self.converter is None else self.converter.operations
         return not any(getattr(op, "hf_quantizer", None) for op in operations)
 
-    def extents(self, expert: int) -> list[Extent]:
+    def extents(self, expert: int) -> list[StoredTensor]:
         """The expert's byte ranges, one for each source, in the order in which they are joined."""
         if self.is_per_expert:
             return [extents[expert] for extents in self.sources.values()]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.store.base import Layout
+from runtime.store.base import ExpertLayout
 
 
 class Arena:
@@ -18,7 +18,7 @@ class Arena:
 
     def __init__(
         self,
-        layouts: Sequence[Layout],
+        layouts: Sequence[ExpertLayout],
         num_slots: int,
         *,
         device: torch.device | str = "cpu",

@@ -12,7 +12,7 @@ from runtime.transfer.link import Link
 
 
 @dataclass(frozen=True)
-class Devices:
+class ComputeTier:
     """The arenas that are computed from and the links that fill them, by device."""
 
     arenas: Sequence[Arena]

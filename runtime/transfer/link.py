@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from runtime.policy.tier import Task
-from runtime.store.base import Store
+from runtime.store.base import ExpertStore
 from runtime.transfer.arena import Arena
 
 
@@ -35,7 +35,7 @@ class StoreLink:
         closes: the store is this link's own; off where others read from it too.
     """
 
-    def __init__(self, store: Store, arena: Arena, *, closes: bool = True):
+    def __init__(self, store: ExpertStore, arena: Arena, *, closes: bool = True):
         self._store = store
         self._arena = arena
         self._closes = closes

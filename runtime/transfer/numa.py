@@ -37,12 +37,12 @@ def _nodes(folder: Path) -> dict[int, frozenset[int]]:
         return {}
     usable = os.sched_getaffinity(0)
     return {
-        int(node.name.removeprefix("node")): parsed((node / "cpulist").read_text()) & usable
+        int(node.name.removeprefix("node")): parse_cpu_list((node / "cpulist").read_text()) & usable
         for node in folder.glob("node[0-9]*")
     }
 
 
-def parsed(cpulist: str) -> frozenset[int]:
+def parse_cpu_list(cpulist: str) -> frozenset[int]:
     """The kernel's notation: `0-3,8`."""
     found: set[int] = set()
     for part in filter(None, cpulist.strip().split(",")):
@@ -63,7 +63,7 @@ def _node_of_cuda(device: torch.device, pci: Path) -> int | None:
 
 
 @contextmanager
-def near(cpus: frozenset[int] | None) -> Iterator[None]:
+def run_near(cpus: frozenset[int] | None) -> Iterator[None]:
     """This thread runs on these processors for a while: pages that it touches first, or locks, are
     taken from their node.
     """

@@ -23,7 +23,7 @@ MAX_LOST_THREADS = 4
 helped by more of them: whoever needs an expert is told."""
 
 
-class Shared:
+class TransferState:
     """What all workers of a model and its computation share: the lock and the failures.
 
     A failed read is remembered for its expert and raised to whoever needs the expert; a failed
@@ -47,7 +47,7 @@ class Shared:
 
 
 @dataclass(eq=False)
-class Hand:
+class TransferThread:
     """One thread of a worker and what it is doing."""
 
     name: str
@@ -59,19 +59,19 @@ class Hand:
 
 
 @dataclass(eq=False)
-class Worker:
+class TransferWorker:
     """Drives one tier's link. All bookkeeping happens under the shared lock."""
 
     tier: Tier
     link: Link
-    shared: Shared
+    shared: TransferState
     name: str
     num_threads: int = 1
     cpus: frozenset[int] | None = None
     """Processors near the memory that its link writes to; None: any."""
     busy_seconds: float = 0.0
     """Of transfers that brought their bytes, added up."""
-    _hands: list[Hand] = field(default_factory=list)
+    _hands: list[TransferThread] = field(default_factory=list)
     _closing: bool = False
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -81,14 +81,14 @@ class Worker:
             self._hire()
 
     def _hire(self) -> None:
-        hand = Hand(f"{self.name} {next(self._numbers)}")
+        hand = TransferThread(f"{self.name} {next(self._numbers)}")
         hand.thread = threading.Thread(
             target=self._run, args=(hand,), name=f"moecast {hand.name}", daemon=True
         )
         self._hands.append(hand)
         hand.thread.start()
 
-    def _run(self, hand: Hand) -> None:
+    def _run(self, hand: TransferThread) -> None:
         if self.cpus is not None:
             os.sched_setaffinity(0, self.cpus)  # of this thread
         while not hand.is_lost:
@@ -108,7 +108,7 @@ class Worker:
             self.shared.condition.notify_all()  # the tier below has something to do
         return task
 
-    def _carry_out(self, hand: Hand, task: Task) -> None:
+    def _carry_out(self, hand: TransferThread, task: Task) -> None:
         error = None
         is_over = False
         start = time.perf_counter()
@@ -124,7 +124,13 @@ class Worker:
             self._settle(hand, task, error, is_over=is_over, start=start)
 
     def _settle(
-        self, hand: Hand, task: Task, error: TransferError | None, *, is_over: bool, start: float
+        self,
+        hand: TransferThread,
+        task: Task,
+        error: TransferError | None,
+        *,
+        is_over: bool,
+        start: float,
     ) -> None:
         end = time.perf_counter()
         with self.shared.condition:
@@ -149,11 +155,11 @@ class Worker:
                     self.tier.failed(task)
             self.shared.condition.notify_all()
 
-    def _report(self, hand: Hand, task: Task, start: float, end: float) -> None:
+    def _report(self, hand: TransferThread, task: Task, start: float, end: float) -> None:
         if self.shared.timeline is not None:
             self.shared.timeline.transferred(self.name, task, start, end, track=hand.name)
 
-    def help(self, hand: Hand) -> bool:
+    def help(self, hand: TransferThread) -> bool:
         """Carries out one claimed transfer on the caller's thread, which holds the lock once.
 
         A computation that has nothing else to do reads by itself: no thread has to be woken, and
@@ -191,7 +197,7 @@ class Worker:
         while self.num_alive < self.num_threads and not (self.is_frozen or self._closing):
             self._hire()
 
-    def _set_aside(self, hand: Hand, seconds: float) -> None:
+    def _set_aside(self, hand: TransferThread, seconds: float) -> None:
         assert hand.task is not None
         if not self.tier.lose(hand.task):
             return

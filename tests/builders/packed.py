@@ -12,7 +12,7 @@ from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.fingerprint import fingerprint
 from runtime.store.packed.layout import packed_layout
-from runtime.store.packed.manifest import Contents, contents_of
+from runtime.store.packed.manifest import StoreContents, contents_of
 from runtime.store.packed.writer import pack
 
 
@@ -25,7 +25,7 @@ def source_of(model: Path, *, dtype: str = "auto") -> tuple[CheckpointStore, Mod
     return source, model_spec(stripped, layers, source, model, config)
 
 
-def plan(model: Path, *, coding: Coding = RAW) -> tuple[CheckpointStore, Contents]:
+def plan(model: Path, *, coding: Coding = RAW) -> tuple[CheckpointStore, StoreContents]:
     """What `pack` takes."""
     source, spec = source_of(model)
     contents = contents_of(

@@ -17,7 +17,7 @@ from runtime.config import ModelConfig
 from runtime.engine.plain import load_plain
 from runtime.errors import BudgetError, CheckpointError
 from runtime.generation.lockstep import LockstepGroup
-from runtime.hf.adapters.registry import kind_of
+from runtime.hf.adapters.registry import find_adapter
 from runtime.hf.layers import expert_banks
 from tests.builders.families.build import UnbuildableError, save_family, tiny_config
 from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
@@ -94,7 +94,7 @@ def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
     assert torch.isfinite(expected["logits"]).all()
     assert ("tokens of a prompt" in expected) == family.generates
     model = serve(folder, dtype)
-    kinds = {kind_of(module).name for module in expert_banks(model).values()}
+    kinds = {find_adapter(module).name for module in expert_banks(model).values()}
     assert kinds == set(family.served.split(", "))
     with model.moecast as handle:
         found = outputs(model)

@@ -20,13 +20,13 @@ from predictors.files import cache_folder, write_json
 from runtime.config import StoreConfig
 from runtime.generation.batch.batching import Batch
 from runtime.generation.batch.group_planner import PlannerCosts
-from runtime.hf.kv import CacheSize, cache_bytes
+from runtime.hf.kv import CacheSize, count_cache_bytes
 from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.hf.tokens import pad_batch, pad_token_id
 from runtime.profiling.facts import gpus, processor, usable_cores, versions
 from runtime.profiling.local import expert_call, measure
 from runtime.profiling.reading import seconds, typical
-from runtime.store.base import slot_bytes
+from runtime.store.base import max_slot_bytes
 
 TIMED_STEPS = 3
 """Number of decode steps of one batch that are timed, after its prompts."""
@@ -89,7 +89,7 @@ def _device_costs(
 ) -> PlannerCosts:
     """Costs on a GPU, where copies overlap with computation."""
     engine, device = model.moecast.engine, model.device
-    size = slot_bytes(engine.store)
+    size = max_slot_bytes(engine.store)
     host = torch.zeros(size, dtype=torch.uint8).pin_memory()
     slot = torch.zeros(size, dtype=torch.uint8, device=device)
     run = expert_call(layer, engine.store.layouts[0].weights(slot))
@@ -128,7 +128,7 @@ def _run_steps(model: PreTrainedModel, batch: Batch, clock: "LayerClock") -> Cac
         return CacheSize(0, 0)
     output: Any = model(tokens_BT, attention_mask=mask_BT, use_cache=True)
     clock.is_enabled = True
-    before = cache_bytes(output.past_key_values)
+    before = count_cache_bytes(output.past_key_values)
     for _ in range(TIMED_STEPS):
         mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(batch), 1)], dim=1)
         output = model(
@@ -139,7 +139,7 @@ def _run_steps(model: PreTrainedModel, batch: Batch, clock: "LayerClock") -> Cac
         )
     return CacheSize.grown(
         before,
-        cache_bytes(output.past_key_values),
+        count_cache_bytes(output.past_key_values),
         num_steps=TIMED_STEPS,
         num_rows=len(batch),
         num_tokens=mask_BT.shape[1],
@@ -233,7 +233,7 @@ def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
         "format": FORMAT,
         "model": model.moecast.spec.as_dict(),
         "folder": str(model.moecast.folder.resolve()),
-        "slot_bytes": slot_bytes(model.moecast.engine.store),
+        "slot_bytes": max_slot_bytes(model.moecast.engine.store),
         "store": [str(store.path), str(store.page_cache)],
         "device": str(model.device),
         "processor": processor(),

@@ -31,7 +31,7 @@ from runtime.generation.kv.cache_factory import (
     make_offload_factory,
 )
 from runtime.generation.kv.manager import WORKING_COPIES, KVCacheManager
-from runtime.store.base import decoded_bytes, slot_bytes
+from runtime.store.base import max_decoded_bytes, max_slot_bytes
 
 FREE_MEMORY_SHARE = 0.75
 """Share of free memory that KV caches take by default; the rest is left to the user."""
@@ -191,7 +191,7 @@ def _least_expert_bytes(model: PreTrainedModel) -> int:
     """Bytes of the slots for experts in transfer."""
     store, spec = model.moecast.engine.store, model.moecast.spec
     slots = min(max(BUFFERS, spec.top_k + 1), spec.num_layers * spec.num_experts)
-    return slots * slot_bytes(store) + store.scratch_bytes + decoded_bytes(store)
+    return slots * max_slot_bytes(store) + store.scratch_bytes + max_decoded_bytes(store)
 
 
 def _plan_or_close(model: PreTrainedModel, batches: list[Batch], config: BatchConfig) -> PlannedRun:

@@ -11,7 +11,7 @@ import torch
 from greenlet import GreenletExit, greenlet
 
 from predictors.base import Floats, Ints
-from runtime.hf.probes import Lane
+from runtime.hf.probes import RequestTracker
 
 
 class SyncPoint(IntEnum):
@@ -94,7 +94,7 @@ class SequenceTask:
         """The return value of `run`."""
         self.error: Exception | None = None
         """The error that ended it; None if it returned or was cancelled."""
-        self.lane = Lane()
+        self.lane = RequestTracker()
         self.pending: Yield | None = None
         self.captured: dict[int, CapturedSignals] = {}
         self._run: Callable[[], Any] | None = run

@@ -4,13 +4,13 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from runtime.hf.adapters.placeholders import Absent
-from runtime.hf.adapters.served import Served
-from runtime.hf.routing import Routing, routing_of
+from runtime.hf.adapters.placeholders import MissingParameter
+from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.routing import RouterOutput, read_routing
 from runtime.store.recipe import FusedParameter
 
 
-class Kind:
+class ExpertsAdapter:
     """Recognised by the structure of the module, never by the name of a model."""
 
     name: ClassVar[str]
@@ -29,7 +29,7 @@ class Kind:
         """Takes the experts' parameters out of the module named `bank`, which is on meta."""
         raise NotImplementedError
 
-    def attach(self, module: nn.Module, served: Served) -> None:
+    def attach(self, module: nn.Module, served: LayerExperts) -> None:
         """Lets the stripped module compute with the experts of `served`."""
         raise NotImplementedError
 
@@ -37,22 +37,22 @@ class Kind:
         """Experts per token, where the router's own make fixes it; None: the configuration says."""
         return None
 
-    def routing(self, output: object, _router: nn.Module, _parent: nn.Module, /) -> Routing:
+    def routing(self, output: object, _router: nn.Module, _parent: nn.Module, /) -> RouterOutput:
         """What the router chose, from what it returned. The parent is the module it is in."""
-        return routing_of(output)
+        return read_routing(output)
 
 
-def is_named(module: nn.Module, suffix: str) -> bool:
+def has_class_suffix(module: nn.Module, suffix: str) -> bool:
     """Whether the module's class is called so; experts that every token uses are not meant."""
     name = type(module).__name__
     return name.endswith(suffix) and "Shared" not in name
 
 
-def matrices(module: nn.Module, dim: int) -> dict[str, Tensor | Absent]:
+def find_parameters(module: nn.Module, dim: int) -> dict[str, Tensor | MissingParameter]:
     """The module's own parameters of `dim` dimensions, or what stands in their place."""
     found = {**module._parameters, **vars(module)}
     return {
         name: value
         for name, value in found.items()
-        if isinstance(value, Tensor | Absent) and len(value.shape) == dim
+        if isinstance(value, Tensor | MissingParameter) and len(value.shape) == dim
     }

@@ -16,14 +16,14 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from runtime.hf.adapters.base import Kind, is_named, matrices
-from runtime.hf.adapters.placeholders import Absent, replace
-from runtime.hf.adapters.served import Served
-from runtime.hf.routing import Routing, routing_by_scores
+from runtime.hf.adapters.base import ExpertsAdapter, find_parameters, has_class_suffix
+from runtime.hf.adapters.placeholders import MissingParameter, replace_parameter
+from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.routing import RouterOutput, read_scores
 from runtime.store.recipe import FusedParameter
 
 
-def dense_experts(module: nn.Module, served: Served, hidden: Tensor) -> Tensor:
+def compute_dense_experts(module: nn.Module, served: LayerExperts, hidden: Tensor) -> Tensor:
     """`(E * T, D) -> (E * T, D)`: row `e * T + t` is token t as expert e sees it."""
     num_experts = int(module.num_experts)
     hidden_ETD = hidden.view(num_experts, -1, hidden.shape[-1])
@@ -42,30 +42,30 @@ def dense_experts(module: nn.Module, served: Served, hidden: Tensor) -> Tensor:
     return output_ETD.view(hidden.shape)
 
 
-class Dense(Kind):
+class DenseAdapter(ExpertsAdapter):
     """Told from a loop over experts by what it is called with: only the tokens."""
 
     name = "dense"
 
     def matches(self, module: nn.Module) -> bool:
         return (
-            is_named(module, "Experts")
-            and set(matrices(module, 3)) == {"gate_up_proj", "down_proj"}
+            has_class_suffix(module, "Experts")
+            and set(find_parameters(module, 3)) == {"gate_up_proj", "down_proj"}
             and len(inspect.signature(type(module).forward).parameters) == 2
         )
 
     def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
         return [
-            replace(
+            replace_parameter(
                 module,
                 name,
-                Absent(FusedParameter(bank, name, tuple(value.shape), value.dtype)),
+                MissingParameter(FusedParameter(bank, name, tuple(value.shape), value.dtype)),
             )
             for name, value in list(module._parameters.items())
         ]
 
-    def attach(self, module: nn.Module, served: Served) -> None:
-        module.forward = functools.partial(dense_experts, module, served)
+    def attach(self, module: nn.Module, served: LayerExperts) -> None:
+        module.forward = functools.partial(compute_dense_experts, module, served)
 
-    def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> Routing:
-        return routing_by_scores(output, top_k=int(router.top_k))
+    def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> RouterOutput:
+        return read_scores(output, top_k=int(router.top_k))

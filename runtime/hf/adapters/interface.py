@@ -5,14 +5,14 @@ Transformers calls our registered function in place of the module's own loop.
 
 from torch import nn
 
-from runtime.hf.adapters.base import Kind
-from runtime.hf.adapters.placeholders import Lazy, replace, serve
-from runtime.hf.adapters.served import Served
-from runtime.hf.experts import sum_of
+from runtime.hf.adapters.base import ExpertsAdapter
+from runtime.hf.adapters.placeholders import LazyParameter, connect_placeholders, replace_parameter
+from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.experts import find_accumulation
 from runtime.store.recipe import FusedParameter
 
 
-class Interface(Kind):
+class InterfaceAdapter(ExpertsAdapter):
     """Computed by `runtime.hf.experts`, or by the module's own loop where that computes otherwise.
 
     With another implementation set, the placeholders refuse.
@@ -29,10 +29,10 @@ class Interface(Kind):
             if value is None or value.shape[:1] != (self.num_experts(module),):
                 continue
             parameter = FusedParameter(bank, name, tuple(value.shape), value.dtype)
-            taken.append(replace(module, name, Lazy(parameter)))
+            taken.append(replace_parameter(module, name, LazyParameter(parameter)))
         return taken
 
-    def attach(self, module: nn.Module, served: Served) -> None:
-        serve(module, served)
+    def attach(self, module: nn.Module, served: LayerExperts) -> None:
+        connect_placeholders(module, served)
         module.moecast_ready = served.in_place
-        module.moecast_sum = sum_of(module)
+        module.moecast_sum = find_accumulation(module)

@@ -9,27 +9,27 @@ import inspect
 
 from torch import nn
 
-from runtime.hf.adapters.base import Kind, is_named, matrices
-from runtime.hf.adapters.placeholders import Lazy, replace, serve
-from runtime.hf.adapters.served import Served
+from runtime.hf.adapters.base import ExpertsAdapter, find_parameters, has_class_suffix
+from runtime.hf.adapters.placeholders import LazyParameter, connect_placeholders, replace_parameter
+from runtime.hf.adapters.served import LayerExperts
 from runtime.store.recipe import FusedParameter
 
 
-class Loop(Kind):
+class LoopAdapter(ExpertsAdapter):
     """Told from a product over all experts by what it is called with: tokens, choices, weights."""
 
     name = "loop"
 
     def matches(self, module: nn.Module) -> bool:
         return (
-            is_named(module, "Experts")
-            and len(matrices(module, 3)) > 0
+            has_class_suffix(module, "Experts")
+            and len(find_parameters(module, 3)) > 0
             and len(inspect.signature(type(module).forward).parameters) >= 4
         )
 
     def num_experts(self, module: nn.Module) -> int:
         # A parameter may have rows for experts that compute nothing (longcat_flash's zero experts).
-        return min(value.shape[0] for value in matrices(module, 3).values())
+        return min(value.shape[0] for value in find_parameters(module, 3).values())
 
     def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
         num_experts = self.num_experts(module)
@@ -44,8 +44,8 @@ class Loop(Kind):
                 value.dtype,
                 stored_experts=value.shape[0],
             )
-            taken.append(replace(module, name, Lazy(parameter)))
+            taken.append(replace_parameter(module, name, LazyParameter(parameter)))
         return taken
 
-    def attach(self, module: nn.Module, served: Served) -> None:
-        serve(module, served)
+    def attach(self, module: nn.Module, served: LayerExperts) -> None:
+        connect_placeholders(module, served)

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.base import Kind, is_named
-from runtime.hf.adapters.placeholders import Absent, replace
-from runtime.hf.adapters.served import Served
-from runtime.hf.routing import Routing, routing_by_mask
+from runtime.hf.adapters.base import ExpertsAdapter, has_class_suffix
+from runtime.hf.adapters.placeholders import MissingParameter, replace_parameter
+from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.routing import RouterOutput, read_mask
 from runtime.store.recipe import FusedParameter
 
 NUMBERED = re.compile(r"\d+$")
@@ -31,14 +31,14 @@ def _placeholders(member: nn.Module) -> dict[str, tuple[nn.Module, str]]:
         f"{path}.{name}".lstrip("."): (owner, name)
         for path, owner in member.named_modules()
         for name, value in vars(owner).items()
-        if isinstance(value, Absent)
+        if isinstance(value, MissingParameter)
     }
 
 
 def run_member(
     member: nn.Module,
     places: dict[str, tuple[nn.Module, str]],
-    served: Served,
+    served: LayerExperts,
     expert: int,
     *inputs: Tensor,
 ) -> Tensor:
@@ -56,7 +56,7 @@ def run_member(
             vars(owner)[name] = placeholder
 
 
-class Members(Kind):
+class MembersAdapter(ExpertsAdapter):
     """Containers called `...Experts` of numbered modules of one class, in the order of their
     numbers.
     """
@@ -66,7 +66,7 @@ class Members(Kind):
     def matches(self, module: nn.Module) -> bool:
         return (
             isinstance(module, nn.ModuleDict | nn.ModuleList)
-            and is_named(module, "Experts")
+            and has_class_suffix(module, "Experts")
             and len({type(member) for member in _members(module).values()}) == 1
         )
 
@@ -88,10 +88,10 @@ class Members(Kind):
             path, _, attribute = name.rpartition(".")
             for member_name, member in members.items():
                 own = FusedParameter(f"{bank}.{member_name}", name, shape, dtype)
-                replace(member.get_submodule(path), attribute, Absent(own))
+                replace_parameter(member.get_submodule(path), attribute, MissingParameter(own))
         return taken
 
-    def attach(self, module: nn.Module, served: Served) -> None:
+    def attach(self, module: nn.Module, served: LayerExperts) -> None:
         for expert, member in enumerate(_members(module).values()):
             member.forward = functools.partial(
                 run_member, member, _placeholders(member), served, expert
@@ -100,5 +100,5 @@ class Members(Kind):
     def top_k(self, router: nn.Module) -> int:
         return 2 if hasattr(router, "second_expert_policy") else 1
 
-    def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> Routing:
-        return routing_by_mask(output, top_k=self.top_k(router))
+    def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> RouterOutput:
+        return read_mask(output, top_k=self.top_k(router))

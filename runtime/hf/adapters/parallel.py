@@ -13,15 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.hf.adapters.base import Kind, is_named, matrices
-from runtime.hf.adapters.placeholders import Absent, replace
-from runtime.hf.adapters.served import Served
-from runtime.hf.routing import Routing, routing_by_group_sizes
+from runtime.hf.adapters.base import ExpertsAdapter, find_parameters, has_class_suffix
+from runtime.hf.adapters.placeholders import MissingParameter, replace_parameter
+from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.routing import RouterOutput, read_group_sizes
 from runtime.store.recipe import FusedParameter
 
 
-def projection(
-    name: str, served: Served, out_features: int, inputs_ND: Tensor, sizes_E: list[int]
+def compute_projection(
+    name: str, served: LayerExperts, out_features: int, inputs_ND: Tensor, sizes_E: list[int]
 ) -> Tensor:
     """`(N, in) -> (N, out)`: rows sorted by expert, `sizes_E[e]` of them for expert e."""
     parts = inputs_ND.split(sizes_E)
@@ -34,7 +34,7 @@ def projection(
     return torch.cat([outputs[expert] for expert in wanted])
 
 
-class Parallel(Kind):
+class ParallelAdapter(ExpertsAdapter):
     """The experts module is the whole block: its projections route alike and move together."""
 
     name = "parallel"
@@ -47,12 +47,12 @@ class Parallel(Kind):
         return {
             name: child
             for name, child in module.named_children()
-            if is_named(child, "ParallelExperts") and matrices(child, 3)
+            if has_class_suffix(child, "ParallelExperts") and find_parameters(child, 3)
         }
 
     def num_experts(self, module: nn.Module) -> int:
         projections = self._projections(module).values()
-        return min(value.shape[0] for p in projections for value in matrices(p, 3).values())
+        return min(value.shape[0] for p in projections for value in find_parameters(p, 3).values())
 
     def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
         taken = []
@@ -61,15 +61,15 @@ class Parallel(Kind):
             assert value is not None
             name = f"{child_name}.weight"
             parameter = FusedParameter(bank, name, tuple(value.shape), value.dtype)
-            taken.append(replace(child, "weight", Absent(parameter)))
+            taken.append(replace_parameter(child, "weight", MissingParameter(parameter)))
         return taken
 
-    def attach(self, module: nn.Module, served: Served) -> None:
+    def attach(self, module: nn.Module, served: LayerExperts) -> None:
         for child_name, child in self._projections(module).items():
             out_features = child.weight.shape[1]
             child.forward = functools.partial(
-                projection, f"{child_name}.weight", served, out_features
+                compute_projection, f"{child_name}.weight", served, out_features
             )
 
-    def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> Routing:
-        return routing_by_group_sizes(output, top_k=int(router.top_k))
+    def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> RouterOutput:
+        return read_group_sizes(output, top_k=int(router.top_k))

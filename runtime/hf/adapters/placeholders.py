@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.served import Served
+from runtime.hf.adapters.served import LayerExperts
 from runtime.store.recipe import FusedParameter
 
 
-class AbsentError(CheckpointError, AttributeError):
+class MissingParameterError(CheckpointError, AttributeError):
     """Somebody computed with parameters that are not there.
 
     An `AttributeError` too, so that `hasattr` and `getattr` with a default can ask what a
@@ -22,7 +22,7 @@ class AbsentError(CheckpointError, AttributeError):
     """
 
 
-class Absent:
+class MissingParameter:
     """Has a parameter's shape and dtype, and refuses every computation."""
 
     _is_hf_initialized = True
@@ -34,7 +34,7 @@ class Absent:
         self.dtype = parameter.dtype
 
     def _refuse(self) -> NoReturn:
-        raise AbsentError(
+        raise MissingParameterError(
             f"{self.parameter.target} is served from moecast's arena; this model must run with "
             "experts_implementation='moecast', not be computed, saved or converted directly"
         )
@@ -52,12 +52,14 @@ class Absent:
         cls, _function: object, _types: object, args: tuple = (), kwargs: dict | None = None
     ) -> NoReturn:
         found = next(
-            value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Absent)
+            value
+            for value in (*args, *(kwargs or {}).values())
+            if isinstance(value, MissingParameter)
         )
         found._refuse()
 
 
-class Lazy(Absent):
+class LazyParameter(MissingParameter):
     """Gives an expert's own part when a model's own loop indexes it, `(experts, ...)[expert]`.
 
     Code that computes with several at once is refused.
@@ -67,7 +69,7 @@ class Lazy(Absent):
 
     def __init__(self, parameter: FusedParameter):
         super().__init__(parameter)
-        self.served: Served | None = None
+        self.served: LayerExperts | None = None
 
     def __getitem__(self, index: SupportsInt) -> Tensor:
         is_one = index.ndim == 0 if isinstance(index, Tensor) else isinstance(index, int)
@@ -76,12 +78,12 @@ class Lazy(Absent):
         return self.served.hold(int(index))[self.parameter.name]
 
 
-class LazyStacked(Lazy):
+class LazyStackedParameter(LazyParameter):
     """For parameters kept as `(experts * rows, columns)`, which the model's own loop splits with
     `view(-1, rows, columns)` before it indexes an expert.
     """
 
-    def view(self, *shape: Any) -> "LazyStacked":
+    def view(self, *shape: Any) -> "LazyStackedParameter":
         """Itself: it is indexed by expert already.
 
         Raises:
@@ -93,16 +95,16 @@ class LazyStacked(Lazy):
         return self
 
 
-def replace(owner: nn.Module, name: str, placeholder: Absent) -> FusedParameter:
+def replace_parameter(owner: nn.Module, name: str, placeholder: MissingParameter) -> FusedParameter:
     """Puts the placeholder where the owner's own parameter `name` is."""
     del owner._parameters[name]
     setattr(owner, name, placeholder)
     return placeholder.parameter
 
 
-def serve(module: nn.Module, served: Served) -> None:
+def connect_placeholders(module: nn.Module, served: LayerExperts) -> None:
     """Connects the lazy placeholders of a module and of what is in it."""
     for part in module.modules():
         for value in vars(part).values():
-            if isinstance(value, Lazy):
+            if isinstance(value, LazyParameter):
                 value.served = served

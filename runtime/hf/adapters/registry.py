@@ -2,18 +2,25 @@
 
 from torch import nn
 
-from runtime.hf.adapters.base import Kind
-from runtime.hf.adapters.dense import Dense
-from runtime.hf.adapters.interface import Interface
-from runtime.hf.adapters.loop import Loop
-from runtime.hf.adapters.members import Members
-from runtime.hf.adapters.parallel import Parallel
-from runtime.hf.adapters.stacked import Stacked
+from runtime.hf.adapters.base import ExpertsAdapter
+from runtime.hf.adapters.dense import DenseAdapter
+from runtime.hf.adapters.interface import InterfaceAdapter
+from runtime.hf.adapters.loop import LoopAdapter
+from runtime.hf.adapters.members import MembersAdapter
+from runtime.hf.adapters.parallel import ParallelAdapter
+from runtime.hf.adapters.stacked import StackedAdapter
 
-KINDS: tuple[Kind, ...] = (Interface(), Members(), Parallel(), Dense(), Loop(), Stacked())
+ADAPTERS: tuple[ExpertsAdapter, ...] = (
+    InterfaceAdapter(),
+    MembersAdapter(),
+    ParallelAdapter(),
+    DenseAdapter(),
+    LoopAdapter(),
+    StackedAdapter(),
+)
 """In the order in which they are asked; a module belongs to the first that knows it."""
 
 
-def kind_of(module: nn.Module) -> Kind | None:
+def find_adapter(module: nn.Module) -> ExpertsAdapter | None:
     """How a module keeps routed experts, or None if it is no experts module."""
-    return next((kind for kind in KINDS if kind.matches(module)), None)
+    return next((kind for kind in ADAPTERS if kind.matches(module)), None)

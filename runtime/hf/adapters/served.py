@@ -17,7 +17,7 @@ class ExpertSource(Protocol):
         """One expert's parameters, valid until the next expert of the model is asked for."""
 
 
-class Served:
+class LayerExperts:
     """One layer of a source.
 
     Where experts lie on several devices, a module whose tokens do not travel to them has their

@@ -6,14 +6,18 @@ placeholders answer both.
 
 from torch import nn
 
-from runtime.hf.adapters.base import Kind, is_named, matrices
-from runtime.hf.adapters.placeholders import LazyStacked, replace, serve
-from runtime.hf.adapters.served import Served
-from runtime.hf.routing import Routing, routing_by_block
+from runtime.hf.adapters.base import ExpertsAdapter, find_parameters, has_class_suffix
+from runtime.hf.adapters.placeholders import (
+    LazyStackedParameter,
+    connect_placeholders,
+    replace_parameter,
+)
+from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.routing import RouterOutput, read_block_routing
 from runtime.store.recipe import FusedParameter
 
 
-class Stacked(Kind):
+class StackedAdapter(ExpertsAdapter):
     """Experts modules without parameters of their own, with one part that has several matrices of
     the same shape, `num_experts` times as high as an expert's.
     """
@@ -22,10 +26,10 @@ class Stacked(Kind):
 
     def matches(self, module: nn.Module) -> bool:
         return (
-            is_named(module, "Experts")
+            has_class_suffix(module, "Experts")
             and isinstance(getattr(module, "num_experts", None), int)
             and not isinstance(module, nn.ModuleDict | nn.ModuleList)
-            and not matrices(module, 3)
+            and not find_parameters(module, 3)
             and len(self._parts(module)) == 1
         )
 
@@ -33,13 +37,14 @@ class Stacked(Kind):
         num_experts = self.num_experts(module)
 
         def has_stacks(part: nn.Module) -> bool:
-            stacks = matrices(part, 2).values()
+            stacks = find_parameters(part, 2).values()
             return len(stacks) > 1 and all(value.shape[0] % num_experts == 0 for value in stacks)
 
         return {
             name: part
             for name, part in module.named_children()
-            if has_stacks(part) or any(isinstance(v, LazyStacked) for v in vars(part).values())
+            if has_stacks(part)
+            or any(isinstance(v, LazyStackedParameter) for v in vars(part).values())
         }
 
     def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
@@ -54,11 +59,11 @@ class Stacked(Kind):
                     (num_experts, rows // num_experts, columns),
                     value.dtype,
                 )
-                taken.append(replace(part, name, LazyStacked(parameter)))
+                taken.append(replace_parameter(part, name, LazyStackedParameter(parameter)))
         return taken
 
-    def attach(self, module: nn.Module, served: Served) -> None:
-        serve(module, served)
+    def attach(self, module: nn.Module, served: LayerExperts) -> None:
+        connect_placeholders(module, served)
 
-    def routing(self, output: object, _router: nn.Module, parent: nn.Module, /) -> Routing:
-        return routing_by_block(parent, output)
+    def routing(self, output: object, _router: nn.Module, parent: nn.Module, /) -> RouterOutput:
+        return read_block_routing(parent, output)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.config import PageCache
 from runtime.errors import TransferError
-from runtime.store.base import bytes_of
+from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.record import checksums_of
@@ -51,7 +51,7 @@ class LayerJournal:
             for i, row in enumerate(table.reshape(-1, chunks)[:num_experts]):
                 try:
                     reader.read(
-                        self._data_path, i * len(record), bytes_of(record), what=f"expert {i}"
+                        self._data_path, i * len(record), as_memoryview(record), what=f"expert {i}"
                     )
                 except TransferError:
                     return i
@@ -63,7 +63,7 @@ class LayerJournal:
 
     def append(self, record: Tensor) -> None:
         """Writes the next record, uint8 `(num_bytes,)`; OSError when the disk is full."""
-        write_all(self._data, bytes_of(record))
+        write_all(self._data, as_memoryview(record))
         write_all(self._sums, table_bytes(checksums_of(self._layout, record)))
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from runtime.store.packed.coding import RAW, Coding, decode
 
 
 @dataclass(frozen=True)
-class Part:
+class PackedPart:
     """Consecutive weights of a parameter that travel in one chunk."""
 
     parameter: str
@@ -41,7 +41,7 @@ class PackedLayout:
 
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
-    chunks: tuple[tuple[Part, ...], ...]
+    chunks: tuple[tuple[PackedPart, ...], ...]
     ends: tuple[int, ...]
     """Where each chunk ends, in bytes; it begins where the one before ends."""
     alignment = BLOCK
@@ -59,11 +59,11 @@ class PackedLayout:
         return [end - start for [(start, end)] in self.chunk_ranges]
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PackedPart]:
         return [part for chunk in self.chunks for part in chunk]
 
     @property
-    def matrices(self) -> list[Part]:
+    def matrices(self) -> list[PackedPart]:
         """Parts of parameters with more than one dimension."""
         return [part for part in self.parts if len(self.shapes[part.parameter]) > 1]
 
@@ -85,7 +85,9 @@ class PackedLayout:
         )
 
     @cached_property
-    def _plan(self) -> list[tuple[str, tuple[int, ...], torch.dtype, list[Part], range | None]]:
+    def _plan(
+        self,
+    ) -> list[tuple[str, tuple[int, ...], torch.dtype, list[PackedPart], range | None]]:
         """Name, shape, dtype and parts of each parameter; its bytes where it lies as it is."""
         plan = []
         for name, shape in self.shapes.items():
@@ -121,7 +123,7 @@ def packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLayout:
     between two blocks. Parameters of one dimension, or that do not divide into groups, stay as
     they are.
     """
-    chunks: list[list[Part]] = []
+    chunks: list[list[PackedPart]] = []
     ends: list[int] = []
     for pieces in _pieces(source):
         wanted = [(name, first, n, _coding(coding, source, name, n)) for name, first, n in pieces]
@@ -136,9 +138,11 @@ def packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLayout:
         for name, first, num_weights, how in wanted:
             if parts and _follows(parts[-1], (name, first, num_weights, how)):
                 last = parts.pop()
-                part = Part(name, last.first, last.num_weights + num_weights, how, last.offset)
+                part = PackedPart(
+                    name, last.first, last.num_weights + num_weights, how, last.offset
+                )
             else:
-                part = Part(name, first, num_weights, how, _aligned(end, ALIGNMENT))
+                part = PackedPart(name, first, num_weights, how, _aligned(end, ALIGNMENT))
             parts.append(part)
             end = _end(part, source)
         chunks.append(parts)
@@ -155,11 +159,11 @@ def _aligned(num_bytes: int, alignment: int) -> int:
     return math.ceil(num_bytes / alignment) * alignment
 
 
-def _end(part: Part, source: SlotLayout) -> int:
+def _end(part: PackedPart, source: SlotLayout) -> int:
     return part.offset + part.bytes_as(source.dtypes[part.parameter])
 
 
-def _follows(last: Part, following: tuple[str, int, int, Coding]) -> bool:
+def _follows(last: PackedPart, following: tuple[str, int, int, Coding]) -> bool:
     """Whether the weights go on where the part ends, and must lie there."""
     name, first, _, coding = following
     return (

@@ -21,7 +21,7 @@ from runtime.errors import StoreError
 from runtime.store.direct import BLOCK
 from runtime.store.layout import ALIGNMENT
 from runtime.store.packed.coding import Coding
-from runtime.store.packed.layout import PackedLayout, Part
+from runtime.store.packed.layout import PackedLayout, PackedPart
 
 MANIFEST = "manifest.json"
 CHECKSUMS = "checksums.bin"
@@ -45,7 +45,7 @@ class Strict(BaseModel):
 
 
 class PartRecord(Strict):
-    """`runtime.store.packed.layout.Part`."""
+    """`runtime.store.packed.layout.PackedPart`."""
 
     parameter: str
     first: Count
@@ -75,7 +75,7 @@ class LayerRecord(Strict):
     chunks: list[ChunkRecord]
 
 
-class ModelRecord(Strict):
+class StoreModelRecord(Strict):
     """`predictors.spec.ModelSpec`."""
 
     model_id: str
@@ -88,14 +88,14 @@ class ModelRecord(Strict):
     dtype: str
 
 
-class Contents(Strict):
+class StoreContents(Strict):
     """All that is known before the first expert is written."""
 
     format: Literal["moecast-packed"]
     version: int
     tool: str
     """Version of moecast that wrote it."""
-    model: ModelRecord
+    model: StoreModelRecord
     fingerprint: Sha256
     """Of the checkpoint's weights, sampled: `runtime.store.packed.fingerprint`."""
     checksum: Literal["xxh3_64"]
@@ -103,8 +103,8 @@ class Contents(Strict):
     layers: list[LayerRecord]
 
 
-class Manifest(Strict):
-    contents: Contents
+class StoreManifest(Strict):
+    contents: StoreContents
     checksums_sha256: Sha256
     digest: Sha256
     """sha256 over the other two keys as canonical JSON."""
@@ -121,12 +121,12 @@ def contents_of(
     spec: ModelSpec,
     fingerprint: str,
     tool: str,
-) -> Contents:
-    return Contents(
+) -> StoreContents:
+    return StoreContents(
         format="moecast-packed",
         version=VERSION,
         tool=tool,
-        model=ModelRecord(**spec.as_dict()),
+        model=StoreModelRecord(**spec.as_dict()),
         fingerprint=fingerprint,
         checksum="xxh3_64",
         layers=[
@@ -177,7 +177,7 @@ def layout_of(record: LayerRecord) -> PackedLayout:
         dtypes={name: DTYPES[one.dtype] for name, one in record.parameters.items()},
         chunks=tuple(
             tuple(
-                Part(
+                PackedPart(
                     part.parameter,
                     part.first,
                     part.num_weights,
@@ -218,7 +218,7 @@ def _check(layout: PackedLayout) -> None:
             raise ValueError(f"{name}: {num_weights} weights for shape {layout.shapes[name]}")
 
 
-def sealed(contents: Contents, checksums: bytes) -> bytes:
+def sealed(contents: StoreContents, checksums: bytes) -> bytes:
     """The file's bytes."""
     body = {
         "contents": contents.model_dump(),
@@ -228,7 +228,7 @@ def sealed(contents: Contents, checksums: bytes) -> bytes:
     return json.dumps({**body, "digest": digest}, indent=1).encode()
 
 
-def read_manifest(folder: Path) -> tuple[Contents, bytes]:
+def read_manifest(folder: Path) -> tuple[StoreContents, bytes]:
     """The contents of the store in `folder` and its checksum table.
 
     Raises:
@@ -249,7 +249,7 @@ def read_manifest(folder: Path) -> tuple[Contents, bytes]:
                 f"{file} has format version {version!r}, this moecast reads {VERSION}; {again}"
             )
     try:
-        manifest = Manifest.model_validate(value)
+        manifest = StoreManifest.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -4,7 +4,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from runtime.store.base import bytes_of
+from runtime.store.base import as_memoryview
 from runtime.store.packed.coding import RAW, encode
 from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.quantise import quantise
@@ -24,5 +24,5 @@ def fill_record(layout: PackedLayout, weights: dict[str, Tensor], record: Tensor
 
 def checksums_of(layout: PackedLayout, record: Tensor) -> list[int]:
     """xxh3_64 of each chunk, padding included."""
-    view = bytes_of(record)
+    view = as_memoryview(record)
     return [xxhash.xxh3_64_intdigest(view[a:b]) for [(a, b)] in layout.chunk_ranges]

@@ -10,11 +10,11 @@ from torch import Tensor
 from predictors.spec import ModelSpec
 from runtime.config import PageCache
 from runtime.errors import Fault, StoreError, TransferError
-from runtime.store.base import bytes_of
+from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.packed.fingerprint import fingerprint
 from runtime.store.packed.layout import PackedLayout
-from runtime.store.packed.manifest import Contents, layout_of, read_manifest
+from runtime.store.packed.manifest import StoreContents, layout_of, read_manifest
 
 TRIES = 2
 """A bad checksum may be the bus's or the cable's: the disk is asked once more."""
@@ -30,7 +30,7 @@ class PackedStore:
     def __init__(
         self,
         folder: Path,
-        contents: Contents,
+        contents: StoreContents,
         checksums: bytes,
         *,
         page_cache: PageCache = PageCache.BYPASS,
@@ -96,7 +96,7 @@ class PackedStore:
         ranges = self.layouts[layer].chunk_ranges
         start, end = ranges[chunks[0]][0][0], ranges[chunks[-1]][0][1]
         path, record = self._paths[layer], expert * self.layouts[layer].num_bytes
-        target = bytes_of(slot[start:end])
+        target = as_memoryview(slot[start:end])
         for _ in range(TRIES):
             self._files.read(path, record + start, target, what=f"layer {layer} expert {expert}")
             wrong = [

@@ -23,7 +23,7 @@ from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import (
     CHECKSUMS,
     MANIFEST,
-    Contents,
+    StoreContents,
     canonical,
     layout_of,
     read_manifest,
@@ -40,7 +40,7 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackSummary:
     """What a run of `pack` did."""
 
     num_bytes: int
@@ -52,12 +52,12 @@ class Packed:
 
 def pack(
     source: CheckpointStore,
-    contents: Contents,
+    contents: StoreContents,
     output: Path,
     *,
     overwrite: bool = False,
     advance: Advance = lambda _: None,
-) -> Packed:
+) -> PackSummary:
     """Writes the store that `contents` describes to `output`, or finds it there.
 
     Args:
@@ -72,7 +72,7 @@ def pack(
     if (existing := _existing(output, contents, overwrite=overwrite)) is not None:
         num_experts = _verify(existing, advance)
         shutil.rmtree(work, ignore_errors=True)
-        return Packed(num_bytes=total_bytes(contents), written=0, kept=num_experts)
+        return PackSummary(num_bytes=total_bytes(contents), written=0, kept=num_experts)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         with _workplace(work, contents) as (store, journal):
@@ -92,15 +92,15 @@ def pack(
             f"{cause} while packing {output}. What is packed is kept in {work}; {cure} and run "
             "the same command again, or delete that folder"
         ) from error
-    return Packed(num_bytes=total_bytes(contents), written=written, kept=kept)
+    return PackSummary(num_bytes=total_bytes(contents), written=written, kept=kept)
 
 
-def total_bytes(contents: Contents) -> int:
+def total_bytes(contents: StoreContents) -> int:
     """Of all records."""
     return sum(one.chunks[-1].end * one.num_experts for one in contents.layers)
 
 
-def _existing(output: Path, contents: Contents, *, overwrite: bool) -> PackedStore | None:
+def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> PackedStore | None:
     """The very store, when it is there; None when there is nothing, or what may be replaced."""
     if not output.exists() and not output.is_symlink():
         return None
@@ -138,7 +138,7 @@ def _verify(store: PackedStore, advance: Advance) -> int:
 
 
 @contextmanager
-def _workplace(work: Path, contents: Contents) -> Iterator[tuple[Path, Path]]:
+def _workplace(work: Path, contents: StoreContents) -> Iterator[tuple[Path, Path]]:
     """`store/` and `journal/` of this plan, emptied of another's; locked."""
     work.mkdir(exist_ok=True)
     handle = os.open(work, os.O_RDONLY)
@@ -164,11 +164,11 @@ def _workplace(work: Path, contents: Contents) -> Iterator[tuple[Path, Path]]:
         os.close(handle)
 
 
-def _sums(contents: Contents, journal: Path) -> list[Path]:
+def _sums(contents: StoreContents, journal: Path) -> list[Path]:
     return [(journal / one.file).with_suffix(".sums") for one in contents.layers]
 
 
-def _require_room(contents: Contents, store: Path, output: Path) -> None:
+def _require_room(contents: StoreContents, store: Path, output: Path) -> None:
     there = sum(path.stat().st_blocks * 512 for path in store.iterdir())
     needed = max(0, total_bytes(contents) - there) + SPARE_BYTES
     free = shutil.disk_usage(store).free
@@ -180,7 +180,7 @@ def _require_room(contents: Contents, store: Path, output: Path) -> None:
 
 
 def _write_layers(
-    source: CheckpointStore, contents: Contents, store: Path, journal: Path, advance: Advance
+    source: CheckpointStore, contents: StoreContents, store: Path, journal: Path, advance: Advance
 ) -> tuple[int, int]:
     """Experts written and kept."""
     slot = aligned_bytes(max(layout.num_bytes for layout in source.layouts))

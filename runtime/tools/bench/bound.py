@@ -14,13 +14,13 @@ from runtime.budget import Budget, SlotRequirements, count_slots
 from runtime.config import SystemConfig
 from runtime.engine.loading import model_spec
 from runtime.engine.machine import available_memory_bytes
-from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
+from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
 from runtime.errors import BudgetError
 from runtime.hf.probes import Probes
 from runtime.profiling.local import measure_parts
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import ReplayStats, replay
-from runtime.store.base import Store, decoded_bytes, slot_bytes
+from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.store.model_source import resolve
 from runtime.tools.bench.child import Mark, continued
 from runtime.tools.bench.requests import Request
@@ -36,7 +36,7 @@ def replay_bounds(task: Replayed) -> dict[str, Any]:
     folder = resolve(task.model)
     model, layers, store = load_parts(folder, task.model.dtype)
     spec = model_spec(model, layers, store, folder, task.model)
-    serve_from(OneByOne(store, keep_bytes=available_memory_bytes() // 2), layers)
+    attach_experts(OnDemandReader(store, keep_bytes=available_memory_bytes() // 2), layers)
     recorded = {batch: recorded_steps(model, asked) for batch, asked in task.requests.items()}
     hardware = measure_parts(model, layers, store)
     rows: list[dict[str, Any]] = []
@@ -56,10 +56,10 @@ def replay_bounds(task: Replayed) -> dict[str, Any]:
     return {"hardware": asdict(hardware), "rows": rows}
 
 
-def slots_in(budget: str, store: Store, spec: ModelSpec) -> int:
+def slots_in(budget: str, store: ExpertStore, spec: ModelSpec) -> int:
     """Experts that the live runs' arena of this budget holds."""
-    scratch_bytes = store.scratch_bytes + decoded_bytes(store)
-    needs = SlotRequirements.of(spec, slot_bytes=slot_bytes(store), scratch_bytes=scratch_bytes)
+    scratch_bytes = store.scratch_bytes + max_decoded_bytes(store)
+    needs = SlotRequirements.of(spec, slot_bytes=max_slot_bytes(store), scratch_bytes=scratch_bytes)
     return count_slots(Budget.parse(budget), needs)
 
 

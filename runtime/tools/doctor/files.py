@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
-from runtime.store.extents import read_extents
+from runtime.store.extents import read_tensor_index
 from runtime.store.model_source import DIGESTS, is_weights
 
 INDEX = "model.safetensors.index.json"
@@ -27,7 +27,7 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
     files = weights_files(folder)
     if not files:
         raise CheckpointError(f"{folder} has no safetensors files; convert or fetch the checkpoint")
-    extents = read_extents(files)
+    extents = read_tensor_index(files)
     if (folder / INDEX).is_file():
         listed = json.loads((folder / INDEX).read_text())["weight_map"]
         missing = sorted(set(listed) - set(extents))

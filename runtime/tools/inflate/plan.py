@@ -15,9 +15,10 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from runtime.errors import CheckpointError
 from runtime.hf.classes import model_class
 from runtime.hf.strip import strip_experts
-from runtime.store.extents import Extent, read_extents
-from runtime.store.index import Recipe, index_experts
+from runtime.store.extents import StoredTensor, read_tensor_index
+from runtime.store.index import plan_weights
 from runtime.store.model_source import is_weights
+from runtime.store.recipe import WeightPlan
 from runtime.tools.inflate.width import Growth, Width, find_width, set_in, skeleton
 
 WIDTH_STEP = 16
@@ -28,7 +29,7 @@ WIDTH_STEP = 16
 class Target:
     """One tensor of the inflated checkpoint."""
 
-    source: Extent
+    source: StoredTensor
     shape: tuple[int, ...]
     dtype: torch.dtype
     axis: int | None = None
@@ -97,8 +98,8 @@ def make_plan(
         raise CheckpointError(
             f"{cls.__name__} has no routed experts that Transformers' experts interface reaches"
         )
-    extents = read_extents(sorted(file for file in folder.iterdir() if is_weights(file.name)))
-    banks = index_experts(model, parameters, extents, get_model_conversion_mapping(model))
+    extents = read_tensor_index(sorted(file for file in folder.iterdir() if is_weights(file.name)))
+    banks = plan_weights(model, parameters, extents, get_model_conversion_mapping(model))
     recipes = {r.parameter.target: r for bank in banks.values() for r in bank.values()}
     for recipe in recipes.values():
         check(recipe)
@@ -142,7 +143,7 @@ def make_plan(
     )
 
 
-def check(recipe: Recipe) -> None:
+def check(recipe: WeightPlan) -> None:
     """Refuses experts whose stored bytes are not the weights themselves.
 
     Raises:
@@ -160,7 +161,7 @@ def check(recipe: Recipe) -> None:
 
 
 def expert_targets(
-    recipes: Mapping[str, Recipe],
+    recipes: Mapping[str, WeightPlan],
     model: torch.nn.Module,
     width: Width,
     extra: int,

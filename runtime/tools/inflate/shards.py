@@ -10,7 +10,7 @@ import torch
 
 from predictors.files import sync_folder
 from predictors.units import MIB
-from runtime.store.base import bytes_of
+from runtime.store.base import as_memoryview
 from runtime.store.extents import DTYPES
 from runtime.store.files import FileReader
 from runtime.tools.inflate.plan import Target
@@ -86,11 +86,11 @@ def pieces(targets: Iterable[Target], reader: FileReader) -> Iterator[memoryview
             step = PIECE_BYTES // source.dtype.itemsize * source.dtype.itemsize
             for start in range(0, source.num_bytes, step):
                 raw = torch.empty(min(step, source.num_bytes - start), dtype=torch.uint8)
-                reader.read(source.file, source.offset + start, bytes_of(raw), what=source.key)
-                yield bytes_of(raw.view(source.dtype).to(target.dtype))
+                reader.read(source.file, source.offset + start, as_memoryview(raw), what=source.key)
+                yield as_memoryview(raw.view(source.dtype).to(target.dtype))
             continue
         stacked = len(source.shape) == 3
         for part in map(source.slice, range(source.shape[0])) if stacked else [source]:
             tensor = torch.empty(part.shape, dtype=part.dtype)
-            reader.read(part.file, part.offset, bytes_of(tensor), what=part.key)
-            yield bytes_of(target.grown(tensor, target.axis - 1 if stacked else target.axis))
+            reader.read(part.file, part.offset, as_memoryview(tensor), what=part.key)
+            yield as_memoryview(target.grown(tensor, target.axis - 1 if stacked else target.axis))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from runtime.store.base import bytes_of
+from runtime.store.base import as_memoryview
 
 
 class StepLogits(LogitsProcessor):
@@ -24,7 +24,7 @@ class StepLogits(LogitsProcessor):
         self._file = file
 
     def __call__(self, _tokens: Tensor, scores: Tensor) -> Tensor:
-        self._file.write(bytes_of(scores.detach().float().cpu().contiguous()))
+        self._file.write(as_memoryview(scores.detach().float().cpu().contiguous()))
         return scores
 
 

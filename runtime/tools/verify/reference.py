@@ -6,8 +6,8 @@ import torch
 from transformers import PreTrainedModel
 
 from predictors.units import MIB
-from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
-from runtime.store.extents import read_extents
+from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
+from runtime.store.extents import read_tensor_index
 from runtime.store.model_source import is_weights
 
 HEADROOM = 1.1
@@ -19,7 +19,7 @@ PROCESS_BYTES = 600 * MIB
 def plain_bytes(folder: Path, dtype: str) -> int:
     """Memory that plain Transformers needs for this checkpoint."""
     target = None if dtype == "auto" else getattr(torch, dtype).itemsize
-    extents = read_extents(sorted(file for file in folder.iterdir() if is_weights(file.name)))
+    extents = read_tensor_index(sorted(file for file in folder.iterdir() if is_weights(file.name)))
     weights = sum(
         extent.num_bytes * max(1, target // extent.dtype.itemsize) if target else extent.num_bytes
         for extent in extents.values()
@@ -34,6 +34,6 @@ def load_lazy(folder: Path, dtype: str) -> PreTrainedModel:
     files, and nothing that decides which of them are kept, when they come or how they are added up.
     """
     model, layers, store = load_parts(folder, dtype)
-    serve_from(OneByOne(store), layers)
+    attach_experts(OnDemandReader(store), layers)
     model.set_experts_implementation("eager")
     return model

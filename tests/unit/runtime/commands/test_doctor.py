@@ -11,9 +11,9 @@ import torch
 
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, ModelConfig, PageCache
-from runtime.engine.one_by_one import OneByOne, load_parts, serve_from
+from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
 from runtime.errors import CheckpointError
-from runtime.hf.own_routers import own_routers
+from runtime.hf.own_routers import build_skip_predictor
 from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import disk_bandwidth, timed_reads
 from runtime.sim.hardware import Measured
@@ -51,7 +51,7 @@ def test_doctor__report_of_a_model(tmp_path):
 def test_record__is_the_routing_of_generation(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
     model, layers, store = load_parts(folder, "auto")
-    serve_from(OneByOne(store), layers)
+    attach_experts(OnDemandReader(store), layers)
     steps = record(model, [[5, 6, 7]], seconds=60)
     assert [len(step.tokens_T) for step in steps] == [3, *[1] * (len(steps) - 1)]
     assert len(steps) == 48
@@ -76,7 +76,7 @@ def test_one_by_one__keeps_what_fits_and_reads_the_rest_again(tmp_path, monkeypa
     reads = []
     read = store.read
     monkeypatch.setattr(store, "read", lambda *args: (reads.append(args[:2]), read(*args)))
-    source = OneByOne(store, keep_bytes=2 * 6144)
+    source = OnDemandReader(store, keep_bytes=2 * 6144)
     first = {e: {n: w.clone() for n, w in source.hold(0, e).items()} for e in (3, 4, 5, 6)}
     for expert in (5, 3, 6, 4):
         for name, weight in source.hold(0, expert).items():
@@ -87,7 +87,7 @@ def test_one_by_one__keeps_what_fits_and_reads_the_rest_again(tmp_path, monkeypa
 
 def test_record__stops_when_its_time_is_up(tmp_path):
     model, layers, store = load_parts(tiny_qwen2_moe(tmp_path / "model"), "auto")
-    serve_from(OneByOne(store), layers)
+    attach_experts(OnDemandReader(store), layers)
     steps = record(model, [[5, 6, 7], [8, 9]], seconds=1e-9)
     assert 1 <= len(steps) <= 2
     store.close()
@@ -128,11 +128,12 @@ def test_own_routers__needs_one_matrix_for_each_layer(tmp_path):
     spec = SimpleNamespace(num_layers=2, num_experts=4, hidden_size=3)
     routers = [SimpleNamespace(weight=torch.full((4, 3), float(i))) for i in range(2)]
     layers = [SimpleNamespace(router=router) for router in routers]
-    predictor = own_routers(layers, {"spec": spec})
+    predictor = build_skip_predictor(layers, {"spec": spec})
     assert predictor is not None
     assert predictor.files()
     assert (
-        own_routers([layers[0], SimpleNamespace(router=SimpleNamespace())], {"spec": spec}) is None
+        build_skip_predictor([layers[0], SimpleNamespace(router=SimpleNamespace())], {"spec": spec})
+        is None
     )
 
 

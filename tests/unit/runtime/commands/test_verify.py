@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from predictors.errors import MoecastError
 from runtime.commands import verify
-from runtime.config import ModelConfig, PageCache, Reference, StoreConfig, VerifyConfig
+from runtime.config import ModelConfig, PageCache, StoreConfig, VerifyConfig, VerifyReference
 from runtime.tools.verify import reference, sides
 from runtime.tools.verify.answers import answer, answers_of, compare, file_of
 from runtime.tools.verify.prompts import token_prompts
@@ -164,7 +164,7 @@ def test_request__survives_json(tmp_path):
     config = settings(
         tmp_path,
         store=StoreConfig(path=tmp_path / "packed", page_cache=PageCache.DROP),
-        reference=Reference.LAZY,
+        reference=VerifyReference.LAZY,
     )
     asked = Request(
         side=Side.SERVED, config=config, budget="3%", prompts=[[1], [2, 3]], output=tmp_path

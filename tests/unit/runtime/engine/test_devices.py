@@ -17,10 +17,10 @@ from runtime.config import SystemConfig
 from runtime.engine import assembly as assemble
 from runtime.errors import BudgetError, CheckpointError, TransferError
 from runtime.generation.lockstep import LockstepGroup
-from runtime.hf.adapters.served import Served
-from runtime.hf.experts import expert_output
+from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.experts import compute_expert
 from runtime.policy.placement import Placement
-from runtime.transfer.numa import cpus_near, near, parsed
+from runtime.transfer.numa import cpus_near, parse_cpu_list, run_near
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 
@@ -234,10 +234,10 @@ def test_served__brings_parameters_home_for_modules_whose_tokens_do_not_travel()
         def hold(self, layer, expert):
             return {"w": torch.ones(2)}
 
-    far = Served(Source(), 0, home=torch.device("meta"))
+    far = LayerExperts(Source(), 0, home=torch.device("meta"))
     assert far.hold(3)["w"].is_meta
     assert [expert for expert, _ in far.ready([1, 4])] == [1, 4]
-    here = Served(Source(), 0)
+    here = LayerExperts(Source(), 0)
     weights = here.hold(3)["w"]
     assert not weights.is_meta
     assert all(weights["w"].is_meta for _, weights in here.in_place([1]))
@@ -255,9 +255,9 @@ def make_nodes(folder, *cpulists):
 
 
 def test_numa__reads_the_kernels_lists():
-    assert parsed("0-3,8\n") == {0, 1, 2, 3, 8}
-    assert parsed("5") == {5}
-    assert parsed("\n") == frozenset()
+    assert parse_cpu_list("0-3,8\n") == {0, 1, 2, 3, 8}
+    assert parse_cpu_list("5") == {5}
+    assert parse_cpu_list("\n") == frozenset()
 
 
 def test_numa__cpu_devices_take_the_nodes_in_turn(tmp_path, monkeypatch):
@@ -277,10 +277,10 @@ def test_numa__one_node_or_none_needs_nothing(tmp_path):
 def test_numa__near_lasts_for_a_while():
     before = os.sched_getaffinity(0)
     one = frozenset([min(before)])
-    with near(one):
+    with run_near(one):
         assert os.sched_getaffinity(0) == one
     assert os.sched_getaffinity(0) == before
-    with near(None):
+    with run_near(None):
         assert os.sched_getaffinity(0) == before
 
 
@@ -322,6 +322,6 @@ def test_expert__tokens_travel_to_it_and_its_output_back(folder):
     hidden_ND = torch.randn(5, module.gate_up_proj.shape[-1])
     there = {name: tensor.cuda() for name, tensor in here.items()}
     with torch.no_grad():
-        found = expert_output(module, there, hidden_ND)
+        found = compute_expert(module, there, hidden_ND)
         assert found.device == hidden_ND.device
-        torch.testing.assert_close(found, expert_output(module, here, hidden_ND))
+        torch.testing.assert_close(found, compute_expert(module, here, hidden_ND))

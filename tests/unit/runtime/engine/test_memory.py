@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.engine.memory import library_code
-from runtime.hf.weights import own_weights
+from runtime.hf.weights import unmap_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 BOUND_MIB = 300
@@ -97,12 +97,12 @@ def test_own_weights__unaligned_ones_are_copied_and_shared_ones_stay_shared():
     model.even = torch.nn.Parameter(raw[32:48])
     model.tied = model.odd
     addresses = model.odd.data_ptr(), model.even.data_ptr()
-    own_weights(model, mapped=False)
+    unmap_weights(model, mapped=False)
     assert model.odd.data_ptr() % 64 == 0 != addresses[0] % 64
     assert model.even.data_ptr() == addresses[1]
     assert model.tied.data_ptr() == model.odd.data_ptr()
     assert torch.equal(model.odd, raw[1:17])
-    own_weights(model)
+    unmap_weights(model)
     assert model.even.data_ptr() != addresses[1]
 
 

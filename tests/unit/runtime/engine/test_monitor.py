@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.engine.monitor import ABSENT, BELOW, CACHED, PINNED, Monitor
+from runtime.engine.monitor import ABSENT, BELOW, CACHED, PINNED, EngineMonitor
 from runtime.errors import Fault, TransferError
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
@@ -27,7 +27,7 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     model = serve(folder, budget="50%", predictor="skip")
     with model.moecast as handle:
         generate(model)
-        snapshot, report = Monitor(handle.engine).snapshot(), handle.stats()
+        snapshot, report = EngineMonitor(handle.engine).snapshot(), handle.stats()
     (tier,) = snapshot.tiers
     assert (tier.name, tier.computes) == ("host", True)
     total = snapshot.computing.as_dict()
@@ -64,7 +64,7 @@ def test_recall__is_the_share_of_needed_experts_that_were_named(folder: Path) ->
 
         core.predicted, core.routed = predicted, routed
         generate(model)
-        layers = Monitor(handle.engine).snapshot().computing_layers
+        layers = EngineMonitor(handle.engine).snapshot().computing_layers
     assert [layer.needed_predicted for layer in layers] == found
     assert [layer.requests for layer in layers] == needed
     assert layers[0].recall is None  # the router before the first layer does not exist
@@ -76,7 +76,7 @@ def test_cells__show_every_expert_once_and_agree_with_the_slots(folder: Path) ->
     model = serve(folder, budget="50%")
     with model.moecast as handle:
         generate(model)
-        monitor = Monitor(handle.engine)
+        monitor = EngineMonitor(handle.engine)
         cells, (tier,) = monitor.cells(), monitor.snapshot().tiers
     assert [len(row) for row in cells] == [8, 8, 8]
     text = "".join(cells)
@@ -89,7 +89,7 @@ def test_cells__with_a_tier_below_tell_host_from_device(folder: Path) -> None:
     model = serve(folder, budget="25%", host_budget="100%")
     with model.moecast as handle:
         generate(model)
-        monitor = Monitor(handle.engine)
+        monitor = EngineMonitor(handle.engine)
         text, tiers = "".join(monitor.cells()), monitor.snapshot().tiers
     assert [(tier.name, tier.computes) for tier in tiers] == [("device", True), ("host", False)]
     assert text.count(CACHED) == 6
@@ -101,7 +101,7 @@ def test_cells__show_what_is_being_computed_as_pinned(folder: Path) -> None:
     model = serve(folder, budget="50%")
     seen: list[str] = []
     with model.moecast as handle:
-        engine, monitor = handle.engine, Monitor(handle.engine)
+        engine, monitor = handle.engine, EngineMonitor(handle.engine)
         real = engine.prefetcher.used
 
         def used(expert):
@@ -127,18 +127,18 @@ def test_faults__are_counted_by_kind_also_when_nobody_needed_the_expert(folder: 
             generate(model)
         while not all(worker.is_idle for worker in engine.workers):
             time.sleep(0.01)  # reads that were under way fail too
-        faults = Monitor(engine).snapshot().faults
+        faults = EngineMonitor(engine).snapshot().faults
         assert set(faults) == {"truncated"}
         assert faults["truncated"] >= 1
         engine.store.read = real
         generate(model)
-        assert Monitor(engine).snapshot().faults == faults
+        assert EngineMonitor(engine).snapshot().faults == faults
 
 
 def test_snapshot__while_a_model_generates_never_breaks_it(folder: Path) -> None:
     model = serve(folder, budget="25%", predictor="skip")
     with model.moecast as handle:
-        monitor, stop = Monitor(handle.engine), threading.Event()
+        monitor, stop = EngineMonitor(handle.engine), threading.Event()
         requests, wrong = [], []
 
         def look() -> None:
@@ -167,7 +167,7 @@ def test_several_devices__are_told_apart_and_shown_as_one_map(folder: Path) -> N
     model = serve(folder, devices=["cpu", "cpu"], budget="50%", host_budget="100%")
     with model.moecast as handle:
         generate(model)
-        monitor = Monitor(handle.engine)
+        monitor = EngineMonitor(handle.engine)
         snapshot, text = monitor.snapshot(), "".join(monitor.cells())
         requests = handle.stats()["requests"]
     names = [(tier.name, tier.computes) for tier in snapshot.tiers]

@@ -3,10 +3,10 @@
 import pytest
 
 from runtime.engine import stats
-from runtime.engine.stats import Stats
+from runtime.engine.stats import StepStats
 
 
-def run(times: Stats, seconds: list[float], monkeypatch, *, is_prefill: bool = False) -> None:
+def run(times: StepStats, seconds: list[float], monkeypatch, *, is_prefill: bool = False) -> None:
     for one in seconds:
         clock = iter([10.0, 10.0 + one])
         monkeypatch.setattr(stats.time, "perf_counter", lambda clock=clock: next(clock))
@@ -18,7 +18,7 @@ def test_stats__of_a_long_run_keep_the_first_and_the_last_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stats, "KEPT", 4)
-    times = Stats()
+    times = StepStats()
     run(times, [7.0, 1.0, 2.0], monkeypatch, is_prefill=True)
     longest = 0
     for number in range(1, 31):

@@ -17,12 +17,12 @@ from predictors.popularity import Popularity
 from runtime.config import SystemConfig
 from runtime.engine.plain import load_plain
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.dense import dense_experts
-from runtime.hf.adapters.registry import kind_of
-from runtime.hf.adapters.served import Served
+from runtime.hf.adapters.dense import compute_dense_experts
+from runtime.hf.adapters.registry import find_adapter
+from runtime.hf.adapters.served import LayerExperts
 from runtime.hf.classes import model_class
 from runtime.hf.layers import expert_banks, moe_layers
-from runtime.hf.probes import Probes, SilentListener
+from runtime.hf.probes import NoopListener, Probes
 from tests.builders.families.build import save_family, tiny_model
 from tests.builders.families.table import FAMILIES
 from tests.builders.served import serve
@@ -77,7 +77,7 @@ def test_kind_of__is_told_by_structure_before_and_after_stripping(folders, name)
     with model.moecast:
         for whole in (plain, model):
             banks = expert_banks(whole)
-            assert {kind_of(bank).name for bank in banks.values()} == {KINDS[name]}
+            assert {find_adapter(bank).name for bank in banks.values()} == {KINDS[name]}
             assert {layer.num_experts for layer in moe_layers(whole)} == {8}
         assert list(expert_banks(plain)) == list(expert_banks(model))
         held = [parameter.shape[0] for parameter in model.parameters() if parameter.ndim == 3]
@@ -107,7 +107,7 @@ def test_adapter__only_chosen_experts_are_read(folders, name):
     model = serve(folders[name], budget="100%")
     chosen: dict[int, set[int]] = {}
 
-    class Chosen(SilentListener):
+    class Chosen(NoopListener):
         def routed(self, layer, experts_TK, *_):
             chosen.setdefault(layer, set()).update(experts_TK.ravel().tolist())
 
@@ -148,7 +148,7 @@ def test_routed__names_the_experts_that_the_model_computes(folders, name):
     plain = load_plain(folders[name], dtype=torch.bfloat16)
     routed = []
 
-    class Routed(SilentListener):
+    class Routed(NoopListener):
         def routed(self, layer, experts_TK, logits_TE, weights_TK):
             assert logits_TE.shape == (len(experts_TK), 8)
             assert weights_TK.shape == experts_TK.shape
@@ -224,7 +224,9 @@ def test_dense_experts__rows_are_bitwise_those_of_the_product_over_all(dtype, th
                 hidden_ETD = torch.randn(8, num_tokens, 32).to(dtype)
                 hidden_ETD *= torch.rand(8, num_tokens, 1) > 0.6
                 hidden = hidden_ETD.view(-1, 32)
-                assert torch.equal(dense_experts(whole, Served(Source(), 0), hidden), whole(hidden))
+                assert torch.equal(
+                    compute_dense_experts(whole, LayerExperts(Source(), 0), hidden), whole(hidden)
+                )
     finally:
         torch.set_num_threads(before)
 
@@ -238,7 +240,7 @@ def test_longcat__zero_experts_have_no_bytes_and_need_none_in_the_checkpoint(fol
     model = serve(folder, budget="50%")
     seen = set()
 
-    class Seen(SilentListener):
+    class Seen(NoopListener):
         def routed(self, _layer, experts_TK, *_):
             seen.update(experts_TK.ravel().tolist())
 
@@ -271,7 +273,7 @@ def test_switch__a_token_without_room_asks_for_no_expert(tmp_path):
     model = serve(folder, budget="25%")
     skipped = []
 
-    class Skipped(SilentListener):
+    class Skipped(NoopListener):
         def routed(self, _layer, experts_TK, *_):
             skipped.append(int((experts_TK == 8).sum()))
 
@@ -291,7 +293,7 @@ def test_members__experts_of_different_shape_are_refused():
 
     bank = OddExperts({"expert_0": nn.Linear(2, 3), "expert_1": nn.Linear(2, 4)})
     with pytest.raises(CheckpointError, match="differ in shape"):
-        kind_of(bank).strip("odd", bank)
+        find_adapter(bank).strip("odd", bank)
 
 
 def test_model_class__switch_is_loaded_to_generate(folders):

@@ -8,8 +8,8 @@ from transformers import Qwen2MoeConfig
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
 
-from runtime.hf.experts import computed, sum_of
-from runtime.hf.formula import Sum, inputs, tiny_twin
+from runtime.hf.experts import compute_experts, find_accumulation
+from runtime.hf.formula import AccumulationDtype, make_inputs, make_tiny_twin
 
 
 def experts_that_add(sum_dtype, *, scale=None, needs=None):
@@ -43,25 +43,25 @@ def experts_that_add(sum_dtype, *, scale=None, needs=None):
 @pytest.mark.parametrize(
     ("how", "dtype"),
     [
-        (Sum.HIDDEN, lambda hidden, _: hidden.dtype),
-        (Sum.WEIGHTS, lambda _, weights: weights.dtype),
-        (Sum.FLOAT32, lambda *_: torch.float32),
+        (AccumulationDtype.HIDDEN, lambda hidden, _: hidden.dtype),
+        (AccumulationDtype.WEIGHTS, lambda _, weights: weights.dtype),
+        (AccumulationDtype.FLOAT32, lambda *_: torch.float32),
     ],
 )
 def test_sum_of__finds_the_precision_of_the_sum(how, dtype):
-    assert sum_of(experts_that_add(dtype)) is how
+    assert find_accumulation(experts_that_add(dtype)) is how
 
 
 @pytest.mark.parametrize("other", [{"scale": 1.5}, {"needs": "what_no_twin_has"}])
 def test_sum_of__a_loop_that_computes_otherwise_has_to_run_itself(other):
-    assert sum_of(experts_that_add(lambda hidden, _: hidden.dtype, **other)) is None
+    assert find_accumulation(experts_that_add(lambda hidden, _: hidden.dtype, **other)) is None
 
 
 def test_sum_of__leaves_the_module_as_it_was():
     with torch.device("meta"):
         module = Qwen2MoeExperts(Qwen2MoeConfig(num_experts=8))
     before = {name: id(value) for name, value in module._parameters.items()}
-    assert sum_of(module) is Sum.HIDDEN
+    assert find_accumulation(module) is AccumulationDtype.HIDDEN
     assert {name: id(value) for name, value in module._parameters.items()} == before
     assert module.num_experts == 8
 
@@ -70,8 +70,8 @@ def test_sum_of__leaves_the_module_as_it_was():
 @pytest.mark.parametrize("chosen", [[2, 0, 3], [3, 2, 1], [1, 4, 0], [4, 4, 4], [2, 2, 1]], ids=str)
 def test_computed__one_token_has_the_loop_s_bits(dtype, chosen):
     # 4 experts, so 4 means that the token skips one; twice the same: its weights add up.
-    module, experts = tiny_twin(Qwen2MoeExperts(Qwen2MoeConfig(num_experts=8)), dtype)
-    hidden, _, weights = inputs(dtype, torch.float32)
+    module, experts = make_tiny_twin(Qwen2MoeExperts(Qwen2MoeConfig(num_experts=8)), dtype)
+    hidden, _, weights = make_inputs(dtype, torch.float32)
     index = torch.tensor([chosen])
 
     def ready(wanted):
@@ -88,4 +88,6 @@ def test_computed__one_token_has_the_loop_s_bits(dtype, chosen):
             output = F.linear(F.silu(gate) * up, experts[e]["down_proj"])
             scaled = output * given[2][rows, slots, None]
             expected.index_add_(0, rows, scaled.to(dtype))
-        assert torch.equal(computed(module, ready, Sum.HIDDEN, *given), expected)
+        assert torch.equal(
+            compute_experts(module, ready, AccumulationDtype.HIDDEN, *given), expected
+        )

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.placeholders import Absent
+from runtime.hf.adapters.placeholders import MissingParameter
 from runtime.hf.layers import moe_layers
 from runtime.store.recipe import FusedParameter
 from tests.builders.families.build import save_family
@@ -24,7 +24,7 @@ def logits(model, num_tokens):
 
 
 def test_absent__every_computation_with_it_is_refused():
-    absent = Absent(FusedParameter("layer.experts", "w", (4, 2, 3), torch.float32))
+    absent = MissingParameter(FusedParameter("layer.experts", "w", (4, 2, 3), torch.float32))
     for computation in (
         lambda: absent[0],
         lambda: F.linear(torch.ones(1, 3), absent),

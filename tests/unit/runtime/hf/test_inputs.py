@@ -15,9 +15,9 @@ from predictors.token import Token
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf import layers
-from runtime.hf.inputs import NO_TOKEN, Past, tokens_of
+from runtime.hf.inputs import NO_TOKEN, CacheHistory, find_tokens
 from runtime.hf.probes import Probes
-from runtime.hf.routing import routing_of
+from runtime.hf.routing import read_routing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
@@ -61,7 +61,7 @@ def test_load__routers_that_nobody_can_listen_to(tmp_path, monkeypatch, what):
     if what == "no router":
         monkeypatch.setattr(layers, "_router_of", lambda *_: None)
     else:
-        monkeypatch.setattr(layers.MoeLayer, "routing", lambda _, output: routing_of(output[:1]))
+        monkeypatch.setattr(layers.MoeLayer, "routing", lambda _, output: read_routing(output[:1]))
     folder = tiny_qwen2_moe(tmp_path / "model")
     tokens = torch.arange(1, 9).reshape(1, 8)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
@@ -79,7 +79,7 @@ def test_load__routers_that_nobody_can_listen_to(tmp_path, monkeypatch, what):
 
 def test_tokens_of__nothing_to_compute_is_an_error():
     with pytest.raises(CheckpointError, match="input_ids or inputs_embeds"):
-        tokens_of((), {"attention_mask": torch.ones(1, 1)})
+        find_tokens((), {"attention_mask": torch.ones(1, 1)})
 
 
 def spec():
@@ -121,7 +121,7 @@ class Uncounted:
 
 
 def test_past__of_caches_that_count_and_of_those_that_do_not():
-    past = Past()
+    past = CacheHistory()
     assert not past.continues(None)
     cache = DynamicCache()
     assert not past.continues(cache)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.hf.kv import CacheSize, cache_bytes, cache_size
+from runtime.hf.kv import CacheSize, count_cache_bytes, measure_cache_size
 from tests.builders.families.build import tiny_model
 from tests.builders.families.table import ROWS
 
@@ -14,13 +14,13 @@ LENGTH = 40
 def held(model, num_tokens: int) -> int:
     tokens = torch.ones(1, num_tokens, dtype=torch.int64)
     with torch.no_grad():
-        return cache_bytes(model(tokens, use_cache=True).past_key_values)
+        return count_cache_bytes(model(tokens, use_cache=True).past_key_values)
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "deepseek_v3", "granitemoe"])
 def test_cache__that_grows_with_each_token(name):
     model = tiny_model(FAMILIES[name])
-    size = cache_size(model)
+    size = measure_cache_size(model)
     assert size.bytes_fixed == 0 < size.bytes_per_token
     assert size.of(LENGTH) == held(model, LENGTH)
 
@@ -30,13 +30,13 @@ def test_cache__of_keys_and_values_in_every_layer():
     config = model.config
     width = config.num_key_value_heads * config.hidden_size // config.num_attention_heads
     expected = 2 * config.num_hidden_layers * width * model.dtype.itemsize
-    assert cache_size(model) == CacheSize(expected, 0)
+    assert measure_cache_size(model) == CacheSize(expected, 0)
 
 
 def test_cache__of_layers_that_keep_a_state():
     """Linear attention: the same state at any length, beside one layer's keys and values."""
     model = tiny_model(FAMILIES["qwen3_next"])
-    size = cache_size(model)
+    size = measure_cache_size(model)
     assert min(size.bytes_per_token, size.bytes_fixed) > 0
     assert size.of(LENGTH) == held(model, LENGTH)
 

@@ -13,8 +13,8 @@ from transformers.core_model_loading import Transpose, WeightConverter
 from runtime.engine.plain import load_plain
 from runtime.errors import CheckpointError
 from runtime.hf.classes import model_class
-from runtime.store.extents import Extent, read_extents
-from runtime.store.recipe import FusedParameter, Recipe
+from runtime.store.extents import StoredTensor, read_tensor_index
+from runtime.store.recipe import FusedParameter, WeightPlan
 from runtime.store.scratch import peak_bytes
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
@@ -119,8 +119,8 @@ def test_store__other_layouts_are_the_librarys(tmp_path, name):
 def recipe_of(operations, *, shape, stored, num_experts=4):
     parameter = FusedParameter("layer.experts", "w", (num_experts, *shape), torch.float32)
     converter = WeightConverter(["w"], ["w"], operations) if operations else None
-    extent = Extent(None, 0, 4, torch.float32, stored, "w")
-    return Recipe(parameter, {"w": [extent]}, converter)
+    extent = StoredTensor(None, 0, 4, torch.float32, stored, "w")
+    return WeightPlan(parameter, {"w": [extent]}, converter)
 
 
 def test_check__operations_across_experts_are_refused():
@@ -162,7 +162,7 @@ def test_read_extents__an_unknown_dtype_is_named(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(struct.pack("<Q", len(header)) + header + b"abc")
     with pytest.raises(CheckpointError, match="w has the dtype F3"):
-        read_extents([file])
+        read_tensor_index([file])
 
 
 # ---- memory

@@ -8,7 +8,7 @@ import pytest
 
 from runtime import load
 from runtime.profiling.local import measure, parts_of
-from runtime.profiling.reading import Reader, measure_reads, typical
+from runtime.profiling.reading import ProbeReader, measure_reads, typical
 from runtime.profiling.spans import Spans
 
 
@@ -49,7 +49,7 @@ def test_measure_reads__finds_what_reads_cost_and_that_the_disk_serves_one_at_a_
 
 def test_reader__comes_to_every_expert():
     disk = Disk()
-    reader = Reader(disk)
+    reader = ProbeReader(disk)
     for _ in range(12):
         reader.chunk()
     # The second layer has four experts.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from runtime.engine.monitor import Monitor
+from runtime.engine.monitor import EngineMonitor
 from runtime.errors import Fault, TransferError
 from runtime.hf.kv import CacheSize
 from runtime.serving.caches import CacheBudget
@@ -103,7 +103,7 @@ def of(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_every_name_of_the_table__is_there_with_its_labels_and_kind(
     metrics: Metrics, model
 ) -> None:
-    metrics.watch(Monitor(model.moecast.engine), info=INFO)
+    metrics.watch(EngineMonitor(model.moecast.engine), info=INFO)
     metrics.requests.refused(QueueFull("full"))
     body, content_type = metrics.render()
     assert content_type.startswith("text/plain")
@@ -240,7 +240,7 @@ def test_gauges__are_zero_when_all_have_ended_wherever_they_were(lives) -> None:
 
 
 def test_experts__are_the_engines_own_counters(metrics: Metrics, model) -> None:
-    monitor = Monitor(model.moecast.engine)
+    monitor = EngineMonitor(model.moecast.engine)
     metrics.watch(monitor, info=INFO)
     state = monitor.snapshot()
     assert [tier.name for tier in state.tiers] == ["device", "host"]
@@ -272,7 +272,7 @@ def test_experts__are_the_engines_own_counters(metrics: Metrics, model) -> None:
 
 def test_io_errors__are_told_by_kind(tmp_path: Path, metrics: Metrics) -> None:
     model = serve(tiny_qwen2_moe(tmp_path), budget="50%")
-    metrics.watch(Monitor(model.moecast.engine), info=INFO)
+    metrics.watch(EngineMonitor(model.moecast.engine), info=INFO)
 
     def read(*_: object) -> None:
         raise TransferError("its checksum is wrong", fault=Fault.DAMAGED)
@@ -291,7 +291,7 @@ def test_io_errors__are_told_by_kind(tmp_path: Path, metrics: Metrics) -> None:
 
 def test_prefetching__is_told_of_systems_that_switch(metrics: Metrics, model) -> None:
     engine = model.moecast.engine
-    metrics.watch(Monitor(engine), info=INFO)
+    metrics.watch(EngineMonitor(engine), info=INFO)
     assert value(metrics, "moecast_prefetching", model_name="m") is None
 
     class Adaptive:

@@ -10,7 +10,7 @@ from transformers import Qwen2MoeForCausalLM
 import runtime
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError, TransferError
-from runtime.store.extents import read_extents
+from runtime.store.extents import read_tensor_index
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
@@ -54,7 +54,7 @@ def test_read_extents__truncated_file_is_named(tmp_path):
     file = sorted(folder.glob("*.safetensors"))[0]
     os.truncate(file, file.stat().st_size - 1)
     with pytest.raises(CheckpointError, match="truncated"):
-        read_extents([file])
+        read_tensor_index([file])
 
 
 @pytest.mark.parametrize("prefix", [b"", b"short", struct.pack("<Q", 2**60), b"\0" * 16])
@@ -62,7 +62,7 @@ def test_read_extents__no_header_is_refused(tmp_path, prefix):
     file = tmp_path / "model.safetensors"
     file.write_bytes(prefix)
     with pytest.raises(CheckpointError, match="not a safetensors file"):
-        read_extents([file])
+        read_tensor_index([file])
 
 
 @pytest.mark.faults
