@@ -35,6 +35,10 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "num_workers": "launcher.workers",
         "worker": "workers are started by launcher.workers=N, on any machine by launcher=slurm",
     },
+    "serve": {
+        name: "removed; Ray Serve's own router distributes the requests, so leave it out"
+        for name in ("routing", "forecaster")
+    },
 }
 CHOICES: Mapping[str, Mapping[str, str]] = {}
 COMMANDS: Mapping[str, Mapping[str, str]] = {}

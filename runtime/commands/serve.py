@@ -17,88 +17,82 @@ from runtime.ray_cluster import prepare
 from runtime.serving.config import RAY, ServeConfig
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
-"""The extra `serve`."""
+"""Packages of the extra `serve`."""
 
 
 class EngineFailed(RuntimeError):
-    """Ours, not the user's: the engine thread ended in an error while serving."""
+    """An internal error ended the engine thread while the server was running."""
 
 
 def run(config: ServeConfig) -> dict[str, Any]:
-    """Serves until it is told to end; returns what it has done."""
+    """Serve until a signal; returns why the server ended, and the engine's statistics."""
     share_one_heap()
     require_extra()
-    # Not before: they need the extra.
-    from runtime.serving.assembly import assembled
-    from runtime.serving.keys import VARIABLE, keys_of
-    from runtime.serving.logs import log_as_json
-    from runtime.serving.opening import name_of
-    from runtime.serving.server import listen, serve, url_of
+    # Imported here: these need the extra.
+    from runtime.serving.app_factory import create_server
+    from runtime.serving.auth import KEY_VARIABLE, load_api_keys
+    from runtime.serving.logs import configure_json_logging
+    from runtime.serving.model_loading import served_name
+    from runtime.serving.server import listen, serve, server_url
 
-    keys = keys_of(config.key, os.environ)
+    keys = load_api_keys(config.key, os.environ)
     if not (keys or config.is_local or config.insecure):
         raise MoecastError(
-            f"host={config.host} can be reached from other machines: set key=... or {VARIABLE}, "
-            "or insecure=true if anybody may use the model"
+            f"host={config.host}: other machines can reach this address; set key=... or "
+            f"{KEY_VARIABLE}, or insecure=true to serve without authentication"
         )
+    version = package_version("moecast") or ""
     if config.launcher == RAY:
         prepare(config.cluster)
-        # Not before: it needs the extra, and Ray reads the environment when it is imported.
+        # Imported here: it needs the extra, and Ray reads the environment when it is imported.
         from runtime.serving.replicas import run as serve_replicas
 
-        return serve_replicas(config, keys, package_version("moecast") or "")
-    log_as_json(secrets=keys)
-    service, app = assembled(config, keys=keys, version=package_version("moecast") or "")
-    console = Console()
+        return serve_replicas(config, keys, version)
+    configure_json_logging(secrets=keys)
+    service, app = create_server(config, keys=keys, version=version)
     with listen(config.host, config.port) as listener:
-        url = url_of(listener)
+        url = server_url(listener)
 
-        def tell() -> None:
-            console.print(f"{name_of(config)} at {url}/v1", highlight=False, soft_wrap=True)
+        def print_url() -> None:
+            Console().print(f"{served_name(config)} at {url}/v1", highlight=False, soft_wrap=True)
 
         reason = asyncio.run(
-            serve(
-                app,
-                service,
-                listener,
-                grace_seconds=config.grace,
-                on_listening=tell,
-            )
+            serve(app, service, listener, grace_seconds=config.grace, on_listening=print_url)
         )
-    # Python would look through all that Torch and Transformers made once more, which takes seconds
-    # of the few that a process is given between being told to end and being killed.
+    # A last garbage collection over all objects of Torch and Transformers would take seconds of the
+    # short time between SIGTERM and SIGKILL.
     gc.freeze()
     if isinstance(service.error, MoecastError):
         raise service.error
     if service.error is not None:
         raise EngineFailed(f"the engine failed: {service.error}") from service.error
     if not service.close(timeout_seconds=0):
-        leave_thread()
-    served = service.served
+        exit_without_thread()
+    loaded = service.loaded
     return {
-        "model": name_of(config),
+        "model": served_name(config),
         "url": url,
         "ended": reason,
-        "stats": None if served is None else served.model.moecast.stats(),
+        "stats": None if loaded is None else loaded.model.moecast.stats(),
     }
 
 
 def require_extra() -> None:
-    """Raises MoecastError when the server's packages are not installed."""
+    """Raise MoecastError if the server's packages are not installed."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise MoecastError(f"serve needs {', '.join(missing)}: pip install '.[serve]'")
 
 
-def leave_thread() -> None:
-    """The engine thread is still in a load or a forward pass, which nothing can interrupt.
+def exit_without_thread() -> None:
+    """End the process at exit without unwinding the engine thread, where Python would abort.
 
-    Python would abort while it takes such a thread's stack apart. So the process ends without that.
+    The thread is still in a load or a forward pass, which nothing can interrupt.
     """
 
-    def end() -> None:
+    def exit_now() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
-    atexit.register(end)
+    atexit.register(exit_now)

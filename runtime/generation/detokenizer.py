@@ -1,11 +1,15 @@
 """Incremental detokenization in complete characters, and stop strings across tokens."""
 
+import re
 from collections.abc import Sequence
+from functools import cache, cached_property
 
 from transformers import PreTrainedTokenizerBase
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Decoders write it for bytes that are not, or not yet, a character."""
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""A byte that is no character, as sentencepiece writes it."""
 
 
 class Detokenizer:
@@ -103,3 +107,50 @@ def longest_overlap(text: str, string: str) -> int:
         if text.endswith(string[:length]):
             return length
     return 0
+
+
+class Vocabulary:
+    """Single tokens as text and as bytes, for log-probabilities."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._tokenizer = tokenizer
+
+    def text(self, token: int) -> str:
+        r"""A token's text; bytes that are no character as OpenAI writes them, `bytes:\\xe2`."""
+        text = self._decode(token)
+        if REPLACEMENT not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes(token))
+
+    def bytes(self, token: int) -> list[int]:
+        """A token's UTF-8 bytes; a character may be spread over several tokens."""
+        text = self._decode(token)
+        if REPLACEMENT not in text:
+            return list(text.encode())
+        spelling = str(self._tokenizer.convert_ids_to_tokens(token))
+        if byte := BYTE_TOKEN.fullmatch(spelling):
+            return [int(byte[1], 16)]
+        table = self._byte_of_character
+        if all(character in table for character in spelling):
+            return [table[character] for character in spelling]
+        return list(text.encode())
+
+    def _decode(self, token: int) -> str:
+        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
+    @cached_property
+    def _byte_of_character(self) -> dict[str, int]:
+        return byte_level_alphabet()
+
+
+@cache
+def byte_level_alphabet() -> dict[str, int]:
+    """Byte of each character of byte-level BPE.
+
+    Printable Latin-1 stands for itself, the other bytes are written from U+0100 on (GPT-2's
+    encoder).
+    """
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + number): byte for number, byte in enumerate(others)}

@@ -1,10 +1,13 @@
 """An OpenAI-compatible server for a model whose experts stay within a memory budget.
 
-Why not `transformers serve` (5.23.0, read and tried on the reference model, 8 prompts x 48 tokens):
-1. Its continuous batching is not bitwise `generate`: log-probabilities differ by 2e-6 to 5e-6 in
-   float32 (tokens equal); in bfloat16 by up to 0.08, and 4 of 8 greedy answers part (sdpa).
-2. It has no key, no queue bound, no body limit, no metrics; `/reset` and `/load_model` are open.
-3. It answers no echo and no logprobs, ignores n and stop in batches, and keeps one generation
-   config for all that run together; its threads would call the engine from outside the group.
-So FastAPI and uvicorn carry HTTP here, and `generation.lockstep` runs the model's own `generate`.
+`transformers serve` (5.23.0, measured on the reference model, 8 prompts of 48 tokens) does not fit:
+
+1. Its continuous batching is not bitwise equal to `generate`: log-probabilities differ by 2e-6 to
+   5e-6 in float32 (equal tokens), in bfloat16 by up to 0.08 (4 of 8 greedy answers differ; sdpa).
+2. It has no API key, queue bound, body limit or metrics; `/reset` and `/load_model` are open.
+3. It supports neither echo nor logprobs, ignores n and stop in batches, and has one generation
+   config for all running requests; its threads would call the engine from outside the group.
+
+Here FastAPI and uvicorn serve HTTP, and `runtime.generation.lockstep` runs the model's own
+`generate`.
 """

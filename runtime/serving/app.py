@@ -1,50 +1,57 @@
-"""The HTTP application: routes around one service."""
+"""The HTTP application: routes, error handlers and middleware around one service."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
 
 from runtime.errors import ChatError
+from runtime.serving.auth import ApiKeys
 from runtime.serving.errors import RequestError, error_body
-from runtime.serving.gate import BODY_SECONDS, BodyLimit, HostCheck, KeyCheck, RequestLog
-from runtime.serving.keys import Keys
-from runtime.serving.orders import Limits
-from runtime.serving.routes import about, generation, tokens
-from runtime.serving.schemas import ErrorReply
-from runtime.serving.service import Service
+from runtime.serving.generation_requests import RequestLimits
+from runtime.serving.middleware import (
+    BODY_SECONDS,
+    AuthMiddleware,
+    BodyLimitMiddleware,
+    HostCheckMiddleware,
+    failure_message,
+)
+from runtime.serving.routes import generation_routes, server_routes, token_routes
+from runtime.serving.schemas import ErrorResponse
+from runtime.serving.service import GenerationService
 
-MESSAGE_LENGTH = 500
-"""Characters of an error that may quote what the client sent."""
-KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+MAX_MESSAGE_LENGTH = 500
+"""Characters of an error message that may quote the client's input."""
+ERROR_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What the application is told about the world around it."""
-
+class AppSettings:
     version: str = ""
     keys: frozenset[str] = frozenset()
-    """What clients must show one of; none: they need no key."""
+    """API keys; none disables authentication."""
     checks_host: bool = False
-    """Answer only where this machine's own names are asked for."""
+    """Accept only this machine's own names in the Host header."""
     max_body_bytes: int = 1 << 20
     body_seconds: float = BODY_SECONDS
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     log_prompts: bool = False
 
 
-def build_app(
-    service: Service,
-    settings: Settings,
+def create_app(
+    service: GenerationService,
+    settings: AppSettings,
     *,
     routers: Iterable[APIRouter] = (),
 ) -> FastAPI:
-    """Build the application with the routes of OpenAI's API.
+    """Create the application, to be wrapped in `RequestLogMiddleware`.
+
+    The request log has to be outside FastAPI, whose own last error handler answers in another
+    shape.
 
     Args:
         routers: more routes, such as metrics and the status page.
@@ -54,37 +61,36 @@ def build_app(
         version=settings.version or "0",
         docs_url=None,
         redoc_url=None,
-        responses={"default": {"model": ErrorReply, "description": "What is wrong, OpenAI's way"}},
+        responses={
+            "default": {"model": ErrorResponse, "description": "An error in OpenAI's shape"}
+        },
     )
-    app.include_router(about.routes(service, settings.version))
+    app.include_router(server_routes(service, settings.version))
     app.include_router(
-        generation.routes(service, settings.limits, log_prompts=settings.log_prompts)
+        generation_routes(service, settings.limits, log_prompts=settings.log_prompts)
     )
-    app.include_router(tokens.routes(service))
+    app.include_router(token_routes(service))
     for router in routers:
         app.include_router(router)
-    app.add_exception_handler(RequestError, answer_refusal)
-    app.add_exception_handler(ChatError, answer_chat_error)
-    app.add_exception_handler(RequestValidationError, answer_invalid)
-    app.add_exception_handler(HTTPException, answer_http)
-    app.add_exception_handler(Exception, answer_failure)
-    # The last one added is the outermost.
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, seconds=settings.body_seconds)
+    app.add_exception_handler(RequestError, handle_request_error)
+    app.add_exception_handler(ChatError, handle_chat_error)
+    app.add_exception_handler(RequestValidationError, handle_validation_error)
+    app.add_exception_handler(HTTPException, handle_http_error)
+    app.add_exception_handler(Exception, handle_failure)
+    # The middleware that is added last is the outermost.
+    app.add_middleware(
+        BodyLimitMiddleware,
+        max_bytes=settings.max_body_bytes,
+        timeout_seconds=settings.body_seconds,
+    )
     if settings.keys:
-        app.add_middleware(KeyCheck, keys=Keys(settings.keys))
+        app.add_middleware(AuthMiddleware, keys=ApiKeys(settings.keys))
     if settings.checks_host:
-        app.add_middleware(HostCheck)
+        app.add_middleware(HostCheckMiddleware)
     return app
 
 
-def logged(app: FastAPI) -> ASGIApp:
-    """The application as it is served: around everything, Starlette's own last resort too, which
-    answers in a shape of its own.
-    """
-    return RequestLog(app)
-
-
-def answer_refusal(_request: Request, error: Exception) -> JSONResponse:
+def handle_request_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestError)
     headers = {}
     if error.retry_after_seconds is not None:
@@ -92,53 +98,53 @@ def answer_refusal(_request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error.body(), error.status, headers)
 
 
-def answer_failure(request: Request, _error: Exception) -> JSONResponse:
-    """What nobody foresaw; it is raised again for the log."""
-    message = f"the server failed; its log says more under request id {request.state.request_id}"
+def handle_failure(request: Request, _error: Exception) -> JSONResponse:
+    """Answer an unexpected exception; Starlette raises it again for the log."""
+    message = failure_message(request.state.request_id)
     return JSONResponse(error_body(message, kind="server_error"), 500)
 
 
-def answer_chat_error(_request: Request, error: Exception) -> JSONResponse:
-    return answer_refusal(_request, RequestError(str(error), param="messages"))
+def handle_chat_error(request: Request, error: Exception) -> JSONResponse:
+    return handle_request_error(request, RequestError(str(error), param="messages"))
 
 
-def answer_invalid(_request: Request, error: Exception) -> JSONResponse:
-    """The first thing that is wrong, with the field in which it is."""
+def handle_validation_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer with the first invalid field."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, RequestError):
-        return answer_refusal(_request, cause)
-    return answer_refusal(_request, RequestError(said(first), param=field_of(first["loc"])))
+    if not isinstance(cause, RequestError):
+        cause = RequestError(validation_message(first), param=field_name(first["loc"]))
+    return handle_request_error(request, cause)
 
 
-def said(found: dict[str, object]) -> str:
-    where = field_of(found["loc"])
-    what = str(found["msg"])
-    if found["type"] == "extra_forbidden":
-        what = "this server does not know it"
-    elif found["type"] == "json_invalid":
-        where, what = None, f"the body is not JSON: {what}"
-    return ascii_only(f"{where}: {what}" if where else what)
+def validation_message(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors as a sentence."""
+    field = field_name(error["loc"])
+    problem = str(error["msg"])
+    if error["type"] == "extra_forbidden":
+        problem = "unknown field"
+    elif error["type"] == "json_invalid":
+        field, problem = None, f"the body is not valid JSON: {problem}"
+    return escape_message(f"{field}: {problem}" if field else problem)
 
 
-def field_of(location: object) -> str | None:
-    """The request's own field of an error's location."""
-    assert isinstance(location, Sequence)
-    names = [one for one in location[1:] if isinstance(one, str)]
-    return ascii_only(names[0]) if names else None
+def field_name(location: Sequence[int | str]) -> str | None:
+    """The top-level field of the body in an error's location."""
+    names = [part for part in location[1:] if isinstance(part, str)]
+    return escape_message(names[0]) if names else None
 
 
-def ascii_only(text: str) -> str:
-    """What may hold anything that a client sent, so that it can always be written."""
-    return text[:MESSAGE_LENGTH].encode("ascii", "backslashreplace").decode()
+def escape_message(text: str) -> str:
+    """ASCII of limited length: the text may quote anything that the client sent."""
+    return text[:MAX_MESSAGE_LENGTH].encode("ascii", "backslashreplace").decode()
 
 
-def answer_http(_request: Request, error: Exception) -> JSONResponse:
-    """Starlette's own refusals: no such path, no such method, a body that can not be read."""
+def handle_http_error(_request: Request, error: Exception) -> JSONResponse:
+    """Answer Starlette's own errors: unknown path, wrong method, unreadable body."""
     assert isinstance(error, HTTPException)
-    kind = KINDS.get(error.status_code, "invalid_request_error")
+    kind = ERROR_KINDS.get(error.status_code, "invalid_request_error")
     if error.status_code >= 500:
         kind = "server_error"
-    body = error_body(ascii_only(str(error.detail)), kind=kind)
+    body = error_body(escape_message(str(error.detail)), kind=kind)
     return JSONResponse(body, error.status_code, dict(error.headers or {}))

@@ -1,41 +1,38 @@
-"""One answer: it runs the model's own `generate` and tells each token as it is made."""
+"""One of a request's n answers: runs the model's own `generate` and reports each token."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
+from runtime.generation.sampling import (
+    LogprobRecorder,
+    SamplingParams,
+    TokenListener,
+    TokenLogprob,
+    make_generation_config,
+    make_logits_processors,
+    prompt_logprobs,
+)
 from runtime.serving.errors import RequestError
-from runtime.serving.processors import Recorder, processors_of, prompt_logprobs
-from runtime.serving.sampling import Sampling, TokenLogprob
 
 
-class Reason(StrEnum):
-    """Why an answer ended."""
-
+class FinishReason(StrEnum):
     STOP = "stop"
     """The model ended its text, or wrote a stop string."""
     LENGTH = "length"
     ABORT = "abort"
-    """Nobody waits for it any more."""
+    """The client disconnected, or the request was cancelled."""
     ERROR = "error"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """What one token adds; the text may be empty, and may be what earlier tokens held back."""
+class TokenDelta:
+    """Text that one token adds; it may be empty, or include text that earlier tokens held back."""
 
     text: str
     token: int | None
@@ -46,177 +43,141 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptRead:
-    """The prompt's log-probabilities."""
-
+class PromptLogprobs:
     logprobs: list[TokenLogprob]
 
 
 @dataclass(frozen=True)
-class Ended:
-    reason: Reason
+class ChoiceFinished:
+    reason: FinishReason
 
 
 @dataclass(frozen=True)
-class Failed:
+class ChoiceFailed:
     error: RequestError
 
 
-Event = Piece | PromptRead | Ended | Failed
+ChoiceEvent = TokenDelta | PromptLogprobs | ChoiceFinished | ChoiceFailed
 
 
-class Choice:
-    """Made by whoever asks; everything else is the engine thread's, which also calls `deliver`.
+class CompletionChoice:
+    """One answer. The request's thread creates it; the engine thread calls everything else.
 
     Times are of `time.monotonic`, None until then.
+
+    Args:
+        deliver: receives the events; called in the engine thread.
     """
 
     def __init__(
         self,
         prompt: list[int],
-        sampling: Sampling,
+        sampling: SamplingParams,
         *,
-        deliver: Callable[[list[Event]], None],
+        deliver: Callable[[list[ChoiceEvent]], None],
         request_id: str = "",
     ):
         self.prompt = prompt
         self.sampling = sampling
         self.request_id = request_id
         self._deliver = deliver
-        self._outbox: list[Event] = []
+        self._pending_events: list[ChoiceEvent] = []
         self.num_tokens = 0
         self.is_cancelled = False
-        self.asked_at = time.monotonic()
+        self.arrived_at = time.monotonic()
         self.started_at: float | None = None
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.ended_at: float | None = None
-        self.reason: Reason | None = None
-        self._detokeniser: Detokenizer | None = None
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer: Detokenizer | None = None
         self._stops = StopStringMatcher(sampling.stop)
-        self._recorder: Recorder | None = None
+        self._recorder: LogprobRecorder | None = None
         self._is_stopped = False
 
     @property
-    def num_cached(self) -> int:
-        """Tokens in its cache."""
+    def num_cached_tokens(self) -> int:
+        """Tokens in its KV cache now."""
         return len(self.prompt) + self.num_tokens
 
     @property
-    def most_cached(self) -> int:
-        """Tokens that will ever be."""
+    def max_cached_tokens(self) -> int:
+        """Most tokens that its KV cache can ever hold."""
         return len(self.prompt) + self.sampling.max_new_tokens
 
-    # ---- in the member's coroutine
+    # ---- in the coroutine of its sequence task
 
     def run(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Reads the prompt and generates; what it tells is delivered by `flush`."""
+        """Read the prompt and generate; `flush` delivers the events."""
         sampling, num_prompt = self.sampling, len(self.prompt)
-        self._detokeniser = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer)
         inputs = torch.tensor([self.prompt], device=model.device)
         if sampling.prompt_logprobs:
             logits_TV = model(inputs, use_cache=False).logits[0]
-            found = prompt_logprobs(logits_TV, self.prompt, sampling.num_logprobs or 0)
+            entries = prompt_logprobs(logits_TV, self.prompt, sampling.num_logprobs or 0)
             del logits_TV
-            self._outbox.append(PromptRead(logprobs=found))
+            self._pending_events.append(PromptLogprobs(logprobs=entries))
         if sampling.max_new_tokens == 0:
             return
         if sampling.num_logprobs is not None:
-            self._recorder = Recorder(sampling.num_logprobs)
+            self._recorder = LogprobRecorder(sampling.num_logprobs)
         model.generate(
             inputs,
             attention_mask=torch.ones_like(inputs),
-            generation_config=generation_config(model, sampling),
-            logits_processor=processors_of(
+            generation_config=make_generation_config(model, sampling),
+            logits_processor=make_logits_processors(
                 sampling, num_prompt=num_prompt, recorder=self._recorder, device=model.device
             ),
-            stopping_criteria=StoppingCriteriaList([Listener(self.hear)]),
+            stopping_criteria=StoppingCriteriaList([TokenListener(self.on_token)]),
         )
 
-    def hear(self, token: int) -> bool:
-        """One token of the answer; whether it is the last."""
-        assert self._detokeniser is not None
+    def on_token(self, token: int) -> bool:
+        """Record one token of the answer; True if it is the last."""
+        assert self._detokenizer is not None
         self.num_tokens += 1
         self.last_token_at = time.monotonic()
         self.first_token_at = self.first_token_at or self.last_token_at
-        offset = self._detokeniser.num_characters
+        offset = self._detokenizer.num_characters
         text = ""
         if token in self.sampling.stop_token_ids:
             self._is_stopped = True
         else:
-            text = self._stops.push(self._detokeniser.push(token))
+            text = self._stops.push(self._detokenizer.push(token))
             self._is_stopped = self._stops.is_hit
         logprob = None if self._recorder is None else self._recorder.take(token)
-        self._outbox.append(Piece(text=text, token=token, offset=offset, logprob=logprob))
+        self._pending_events.append(
+            TokenDelta(text=text, token=token, offset=offset, logprob=logprob)
+        )
         return self._is_stopped
 
-    # ---- in the engine thread, outside of it
+    # ---- in the engine thread, between two steps
 
     def flush(self) -> None:
-        """Delivers what was told since."""
-        if self._outbox:
-            self._deliver(self._outbox)
-            self._outbox = []
+        """Deliver the events since the last call."""
+        if self._pending_events:
+            self._deliver(self._pending_events)
+            self._pending_events = []
 
     def complete(self) -> None:
-        """The member has ended by itself."""
-        if self._detokeniser is not None:
-            rest = self._stops.push(self._detokeniser.end()) + self._stops.end()
+        """End the answer after its sequence task has returned."""
+        if self._detokenizer is not None:
+            rest = self._stops.push(self._detokenizer.end()) + self._stops.end()
             if rest:
-                self._outbox.append(Piece(text=rest, token=None))
+                self._pending_events.append(TokenDelta(text=rest, token=None))
         is_stopped = self._is_stopped or self._stops.is_hit
-        self._end(Reason.STOP if is_stopped else Reason.LENGTH)
+        self._end(FinishReason.STOP if is_stopped else FinishReason.LENGTH)
 
     def abort(self) -> None:
-        """It was cancelled."""
-        self._end(Reason.ABORT)
+        """End the answer after its cancellation."""
+        self._end(FinishReason.ABORT)
 
     def fail(self, error: RequestError) -> None:
-        """It ended in an error; what was told before stays told."""
-        self.reason, self.ended_at = Reason.ERROR, time.monotonic()
-        self._outbox.append(Failed(error))
+        """End the answer in an error; events before it are still delivered."""
+        self.finish_reason, self.ended_at = FinishReason.ERROR, time.monotonic()
+        self._pending_events.append(ChoiceFailed(error))
         self.flush()
 
-    def _end(self, reason: Reason) -> None:
-        self.reason, self.ended_at = reason, time.monotonic()
-        self._outbox.append(Ended(reason))
+    def _end(self, reason: FinishReason) -> None:
+        self.finish_reason, self.ended_at = reason, time.monotonic()
+        self._pending_events.append(ChoiceFinished(reason))
         self.flush()
-
-
-class Listener(StoppingCriteria):
-    """Hears each token as soon as `generate` has drawn it."""
-
-    def __init__(self, hear: Callable[[int], bool]):
-        self._hear = hear
-
-    def __call__(self, input_ids: Tensor, _scores: Any, **_more: Any) -> Tensor:
-        is_last = self._hear(int(input_ids[0, -1]))
-        return torch.tensor([is_last], device=input_ids.device)
-
-
-def generation_config(model: PreTrainedModel, sampling: Sampling) -> GenerationConfig:
-    """Everything that the request decides; the rest is the model's own.
-
-    A value that is left out is filled in: with the model's, or with 50 for top_k. End-of-text
-    tokens that shall be ignored are replaced by one that no vocabulary has.
-    """
-    stop_ids = sorted(sampling.stop_token_ids) or [model.config.get_text_config().vocab_size]
-    drawn: dict[str, Any] = {"do_sample": False}
-    if not sampling.is_greedy:
-        drawn = {
-            "do_sample": True,
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p or None,
-        }
-    return GenerationConfig(
-        max_new_tokens=sampling.max_new_tokens,
-        eos_token_id=stop_ids,
-        pad_token_id=stop_ids[0],
-        num_beams=1,
-        num_return_sequences=1,
-        repetition_penalty=1.0,
-        return_dict_in_generate=False,
-        **drawn,
-    )

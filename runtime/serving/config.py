@@ -1,4 +1,4 @@
-"""What `python -m runtime serve` can be told."""
+"""Configuration of `python -m runtime serve`."""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -8,72 +8,72 @@ from predictors.config import SECRET
 from predictors.errors import MoecastError, unknown
 from runtime.config import ServedConfig
 
-LARGEST_PORT = 65535
+MAX_PORT = 65535
+
 LOCAL, RAY = "local", "ray"
 
 
 @dataclass(kw_only=True)
 class ServeConfig(ServedConfig):
     launcher: str = LOCAL
-    """local: this process; ray: replicas behind Ray Serve (`pip install '.[ray]'`)."""
+    """local: serve in this process; ray: replicas behind Ray Serve (`pip install '.[ray]'`)."""
     replicas: int = 1
-    """With launcher=ray: servers, each with a model and a budget of its own."""
+    """With launcher=ray: number of servers, each with its own model and budget."""
     cluster: str | None = None
-    """With launcher=ray: address of a Ray cluster to join, with its token; none: this machine."""
+    """With launcher=ray: address of a Ray cluster to join with a token; none: this machine only."""
     budget: str = "50%"
     """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
     host: str = "127.0.0.1"
-    """Address to listen at; beyond this machine only with a key, or with insecure=true."""
+    """Address to listen on; one that other machines reach needs a key, or insecure=true."""
     port: int = 8000
-    """Port to listen at; 0: one that is free, which is then told."""
+    """Port to listen on; 0: a free port, which is printed."""
     key: str | None = field(default=None, metadata={SECRET: True})
-    """What clients must show, several with commas between them, or @FILE with one a line; none:
-    MOECAST_API_KEY, which other users of the machine do not see in its list of processes."""
+    """API keys, separated by commas, or @FILE with one on each line; none: the environment variable
+    MOECAST_API_KEY, which other users of the machine cannot see in the process list."""
     insecure: bool = False
-    """Listen beyond this machine without a key, and answer whatever host name is asked for."""
+    """Listen beyond this machine without a key, and accept any Host header."""
     served_name: str | None = None
-    """What clients call the model; none: its short name. Its id is always understood too."""
+    """Name of the model in requests; none: its short name. Its id is accepted as well."""
     max_running: int = 8
-    """Answers that are generated together; each keeps a key-value cache of its own."""
+    """Answers that are generated together; each has its own KV cache."""
     max_waiting: int = 64
-    """Answers that wait for their turn; who comes then is told 429."""
+    """Answers that may wait in the queue; further requests get 429."""
     kv_budget: str | None = None
-    """Memory for the caches of keys and values of answers that are generated together, such as
-    4GiB; what has no room for its longest answer waits. None: max_running of any length."""
+    """Memory for the KV caches of running answers, such as 4GiB. A request waits until its prompt
+    and max_tokens fit; one that can never fit gets 400. None: max_running alone limits them."""
     max_new_tokens: int = 4096
-    """The most tokens that one answer may ask for."""
+    """Largest max_tokens of a request."""
     max_choices: int = 4
-    """The most answers to one prompt (n)."""
+    """Largest n of a request: answers to one prompt."""
     max_stop: int = 4
-    """The most stop strings."""
+    """Most stop strings of a request."""
     max_body: str = "1MiB"
-    """The largest request."""
+    """Largest size of a request's body."""
     grace: float = 30.0
-    """Seconds that accepted requests are given to end after SIGTERM or Ctrl-C; 0: none."""
+    """Seconds that running requests get to finish after SIGTERM or Ctrl-C; 0: none."""
     log_prompts: bool = False
-    """Also write prompts and answers to the log."""
+    """Write prompts and answers to the log too."""
     chat_template: Path | None = None
-    """File with a chat template (Jinja) in place of the tokenizer's; without either, turns are
-    written as plain text."""
+    """File with a chat template (Jinja) that replaces the tokenizer's; without any template, turns
+    are written as plain text."""
 
     def __post_init__(self) -> None:
-        least = {"max_running": 1, "max_waiting": 0, "max_new_tokens": 1, "max_choices": 1}
-        for name, number in {**least, "max_stop": 0, "port": 0, "grace": 0}.items():
-            if getattr(self, name) < number:
-                raise MoecastError(f"{name}={getattr(self, name)}: must be at least {number}")
-        if self.replicas < 1:
-            raise MoecastError(f"replicas={self.replicas}: must be at least 1")
-        if self.launcher == LOCAL and (self.replicas > 1 or self.cluster):
-            raise MoecastError(
-                f"replicas={self.replicas}, cluster={self.cluster}: one process serves one "
-                "replica; several are served with launcher=ray"
-            )
+        minima = {"max_running": 1, "max_waiting": 0, "max_new_tokens": 1, "max_choices": 1}
+        minima |= {"max_stop": 0, "port": 0, "grace": 0, "replicas": 1}
+        for name, minimum in minima.items():
+            if getattr(self, name) < minimum:
+                raise MoecastError(f"{name}={getattr(self, name)}: must be at least {minimum}")
+        if self.port > MAX_PORT:
+            raise MoecastError(f"port={self.port}: must be at most {MAX_PORT}")
         if self.launcher not in (LOCAL, RAY):
             raise MoecastError(unknown("launcher", self.launcher, (LOCAL, RAY)))
+        if self.launcher == LOCAL and (self.replicas > 1 or self.cluster):
+            raise MoecastError(
+                f"replicas={self.replicas}, cluster={self.cluster}: launcher=local serves one "
+                "replica in this process; use launcher=ray"
+            )
         if self.launcher == RAY and self.port == 0:
-            raise MoecastError("port=0: with launcher=ray name the port to listen at")
-        if self.port > LARGEST_PORT:
-            raise MoecastError(f"port={self.port}: must be at most {LARGEST_PORT}")
+            raise MoecastError("port=0: launcher=ray needs a port number")
 
     @property
     def is_local(self) -> bool:
@@ -82,7 +82,7 @@ class ServeConfig(ServedConfig):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is this machine's own, asking no name server."""
+    """Whether a host name or address is this machine's own, without a name server."""
     if host.lower() == "localhost":
         return True
     try:

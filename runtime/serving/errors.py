@@ -1,4 +1,4 @@
-"""What a client is told when a request can not be answered: OpenAI's shape, one class a cause."""
+"""Errors of the HTTP API in OpenAI's shape, one class for each cause."""
 
 from typing import Any, ClassVar
 
@@ -6,7 +6,7 @@ from predictors.errors import MoecastError
 
 
 class RequestError(MoecastError):
-    """The request can not be answered as it is; by default because of what it asks for.
+    """A request that cannot be answered; by default because it is invalid.
 
     Args:
         param: the field of the request that is at fault.
@@ -16,7 +16,7 @@ class RequestError(MoecastError):
     kind: ClassVar[str] = "invalid_request_error"
     code: ClassVar[str | None] = None
     retry_after_seconds: ClassVar[int | None] = None
-    """Told to the client; none: asking again is of no use."""
+    """Value of the Retry-After header; None: trying again does not help."""
 
     def __init__(self, message: str, *, param: str | None = None):
         super().__init__(message)
@@ -29,7 +29,7 @@ class RequestError(MoecastError):
 def error_body(
     message: str, *, kind: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's error object, as every answer of 400 and above is."""
+    """OpenAI's error object, the body of every response with status 400 and above."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -59,7 +59,7 @@ class NotReady(RequestError):
 
 
 class Draining(RequestError):
-    """The server ends and takes nothing new."""
+    """The server is shutting down and accepts no new requests."""
 
     status = 503
     kind = "service_unavailable_error"
@@ -74,7 +74,7 @@ class EngineDead(RequestError):
 
 
 class GenerationFailed(RequestError):
-    """This request's generation ended in an error; the others went on."""
+    """The generation of this request failed; the others continue."""
 
     status = 500
     kind = "server_error"
@@ -82,6 +82,6 @@ class GenerationFailed(RequestError):
 
 
 class ExpertsUnreadable(GenerationFailed):
-    """Bytes of an expert did not arrive."""
+    """The bytes of an expert did not arrive."""
 
     code = "expert_transfer_failed"

@@ -1,8 +1,8 @@
-"""The server's log: one JSON object a line, in which no key stands.
+"""The server's log: one JSON object per line, without API keys.
 
     {"time": "2026-01-31T12:00:00.123Z", "level": "info", "logger": "...", "event": "request", ...}
 
-Whatever any library logs becomes such a line. What a line says beside its event is given as
+Records of libraries become such lines too. Further fields are passed as
 `log.info("request", extra={"fields": {"request_id": ..., "status": 200}})`.
 """
 
@@ -13,22 +13,22 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-HIDDEN = "***"
-"""Stands where a key would."""
-OWN_HANDLERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "transformers")
-"""Loggers that may have come with handlers of their own, which do not write JSON."""
+REDACTED = "***"
+"""Replaces keys."""
+LIBRARY_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "transformers")
+"""Loggers that may have their own handlers, which do not write JSON."""
 
 
-class JsonLines(logging.Formatter):
-    """A record as one line of JSON.
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON.
 
     Args:
-        secrets: texts that are told by no line, whoever logs them.
+        secrets: texts to redact in every line.
     """
 
     def __init__(self, *, secrets: Iterable[str] = ()):
         super().__init__()
-        # The longest first: a key may begin as another one does.
+        # The longest first: one key may be the beginning of another.
         self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -36,51 +36,52 @@ class JsonLines(logging.Formatter):
 
         Fields that are None are left out.
         """
-        said: dict[str, Any] = {
-            "time": moment(record.created),
+        fields: dict[str, Any] = {
+            "time": utc_timestamp(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": record.getMessage(),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:
-            said["error"] = self.formatException(record.exc_info)
-        told = {name: value for name, value in said.items() if value is not None}
-        # ASCII: other line breaks of Unicode, and halves of characters, break no reader.
-        return json.dumps(self._without_secrets(told), default=str)
+            fields["error"] = self.formatException(record.exc_info)
+        fields = {name: value for name, value in fields.items() if value is not None}
+        # ASCII: Unicode's other line breaks and lone surrogates would break readers.
+        return json.dumps(self._redact(fields), default=str)
 
-    def _without_secrets(self, value: Any) -> Any:
+    def _redact(self, value: Any) -> Any:
         if not self._secrets or value is None or isinstance(value, bool | int | float):
             return value
         if isinstance(value, Mapping):
-            return {self._without_secrets(k): self._without_secrets(v) for k, v in value.items()}
+            return {self._redact(name): self._redact(item) for name, item in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
-            return [self._without_secrets(one) for one in value]
+            return [self._redact(item) for item in value]
         text = str(value)
         for secret in self._secrets:
-            text = text.replace(secret, HIDDEN)
+            text = text.replace(secret, REDACTED)
         return text
 
 
-def moment(seconds: float) -> str:
-    """Of seconds since 1970: UTC, to the millisecond."""
+def utc_timestamp(seconds: float) -> str:
+    """Format seconds since 1970 as UTC, to the millisecond."""
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
-def log_as_json(
+def configure_json_logging(
     *, secrets: Iterable[str] = (), level: int = logging.INFO, stream: TextIO | None = None
 ) -> logging.Handler:
-    """From now on everything that is logged in this process goes to `stream` (stderr) as JSON, and
-    nowhere else; returns the handler.
+    """Send all log records of this process to `stream` (stderr) as JSON, and nowhere else.
+
+    Returns the handler.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines(secrets=secrets))
+    handler.setFormatter(JsonFormatter(secrets=secrets))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    for name in OWN_HANDLERS:
-        own = logging.getLogger(name)
-        own.handlers.clear()
-        own.propagate = True
+    for name in LIBRARY_LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
     return handler

@@ -1,15 +1,15 @@
-"""What `/metrics` says: requests as they pass, and the engine as it is when it is asked.
+"""Fills the metrics of one server: requests as events happen, the engine when it is scraped.
 
-    metrics = Metrics(model_name="m", max_running=8)
-    service = Service(..., observers=[metrics.requests])
-    metrics.watch(Monitor(model.moecast.engine), info=...)   # when the model is loaded
+    metrics = ServerMetrics(model_name="m", max_running=8)
+    service.add_observer(metrics.requests)
+    metrics.add_engine(EngineMonitor(model.moecast.engine), info=...)   # when the model is loaded
     body, content_type = metrics.render()
 
-Each server has a registry of its own: two in one process do not add up.
+Each server has its own registry, so that two servers in one process are counted separately.
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import (
@@ -20,56 +20,95 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as MetricFamily
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
-from runtime.engine.monitor import EngineMonitor
-from runtime.serving.caches import CacheBudget
-from runtime.serving.choice import Choice, Reason
+from runtime.engine.monitor import EngineMonitor, EngineSnapshot
+from runtime.errors import Fault
+from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import RequestError
-from runtime.serving.expert_metrics import ExpertMetrics
-from runtime.serving.metric_names import METRICS, REQUESTS, Kind, Metric
-from runtime.serving.observer import Observer
+from runtime.serving.metric_definitions import (
+    DEFINITIONS,
+    EXPERT_METRICS,
+    REQUEST_METRICS,
+    MetricDefinition,
+    MetricKind,
+)
+from runtime.serving.model_info import KVCacheBudget
+from runtime.serving.service import ServiceObserver
+
+TIER_LAYER_COUNTERS = {
+    "moecast_expert_cache_hits_total": "hits",
+    "moecast_expert_cache_joins_total": "joins",
+    "moecast_expert_cache_misses_total": "misses",
+    "moecast_expert_cache_evictions_total": "evictions",
+}
+"""Fields of `runtime.policy.counters.Counters`, by tier and layer."""
+TIER_COUNTERS = {
+    "moecast_expert_bytes_total": "bytes_moved",
+    "moecast_prefetch_issued_bytes_total": "bytes_prefetched",
+    "moecast_prefetch_used_bytes_total": "bytes_used",
+    "moecast_prefetch_wasted_bytes_total": "bytes_wasted",
+    "moecast_prefetch_late_bytes_total": "bytes_late",
+}
+"""Fields of `Counters`, summed over a tier's layers."""
+LAYER_COUNTERS = {
+    "moecast_predicted_experts_total": "predicted",
+    "moecast_predicted_experts_in_time_total": "predicted_in_time",
+    "moecast_predicted_experts_needed_total": "needed_predicted",
+}
+"""Fields of `Counters`, by layer of the tiers that compute."""
+TIER_GAUGES = {
+    "moecast_cache_bytes": "used_bytes",
+    "moecast_cache_budget_bytes": "budget_bytes",
+    "moecast_pinned_experts": "num_pinned",
+    "moecast_in_flight_experts": "num_in_flight",
+    "moecast_lost_slots": "num_quarantined",
+}
+"""Fields of `runtime.engine.monitor.TierState`."""
 
 
-class Metrics:
-    """One server's registry.
+class ServerMetrics:
+    """The registry of one server.
 
     Args:
-        model_name: label of everything.
+        model_name: label of all metrics.
         max_running: sequences that may run at once.
-        context_tokens: the longest sequence that is served; None until it is known.
+        max_length: longest sequence that the server accepts; None while it is unknown.
     """
 
-    def __init__(self, *, model_name: str, max_running: int, context_tokens: int | None = None):
+    def __init__(self, *, model_name: str, max_running: int, max_length: int | None = None):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.model_name = model_name
+        self._model_name = model_name
         self.requests = RequestMetrics(
-            self.registry,
-            model_name=model_name,
-            max_running=max_running,
-            context_tokens=context_tokens,
+            self.registry, model_name=model_name, max_running=max_running, max_length=max_length
         )
 
-    def watch(self, monitor: EngineMonitor, *, info: Mapping[str, str]) -> None:
-        """From now on the engine's counters are told too; called once.
+    def add_engine(self, monitor: EngineMonitor, *, info: Mapping[str, str]) -> None:
+        """Expose the engine's counters too; called once.
 
         Args:
-            info: labels `version`, `system`, `predictor`, `eviction` of what is served.
+            info: labels `version`, `system`, `predictor` and `eviction` of the server.
         """
-        self.registry.register(ExpertMetrics(monitor, model_name=self.model_name, info=info))
+        self.registry.register(EngineCollector(monitor, model_name=self._model_name, info=info))
 
     def render(self) -> tuple[bytes, str]:
-        """The body and its content type: always the text format, which every Prometheus reads.
+        """The content and its type: always the text format, which every Prometheus reads.
 
-        prometheus_client 0.26 writes OpenMetrics with `vllm_` for `vllm:` unless the scraper asks
-        for other escaping, and dashboards would find nothing.
+        In OpenMetrics prometheus_client 0.26 would replace `vllm:` by `vllm_`, unless the scraper
+        asks for another escaping, and dashboards would find nothing.
         """
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
-class RequestMetrics(Observer):
-    """What happens to sequences: one prompt's one answer, as vLLM counts."""
+class RequestMetrics(ServiceObserver):
+    """Metrics of sequences: one answer to one prompt, as vLLM counts.
+
+    Arguments as for `ServerMetrics`.
+    """
 
     def __init__(
         self,
@@ -77,33 +116,31 @@ class RequestMetrics(Observer):
         *,
         model_name: str,
         max_running: int,
-        context_tokens: int | None = None,
+        max_length: int | None = None,
     ):
-        """Arguments as for `Metrics`."""
-        self.context_tokens = context_tokens
-        self.caches: CacheBudget | None = None
-        """What bounds them, if their bytes are."""
+        self.max_length = max_length
+        self.kv_budget: KVCacheBudget | None = None
         self._max_running = max_running
-        self._families = {one.name: made(one, registry) for one in REQUESTS}
+        self._families = {metric.name: build_family(metric, registry) for metric in REQUEST_METRICS}
         self._own_labels = {"model_name": model_name, "engine": "0"}
         self._lock = threading.Lock()
-        self._waiting: set[Choice] = set()
-        self._running: dict[Choice, _Told] = {}
+        self._waiting: set[CompletionChoice] = set()
+        self._running: dict[CompletionChoice, _CountedTokens] = {}
         self.num_prompt_tokens = self.num_generated_tokens = 0
-        """Processed since the start."""
-        self.of("vllm:num_requests_waiting").set_function(lambda: self.num_waiting)
-        self.of("vllm:num_requests_running").set_function(lambda: self.num_running)
-        self.of("vllm:kv_cache_usage_perc").set_function(self._cache_usage)
+        """Tokens processed since the start."""
+        self.series("vllm:num_requests_waiting").set_function(lambda: self.num_waiting)
+        self.series("vllm:num_requests_running").set_function(lambda: self.num_running)
+        self.series("vllm:kv_cache_usage_perc").set_function(self._kv_cache_usage)
         # From the start: a rate misses the first event of a series that appears with it.
-        for metric in REQUESTS:
+        for metric in REQUEST_METRICS:
             if not set(metric.labels) - set(self._own_labels):
-                self.of(metric.name)
-        for reason in Reason:
-            self.of("vllm:request_success_total", finished_reason=reason)
+                self.series(metric.name)
+        for reason in FinishReason:
+            self.series("vllm:request_success_total", finished_reason=reason)
 
-    def of(self, name: str, **labels: str) -> Any:
+    def series(self, name: str, **labels: str) -> Any:
         """The family's series with this server's labels and the given ones."""
-        own = {key: self._own_labels[key] for key in METRICS[name].labels if key not in labels}
+        own = {key: self._own_labels[key] for key in DEFINITIONS[name].labels if key not in labels}
         return self._families[name].labels(**own, **labels)
 
     @property
@@ -114,62 +151,67 @@ class RequestMetrics(Observer):
     def num_running(self) -> int:
         return len(self._running)
 
-    def _cache_usage(self) -> float:
-        """NaN, which Prometheus knows as "no value", for models without a longest sequence."""
+    def _kv_cache_usage(self) -> float:
+        """NaN, Prometheus' "no value", for models without a longest sequence."""
         with self._lock:
-            held = [choice.num_cached for choice in self._running]
-        if self.caches is not None:
-            return self.caches.bytes_of(held) / self.caches.budget_bytes
-        if self.context_tokens is None:
+            lengths = [choice.num_cached_tokens for choice in self._running]
+        if self.kv_budget is not None:
+            return self.kv_budget.bytes_of(lengths) / self.kv_budget.budget_bytes
+        if self.max_length is None:
             return float("nan")
-        return sum(held) / (self._max_running * self.context_tokens)
+        return sum(lengths) / (self._max_running * self.max_length)
 
-    # ---- the service's observer
+    # ---- events of the service
 
-    def refused(self, error: RequestError) -> None:
-        self.of("moecast_requests_rejected_total", status=str(error.status)).inc()
+    def on_rejected(self, error: RequestError) -> None:
+        self.series("moecast_requests_rejected_total", status=str(error.status)).inc()
 
-    def queued(self, choice: Choice) -> None:
+    def on_queued(self, choice: CompletionChoice) -> None:
         with self._lock:
             self._waiting.add(choice)
 
-    def started(self, choice: Choice) -> None:
+    def on_started(self, choice: CompletionChoice) -> None:
         with self._lock:
             self._waiting.discard(choice)
-            self._running[choice] = _Told()
+            self._running[choice] = _CountedTokens()
 
-    def stepped(self, seconds: float, choices: Sequence[Choice]) -> None:
-        num_passed = 0
+    def on_step(self, seconds: float, choices: Sequence[CompletionChoice]) -> None:
+        num_tokens = 0
         for choice in choices:
-            told = self._running.get(choice)
-            if told is None or choice.num_tokens == told.num_tokens or not choice.last_token_at:
-                continue  # a pass over the prompt alone
-            if told.last_token_at is None:
-                num_passed += len(choice.prompt)
-                self._produced(prompt_tokens=len(choice.prompt))
-                self._observe("time_to_first_token_seconds", choice.last_token_at - choice.asked_at)
+            counted = self._running.get(choice)
+            if (
+                counted is None
+                or choice.num_tokens == counted.num_tokens
+                or not choice.last_token_at
+            ):
+                continue  # the pass computed the prompt's log-probabilities only
+            if counted.last_token_at is None:
+                num_tokens += len(choice.prompt)
+                self._add_tokens(prompt=len(choice.prompt))
+                ttft = choice.last_token_at - choice.arrived_at
+                self._observe("time_to_first_token_seconds", ttft)
             else:
-                num_passed += 1
-                gap = choice.last_token_at - told.last_token_at
+                num_tokens += 1
+                gap = choice.last_token_at - counted.last_token_at
                 self._observe("inter_token_latency_seconds", gap)
-            self._produced(generated_tokens=choice.num_tokens - told.num_tokens)
-            told.num_tokens, told.last_token_at = choice.num_tokens, choice.last_token_at
-        self._observe("iteration_tokens_total", num_passed)
-        self.of("moecast_group_size").set(len(choices))
-        self.of("moecast_step_seconds").observe(seconds)
+            self._add_tokens(generated=choice.num_tokens - counted.num_tokens)
+            counted.num_tokens, counted.last_token_at = choice.num_tokens, choice.last_token_at
+        self._observe("iteration_tokens_total", num_tokens)
+        self.series("moecast_group_size").set(len(choices))
+        self.series("moecast_step_seconds").observe(seconds)
 
-    def ended(self, choice: Choice) -> None:
-        """One that never ran, or gave no token, adds to no duration that it does not have."""
-        assert choice.reason is not None
+    def on_ended(self, choice: CompletionChoice) -> None:
+        """Count a choice; one that never ran or had no token is missing in some durations."""
+        assert choice.finish_reason is not None
         assert choice.ended_at is not None
-        self.of("vllm:request_success_total", finished_reason=choice.reason).inc()
+        self.series("vllm:request_success_total", finished_reason=choice.finish_reason).inc()
         with self._lock:
             self._waiting.discard(choice)
             self._running.pop(choice, None)
         if choice.started_at is None:
             return
-        self._observe("e2e_request_latency_seconds", choice.ended_at - choice.asked_at)
-        self._observe("request_queue_time_seconds", choice.started_at - choice.asked_at)
+        self._observe("e2e_request_latency_seconds", choice.ended_at - choice.arrived_at)
+        self._observe("request_queue_time_seconds", choice.started_at - choice.arrived_at)
         self._observe("request_inference_time_seconds", choice.ended_at - choice.started_at)
         if choice.first_token_at is not None and choice.last_token_at is not None:
             decode = choice.last_token_at - choice.first_token_at
@@ -177,35 +219,89 @@ class RequestMetrics(Observer):
             self._observe("request_prefill_time_seconds", prefill)
             self._observe("request_decode_time_seconds", decode)
             if choice.num_tokens > 1:
-                each = decode / (choice.num_tokens - 1)
-                self._observe("request_time_per_output_token_seconds", each)
+                tpot = decode / (choice.num_tokens - 1)
+                self._observe("request_time_per_output_token_seconds", tpot)
         self._observe("request_prompt_tokens", len(choice.prompt))
         self._observe("request_generation_tokens", choice.num_tokens)
         self._observe("request_max_num_generation_tokens", choice.num_tokens)
         self._observe("request_params_max_tokens", choice.sampling.max_new_tokens)
 
     def _observe(self, name: str, value: float) -> None:
-        self.of(f"vllm:{name}").observe(value)
+        self.series(f"vllm:{name}").observe(value)
 
-    def _produced(self, *, prompt_tokens: int = 0, generated_tokens: int = 0) -> None:
-        self.num_prompt_tokens += prompt_tokens
-        self.num_generated_tokens += generated_tokens
-        self.of("vllm:prompt_tokens_total").inc(prompt_tokens)
-        self.of("vllm:generation_tokens_total").inc(generated_tokens)
+    def _add_tokens(self, *, prompt: int = 0, generated: int = 0) -> None:
+        self.num_prompt_tokens += prompt
+        self.num_generated_tokens += generated
+        self.series("vllm:prompt_tokens_total").inc(prompt)
+        self.series("vllm:generation_tokens_total").inc(generated)
 
 
-class _Told:
-    """What has been counted of a running choice."""
+class _CountedTokens:
+    """Tokens of a running choice that the metrics include."""
 
     num_tokens = 0
     last_token_at: float | None = None
 
 
-def made(metric: Metric, registry: CollectorRegistry) -> Any:
-    """The family as prometheus_client has it."""
-    if metric.kind is Kind.HISTOGRAM:
+def build_family(metric: MetricDefinition, registry: CollectorRegistry) -> Any:
+    """The metric as an object of prometheus_client."""
+    if metric.kind is MetricKind.HISTOGRAM:
         return Histogram(
             metric.name, metric.help, metric.labels, registry=registry, buckets=metric.buckets
         )
-    cls = Counter if metric.kind is Kind.COUNTER else Gauge
+    cls = Counter if metric.kind is MetricKind.COUNTER else Gauge
     return cls(metric.name, metric.help, metric.labels, registry=registry)
+
+
+class EngineCollector(Collector):
+    """Reads the engine's counters at each scrape; layers are those with routed experts, from 0."""
+
+    def __init__(self, monitor: EngineMonitor, *, model_name: str, info: Mapping[str, str]):
+        self._monitor = monitor
+        self._model_name = model_name
+        self._info = dict(info)
+
+    def describe(self) -> Iterable[MetricFamily]:
+        """Families without values, for the registry."""
+        return self._families().values()
+
+    def collect(self) -> Iterable[MetricFamily]:
+        families = self._families()
+        for name, labels, value in self._samples(self._monitor.snapshot()):
+            families[name].add_metric([self._model_name, *labels], value)
+        return families.values()
+
+    def _families(self) -> dict[str, CounterMetricFamily | GaugeMetricFamily]:
+        classes = {MetricKind.COUNTER: CounterMetricFamily, MetricKind.GAUGE: GaugeMetricFamily}
+        return {
+            metric.name: classes[metric.kind](metric.family, metric.help, labels=metric.labels)
+            for metric in EXPERT_METRICS
+        }
+
+    def _samples(self, state: EngineSnapshot) -> Iterable[tuple[str, list[str], float]]:
+        """`(name, labels after the model's name, value)`."""
+        for tier in state.tiers:
+            total = tier.total.as_dict()
+            for name, field in TIER_COUNTERS.items():
+                yield name, [tier.name], total[field]
+            for name, field in TIER_GAUGES.items():
+                yield name, [tier.name], getattr(tier, field)
+            for layer, counters in enumerate(tier.layers):
+                for name, field in TIER_LAYER_COUNTERS.items():
+                    yield name, [tier.name, str(layer)], getattr(counters, field)
+        for layer, counters in enumerate(state.computing_layers):
+            for name, field in LAYER_COUNTERS.items():
+                yield name, [str(layer)], getattr(counters, field)
+            if counters.recall is not None:
+                yield "moecast_predictor_recall", [str(layer)], counters.recall
+        for link, seconds in state.link_seconds.items():
+            yield "moecast_link_busy_seconds_total", [link], seconds
+        for fault in Fault:
+            yield "moecast_io_errors_total", [fault], state.faults.get(fault, 0)
+        yield "moecast_predictor_seconds_total", [], state.predictor_seconds
+        yield "moecast_stall_seconds_total", [], state.stall_seconds
+        yield "moecast_lost_threads", [], state.num_lost_threads
+        if state.prefetching is not None:
+            yield "moecast_prefetching", [], float(state.prefetching)
+        labels = [self._info[key] for key in ("version", "system", "predictor", "eviction")]
+        yield "moecast_server_info", labels, 1

@@ -16,10 +16,10 @@ from predictors.errors import MoecastError
 from runtime.engine.memory import share_one_heap
 from runtime.profiling.facts import usable_cores
 from runtime.ray_cluster import join, keep_to_loopback
-from runtime.serving.assembly import assembled
+from runtime.serving.app_factory import create_server
 from runtime.serving.config import ServeConfig
-from runtime.serving.opening import name_of
-from runtime.serving.service import State
+from runtime.serving.model_loading import served_name
+from runtime.serving.service import ServiceState
 
 APPLICATION = "moecast"
 SPARE_REQUESTS = 8
@@ -52,12 +52,12 @@ class ServerReplica:
             keep_to_loopback()
         self.revision = revision
         self._grace = config.grace
-        self._service, self._app = assembled(config, keys=keys, version=version)
+        self._service, self._app = create_server(config, keys=keys, version=version)
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Load the model, then return the application; Ray calls this once per replica."""
         self._service.start()
-        while self._service.state is State.LOADING:
+        while self._service.state is ServiceState.LOADING:
             await asyncio.sleep(LOAD_POLL_SECONDS)
         if self._service.error is not None:
             raise self._service.error
@@ -83,8 +83,8 @@ class ReplicaSet:
     """One Ray Serve application with `config.replicas` replicas of the server.
 
     Raises:
-    ClusterError: no Ray, no token, or no such cluster.
-    ReplicasFailed: the port is taken.
+        ClusterError: no Ray, no token, or no such cluster.
+        ReplicasFailed: the port is taken.
     """
 
     def __init__(self, config: ServeConfig, keys: frozenset[str], version: str):
@@ -163,7 +163,7 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
     try:
         replicas.deploy()
         console.print(
-            f"{name_of(config)} at http://{config.host}:{config.port}/v1 "
+            f"{served_name(config)} at http://{config.host}:{config.port}/v1 "
             f"({config.replicas} replicas)",
             highlight=False,
             soft_wrap=True,
@@ -177,7 +177,7 @@ def run(config: ServeConfig, keys: frozenset[str], version: str) -> dict[str, An
     finally:
         replicas.close()
     return {
-        "model": name_of(config),
+        "model": served_name(config),
         "replicas": config.replicas,
         "updates": updates,
         "ended": signal.Signals(last).name,

@@ -1,6 +1,6 @@
-"""Requests as OpenAI's clients send them; what we can not honour is refused by its name.
+"""Request bodies of OpenAI's API; a field that the server does not support is an error.
 
-Limits that the server is configured with are checked where requests are turned into orders.
+`runtime.serving.generation_requests` checks the limits that depend on the model or on the server.
 """
 
 from typing import Annotated, Any, Self
@@ -10,33 +10,33 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from runtime.serving.errors import RequestError
 
 SEED_BITS = 63
-LARGEST_SEED = 2**SEED_BITS - 1
-MOST_LOGPROBS = 20
-LONGEST_STOP = 1024
-MOST_BIASES = 1024
+MAX_SEED = 2**SEED_BITS - 1
+MAX_LOGPROBS = 20
+MAX_STOP_LENGTH = 1024
+MAX_LOGIT_BIASES = 1024
 
 
-def require_characters(text: str) -> str:
-    """Raises ValueError for halves of characters, which JSON can spell and no encoding can."""
+def reject_surrogates(text: str) -> str:
+    """Raise ValueError for lone surrogates, which JSON can express and UTF-8 cannot."""
     text.encode()
     return text
 
 
-Text = Annotated[str, AfterValidator(require_characters)]
-TokenId = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+Text = Annotated[str, AfterValidator(reject_surrogates)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
-StopString = Annotated[Text, Field(min_length=1, max_length=LONGEST_STOP)]
+StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
-HARMLESS = frozenset(
+IGNORED_FIELDS = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
         "prompt_cache_options", "prompt_cache_retention", "parallel_tool_calls", "verbosity",
         "reasoning_effort",
     }
 )  # fmt: skip
-"""OpenAI's fields that do not change what an open model answers: taken and not looked at."""
+"""OpenAI's fields that do not change the answer of an open model: accepted and ignored."""
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -49,41 +49,41 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "web_search_options": (),
 }
-"""OpenAI's fields that would change it, and the values that do not (null is always one)."""
+"""OpenAI's fields that would change the answer, with the values that do not (null never does)."""
 
 
-class Request(BaseModel):
-    """A JSON object without keys that we do not know, every value of its own type."""
+class RequestBody(BaseModel):
+    """A JSON object without unknown keys and without type coercion."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class StreamOptions(Request):
+class StreamOptions(RequestBody):
     include_usage: bool | None = None
-    """A last chunk tells the usage."""
+    """Send the usage in a last chunk."""
     include_obfuscation: bool | None = None
-    """Taken and not looked at."""
+    """Accepted and ignored."""
 
 
-class Sampled(Request):
-    """What completions and chats share."""
+class GenerationBody(RequestBody):
+    """Fields that completions and chats share."""
 
     model: Text | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=LARGEST_SEED)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=MAX_SEED)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: (
         Annotated[
-            dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
+            dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)
         ]
         | None
     ) = None
-    seed: Annotated[int, Field(ge=-LARGEST_SEED - 1, le=LARGEST_SEED)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stop: StopString | list[StopString] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -94,20 +94,20 @@ class Sampled(Request):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out(cls, given: Any) -> Any:
+    def _drop_ignored(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        for name, neutral in NEUTRAL.items():
+        for name, neutral in UNSUPPORTED_FIELDS.items():
             value = given.get(name)
             if value is not None and value not in neutral:
                 raise RequestError(
                     f"{name} is not supported by this server; leave it out", param=name
                 )
-        ours = cls.model_fields
+        known = cls.model_fields
         return {
             name: value
             for name, value in given.items()
-            if name in ours or name not in HARMLESS | NEUTRAL.keys()
+            if name in known or name not in IGNORED_FIELDS | UNSUPPORTED_FIELDS.keys()
         }
 
     @model_validator(mode="after")
@@ -129,14 +129,14 @@ class Sampled(Request):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(GenerationBody):
     prompt: (
         Text
         | Tokens
         | Annotated[list[Text], Field(min_length=1)]
         | Annotated[list[Tokens], Field(min_length=1)]
     )
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = None
     add_special_tokens: bool = True
@@ -145,20 +145,20 @@ class CompletionRequest(Sampled):
     def _check_best_of(self) -> Self:
         if self.best_of not in (None, self.n or 1):
             raise RequestError(
-                f"best_of={self.best_of}: answers are not ranked here; leave it out, or ask for "
-                "the same number with n",
+                f"best_of={self.best_of}: this server does not rank answers; leave it out, or set "
+                "n to the same number",
                 param="best_of",
             )
         return self
 
 
-class TextPart(Request):
+class TextPart(RequestBody):
     type: Annotated[str, Field(pattern="^text$")]
     text: Text
 
 
-class Message(Request):
-    """Who speaks (`name`) is taken and not looked at: templates know roles only."""
+class ChatMessage(RequestBody):
+    """A message of a chat; `name` is ignored, as chat templates know roles only."""
 
     role: Annotated[Text, Field(min_length=1, max_length=64)]
     content: Text | list[TextPart] | None = None
@@ -167,12 +167,14 @@ class Message(Request):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out(cls, given: Any) -> Any:
+    def _drop_empty(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        # Answers are sent back as they were received, with fields that hold nothing.
-        ours = cls.model_fields
-        return {name: one for name, one in given.items() if name in ours or one not in (None, [])}
+        # Clients send answers back as they received them, including fields without a value.
+        known = cls.model_fields
+        return {
+            name: value for name, value in given.items() if name in known or value not in (None, [])
+        }
 
     @property
     def text(self) -> str:
@@ -181,12 +183,12 @@ class Message(Request):
         return self.content or ""
 
 
-class ChatRequest(Sampled):
-    messages: Annotated[list[Message], Field(min_length=1)]
+class ChatRequest(GenerationBody):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
@@ -197,18 +199,18 @@ class ChatRequest(Sampled):
         return self
 
 
-class TokenizeRequest(Request):
-    """Of a text, or of messages as the chat template writes them."""
+class TokenizeRequest(RequestBody):
+    """A text, or messages to render with the chat template."""
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise RequestError("give either prompt or messages", param="prompt")
+            raise RequestError("give exactly one of prompt and messages", param="prompt")
         return self
 
 
@@ -219,12 +221,12 @@ class ErrorDetail(BaseModel):
     code: str | None
 
 
-class ErrorReply(BaseModel):
-    """Every answer of 400 and above, as `runtime.serving.errors.error_body` writes it."""
+class ErrorResponse(BaseModel):
+    """Body of every response with status 400 and above (`runtime.serving.errors.error_body`)."""
 
     error: ErrorDetail
 
 
-class DetokenizeRequest(Request):
+class DetokenizeRequest(RequestBody):
     model: Text | None = None
     tokens: list[TokenId]

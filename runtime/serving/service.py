@@ -1,20 +1,18 @@
-"""One thread that owns the model: a bounded queue goes in, answers come out together."""
+"""The engine thread, which owns the model, and the bounded queue of choices in front of it."""
 
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol
-
-from transformers import PreTrainedModel
+from typing import Any
 
 from predictors.errors import MoecastError
 from runtime.errors import TransferError
-from runtime.serving.choice import Choice
+from runtime.generation.lockstep import SequenceTask
+from runtime.serving.choice import CompletionChoice
 from runtime.serving.errors import (
     Draining,
     EngineDead,
@@ -24,95 +22,97 @@ from runtime.serving.errors import (
     QueueFull,
     RequestError,
 )
-from runtime.serving.facts import Facts
-from runtime.serving.observer import Observer
+from runtime.serving.model_loading import LoadedModel
 
 log = logging.getLogger(__name__)
 
-REST_SECONDS = 0.5
-"""Without work for so long the engine rests; requests that follow each other leave less between."""
+IDLE_AFTER_SECONDS = 0.5
+"""Time without work after which the engine is idle; consecutive requests leave shorter gaps."""
 
 
-class State(StrEnum):
+class ServiceState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
-    """What was accepted is completed, nothing new is."""
+    """Accepted choices are completed, new ones are rejected."""
     ENDED = "ended"
     FAILED = "failed"
-    """The model could not be loaded, or the engine itself failed."""
+    """The model could not be loaded, or the engine thread failed."""
 
 
-class Group(Protocol):
-    """Generations that go through the layers together: a `lockstep.LockstepGroup`."""
+class ServiceObserver:
+    """Base class for metrics and the like; each method does nothing.
 
-    def start(self, run: Callable[[], Any], *, seed: int | None = None) -> Any: ...
+    A choice carries its counts and times. The thread in which the event happens makes the call:
+    the client's for `on_rejected` and `on_queued`, the cancelling one for `on_ended` of a choice
+    that never started, the engine thread for all others. No method may block or raise.
+    """
 
-    def step(self) -> Sequence[Any]: ...
+    def on_rejected(self, error: RequestError) -> None:
+        """A request was rejected: the queue is full, or the server is loading or shutting down."""
 
-    def cancel(self, member: Any) -> None: ...
+    def on_queued(self, choice: CompletionChoice) -> None:
+        """A choice entered the queue."""
 
-    def close(self) -> None: ...
+    def on_started(self, choice: CompletionChoice) -> None:
+        """A choice left the queue and is generated from the next step on."""
+
+    def on_step(self, seconds: float, choices: list[CompletionChoice]) -> None:
+        """One forward pass of these choices ended; their events have been delivered."""
+
+    def on_ended(self, choice: CompletionChoice) -> None:
+        """A choice ended, for its `finish_reason`; it may never have started."""
+
+    def on_idle(self) -> None:
+        """Nothing has run or waited for `idle_after_seconds`; called once per idle period."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """What the engine thread works with, once it is loaded."""
-
-    model: PreTrainedModel
-    group: Group
-    facts: Facts
-
-
-class Service:
-    """Every method may be called from any thread.
+class GenerationService:
+    """Queues choices and generates up to `max_running` of them together. Thread-safe.
 
     Args:
-        open_model: loads; called in the engine thread.
+        open_model: loads the model; called in the engine thread.
         max_running: choices that are generated together.
         max_waiting: choices beyond these that may wait.
-        rest_seconds: without work for so long, observers are told that the engine rests.
+        idle_after_seconds: time without work before observers' `on_idle`.
     """
 
     def __init__(
         self,
-        open_model: Callable[[], Served],
+        open_model: Callable[[], LoadedModel],
         *,
         max_running: int,
         max_waiting: int,
-        observers: Sequence[Observer] = (),
-        rest_seconds: float = REST_SECONDS,
+        observers: Sequence[ServiceObserver] = (),
+        idle_after_seconds: float = IDLE_AFTER_SECONDS,
     ):
         self.max_running = max_running
         self.max_waiting = max_waiting
         self._open_model = open_model
-        self._rest_seconds = rest_seconds
+        self._idle_after_seconds = idle_after_seconds
         self._observers = tuple(observers)
-        self._hears: list[Callable[[State], None]] = []
+        self._state_listeners: list[Callable[[ServiceState], None]] = []
         self._condition = threading.Condition()
-        self._waiting: deque[Choice] = deque()
-        self._running: dict[Choice, Any] = {}
-        """Choices and their members."""
-        self._state = State.LOADING
+        self._waiting: deque[CompletionChoice] = deque()
+        self._running: dict[CompletionChoice, SequenceTask] = {}
+        self._state = ServiceState.LOADING
         self.error: BaseException | None = None
-        """Why the service failed."""
-        self.served: Served | None = None
-        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+        """The exception that ended the engine thread."""
+        self.loaded: LoadedModel | None = None
+        self._thread = threading.Thread(target=self._run_engine, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begins to load."""
+        """Start the engine thread, which loads the model."""
         self._thread.start()
 
-    # ---- what it is asked
-
     @property
-    def state(self) -> State:
+    def state(self) -> ServiceState:
         return self._state
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine thread lives and works."""
-        return self._thread.is_alive() and self._state is not State.FAILED
+        """Whether the engine thread runs and has not failed."""
+        return self._thread.is_alive() and self._state is not ServiceState.FAILED
 
     @property
     def num_running(self) -> int:
@@ -122,248 +122,241 @@ class Service:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def on_change(self, hear: Callable[[State], None]) -> None:
-        """From now on, `hear` is called with every new state, in the thread in which it changed."""
-        self._hears.append(hear)
+    def on_state_change(self, listener: Callable[[ServiceState], None]) -> None:
+        """Call `listener` with every new state, in the thread that changes it."""
+        self._state_listeners.append(listener)
 
-    def add_observer(self, observer: Observer) -> None:
-        """From now on, this one is told, too."""
+    def add_observer(self, observer: ServiceObserver) -> None:
         self._observers = (*self._observers, observer)
 
-    # ---- what it is told
+    # ---- called by requests
 
-    def require_room(self, num_choices: int = 1) -> None:
-        """Raises what `submit` would raise now, at no cost."""
+    def require_capacity(self, num_choices: int = 1) -> None:
+        """Raise what `submit` would raise now, before any work is done for the request."""
         with self._condition:
-            refusal = self._refusal(num_choices)
-        if refusal is not None:
-            self._tell_refused(refusal)
-            raise refusal
+            rejection = self._rejection(num_choices)
+        if rejection is not None:
+            self._notify_rejected(rejection)
+            raise rejection
 
-    def submit(self, choices: Sequence[Choice]) -> None:
-        """Takes all of a request's choices, or none.
+    def submit(self, choices: Sequence[CompletionChoice]) -> None:
+        """Queue all of a request's choices, or none.
 
         Raises:
-            QueueFull: so many can not wait now.
-            NotReady, Draining, EngineDead: none can.
+            QueueFull: the queue has fewer free places.
+            NotReady, Draining, EngineDead: the service accepts no choices in its state.
         """
         with self._condition:
-            refusal = self._refusal(len(choices))
-            if refusal is None:
+            rejection = self._rejection(len(choices))
+            if rejection is None:
                 self._waiting.extend(choices)
-                # Told before the engine thread can take them.
+                # Within the lock: before the engine thread can start them.
                 for choice in choices:
-                    self._tell("queued", choice)
+                    self._notify("on_queued", choice)
                 self._condition.notify_all()
-        if refusal is not None:
-            self._tell_refused(refusal)
-            raise refusal
+        if rejection is not None:
+            self._notify_rejected(rejection)
+            raise rejection
 
-    def _refusal(self, num_choices: int) -> RequestError | None:
-        if self._state is State.LOADING:
-            return NotReady("the model is loading; ask again when /ready answers 200")
-        if self._state in (State.DRAINING, State.ENDED):
-            return Draining("the server is shutting down; ask another one, or this one again later")
-        if self._state is State.FAILED:
+    def _rejection(self, num_choices: int) -> RequestError | None:
+        if self._state is ServiceState.LOADING:
+            return NotReady("the model is loading; try again when /ready answers 200")
+        if self._state in (ServiceState.DRAINING, ServiceState.ENDED):
+            return Draining("the server is shutting down; try another server, or this one later")
+        if self._state is ServiceState.FAILED:
             return EngineDead(f"the engine has failed: {self.error}; restart the server")
-        taken = len(self._running) + len(self._waiting) + num_choices
-        if taken > self.max_running + self.max_waiting:
+        num_accepted = len(self._running) + len(self._waiting)
+        if num_accepted + num_choices > self.max_running + self.max_waiting:
             return QueueFull(
-                f"{len(self._running)} answers are being generated and {len(self._waiting)} wait: "
-                f"no room for {num_choices} more; ask again later, or raise max_waiting"
+                f"the queue is full: {len(self._running)} answers are running, "
+                f"{len(self._waiting)} are waiting, no room for {num_choices} more; try again "
+                "later, or raise max_waiting"
             )
         return None
 
-    def cancel(self, choices: Sequence[Choice]) -> None:
-        """Ends them before the next forward pass; those that have ended stay as they are."""
+    def cancel(self, choices: Sequence[CompletionChoice]) -> None:
+        """End choices before the next forward pass; those that have ended stay as they are."""
         with self._condition:
             for choice in choices:
                 choice.is_cancelled = True
-            # Who waits gives the place back at once, however long a step takes.
-            gone = [choice for choice in self._waiting if choice.is_cancelled]
-            if gone:
-                self._waiting = deque(one for one in self._waiting if not one.is_cancelled)
+            # Waiting ones free their places at once, however long the current step takes.
+            removed = [choice for choice in self._waiting if choice.is_cancelled]
+            if removed:
+                self._waiting = deque(c for c in self._waiting if not c.is_cancelled)
             self._condition.notify_all()
-        for choice in gone:
+        for choice in removed:
             choice.abort()
-            self._tell("ended", choice)
+            self._notify("on_ended", choice)
 
     def drain(self) -> None:
-        """Takes nothing new from now on."""
+        """Reject new choices from now on."""
         with self._condition:
-            if self._state in (State.LOADING, State.READY):
-                self._change(State.DRAINING)
+            if self._state in (ServiceState.LOADING, ServiceState.READY):
+                self._set_state(ServiceState.DRAINING)
 
     def wait_idle(self, timeout_seconds: float | None = None) -> bool:
-        """Whether nothing runs or waits, at the latest when the time is over."""
+        """Wait until nothing runs or waits; False if the timeout comes first."""
         with self._condition:
             return self._condition.wait_for(
                 lambda: (
                     not (self._running or self._waiting)
                     or not self.is_alive
-                    or self._state is State.ENDED
+                    or self._state is ServiceState.ENDED
                 ),
                 timeout_seconds,
             )
 
     def close(self, *, timeout_seconds: float | None = None) -> bool:
-        """Cancels everything, ends the thread; whether it ended in time.
+        """Cancel everything and end the engine thread; False if it did not end in time.
 
-        A forward pass can not be interrupted: when it takes longer, those who wait for its tokens
-        are told all the same.
+        A forward pass cannot be interrupted: if it takes longer than the timeout, the choices are
+        ended without it.
         """
         with self._condition:
-            if self._state is not State.FAILED:
-                self._change(State.ENDED)
+            if self._state is not ServiceState.FAILED:
+                self._set_state(ServiceState.ENDED)
             self._condition.notify_all()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
         if is_left := self._thread.is_alive():
-            self._end_all()
+            self._fail_all()
         return not is_left
 
     # ---- the engine thread
 
-    def _work(self) -> None:
+    def _run_engine(self) -> None:
         try:
-            self.served = self._open_model()
+            self.loaded = self._open_model()
             with self._condition:
-                if self._state is State.LOADING:
-                    self._change(State.READY)
+                if self._state is ServiceState.LOADING:
+                    self._set_state(ServiceState.READY)
             try:
                 while self._wait_for_work():
                     self._step()
             finally:
-                self._close_model()
+                self.loaded.group.close()
+                self.loaded.model.close()
         except Exception as error:
-            # The one place above everything that the thread does: without it clients would wait
-            # for ever for a thread that is gone.
+            # The outermost frame of the thread: without this clients would wait forever.
             self.error = error
             level = logging.WARNING if isinstance(error, MoecastError) else logging.ERROR
-            log.log(level, "the engine ended: %s", error, exc_info=level == logging.ERROR)
+            log.log(level, "the engine failed: %s", error, exc_info=level == logging.ERROR)
             with self._condition:
-                self._change(State.FAILED)
+                self._set_state(ServiceState.FAILED)
         finally:
-            self._end_all()
+            self._fail_all()
 
     def _wait_for_work(self) -> bool:
-        """Waits until there is something to do; False when the service has ended."""
+        """Wait until there is work; False when the service has ended."""
         with self._condition:
-            self._condition.notify_all()  # somebody may wait for idleness
-            is_awake = self._condition.wait_for(self._has_to_act, self._rest_seconds)
-        if not is_awake:
-            self._tell("rested")
+            self._condition.notify_all()  # wakes `wait_idle`
+            has_work = self._condition.wait_for(self._has_to_act, self._idle_after_seconds)
+        if not has_work:
+            self._notify("on_idle")
             with self._condition:
                 self._condition.wait_for(self._has_to_act)
-        return self._state is not State.ENDED
+        return self._state is not ServiceState.ENDED
 
     def _has_to_act(self) -> bool:
-        return self._state is State.ENDED or bool(self._running or self._waiting)
+        return self._state is ServiceState.ENDED or bool(self._running or self._waiting)
 
     def _step(self) -> None:
-        """Cancels, starts, makes one forward pass, tells."""
-        assert self.served is not None
-        group = self.served.group
+        """Cancel, start, run one forward pass, deliver events."""
+        assert self.loaded is not None
+        group = self.loaded.group
         with self._condition:
             cancelled = [choice for choice in self._running if choice.is_cancelled]
         for choice in cancelled:
             group.cancel(self._running[choice])
             choice.abort()
-            self._leave(choice)
-        self._admit()
+            self._remove(choice)
+        self._start_waiting()
         if not self._running:
             return
         start = time.monotonic()
         group.step()
         seconds = time.monotonic() - start
-        present = list(self._running)
-        for choice in present:
+        choices = list(self._running)
+        for choice in choices:
             choice.flush()
-        self._tell("stepped", seconds, present)
-        for choice in present:
+        self._notify("on_step", seconds, choices)
+        for choice in choices:
             if self._running[choice].is_done:
-                self._conclude(choice)
+                self._finish(choice)
 
-    def _admit(self) -> None:
-        assert self.served is not None
-        model, tokenizer = self.served.model, self.served.facts.tokenizer
+    def _start_waiting(self) -> None:
+        assert self.loaded is not None
+        model, tokenizer = self.loaded.model, self.loaded.info.tokenizer
         while True:
             with self._condition:
-                if not self._waiting or not self._has_room(self._waiting[0]):
+                if not self._waiting or not self._can_start(self._waiting[0]):
                     return
                 choice = self._waiting.popleft()
-                self._running[choice] = self.served.group.start(
+                self._running[choice] = self.loaded.group.start(
                     partial(choice.run, model, tokenizer), seed=choice.sampling.seed
                 )
             choice.started_at = time.monotonic()
-            self._tell("started", choice)
+            self._notify("on_started", choice)
 
-    def _has_room(self, choice: Choice) -> bool:
-        """Whether it may run beside those that do; alone every one may (`Facts.longest`)."""
-        assert self.served is not None
+    def _can_start(self, choice: CompletionChoice) -> bool:
+        """Whether it fits with the running ones; alone each one does (`ModelInfo.max_length`)."""
+        assert self.loaded is not None
         if not self._running:
             return True
         if len(self._running) >= self.max_running:
             return False
-        caches = self.served.facts.caches
-        together = (*self._running, choice)
-        return caches is None or caches.fit(one.most_cached for one in together)
+        kv_budget = self.loaded.info.kv_budget
+        return kv_budget is None or kv_budget.fits(
+            running.max_cached_tokens for running in (*self._running, choice)
+        )
 
-    def _conclude(self, choice: Choice) -> None:
-        """Its member is done."""
+    def _finish(self, choice: CompletionChoice) -> None:
         error = self._running[choice].error
         if error is None:
             choice.complete()
         else:
-            choice.fail(refusal_of(error, choice))
-        self._leave(choice)
+            choice.fail(to_request_error(error, choice))
+        self._remove(choice)
 
-    def _leave(self, choice: Choice) -> None:
+    def _remove(self, choice: CompletionChoice) -> None:
         with self._condition:
             del self._running[choice]
-        self._tell("ended", choice)
+        self._notify("on_ended", choice)
 
-    def _end_all(self) -> None:
-        """Nobody generates any more: everyone is told."""
+    def _fail_all(self) -> None:
+        """End every choice in an error: the engine thread does not run any more."""
         with self._condition:
-            left = [*self._running, *self._waiting]
+            choices = [*self._running, *self._waiting]
             self._running.clear()
             self._waiting.clear()
-            refusal = self._refusal(1)
+            rejection = self._rejection(1)
             self._condition.notify_all()
-        for choice in left:
-            choice.fail(refusal or Draining("the server is shutting down"))
-            self._tell("ended", choice)
+        for choice in choices:
+            choice.fail(rejection or Draining("the server is shutting down"))
+            self._notify("on_ended", choice)
 
-    def _close_model(self) -> None:
-        assert self.served is not None
-        self.served.group.close()
-        self.served.model.close()
-
-    # ---- who is told
-
-    def _change(self, state: State) -> None:
+    def _set_state(self, state: ServiceState) -> None:
         self._state = state
-        for hear in self._hears:
-            hear(state)
+        for listener in self._state_listeners:
+            listener(state)
 
-    def _tell(self, event: str, *what: Any) -> None:
+    def _notify(self, event: str, *arguments: Any) -> None:
         for observer in self._observers:
-            getattr(observer, event)(*what)
+            getattr(observer, event)(*arguments)
 
-    def _tell_refused(self, error: RequestError) -> None:
-        self._tell("refused", error)
+    def _notify_rejected(self, error: RequestError) -> None:
+        self._notify("on_rejected", error)
 
 
-def refusal_of(error: Exception, choice: Choice) -> RequestError:
-    """What a client is told of an exception that ended its generation."""
+def to_request_error(error: Exception, choice: CompletionChoice) -> RequestError:
+    """The client's error for an exception that ended its generation."""
     if isinstance(error, RequestError):
         return error
     if isinstance(error, TransferError):
         log.error("%s: %s", choice.request_id, error)
-        return ExpertsUnreadable(f"experts of the model could not be read: {error}")
+        return ExpertsUnreadable(f"cannot read experts of the model: {error}")
     log.error("%s: the generation failed", choice.request_id, exc_info=error)
     return GenerationFailed(
-        f"the generation failed ({type(error).__name__}); the server's log says more under "
-        f"request id {choice.request_id}"
+        f"the generation failed ({type(error).__name__}); the server's log has the details of "
+        f"request {choice.request_id}"
     )

@@ -1,4 +1,4 @@
-"""A server within the test's own process: its service can be looked into, its steps held up."""
+"""A server in the test's own process, whose service can be inspected and its steps held."""
 
 import asyncio
 import json
@@ -14,14 +14,14 @@ import httpx2
 import openai
 
 from runtime.config import BUILTIN_MODELS, ModelConfig
-from runtime.serving.app import Settings, build_app, logged
-from runtime.serving.choice import Choice
+from runtime.serving.app import AppSettings, create_app
+from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
-from runtime.serving.observer import Observer
-from runtime.serving.opening import open_served
-from runtime.serving.orders import Limits
-from runtime.serving.server import Ending, listen, serve, url_of
-from runtime.serving.service import Served, Service, State
+from runtime.serving.generation_requests import RequestLimits
+from runtime.serving.middleware import RequestLogMiddleware
+from runtime.serving.model_loading import LoadedModel, load_model
+from runtime.serving.server import ShutdownRequest, listen, serve, server_url
+from runtime.serving.service import GenerationService, ServiceObserver, ServiceState
 from tests.builders.models import tiny_qwen2_moe
 
 WAIT_SECONDS = 60.0
@@ -29,17 +29,16 @@ CONFIGURED = {
     "config.json": {"max_position_embeddings": 2048, "eos_token_id": 0},
     "generation_config.json": {"eos_token_id": 0},
 }
-"""As the reference model is."""
+"""Settings of the reference model."""
 
 
-def reference(**options: Any) -> Served:
+def reference(**options: Any) -> LoadedModel:
     """The reference model in float32, half of its experts in memory."""
-    return open_served(ServeConfig(model=ModelConfig(dtype="float32"), **options))
+    return load_model(ServeConfig(model=ModelConfig(dtype="float32"), **options))
 
 
 def speaking_model(folder: Path, **shape: Any) -> Path:
-    """A tiny random model that speaks with the reference model's tokenizer and chat template, and
-    is fifty times as quick as that."""
+    """A tiny random model with the reference model's tokenizer and template, 50 times faster."""
     tiny_qwen2_moe(folder, vocab_size=8192, **shape)
     for path in (BUILTIN_MODELS / "qwen2_moe_tiny").iterdir():
         if path.name.startswith(("tokenizer", "chat_template")):
@@ -50,54 +49,54 @@ def speaking_model(folder: Path, **shape: Any) -> Path:
     return folder
 
 
-def tiny(folder: Path, **options: Any) -> Served:
-    """Such a model, half of its experts in memory."""
-    return open_served(ServeConfig(model=ModelConfig(name="tiny", id=str(folder)), **options))
+def tiny(folder: Path, **options: Any) -> LoadedModel:
+    """A model of `speaking_model`, half of its experts in memory."""
+    return load_model(ServeConfig(model=ModelConfig(name="tiny", id=str(folder)), **options))
 
 
 @dataclass
-class Steps(Observer):
-    """Lets the engine thread make so many steps as it is given, and keeps what it was told."""
+class StepGate(ServiceObserver):
+    """Holds the engine thread after a step when asked to, and records the service's events."""
 
     held: bool = False
     allowed: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    told: list[tuple[str, Any]] = field(default_factory=list)
+    events: list[tuple[str, Any]] = field(default_factory=list)
     num_steps: int = 0
 
-    def refused(self, error: Exception) -> None:
-        self.told.append(("refused", error))
+    def on_rejected(self, error: Exception) -> None:
+        self.events.append(("rejected", error))
 
-    def queued(self, choice: Choice) -> None:
-        self.told.append(("queued", choice))
+    def on_queued(self, choice: CompletionChoice) -> None:
+        self.events.append(("queued", choice))
 
-    def started(self, choice: Choice) -> None:
-        self.told.append(("started", choice))
+    def on_started(self, choice: CompletionChoice) -> None:
+        self.events.append(("started", choice))
 
-    def ended(self, choice: Choice) -> None:
-        self.told.append(("ended", choice))
+    def on_ended(self, choice: CompletionChoice) -> None:
+        self.events.append(("ended", choice))
 
-    def stepped(self, seconds: float, choices: Sequence[Choice]) -> None:
+    def on_step(self, seconds: float, choices: Sequence[CompletionChoice]) -> None:
         self.num_steps += 1
         if self.held:
             assert self.allowed.acquire(timeout=WAIT_SECONDS)
 
     def hold(self) -> None:
-        """From now on each step waits, once it is made, for `release`."""
+        """Make each step wait, once it is done, for `release`."""
         self.held = True
 
     def release(self) -> None:
-        """No step waits any more."""
+        """Let all steps continue."""
         self.held = False
         self.allowed.release()
 
 
 @dataclass
-class Running:
+class RunningServer:
     url: str
-    service: Service
-    steps: Steps
+    service: GenerationService
+    steps: StepGate
     end: Callable[[], None]
-    """As a signal would; a second one hurries."""
+    """Acts as SIGTERM; a second call skips the grace period."""
     thread: threading.Thread
 
     def http(self, **options: Any) -> httpx2.Client:
@@ -110,28 +109,30 @@ class Running:
 
 @contextmanager
 def running_server(
-    open_model: Callable[[], Served] = reference,
+    open_model: Callable[[], LoadedModel] = reference,
     *,
     max_running: int = 8,
     max_waiting: int = 64,
     grace_seconds: float = 30.0,
     ready: bool = True,
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     **settings: Any,
-) -> Iterator[Running]:
-    """Serves on a free port of the loopback until the end of the block."""
-    steps = Steps()
-    service = Service(
+) -> Iterator[RunningServer]:
+    """Serve on a free port of the loopback until the end of the block."""
+    steps = StepGate()
+    service = GenerationService(
         open_model, max_running=max_running, max_waiting=max_waiting, observers=[steps]
     )
-    limits = limits or Limits(max_together=max_running + max_waiting)
-    app = logged(build_app(service, Settings(limits=limits, **settings)))
-    ending = Ending()
+    limits = limits or RequestLimits(max_total_choices=max_running + max_waiting)
+    app = RequestLogMiddleware(create_app(service, AppSettings(limits=limits, **settings)))
+    shutdown = ShutdownRequest()
     loops: list[asyncio.AbstractEventLoop] = []
     listening, loaded = threading.Event(), threading.Event()
-    service.on_change(lambda state: loaded.set() if state is not State.LOADING else None)
+    service.on_state_change(
+        lambda state: loaded.set() if state is not ServiceState.LOADING else None
+    )
 
-    def told() -> None:
+    def on_listening() -> None:
         loops.append(asyncio.get_running_loop())
         listening.set()
 
@@ -141,9 +142,9 @@ def running_server(
             service,
             listener,
             grace_seconds=grace_seconds,
-            on_listening=told,
+            on_listening=on_listening,
             handle_signals=False,
-            ending=ending,
+            shutdown=shutdown,
         )
         thread = threading.Thread(target=lambda: asyncio.run(work))
         thread.start()
@@ -151,13 +152,13 @@ def running_server(
 
         def end() -> None:
             if not loops[0].is_closed():
-                loops[0].call_soon_threadsafe(ending.ask, "the test ends it")
+                loops[0].call_soon_threadsafe(shutdown.request, "the test ends it")
 
         try:
             if ready:
                 assert loaded.wait(WAIT_SECONDS)
-                assert service.state is State.READY, service.error
-            yield Running(url_of(listener), service, steps, end, thread)
+                assert service.state is ServiceState.READY, service.error
+            yield RunningServer(server_url(listener), service, steps, end, thread)
         finally:
             steps.release()
             end()

@@ -133,7 +133,7 @@ def test_model_that_is_not_there__is_one_line_and_code_2(tmp_path: Path) -> None
         (["host=0.0.0.0", "port=0"], "set key=... or MOECAST_API_KEY"),
         (["host=192.0.2.1", "port=0", "key=k"], "cannot listen there"),
         (["port=70000"], "at most 65535"),
-        (["key=@/nowhere"], "can not be read"),
+        (["key=@/nowhere"], "cannot read the file"),
         (["key="], "holds no key"),
         (["max_body=lots"], "max_body"),
         (["max_running=0"], "max_running=0"),

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serving.server import Server
 from benchmarks.serving.server import server as started
-from runtime.serving.routes import page
-from runtime.serving.server import listen, url_of
+from runtime.serving.routes import status_routes
+from runtime.serving.server import listen, server_url
 from tests.builders.browser import document, needs_chromium, picture
 
 KEY = "the-test's-key"
@@ -193,13 +193,13 @@ def test_browser__says_when_the_server_stops_answering(tmp_path: Path) -> None:
         }
 
     app = FastAPI()
-    app.include_router(page.routes(status))
+    app.include_router(status_routes(status))
     with listen("127.0.0.1", 0) as listener:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()
         try:
-            dom, _ = document(f"{url_of(listener)}/", tmp_path)
+            dom, _ = document(f"{server_url(listener)}/", tmp_path)
         finally:
             server.should_exit = True
             thread.join(10)

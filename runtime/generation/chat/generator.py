@@ -10,8 +10,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from runtime.generation.chat_template import EndOfTurn
 from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
+from runtime.generation.sampling import TokenListener
 from runtime.hf.tokens import eos_token_ids
-from runtime.serving.choice import Listener
 
 
 @dataclass
@@ -93,7 +93,7 @@ class ChatGenerator:
                 max_new_tokens=max_new_tokens,
                 eos_token_id=end_ids,
                 pad_token_id=end_ids[0] if end_ids else 0,
-                stopping_criteria=StoppingCriteriaList([Listener(on_token)]),
+                stopping_criteria=StoppingCriteriaList([TokenListener(on_token)]),
                 **self._sampling,
             )
         except KeyboardInterrupt:

@@ -8,14 +8,18 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from runtime.config import BUILTIN_MODELS
-from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
-from runtime.serving.facts import shareable
-from runtime.serving.vocabulary import Vocabulary, bytes_of_characters
+from runtime.generation.detokenizer import (
+    Detokenizer,
+    StopStringMatcher,
+    Vocabulary,
+    byte_level_alphabet,
+)
+from runtime.serving.model_info import make_thread_safe
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 BYTES = {
     byte: TOKENIZER.convert_tokens_to_ids(character)
-    for character, byte in bytes_of_characters().items()
+    for character, byte in byte_level_alphabet().items()
 }
 
 
@@ -106,7 +110,7 @@ def test_tokenizer__is_used_by_threads_at_once() -> None:
     )
     tokenizer.backend_tokenizer.enable_truncation(4)
     tokenizer.backend_tokenizer.enable_padding(length=8)
-    tokenizer = shareable(tokenizer)
+    tokenizer = make_thread_safe(tokenizer)
     errors: list[Exception] = []
     tokens = tokenizer("the heart pumps blood " * 50)["input_ids"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.serving import Running, running_server, speaking_model, tiny
+from tests.builders.serving import RunningServer, running_server, speaking_model, tiny
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +14,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[Running]:
+def server(folder: Path) -> Iterator[RunningServer]:
     with running_server(lambda: tiny(folder)) as running:
         yield running

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.serving.server import listen, url_of
+from runtime.serving.server import listen, server_url
 
 
 def test_listen__connections_send_each_part_at_once() -> None:
@@ -18,6 +18,6 @@ def test_listen__connections_send_each_part_at_once() -> None:
 def test_listen__a_port_that_is_taken_is_an_error_that_says_so() -> None:
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        assert url_of(listener) == f"http://127.0.0.1:{port}"
+        assert server_url(listener) == f"http://127.0.0.1:{port}"
         with pytest.raises(MoecastError, match=f"port={port}: cannot listen"):
             listen("127.0.0.1", port)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.serving.logs import HIDDEN, JsonLines, log_as_json, moment
+from runtime.serving.logs import REDACTED, JsonFormatter, configure_json_logging, utc_timestamp
 
 KEY = "sk-secret-1"
 
@@ -21,7 +21,7 @@ def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     written = io.StringIO()
-    log_as_json(secrets=[KEY, KEY + "0"], stream=written)
+    configure_json_logging(secrets=[KEY, KEY + "0"], stream=written)
     yield written
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -49,7 +49,7 @@ def test_line__has_the_event_its_fields_and_the_time(stream: io.StringIO) -> Non
 
 
 def test_moment__is_utc_to_the_millisecond() -> None:
-    assert moment(0.0416) == "1970-01-01T00:00:00.041Z"
+    assert utc_timestamp(0.0416) == "1970-01-01T00:00:00.041Z"
 
 
 def test_exception__is_on_the_same_line(stream: io.StringIO) -> None:
@@ -65,7 +65,7 @@ def test_exception__is_on_the_same_line(stream: io.StringIO) -> None:
 def test_any_librarys_line__is_json_too_and_written_once(stream: io.StringIO) -> None:
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.addHandler(logging.StreamHandler(io.StringIO()))
-    log_as_json(stream=stream)
+    configure_json_logging(stream=stream)
     uvicorn.warning("Invalid HTTP request received.")
     logging.getLogger("uvicorn").warning("100%% %s", "odd\u2028text")
     assert [line["event"] for line in lines(stream)] == [
@@ -91,7 +91,7 @@ def test_key__is_in_no_line_wherever_it_is_put(stream: io.StringIO, key: str) ->
         log.exception("failed with %r", {"key": key})
     text = stream.getvalue()
     assert KEY not in text
-    assert text.count(HIDDEN) >= 6
+    assert text.count(REDACTED) >= 6
     assert len(lines(stream)) == 3
 
 
@@ -107,7 +107,7 @@ VALUES = st.recursive(
 def test_line__is_one_line_of_json_without_the_key_whatever_is_logged(message: str, value) -> None:
     record = logging.LogRecord("x", logging.INFO, "f", 1, "%s %s", (message, KEY), None)
     record.fields = {"value": value, "text": message}
-    line = JsonLines(secrets=[KEY]).format(record)
+    line = JsonFormatter(secrets=[KEY]).format(record)
     assert "\n" not in line
     assert KEY not in line
     assert json.loads(line)["level"] == "info"

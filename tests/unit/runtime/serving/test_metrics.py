@@ -12,13 +12,18 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from runtime.engine.monitor import EngineMonitor
 from runtime.errors import Fault, TransferError
+from runtime.generation.sampling import SamplingParams
 from runtime.hf.kv import CacheSize
-from runtime.serving.caches import CacheBudget
-from runtime.serving.choice import Choice, Reason
+from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import QueueFull
-from runtime.serving.metric_names import EXPERTS, METRICS, REQUESTS, Kind
-from runtime.serving.metrics import Metrics
-from runtime.serving.sampling import Sampling
+from runtime.serving.metric_definitions import (
+    DEFINITIONS,
+    EXPERT_METRICS,
+    REQUEST_METRICS,
+    MetricKind,
+)
+from runtime.serving.metrics import ServerMetrics
+from runtime.serving.model_info import KVCacheBudget
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 
@@ -52,35 +57,35 @@ it by `model_name` (commit 4b5c627c)."""
 
 
 @pytest.fixture
-def metrics() -> Metrics:
-    return Metrics(model_name="m", max_running=2, context_tokens=100)
+def metrics() -> ServerMetrics:
+    return ServerMetrics(model_name="m", max_running=2, max_length=100)
 
 
-def asked(*, num_prompt_tokens: int = 3, at: float = 100.0) -> Choice:
+def asked(*, num_prompt_tokens: int = 3, at: float = 100.0) -> CompletionChoice:
     """A choice whose times are ours."""
-    sampling = Sampling(max_new_tokens=20)
-    choice = Choice([1] * num_prompt_tokens, sampling, deliver=lambda _: None)
-    choice.asked_at = at
+    sampling = SamplingParams(max_new_tokens=20)
+    choice = CompletionChoice([1] * num_prompt_tokens, sampling, deliver=lambda _: None)
+    choice.arrived_at = at
     return choice
 
 
-def start(metrics: Metrics, choice: Choice, at: float) -> None:
+def start(metrics: ServerMetrics, choice: CompletionChoice, at: float) -> None:
     choice.started_at = at
-    metrics.requests.started(choice)
+    metrics.requests.on_started(choice)
 
 
-def step(metrics: Metrics, at: float, *choices: Choice) -> None:
+def step(metrics: ServerMetrics, at: float, *choices: CompletionChoice) -> None:
     """Each has one token more."""
     for choice in choices:
         choice.num_tokens += 1
         choice.last_token_at = at
         choice.first_token_at = choice.first_token_at or at
-    metrics.requests.stepped(0.5, list(choices))
+    metrics.requests.on_step(0.5, list(choices))
 
 
-def end(metrics: Metrics, choice: Choice, at: float, reason: Reason) -> None:
-    choice.ended_at, choice.reason = at, reason
-    metrics.requests.ended(choice)
+def end(metrics: ServerMetrics, choice: CompletionChoice, at: float, reason: FinishReason) -> None:
+    choice.ended_at, choice.finish_reason = at, reason
+    metrics.requests.on_ended(choice)
 
 
 @pytest.fixture(scope="module")
@@ -92,23 +97,23 @@ def model(tmp_path_factory: pytest.TempPathFactory):
     model.close()
 
 
-def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+def value(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
-def of(metrics: Metrics, name: str, **labels: str) -> float | None:
+def of(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
     return value(metrics, name, **MODEL, **labels)
 
 
 def test_every_name_of_the_table__is_there_with_its_labels_and_kind(
-    metrics: Metrics, model
+    metrics: ServerMetrics, model
 ) -> None:
-    metrics.watch(EngineMonitor(model.moecast.engine), info=INFO)
-    metrics.requests.refused(QueueFull("full"))
+    metrics.add_engine(EngineMonitor(model.moecast.engine), info=INFO)
+    metrics.requests.on_rejected(QueueFull("full"))
     body, content_type = metrics.render()
     assert content_type.startswith("text/plain")
     families = {one.name: one for one in parse_text(body.decode())}
-    for metric in METRICS.values():
+    for metric in DEFINITIONS.values():
         if metric.name == "moecast_prefetching":
             continue  # this system is not governed: see below
         family = families[metric.family]
@@ -119,11 +124,13 @@ def test_every_name_of_the_table__is_there_with_its_labels_and_kind(
             assert set(sample.labels) - {"le"} == set(metric.labels)
     ours = {name for name in families if name.startswith(("vllm:", "moecast_"))}
     ours = {name for name in ours if not name.endswith("_created")}
-    assert ours == {one.family for one in METRICS.values()}
+    assert ours == {one.family for one in DEFINITIONS.values()}
     assert "process_resident_memory_bytes" in families
 
 
-def test_vllms_own_dashboard__finds_every_series_before_the_first_request(metrics: Metrics) -> None:
+def test_vllms_own_dashboard__finds_every_series_before_the_first_request(
+    metrics: ServerMetrics,
+) -> None:
     body, _ = metrics.render()
     series = {
         sample.name
@@ -134,9 +141,9 @@ def test_vllms_own_dashboard__finds_every_series_before_the_first_request(metric
     assert series >= VLLMS_DASHBOARD
 
 
-def test_sequence__adds_to_each_duration_what_it_took(metrics: Metrics) -> None:
+def test_sequence__adds_to_each_duration_what_it_took(metrics: ServerMetrics) -> None:
     one = asked(num_prompt_tokens=7, at=100)
-    metrics.requests.queued(one)
+    metrics.requests.on_queued(one)
     assert of(metrics, "vllm:num_requests_waiting") == 1
     assert of(metrics, "vllm:num_requests_running") == 0
     start(metrics, one, 102)
@@ -146,7 +153,7 @@ def test_sequence__adds_to_each_duration_what_it_took(metrics: Metrics) -> None:
     for at in (105, 105.5, 107):
         step(metrics, at, one)
     assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(10 / 200)
-    end(metrics, one, 107.25, Reason.LENGTH)
+    end(metrics, one, 107.25, FinishReason.LENGTH)
     sums = {
         "vllm:e2e_request_latency_seconds": 7.25,
         "vllm:request_queue_time_seconds": 2,
@@ -173,14 +180,14 @@ def test_sequence__adds_to_each_duration_what_it_took(metrics: Metrics) -> None:
     assert of(metrics, "vllm:num_requests_running") == of(metrics, "vllm:kv_cache_usage_perc") == 0
 
 
-def test_step__counts_the_tokens_that_went_through_the_model(metrics: Metrics) -> None:
+def test_step__counts_the_tokens_that_went_through_the_model(metrics: ServerMetrics) -> None:
     one, other = asked(num_prompt_tokens=7), asked(num_prompt_tokens=5)
     for choice in (one, other):
-        metrics.requests.queued(choice)
+        metrics.requests.on_queued(choice)
         start(metrics, choice, 101)
     step(metrics, 102, one)
     step(metrics, 103, one, other)
-    metrics.requests.stepped(0.5, [one, other])  # neither had a token
+    metrics.requests.on_step(0.5, [one, other])  # neither had a token
     assert of(metrics, "vllm:iteration_tokens_total_sum") == 7 + (1 + 5)
     assert of(metrics, "vllm:iteration_tokens_total_count") == 3
     assert value(metrics, "moecast_group_size", model_name="m") == 2
@@ -188,38 +195,38 @@ def test_step__counts_the_tokens_that_went_through_the_model(metrics: Metrics) -
     assert value(metrics, "moecast_step_seconds_sum", model_name="m") == pytest.approx(1.5)
 
 
-def test_refusal__is_counted_by_what_the_client_was_told(metrics: Metrics) -> None:
-    metrics.requests.refused(QueueFull("full"))
+def test_refusal__is_counted_by_what_the_client_was_told(metrics: ServerMetrics) -> None:
+    metrics.requests.on_rejected(QueueFull("full"))
     assert value(metrics, "moecast_requests_rejected_total", model_name="m", status="429") == 1
 
 
 def test_cache_usage__of_a_model_without_a_longest_sequence_is_no_number() -> None:
-    metrics = Metrics(model_name="m", max_running=2)
+    metrics = ServerMetrics(model_name="m", max_running=2)
     assert math.isnan(of(metrics, "vllm:kv_cache_usage_perc") or 0)
 
 
-def test_cache_usage__is_of_bytes_where_these_are_bounded(metrics: Metrics) -> None:
-    metrics.requests.caches = CacheBudget(CacheSize(10, 100), 1000)
+def test_cache_usage__is_of_bytes_where_these_are_bounded(metrics: ServerMetrics) -> None:
+    metrics.requests.kv_budget = KVCacheBudget(CacheSize(10, 100), 1000)
     one = asked(num_prompt_tokens=5)
-    metrics.requests.queued(one)
+    metrics.requests.on_queued(one)
     assert of(metrics, "vllm:kv_cache_usage_perc") == 0
     start(metrics, one, 101)
     step(metrics, 102, one)
     assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(0.16)  # 6 tokens
 
 
-ENDS = st.sampled_from([*Reason])
+ENDS = st.sampled_from([*FinishReason])
 LIVES = st.tuples(st.booleans(), st.integers(0, 4), st.integers(1, 9), ENDS)
 
 
 @given(lives=st.lists(LIVES, max_size=8))
 @settings(max_examples=40, deadline=None)
 def test_gauges__are_zero_when_all_have_ended_wherever_they_were(lives) -> None:
-    metrics = Metrics(model_name="m", max_running=4, context_tokens=100)
+    metrics = ServerMetrics(model_name="m", max_running=4, max_length=100)
     choices = []
     for starts, num_tokens, num_prompt_tokens, reason in lives:
         one = asked(num_prompt_tokens=num_prompt_tokens)
-        metrics.requests.queued(one)
+        metrics.requests.on_queued(one)
         if starts:
             start(metrics, one, 101)
             for number in range(num_tokens):
@@ -232,16 +239,16 @@ def test_gauges__are_zero_when_all_have_ended_wherever_they_were(lives) -> None:
         end(metrics, one, 200, reason)
     assert of(metrics, "vllm:num_requests_running") == of(metrics, "vllm:num_requests_waiting") == 0
     assert of(metrics, "vllm:kv_cache_usage_perc") == 0
-    ends = [of(metrics, "vllm:request_success_total", finished_reason=one) for one in Reason]
+    ends = [of(metrics, "vllm:request_success_total", finished_reason=one) for one in FinishReason]
     assert sum(ends) == len(lives)
     assert of(metrics, "vllm:e2e_request_latency_seconds_count") == running
     given_tokens = sum(num_tokens for starts, num_tokens, *_ in lives if starts)
     assert of(metrics, "vllm:generation_tokens_total") == given_tokens
 
 
-def test_experts__are_the_engines_own_counters(metrics: Metrics, model) -> None:
+def test_experts__are_the_engines_own_counters(metrics: ServerMetrics, model) -> None:
     monitor = EngineMonitor(model.moecast.engine)
-    metrics.watch(monitor, info=INFO)
+    metrics.add_engine(monitor, info=INFO)
     state = monitor.snapshot()
     assert [tier.name for tier in state.tiers] == ["device", "host"]
     for tier in state.tiers:
@@ -270,9 +277,9 @@ def test_experts__are_the_engines_own_counters(metrics: Metrics, model) -> None:
     assert value(metrics, "moecast_server_info", model_name="m", **INFO) == 1
 
 
-def test_io_errors__are_told_by_kind(tmp_path: Path, metrics: Metrics) -> None:
+def test_io_errors__are_told_by_kind(tmp_path: Path, metrics: ServerMetrics) -> None:
     model = serve(tiny_qwen2_moe(tmp_path), budget="50%")
-    metrics.watch(EngineMonitor(model.moecast.engine), info=INFO)
+    metrics.add_engine(EngineMonitor(model.moecast.engine), info=INFO)
 
     def read(*_: object) -> None:
         raise TransferError("its checksum is wrong", fault=Fault.DAMAGED)
@@ -289,9 +296,9 @@ def test_io_errors__are_told_by_kind(tmp_path: Path, metrics: Metrics) -> None:
     assert set(errors.values()) == {0}
 
 
-def test_prefetching__is_told_of_systems_that_switch(metrics: Metrics, model) -> None:
+def test_prefetching__is_told_of_systems_that_switch(metrics: ServerMetrics, model) -> None:
     engine = model.moecast.engine
-    metrics.watch(EngineMonitor(engine), info=INFO)
+    metrics.add_engine(EngineMonitor(engine), info=INFO)
     assert value(metrics, "moecast_prefetching", model_name="m") is None
 
     class Adaptive:
@@ -307,16 +314,16 @@ def test_prefetching__is_told_of_systems_that_switch(metrics: Metrics, model) ->
 
 
 def test_two_servers__in_one_process_do_not_add_up() -> None:
-    one, other = (Metrics(model_name="m", max_running=1) for _ in range(2))
-    one.requests.queued(asked())
+    one, other = (ServerMetrics(model_name="m", max_running=1) for _ in range(2))
+    one.requests.on_queued(asked())
     assert of(one, "vllm:num_requests_waiting") == 1
     assert of(other, "vllm:num_requests_waiting") == 0
 
 
 def test_table__has_no_name_twice_and_ends_counters_as_prometheus_does() -> None:
-    assert len(METRICS) == len(REQUESTS) + len(EXPERTS)
-    for metric in METRICS.values():
-        if metric.kind is Kind.COUNTER:
+    assert len(DEFINITIONS) == len(REQUEST_METRICS) + len(EXPERT_METRICS)
+    for metric in DEFINITIONS.values():
+        if metric.kind is MetricKind.COUNTER:
             assert metric.name.endswith("_total")
 
 
@@ -324,4 +331,4 @@ def test_readme__names_every_metric_and_no_other() -> None:
     text = (Path(__file__).resolve().parents[4] / "README.md").read_text()
     table = text.partition("<!-- metrics: begin -->")[2].partition("<!-- metrics: end -->")[0]
     named = re.findall(r"`((?:vllm:|moecast_)\w+)`", table)
-    assert sorted(named) == sorted(METRICS)
+    assert sorted(named) == sorted(DEFINITIONS)

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
 from runtime.config import BUILTIN_MODELS
-from runtime.serving.vocabulary import Vocabulary
+from runtime.generation.detokenizer import Vocabulary
 from tests.builders.models import plain_eager
-from tests.builders.serving import Running
+from tests.builders.serving import RunningServer
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 MODEL = "tiny"
@@ -71,14 +71,14 @@ def ids(prompt: str) -> list[int]:
     return TOKENIZER(prompt)["input_ids"]
 
 
-def raw(server: Running, path: str, **body: Any) -> dict[str, Any]:
+def raw(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
     with server.http() as client:
         answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def events(server: Running, path: str, **body: Any) -> list[Any]:
+def events(server: RunningServer, path: str, **body: Any) -> list[Any]:
     """What a stream sends, parsed; the last one is [DONE]."""
     with server.http() as client:
         answer = client.post(path, json={**body, "stream": True})
@@ -89,7 +89,7 @@ def events(server: Running, path: str, **body: Any) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def test_models__are_what_openai_reads(server: Running) -> None:
+def test_models__are_what_openai_reads(server: RunningServer) -> None:
     with server.http() as client:
         listed = client.get("/v1/models").json()
         one = client.get(f"/v1/models/{MODEL}").json()
@@ -100,7 +100,9 @@ def test_models__are_what_openai_reads(server: Running) -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_text__is_what_generate_gives(server: Running, plain: Plain, prompt: str) -> None:
+def test_greedy_text__is_what_generate_gives(
+    server: RunningServer, plain: Plain, prompt: str
+) -> None:
     with server.http() as client:
         body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "model": MODEL}
         answer = client.post("/v1/completions", json=body).json()
@@ -114,7 +116,7 @@ def test_greedy_text__is_what_generate_gives(server: Running, plain: Plain, prom
     }
 
 
-def test_greedy_text__is_the_same_among_others(server: Running, plain: Plain) -> None:
+def test_greedy_text__is_the_same_among_others(server: RunningServer, plain: Plain) -> None:
     def ask(number: int) -> str:
         body = {"prompt": PROMPTS[number], "max_tokens": 10 + number, "temperature": 0}
         return raw(server, "/v1/completions", **body)["choices"][0]["text"]
@@ -124,7 +126,7 @@ def test_greedy_text__is_the_same_among_others(server: Running, plain: Plain) ->
     assert found == [plain.text(p, 10 + i) for i, p in enumerate(PROMPTS)]
 
 
-def test_chat__is_answered_up_to_the_end_of_its_turn(server: Running, plain: Plain) -> None:
+def test_chat__is_answered_up_to_the_end_of_its_turn(server: RunningServer, plain: Plain) -> None:
     prompt = TOKENIZER.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
     answer = raw(server, "/v1/chat/completions", messages=HELLO, max_tokens=12, temperature=0)
     ChatCompletion.model_validate(answer, strict=True)
@@ -136,7 +138,7 @@ def test_chat__is_answered_up_to_the_end_of_its_turn(server: Running, plain: Pla
     assert answer["usage"]["completion_tokens"] == len(tokens)
 
 
-def test_chat__takes_its_own_answers_back_and_text_in_parts(server: Running) -> None:
+def test_chat__takes_its_own_answers_back_and_text_in_parts(server: RunningServer) -> None:
     client = server.openai()
     first = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=3)
     spoken: list[Any] = [*HELLO, first.choices[0].message.model_dump()]
@@ -151,7 +153,7 @@ def test_chat__takes_its_own_answers_back_and_text_in_parts(server: Running) -> 
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_stream__says_the_same_in_parts(server: Running, chat: bool) -> None:
+def test_stream__says_the_same_in_parts(server: RunningServer, chat: bool) -> None:
     path = "/v1/chat/completions" if chat else "/v1/completions"
     body: dict[str, Any] = {"messages": HELLO} if chat else {"prompt": PROMPTS[0]}
     body |= {"max_tokens": 12, "temperature": 0}
@@ -181,7 +183,7 @@ def test_stream__says_the_same_in_parts(server: Running, chat: bool) -> None:
     assert all("usage" not in chunk for chunk in unasked)
 
 
-def test_stream__never_cuts_a_character(server: Running) -> None:
+def test_stream__never_cuts_a_character(server: RunningServer) -> None:
     """Made to say nothing but the three bytes of one."""
     vocabulary = Vocabulary(TOKENIZER)
     bytes_of = {tuple(vocabulary.bytes(token)): token for token in range(256)}
@@ -197,7 +199,7 @@ def test_stream__never_cuts_a_character(server: Running) -> None:
     assert "".join(texts[:-1]).count("\ufffd") == valid.count("\ufffd")
 
 
-def test_several_prompts_and_answers__come_in_order(server: Running, plain: Plain) -> None:
+def test_several_prompts_and_answers__come_in_order(server: RunningServer, plain: Plain) -> None:
     prompts = PROMPTS[:3]
     body = {"prompt": prompts, "n": 2, "max_tokens": 6, "temperature": 0}
     answer = raw(server, "/v1/completions", **body)
@@ -213,7 +215,7 @@ def test_several_prompts_and_answers__come_in_order(server: Running, plain: Plai
     assert list(texts.values()) == expected
 
 
-def test_tokens_as_prompt__are_taken_as_they_are(server: Running) -> None:
+def test_tokens_as_prompt__are_taken_as_they_are(server: RunningServer) -> None:
     tokens = ids(PROMPTS[0])
     body = {"max_tokens": 5, "temperature": 0}
     texts = {
@@ -224,7 +226,7 @@ def test_tokens_as_prompt__are_taken_as_they_are(server: Running) -> None:
 
 
 def test_seed__draws_as_torch_does_and_the_next_answer_by_the_next_seed(
-    server: Running, plain: Plain
+    server: RunningServer, plain: Plain
 ) -> None:
     body = {"prompt": PROMPTS[0], "max_tokens": 10, "temperature": 0.8, "top_p": 0.9, "n": 2}
     answer = raw(server, "/v1/completions", **body, seed=5)
@@ -237,14 +239,16 @@ def test_seed__draws_as_torch_does_and_the_next_answer_by_the_next_seed(
     assert expected[0] != expected[1]
 
 
-def test_no_seed__draws_anew(server: Running) -> None:
+def test_no_seed__draws_anew(server: RunningServer) -> None:
     body = {"prompt": PROMPTS[0], "max_tokens": 16, "temperature": 2}
     texts = {raw(server, "/v1/completions", **body)["choices"][0]["text"] for _ in range(3)}
     assert len(texts) > 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_stop_string__ends_the_text_before_it(server: Running, plain: Plain, stream: bool) -> None:
+def test_stop_string__ends_the_text_before_it(
+    server: RunningServer, plain: Plain, stream: bool
+) -> None:
     text = plain.text(PROMPTS[0], 30)
     stop = text[20:24]
     body = {"prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, "stop": [stop, "never\0"]}
@@ -258,7 +262,7 @@ def test_stop_string__ends_the_text_before_it(server: Running, plain: Plain, str
     assert reason == "stop"
 
 
-def test_stop_token__ends_the_text_and_is_not_in_it(server: Running, plain: Plain) -> None:
+def test_stop_token__ends_the_text_and_is_not_in_it(server: RunningServer, plain: Plain) -> None:
     tokens = plain.tokens(ids(PROMPTS[0]), 30)
     stop = tokens[7]
     body = {"prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, "stop_token_ids": [stop]}
@@ -269,7 +273,7 @@ def test_stop_token__ends_the_text_and_is_not_in_it(server: Running, plain: Plai
     assert answer["usage"]["completion_tokens"] == place + 1
 
 
-def test_end_of_text__ends_it_unless_ignored(server: Running) -> None:
+def test_end_of_text__ends_it_unless_ignored(server: RunningServer) -> None:
     bias = {"0": 100}
     body = {"prompt": PROMPTS[0], "max_tokens": 4, "temperature": 0, "logit_bias": bias}
     ended = raw(server, "/v1/completions", **body)
@@ -284,7 +288,7 @@ def test_end_of_text__ends_it_unless_ignored(server: Running) -> None:
     assert later["usage"]["completion_tokens"] == 4
 
 
-def test_logprobs__are_the_models_own(server: Running, plain: Plain) -> None:
+def test_logprobs__are_the_models_own(server: RunningServer, plain: Plain) -> None:
     body = {"prompt": PROMPTS[0], "max_tokens": 6, "temperature": 0.5, "seed": 1, "logprobs": 3}
     answer = raw(server, "/v1/completions", **body, frequency_penalty=1)
     Completion.model_validate(answer, strict=True)
@@ -309,7 +313,7 @@ def test_logprobs__are_the_models_own(server: Running, plain: Plain) -> None:
 @pytest.mark.parametrize("num_tokens", [0, 1])
 @pytest.mark.parametrize("as_tokens", [False, True])
 def test_echo_with_logprobs__scores_the_prompt(
-    server: Running, plain: Plain, num_tokens: int, as_tokens: bool
+    server: RunningServer, plain: Plain, num_tokens: int, as_tokens: bool
 ) -> None:
     """As lm-evaluation-harness asks of a server."""
     prompts = PROMPTS[:2] + [PROMPTS[4]]
@@ -342,7 +346,7 @@ def test_echo_with_logprobs__scores_the_prompt(
         assert told["text_offset"][length:] == [len(prompt)] * num_tokens
 
 
-def test_echo_alone__begins_with_the_prompt(server: Running, plain: Plain) -> None:
+def test_echo_alone__begins_with_the_prompt(server: RunningServer, plain: Plain) -> None:
     body = {"prompt": PROMPTS[0], "max_tokens": 5, "temperature": 0, "echo": True}
     text = raw(server, "/v1/completions", **body)["choices"][0]["text"]
     assert text == PROMPTS[0] + plain.text(PROMPTS[0], 5)
@@ -350,7 +354,7 @@ def test_echo_alone__begins_with_the_prompt(server: Running, plain: Plain) -> No
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
 
 
-def test_chat_logprobs__name_each_token_and_its_bytes(server: Running) -> None:
+def test_chat_logprobs__name_each_token_and_its_bytes(server: RunningServer) -> None:
     body = {"messages": HELLO, "max_tokens": 5, "temperature": 0, "logprobs": True}
     answer = raw(server, "/v1/chat/completions", **body, top_logprobs=2)
     ChatCompletion.model_validate(answer, strict=True)
@@ -370,13 +374,13 @@ def test_chat_logprobs__name_each_token_and_its_bytes(server: Running) -> None:
     assert streamed == content
 
 
-def test_no_tokens_asked__answers_nothing(server: Running) -> None:
+def test_no_tokens_asked__answers_nothing(server: RunningServer) -> None:
     answer = raw(server, "/v1/completions", prompt="a", max_tokens=0)
     assert answer["choices"][0]["text"] == ""
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_tokenize__and_back(server: Running) -> None:
+def test_tokenize__and_back(server: RunningServer) -> None:
     told = raw(server, "/tokenize", prompt=PROMPTS[0])
     assert told == {"count": 5, "max_model_len": 2048, "tokens": ids(PROMPTS[0])}
     assert raw(server, "/detokenize", tokens=told["tokens"]) == {"prompt": PROMPTS[0]}
@@ -384,7 +388,7 @@ def test_tokenize__and_back(server: Running) -> None:
     assert chat == TOKENIZER.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
 
 
-def test_openai_client__unmodified(server: Running, plain: Plain) -> None:
+def test_openai_client__unmodified(server: RunningServer, plain: Plain) -> None:
     client = server.openai()
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "moecast"
@@ -401,7 +405,7 @@ def test_openai_client__unmodified(server: Running, plain: Plain) -> None:
     chunks = list(streamed)
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 4
-    with pytest.raises(openai.BadRequestError, match="n=9: at most 4"):
+    with pytest.raises(openai.BadRequestError, match="n=9: this server allows at most 4"):
         client.completions.create(model=MODEL, prompt="The", n=9)
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="The")

@@ -1,7 +1,7 @@
-"""What every request passes before a route sees it: plain ASGI, from the outside in.
+"""Middleware around the application, in plain ASGI: log, host check, authentication, body limit.
 
-Nothing here reads a body that is too large, and nothing that a client may not see is told before
-its key is accepted.
+No middleware buffers a body beyond the limit, and nothing about the model is sent before the key is
+accepted.
 """
 
 import asyncio
@@ -10,34 +10,34 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from runtime.serving.auth import ApiKeys
 from runtime.serving.config import is_loopback
 from runtime.serving.errors import error_body
-from runtime.serving.keys import Keys
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-"""Others could forge lines of a log, or fill it."""
+"""Other request ids could forge lines of the log, or fill it."""
 OPEN_PATHS = frozenset({"/health", "/ready"})
-"""What may be asked without a key: nothing about the model or its users is told there."""
-PROBED = OPEN_PATHS | {"/metrics", "/status"}
-"""What others ask for every few seconds, which would fill the log."""
+"""Paths without authentication; they reveal nothing about the model or its users."""
+POLLED_PATHS = OPEN_PATHS | {"/metrics", "/status"}
+"""Paths that monitoring polls every few seconds, which would fill the log."""
 BODY_SECONDS = 30.0
-"""Time in which a request's body must have come."""
+"""Timeout for a request's body."""
 METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 
-def header(scope: Scope, name: bytes) -> bytes | None:
+def read_header(scope: Scope, name: bytes) -> bytes | None:
     """The first header of this (lower-case) name."""
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
-async def refuse(
+async def send_error(
     send: Send,
     status: int,
     message: str,
@@ -46,20 +46,20 @@ async def refuse(
     code: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Answers with an error in OpenAI's shape."""
+    """Send an error in OpenAI's shape."""
     content = json.dumps(error_body(message, kind=kind, code=code)).encode()
-    told = {"content-type": "application/json", "content-length": str(len(content))}
-    told |= headers or {}
-    raw = [(name.lower().encode(), value.encode()) for name, value in told.items()]
+    fields = {"content-type": "application/json", "content-length": str(len(content))}
+    fields |= headers or {}
+    raw = [(name.lower().encode(), value.encode()) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": content})
 
 
-class RequestLog:
-    """Gives each request its id, tells it back, and writes one line when it is over.
+class RequestLogMiddleware:
+    """Gives each request an id, returns it as a header, and logs one line when the request ends.
 
-    The client's own X-Request-Id is kept where it is a plain word. An exception that nothing below
-    has caught is logged with it, and answered with 500.
+    Keeps the client's X-Request-Id if it is safe to log. Logs an exception that nothing below has
+    caught, and answers it with 500.
     """
 
     def __init__(self, app: ASGIApp):
@@ -69,8 +69,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        shown = (header(scope, b"x-request-id") or b"").decode("latin-1")
-        request_id = shown if REQUEST_ID.fullmatch(shown) else uuid.uuid4().hex
+        given = (read_header(scope, b"x-request-id") or b"").decode("latin-1")
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         fields: dict[str, Any] = {"request_id": request_id}
         scope.setdefault("state", {})["log"] = fields
         scope["state"]["request_id"] = request_id
@@ -90,14 +90,11 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception:
-            # The outermost layer: the server goes on, the client is told, the log says where.
+            # The outermost layer: one failed request must not end the server.
             log.exception("a request failed", extra={"fields": {"request_id": request_id}})
             if not status:
-                await refuse(
-                    send_with_id,
-                    500,
-                    f"the server failed; its log says more under request id {request_id}",
-                    kind="server_error",
+                await send_error(
+                    send_with_id, 500, failure_message(request_id), kind="server_error"
                 )
         finally:
             fields |= {
@@ -107,53 +104,58 @@ class RequestLog:
                 "seconds": round(time.monotonic() - start, 6),
                 "client": (scope.get("client") or ("",))[0],
             }
-            level = logging.DEBUG if scope["path"] in PROBED and status < 400 else logging.INFO
-            log.log(level, "request", extra={"fields": fields})
+            is_quiet = scope["path"] in POLLED_PATHS and status < 400
+            log.log(
+                logging.DEBUG if is_quiet else logging.INFO, "request", extra={"fields": fields}
+            )
 
 
-class HostCheck:
-    """Answers only where this machine's own names are asked for.
+def failure_message(request_id: str) -> str:
+    return f"internal error; the server's log has the details of request {request_id}"
 
-    A page from elsewhere whose name is made to resolve to this machine (DNS rebinding) would else
-    be of the same origin as a server without a key.
+
+class HostCheckMiddleware:
+    """Rejects requests whose Host header is not a name of this machine.
+
+    Otherwise a web page whose name resolves to this machine (DNS rebinding) would share its origin
+    with a server that needs no key.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: Iterable[str] = ()):
+    def __init__(self, app: ASGIApp):
         self._app = app
-        self._hosts = frozenset(one.lower() for one in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            host = (header(scope, b"host") or b"").decode("latin-1")
+            host = (read_header(scope, b"host") or b"").decode("latin-1")
             name = re.sub(r":\d+$", "", host).lower()
-            if name and name not in self._hosts and not is_loopback(name):
-                await refuse(
+            if name and not is_loopback(name):
+                await send_error(
                     send,
                     403,
-                    "this server has no key and answers only as localhost; set key=..., or "
-                    "insecure=true behind a proxy that checks who asks",
+                    "a server without a key accepts the host localhost only; set key=..., or "
+                    "insecure=true behind a proxy that authenticates clients",
                     kind="permission_error",
                 )
                 return
         await self._app(scope, receive, send)
 
 
-class KeyCheck:
-    """Every path but two needs a key, those that do not exist too."""
+class AuthMiddleware:
+    """Requires a key on every path except `OPEN_PATHS`, including paths that do not exist."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys):
+    def __init__(self, app: ASGIApp, *, keys: ApiKeys):
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            shown = header(scope, b"authorization") or b""
-            if not self._keys.accept(shown):
-                what = "the key is not one of this server's" if shown else "no key was shown"
-                await refuse(
+            authorization = read_header(scope, b"authorization") or b""
+            if not self._keys.accept(authorization):
+                problem = "invalid API key" if authorization else "missing API key"
+                await send_error(
                     send,
                     401,
-                    f"{what}; send the header 'Authorization: Bearer KEY'",
+                    f"{problem}; send the header 'Authorization: Bearer KEY'",
                     kind="authentication_error",
                     code="invalid_api_key",
                     headers={"www-authenticate": 'Basic realm="moecast", charset="UTF-8"'},
@@ -162,33 +164,35 @@ class KeyCheck:
         await self._app(scope, receive, send)
 
 
-class BodyLimit:
-    """Reads the body, up to a limit and within a time, and hands it on; JSON only.
+class BodyLimitMiddleware:
+    """Reads the whole body, up to a size and within a timeout; accepts JSON only.
 
-    That the type must be named keeps forms of other pages out: browsers send these unasked, but
-    not as application/json.
+    Requiring the content type blocks forms of other web pages: browsers send them without asking,
+    but not as application/json.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, seconds: float):
+    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_seconds: float):
         self._app = app
         self._max_bytes = max_bytes
-        self._seconds = seconds
+        self._timeout_seconds = timeout_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS_WITH_BODY:
             await self._app(scope, receive, send)
             return
-        told = header(scope, b"content-length") or b""
-        if told.isdigit() and int(told[:20]) > self._max_bytes:
-            await self._refuse_size(send)
+        length = read_header(scope, b"content-length") or b""
+        if length.isdigit() and int(length[:20]) > self._max_bytes:
+            await self._send_too_large(send)
             return
-        kind = (header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
+        kind = (read_header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
-            await refuse(send, 415, "the body must be JSON: send Content-Type: application/json")
+            await send_error(
+                send, 415, "the body must be JSON: send Content-Type: application/json"
+            )
             return
         content = bytearray()
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._timeout_seconds):
                 more = True
                 while more:
                     message = await receive()
@@ -197,28 +201,28 @@ class BodyLimit:
                     content += message.get("body", b"")
                     more = message.get("more_body", False)
                     if len(content) > self._max_bytes:
-                        await self._refuse_size(send)
+                        await self._send_too_large(send)
                         return
         except TimeoutError:
-            late = f"the body did not come within {self._seconds:g} s"
-            await refuse(send, 408, late, headers={"connection": "close"})
+            late = f"the body did not arrive within {self._timeout_seconds:g} s"
+            await send_error(send, 408, late, headers={"connection": "close"})
             return
-        await self._app(scope, replay(bytes(content), receive), send)
+        await self._app(scope, replay_body(bytes(content), receive), send)
 
-    async def _refuse_size(self, send: Send) -> None:
+    async def _send_too_large(self, send: Send) -> None:
         message = f"the body is larger than {self._max_bytes} bytes; raise max_body, or send less"
-        await refuse(send, 413, message, headers={"connection": "close"})
+        await send_error(send, 413, message, headers={"connection": "close"})
 
 
-def replay(content: bytes, receive: Receive) -> Receive:
-    """Gives the whole body at once, then whatever comes."""
-    is_given = False
+def replay_body(content: bytes, receive: Receive) -> Receive:
+    """A receive function that returns the whole body first, then what `receive` returns."""
+    is_sent = False
 
     async def receive_again() -> Message:
-        nonlocal is_given
-        if is_given:
+        nonlocal is_sent
+        if is_sent:
             return await receive()
-        is_given = True
+        is_sent = True
         return {"type": "http.request", "body": content, "more_body": False}
 
     return receive_again

@@ -6,17 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.serving.processors import Recorder, processors_of, prompt_logprobs
-from runtime.serving.sampling import Sampling
+from runtime.generation.sampling import (
+    LogprobRecorder,
+    SamplingParams,
+    make_logits_processors,
+    prompt_logprobs,
+)
 
 LOGITS = torch.tensor([[0.5, -1.0, 2.0, 0.0, 1.5]])
 TOKENS = torch.tensor([[4, 4, 2, 0, 0]])
 """Two of the prompt, then three generated ones."""
 
 
-def processed(recorder: Recorder | None = None, **options) -> Tensor:
-    sampling = Sampling(max_new_tokens=8, **options)
-    chosen = processors_of(sampling, num_prompt=2, recorder=recorder, device=torch.device("cpu"))
+def processed(recorder: LogprobRecorder | None = None, **options) -> Tensor:
+    sampling = SamplingParams(max_new_tokens=8, **options)
+    chosen = make_logits_processors(
+        sampling, num_prompt=2, recorder=recorder, device=torch.device("cpu")
+    )
     return chosen(TOKENS, LOGITS.clone())[0]
 
 
@@ -58,7 +64,7 @@ def test_least_tokens__keep_the_end_out_until_then(least: int, is_kept_out: bool
 
 
 def test_recorder__tells_the_models_own_distribution() -> None:
-    recorder = Recorder(2)
+    recorder = LogprobRecorder(2)
     processed(recorder, logit_bias={1: 100.0}, repetition_penalty=3.0, frequency_penalty=2.0)
     total = math.log(sum(math.exp(value) for value in LOGITS[0].tolist()))
     told = recorder.take(1)

@@ -6,31 +6,31 @@ from pathlib import Path
 import pytest
 
 from predictors.errors import MoecastError
+from runtime.serving.auth import KEY_VARIABLE, ApiKeys, load_api_keys
 from runtime.serving.config import ServeConfig, is_loopback
-from runtime.serving.keys import VARIABLE, Keys, keys_of
 
 
 def test_keys__come_from_the_option_before_the_environment() -> None:
-    assert keys_of("a,b", {VARIABLE: "c"}) == {"a", "b"}
-    assert keys_of(None, {VARIABLE: " c , d,"}) == {"c", "d"}
-    assert keys_of(None, {}) == frozenset()
+    assert load_api_keys("a,b", {KEY_VARIABLE: "c"}) == {"a", "b"}
+    assert load_api_keys(None, {KEY_VARIABLE: " c , d,"}) == {"c", "d"}
+    assert load_api_keys(None, {}) == frozenset()
 
 
 def test_keys__are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("first\n\n second \n")
-    assert keys_of(f"@{path}", {}) == {"first", "second"}
+    assert load_api_keys(f"@{path}", {}) == {"first", "second"}
 
 
 @pytest.mark.parametrize("key", ["", ",", "@/nowhere", "with space", "schlüssel", "line\nbreak"])
 def test_keys__that_are_none_are_refused(key: str) -> None:
     with pytest.raises(MoecastError):
-        keys_of(key, {})
+        load_api_keys(key, {})
 
 
 def test_empty_environment__is_a_mistake_and_no_open_door() -> None:
-    with pytest.raises(MoecastError, match=VARIABLE):
-        keys_of(None, {VARIABLE: ""})
+    with pytest.raises(MoecastError, match=KEY_VARIABLE):
+        load_api_keys(None, {KEY_VARIABLE: ""})
 
 
 def basic(text: bytes) -> bytes:
@@ -58,11 +58,11 @@ def basic(text: bytes) -> bytes:
     ],
 )
 def test_key__is_shown_as_bearer_or_password(shown: bytes, accepted: bool) -> None:
-    assert Keys({"one", "two"}).accept(shown) is accepted
+    assert ApiKeys({"one", "two"}).accept(shown) is accepted
 
 
 def test_keys__are_kept_as_digests_only() -> None:
-    assert "secret-key" not in repr(vars(Keys({"secret-key"})))
+    assert "secret-key" not in repr(vars(ApiKeys({"secret-key"})))
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from runtime.serving.app import Settings, build_app, logged
-from runtime.serving.gate import OPEN_PATHS
-from runtime.serving.logs import log_as_json
-from runtime.serving.routes import measured, page
-from runtime.serving.service import Service
-from runtime.serving.watch import Watch
-from tests.builders.serving import WAIT_SECONDS, Running, running_server, tiny
+from runtime.serving.app import AppSettings, create_app
+from runtime.serving.config import ServeConfig
+from runtime.serving.logs import configure_json_logging
+from runtime.serving.middleware import OPEN_PATHS, RequestLogMiddleware
+from runtime.serving.routes import metrics_routes, status_routes
+from runtime.serving.service import GenerationService
+from runtime.serving.telemetry import Telemetry
+from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
 
 KEYS = frozenset({"first-key", "second-key"})
 PATHS = {"{name:path}": "tiny", "{name}": "tiny"}
@@ -33,12 +34,13 @@ def never() -> Any:
 
 def application(**settings: Any) -> tuple[FastAPI, TestClient]:
     """The whole application as it is served; the model is still to be loaded."""
-    service = Service(never, max_running=1, max_waiting=1)
-    watch = Watch(model_name="m", max_running=1, max_waiting=1, system="s", eviction="e")
-    watch.attach(service)
-    routers = [measured.routes(watch.metrics), page.routes(watch.status)]
-    app = build_app(service, Settings(**settings), routers=routers)
-    return app, TestClient(logged(app), base_url="http://localhost", raise_server_exceptions=False)
+    service = GenerationService(never, max_running=1, max_waiting=1)
+    telemetry = Telemetry(service, ServeConfig(max_running=1, max_waiting=1))
+    routers = [metrics_routes(telemetry.metrics), status_routes(telemetry.status)]
+    app = create_app(service, AppSettings(**settings), routers=routers)
+    return app, TestClient(
+        RequestLogMiddleware(app), base_url="http://localhost", raise_server_exceptions=False
+    )
 
 
 def asked(app: FastAPI) -> list[tuple[str, str]]:
@@ -191,7 +193,7 @@ def lines() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     stream = io.StringIO()
-    log_as_json(secrets=KEYS, stream=stream)
+    configure_json_logging(secrets=KEYS, stream=stream)
     yield stream
     root.handlers[:] = before
     root.setLevel(level)
@@ -225,12 +227,12 @@ def test_log__has_ids_and_counts_and_no_prompt_unless_asked(
 
 
 def test_failure_that_nobody_foresaw__is_500_with_the_requests_id(
-    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("private detail")
 
-    monkeypatch.setattr("runtime.serving.routes.tokens.tokens_of", broken)
+    monkeypatch.setattr("runtime.serving.routes.tokenize_body", broken)
     with server.http(headers={"X-Request-Id": "id-7"}) as client:
         answer = client.post("/tokenize", json={"prompt": "a"})
     assert answer.status_code == 500

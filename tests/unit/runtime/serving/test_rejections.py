@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.builders.serving import Running
+from tests.builders.serving import RunningServer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -105,7 +105,7 @@ def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
     ],
 )
 def test_field_at_fault__is_named(
-    server: Running, path: str, body: dict[str, Any], param: str
+    server: RunningServer, path: str, body: dict[str, Any], param: str
 ) -> None:
     with server.http() as client:
         content = json.dumps(body)
@@ -136,14 +136,14 @@ def test_field_at_fault__is_named(
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
 def test_what_is_no_request__is_400_and_no_failure(
-    server: Running, path: str, content: bytes
+    server: RunningServer, path: str, content: bytes
 ) -> None:
     with server.http() as client:
         answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
     error_of(answer, 400)
 
 
-def test_context_too_long__has_openais_code(server: Running) -> None:
+def test_context_too_long__has_openais_code(server: RunningServer) -> None:
     with server.http() as client:
         error = error_of(client.post(COMPLETIONS, json={"prompt": [1] * 2048}), 400)
         assert error["code"] == "context_length_exceeded"
@@ -154,7 +154,9 @@ def test_context_too_long__has_openais_code(server: Running) -> None:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_unknown_model__is_404_and_names_the_one_that_is_served(server: Running, path: str) -> None:
+def test_unknown_model__is_404_and_names_the_one_that_is_served(
+    server: RunningServer, path: str
+) -> None:
     with server.http() as client:
         body = (
             {"model": "gpt-5", "messages": HELLO} if path == CHAT else {"model": "gpt-5", **PROMPT}
@@ -165,7 +167,7 @@ def test_unknown_model__is_404_and_names_the_one_that_is_served(server: Running,
         assert error_of(client.get("/v1/models/gpt-5"), 404)["code"] == "model_not_found"
 
 
-def test_unknown_path_and_method__have_the_shape_too(server: Running) -> None:
+def test_unknown_path_and_method__have_the_shape_too(server: RunningServer) -> None:
     with server.http() as client:
         error_of(client.get("/v2/anything"), 404)
         answer = client.get(COMPLETIONS)
@@ -173,7 +175,7 @@ def test_unknown_path_and_method__have_the_shape_too(server: Running) -> None:
         assert answer.headers["allow"] == "POST"
 
 
-def test_docs__are_not_served_since_they_load_from_elsewhere(server: Running) -> None:
+def test_docs__are_not_served_since_they_load_from_elsewhere(server: RunningServer) -> None:
     with server.http() as client:
         for path in ("/docs", "/redoc"):
             error_of(client.get(path), 404)
@@ -183,25 +185,25 @@ def test_docs__are_not_served_since_they_load_from_elsewhere(server: Running) ->
         answers = described["paths"][path]["post"]["responses"]
         assert set(answers) == {"200", "default"}  # 400, where FastAPI would say 422
         shape = answers["default"]["content"]["application/json"]["schema"]["$ref"]
-        assert shape.endswith("/ErrorReply")
+        assert shape.endswith("/ErrorResponse")
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
-def test_type_that_a_form_can_send__is_refused(server: Running, kind: str | None) -> None:
+def test_type_that_a_form_can_send__is_refused(server: RunningServer, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
     with server.http() as client:
         answer = client.post(COMPLETIONS, content=json.dumps(PROMPT), headers=headers)
     error_of(answer, 415)
 
 
-def test_other_origins__are_granted_nothing(server: Running) -> None:
+def test_other_origins__are_granted_nothing(server: RunningServer) -> None:
     origin = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "POST"}
     with server.http() as client:
         for answer in (client.options(COMPLETIONS, headers=origin), client.get("/v1/models")):
             assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_large_body__is_refused_before_it_is_read(server: Running) -> None:
+def test_large_body__is_refused_before_it_is_read(server: RunningServer) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(
@@ -211,7 +213,7 @@ def test_large_body__is_refused_before_it_is_read(server: Running) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_large_body_in_chunks__is_refused(server: Running) -> None:
+def test_large_body_in_chunks__is_refused(server: RunningServer) -> None:
     def chunks() -> Any:
         yield b'{"prompt": "'
         for _ in range(20):
@@ -225,7 +227,7 @@ def test_large_body_in_chunks__is_refused(server: Running) -> None:
     error_of(answer, 413)
 
 
-def test_body_of_the_largest_size__is_read(server: Running) -> None:
+def test_body_of_the_largest_size__is_read(server: RunningServer) -> None:
     content = json.dumps({"prompt": "a"}).encode()
     content += b" " * ((1 << 20) - len(content))
     with server.http() as client:
@@ -235,7 +237,7 @@ def test_body_of_the_largest_size__is_read(server: Running) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_request_id__is_told_back_where_it_is_a_word(server: Running) -> None:
+def test_request_id__is_told_back_where_it_is_a_word(server: RunningServer) -> None:
     with server.http() as client:
         assert (
             client.get("/health", headers={"X-Request-Id": "a-1"}).headers["x-request-id"] == "a-1"
@@ -258,7 +260,9 @@ def test_request_id__is_told_back_where_it_is_a_word(server: Running) -> None:
         {"logit_bias": {}, "stop": [], "frequency_penalty": 0, "model": "tiny"},
     ],
 )
-def test_fields_that_change_nothing__are_taken(server: Running, harmless: dict[str, Any]) -> None:
+def test_fields_that_change_nothing__are_taken(
+    server: RunningServer, harmless: dict[str, Any]
+) -> None:
     with server.http() as client:
         answer = client.post(CHAT, json={"messages": HELLO, "max_tokens": 1, **harmless})
     assert answer.status_code == 200, answer.text

@@ -1,0 +1,206 @@
+"""Sampling parameters of one answer, and what `generate` needs to apply them.
+
+Shape suffixes: B rows (always 1), T tokens so far, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+)
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below are greedy: dividing logits by less overflows float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Options of one answer; the defaults are OpenAI's."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides (or multiplies, below 0) the logits of all tokens so far, the prompt's included."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time that it was generated."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of a token that was generated."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_tokens: int = 0
+    """Number of tokens before which the text cannot end."""
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer, including the model's end-of-text tokens."""
+    num_logprobs: int | None = None
+    """Number of most likely tokens to report with each token's log-probability; None: report no
+    log-probabilities."""
+    prompt_logprobs: bool = False
+    """Report the log-probabilities of the prompt's tokens too."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural logarithms from the raw logits, before penalties and temperature."""
+
+    token: int
+    logprob: float | None
+    """None for the first token of a text, which has no prediction."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely tokens, best first."""
+
+
+def token_logprob(row_V: Tensor, token: int, num_top: int) -> TokenLogprob:
+    """A token's log-probability and the most likely tokens at its position."""
+    top: tuple[tuple[int, float], ...] = ()
+    if num_top:
+        values, tokens = row_V.topk(min(num_top, len(row_V)))
+        top = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token, float(row_V[token]), top)
+
+
+def prompt_logprobs(logits_TV: Tensor, tokens: list[int], num_top: int) -> list[TokenLogprob]:
+    """Log-probabilities of every token of a text; row t of the logits predicts token t + 1.
+
+    Works row by row: all rows in float32 would take twice the memory of half-precision logits.
+    """
+    entries = [TokenLogprob(tokens[0], None)]
+    for row_V, token in zip(logits_TV, tokens[1:], strict=False):
+        entries.append(token_logprob(torch.log_softmax(row_V.float(), dim=-1), token, num_top))
+    return entries
+
+
+def make_logits_processors(
+    sampling: SamplingParams,
+    *,
+    num_prompt: int,
+    recorder: "LogprobRecorder | None",
+    device: torch.device,
+) -> LogitsProcessorList:
+    """Processors in order; the recorder comes first and sees the model's own distribution.
+
+    Temperature, top-k, top-p and min-p are `generate`'s own and run after these.
+    """
+    processors = LogitsProcessorList()
+    if recorder is not None:
+        processors.append(recorder)
+    if sampling.repetition_penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        processors.append(CountPenalty(sampling, num_prompt=num_prompt))
+    if sampling.logit_bias:
+        processors.append(LogitBias(sampling, device=device))
+    if sampling.min_tokens and sampling.stop_token_ids:
+        processors.append(
+            MinNewTokensLengthLogitsProcessor(
+                num_prompt, sampling.min_tokens, sorted(sampling.stop_token_ids), device=str(device)
+            )
+        )
+    return processors
+
+
+class LogprobRecorder(LogitsProcessor):
+    """Keeps the log-probabilities of the token that is about to be drawn."""
+
+    def __init__(self, num_top: int):
+        self._num_top = num_top
+        self._row_V: Tensor | None = None
+
+    def __call__(self, _input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._row_V = torch.log_softmax(scores[0].float(), dim=-1)
+        return scores
+
+    def take(self, token: int) -> TokenLogprob:
+        """Return and forget the log-probability of the token that was drawn."""
+        assert self._row_V is not None
+        row_V, self._row_V = self._row_V, None
+        return token_logprob(row_V, token, self._num_top)
+
+
+class CountPenalty(LogitsProcessor):
+    """logit - count * frequency_penalty - [count > 0] * presence_penalty.
+
+    `count` is how often the token was generated (OpenAI's API reference, "Frequency and presence
+    penalties").
+    """
+
+    def __init__(self, sampling: SamplingParams, *, num_prompt: int):
+        self._frequency = sampling.frequency_penalty
+        self._presence = sampling.presence_penalty
+        self._num_prompt = num_prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        tokens, counts = input_ids[0, self._num_prompt :].unique(return_counts=True)
+        scores = scores.clone()
+        scores[0, tokens] -= self._frequency * counts + self._presence
+        return scores
+
+
+class LogitBias(LogitsProcessor):
+    """Adds `logit_bias` to the logits of the tokens that it names."""
+
+    def __init__(self, sampling: SamplingParams, *, device: torch.device):
+        self._tokens = torch.tensor(list(sampling.logit_bias), device=device)
+        self._biases = torch.tensor(list(sampling.logit_bias.values()), device=device)
+
+    def __call__(self, _input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        scores[0, self._tokens] += self._biases
+        return scores
+
+
+class TokenListener(StoppingCriteria):
+    """Calls `on_token` with each token as soon as `generate` has drawn it; True ends the answer."""
+
+    def __init__(self, on_token: Callable[[int], bool]):
+        self._on_token = on_token
+
+    def __call__(self, input_ids: Tensor, _scores: Any, **_kwargs: Any) -> Tensor:
+        is_last = self._on_token(int(input_ids[0, -1]))
+        return torch.tensor([is_last], device=input_ids.device)
+
+
+def make_generation_config(model: PreTrainedModel, sampling: SamplingParams) -> GenerationConfig:
+    """Everything that the request decides; the rest is the model's own.
+
+    `generate` fills in a value that is left out: with the model's, or with 50 for top_k. If no
+    token ends the text, the stop token is one beyond the vocabulary.
+    """
+    stop_ids = sorted(sampling.stop_token_ids) or [model.config.get_text_config().vocab_size]
+    drawing: dict[str, Any] = {"do_sample": False}
+    if not sampling.is_greedy:
+        drawing = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p or None,
+        }
+    return GenerationConfig(
+        max_new_tokens=sampling.max_new_tokens,
+        eos_token_id=stop_ids,
+        pad_token_id=stop_ids[0],
+        num_beams=1,
+        num_return_sequences=1,
+        repetition_penalty=1.0,
+        return_dict_in_generate=False,
+        **drawing,
+    )

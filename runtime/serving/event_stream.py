@@ -1,0 +1,122 @@
+"""Server-sent events: a response in chunks, cancelled when its client disconnects."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from runtime.serving.errors import RequestError
+from runtime.serving.output_stream import ClientDisconnected, KeepAlive, OutputStream
+from runtime.serving.responses import OutputDelta, ResponseBuilder
+
+log = logging.getLogger(__name__)
+
+PING_SECONDS = 15.0
+"""Proxies close idle connections, often after a minute."""
+PING = ": ping\n\n"
+DONE = "data: [DONE]\n\n"
+STALL_SECONDS = 60.0
+"""Time after which a client that reads nothing counts as disconnected."""
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON in ASCII, which can always be encoded."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def format_event(value: Any) -> str:
+    return f"data: {to_json(value)}\n\n"
+
+
+@asynccontextmanager
+async def cancel_on_disconnect(
+    stream: OutputStream, receive: Receive, log_fields: dict[str, Any]
+) -> AsyncIterator[None]:
+    """Within the context, a disconnect of the client ends the stream's events.
+
+    At its end, choices that have not ended are cancelled, and the request's log line gets its
+    counts.
+    """
+
+    async def watch_connection() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        stream.disconnect()
+
+    watcher = asyncio.create_task(watch_connection())
+    try:
+        yield
+    finally:
+        stream.cancel()
+        watcher.cancel()
+        log_fields |= stream.usage_log
+
+
+async def stream_events(response: ResponseBuilder, *, with_usage: bool) -> AsyncIterator[str]:
+    """The server-sent events of one response.
+
+    An error is an event too: the status has already been sent.
+    """
+    try:
+        async for item in response.stream.events(PING_SECONDS):
+            if isinstance(item, KeepAlive):
+                yield PING
+                continue
+            index, events = item
+            output = OutputDelta()
+            output.add(events)
+            chunk = response.chunk(index, output, usage_is_null=with_usage)
+            if chunk is not None:
+                yield format_event(chunk)
+    except RequestError as error:
+        yield format_event(error.body())
+        yield DONE
+        return
+    if with_usage:
+        yield format_event(response.usage_chunk())
+    yield DONE
+
+
+class EventStreamResponse(Response):
+    """Sends a response's chunks as they come; cancels the generation on a disconnect."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, response: ResponseBuilder, *, with_usage: bool, log_fields: dict[str, Any]):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._response = response
+        self._with_usage = with_usage
+        self._log_fields = log_fields
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        async with cancel_on_disconnect(self._response.stream, receive, self._log_fields):
+            try:
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": self.status_code,
+                        "headers": self.raw_headers,
+                    }
+                )
+                async for event in stream_events(self._response, with_usage=self._with_usage):
+                    await send_in_time(send, body_message(event, more=True))
+                await send_in_time(send, body_message("", more=False))
+            except (ClientDisconnected, OSError):
+                log.info("the client disconnected: its generation is cancelled")
+            except TimeoutError:
+                log.warning("the client reads nothing: its generation is cancelled")
+
+
+def body_message(text: str, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
+
+
+async def send_in_time(send: Send, message: Message) -> None:
+    async with asyncio.timeout(STALL_SECONDS):
+        await send(message)

@@ -1,0 +1,299 @@
+"""Turns valid request bodies into generation requests, within the model's and server's limits."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runtime.generation.chat_template import render
+from runtime.generation.detokenizer import Detokenizer
+from runtime.generation.sampling import SamplingParams
+from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
+from runtime.serving.model_info import RECOMMENDED_OPTIONS, ModelInfo
+from runtime.serving.schemas import (
+    SEED_BITS,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerationBody,
+    TokenizeRequest,
+)
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""`max_tokens` of a completion without it (OpenAI's API reference)."""
+
+SAMPLING_OPTIONS = (*RECOMMENDED_OPTIONS, "frequency_penalty", "presence_penalty")
+"""Options that are passed on unchanged."""
+
+MAX_ECHO_LOGIT_BYTES = 1 << 30
+"""Most memory for the logits of one prompt, when `echo` asks for all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """The server's limits for one request."""
+
+    max_new_tokens: int = 4096
+    max_choices: int = 4
+    max_stop: int = 4
+    max_total_choices: int = 72
+    """Choices of all prompts of a request: more never fit the queue."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompt:
+    tokens: list[int]
+    echoed: str = ""
+    """The prompt's text, if the answer shall begin with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """Prompts to answer `num_choices` times each."""
+
+    prompts: list[EncodedPrompt]
+    samplings: list[SamplingParams]
+    """One for each prompt; `sampling_params` sets the seed."""
+    num_choices: int
+    seed: int
+
+    def sampling_params(self, prompt_index: int, number: int) -> SamplingParams:
+        """Options of one answer: the answers to a prompt differ by their seeds alone."""
+        seed = (self.seed + number) % 2**SEED_BITS if number else self.seed
+        return replace(self.samplings[prompt_index], seed=seed)
+
+
+def parse_completion(
+    body: CompletionRequest, info: ModelInfo, limits: RequestLimits
+) -> GenerationRequest:
+    """Read a completion's prompts and options.
+
+    Raises:
+        RequestError: the subclass names the cause.
+    """
+    check_limits(body, info, limits)
+    prompts = [encode_prompt(prompt, body, info) for prompt in list_prompts(body)]
+    num_choices = len(prompts) * (body.n or 1)
+    if num_choices > limits.max_total_choices:
+        raise RequestError(
+            f"prompt: {num_choices} answers in one request exceed this server's limit of "
+            f"{limits.max_total_choices}; send fewer prompts at once",
+            param="prompt",
+        )
+    samplings = []
+    for prompt in prompts:
+        max_tokens = resolve_max_tokens(len(prompt.tokens), info, limits, body.max_tokens)
+        if body.max_tokens is None:
+            max_tokens = min(max_tokens, DEFAULT_COMPLETION_TOKENS)
+        prompt_logprobs = bool(body.echo) and body.logprobs is not None
+        if prompt_logprobs and len(prompt.tokens) * info.logit_bytes > MAX_ECHO_LOGIT_BYTES:
+            raise ContextTooLong(
+                f"prompt: the logits of {len(prompt.tokens)} tokens take more than "
+                f"{MAX_ECHO_LOGIT_BYTES} bytes; use shorter prompts with echo and logprobs",
+                param="prompt",
+            )
+        samplings.append(
+            resolve_sampling(
+                body,
+                info,
+                max_new_tokens=max_tokens,
+                num_logprobs=body.logprobs,
+                prompt_logprobs=prompt_logprobs,
+            )
+        )
+    return build_request(body, prompts, samplings)
+
+
+def parse_chat(body: ChatRequest, info: ModelInfo, limits: RequestLimits) -> GenerationRequest:
+    """Render a chat's messages with the model's template and read its options.
+
+    Raises:
+        RequestError: the subclass names the cause.
+        ChatError: the template rejects the messages.
+    """
+    check_limits(body, info, limits)
+    tokens = render(template_messages(body.messages), info.tokenizer)
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    sampling = resolve_sampling(
+        body,
+        info,
+        max_new_tokens=resolve_max_tokens(len(tokens), info, limits, max_tokens),
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        more_stops=info.end_of_turn.strings,
+        more_stop_ids=info.end_of_turn.token_ids,
+    )
+    return build_request(body, [EncodedPrompt(tokens=tokens)], [sampling])
+
+
+def build_request(
+    body: GenerationBody, prompts: list[EncodedPrompt], samplings: list[SamplingParams]
+) -> GenerationRequest:
+    seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
+    return GenerationRequest(
+        prompts=prompts, samplings=samplings, num_choices=body.n or 1, seed=seed
+    )
+
+
+def check_limits(body: GenerationBody, info: ModelInfo, limits: RequestLimits) -> None:
+    """Raise RequestError for what is invalid whatever the prompt is."""
+    require_model(body.model, info)
+    if (body.n or 1) > limits.max_choices:
+        raise RequestError(
+            f"n={body.n}: this server allows at most {limits.max_choices}", param="n"
+        )
+    if len(body.stops) > limits.max_stop:
+        raise RequestError(
+            f"stop: got {len(body.stops)} strings; this server allows at most {limits.max_stop}",
+            param="stop",
+        )
+
+
+def require_model(name: str | None, info: ModelInfo, *, param: str | None = "model") -> None:
+    """Raise UnknownModel if a request names another model."""
+    if not info.is_named(name):
+        raise UnknownModel(
+            f"unknown model {name!r:.200}; this server has {info.name!r}", param=param
+        )
+
+
+def list_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
+    """The prompts as a list, also if there is one only."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return prompt
+
+
+def encode_prompt(
+    prompt: str | list[int], body: CompletionRequest, info: ModelInfo
+) -> EncodedPrompt:
+    if isinstance(prompt, str):
+        tokens = encode_text(prompt, info, add_special_tokens=body.add_special_tokens)
+        text = prompt
+    else:
+        require_tokens(prompt, info, param="prompt")
+        tokens, text = prompt, decode_tokens(prompt, info) if body.echo else ""
+    if not tokens:
+        raise RequestError("prompt: it is empty; send at least one token", param="prompt")
+    return EncodedPrompt(tokens=tokens, echoed=text if body.echo else "")
+
+
+def encode_text(text: str, info: ModelInfo, *, add_special_tokens: bool) -> list[int]:
+    encoding = info.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+    return list(encoding["input_ids"])
+
+
+def decode_tokens(tokens: list[int], info: ModelInfo) -> str:
+    """Decode as answers are decoded, but keep special tokens: they belong to the given text."""
+    detokenizer = Detokenizer(info.tokenizer, skip_special_tokens=False)
+    return "".join([*map(detokenizer.push, tokens), detokenizer.end()])
+
+
+def require_tokens(tokens: list[int], info: ModelInfo, *, param: str) -> None:
+    """Raise RequestError if a token is not in the vocabulary."""
+    largest = max(tokens, default=0)
+    if largest >= info.vocab_size:
+        raise RequestError(
+            f"{param}: token {largest} is not in the model's vocabulary of {info.vocab_size}",
+            param=param,
+        )
+
+
+def tokenize_body(body: TokenizeRequest, info: ModelInfo) -> list[int]:
+    """Token ids of a text or of messages."""
+    require_model(body.model, info)
+    if body.messages is not None:
+        return render(template_messages(body.messages), info.tokenizer)
+    assert body.prompt is not None
+    return encode_text(body.prompt, info, add_special_tokens=body.add_special_tokens)
+
+
+def template_messages(messages: list[ChatMessage]) -> list[Mapping[str, str]]:
+    """Messages for a chat template; few templates know OpenAI's newer role `developer`."""
+    return [
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": message.text,
+        }
+        for message in messages
+    ]
+
+
+def resolve_max_tokens(
+    num_prompt: int, info: ModelInfo, limits: RequestLimits, max_tokens: int | None
+) -> int:
+    """Most tokens that the answer may have.
+
+    Args:
+        max_tokens: the request's; None: as many as fit.
+
+    Raises:
+        ContextTooLong: prompt and answer do not fit.
+        RequestError: more than the server allows.
+    """
+    if max_tokens is not None and max_tokens > limits.max_new_tokens:
+        raise RequestError(
+            f"max_tokens={max_tokens}: this server allows at most {limits.max_new_tokens}",
+            param="max_tokens",
+        )
+    max_length = info.max_length
+    if max_length is None:
+        return limits.max_new_tokens if max_tokens is None else max_tokens
+    min_tokens = 1 if max_tokens is None else max_tokens
+    if num_prompt + min_tokens > max_length:
+        is_context = max_length == info.context_length
+        limit = "this model's context length is" if is_context else "kv_budget allows at most"
+        raise ContextTooLong(
+            f"{limit} {max_length} tokens, but the prompt has {num_prompt} and max_tokens is "
+            f"{min_tokens}; shorten the prompt or lower max_tokens",
+            param="max_tokens" if num_prompt < max_length else "prompt",
+        )
+    return min(limits.max_new_tokens, max_length - num_prompt) if max_tokens is None else max_tokens
+
+
+def resolve_sampling(
+    body: GenerationBody,
+    info: ModelInfo,
+    *,
+    max_new_tokens: int,
+    num_logprobs: int | None,
+    prompt_logprobs: bool = False,
+    more_stops: tuple[str, ...] = (),
+    more_stop_ids: tuple[int, ...] = (),
+) -> SamplingParams:
+    """The request's options; else the model's recommended ones, else OpenAI's defaults."""
+    given = {name: getattr(body, name) for name in SAMPLING_OPTIONS}
+    options: dict[str, Any] = {
+        **info.default_sampling,
+        **{name: value for name, value in given.items() if value is not None},
+    }
+    options["top_k"] = max(0, int(options.get("top_k", 0)))
+    stop_ids = {*(body.stop_token_ids or ())}
+    require_tokens(list(stop_ids), info, param="stop_token_ids")
+    # A special token never appears in the text: a stop string that is one stops on its id.
+    stop_ids |= {info.special_tokens[stop] for stop in body.stops if stop in info.special_tokens}
+    if not body.ignore_eos:
+        stop_ids |= {*info.eos_token_ids, *more_stop_ids}
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        logit_bias=parse_logit_bias(body, info),
+        min_tokens=body.min_tokens or 0,
+        stop=(*body.stops, *more_stops),
+        stop_token_ids=frozenset(stop_ids),
+        num_logprobs=num_logprobs,
+        prompt_logprobs=prompt_logprobs,
+        **options,
+    )
+
+
+def parse_logit_bias(body: GenerationBody, info: ModelInfo) -> dict[int, float]:
+    """The request's biases by token id."""
+    biases = {}
+    for key, bias in (body.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= len(str(info.vocab_size))):
+            raise RequestError(f"logit_bias: {key!r:.40} is not a token id", param="logit_bias")
+        biases[int(key)] = bias
+    require_tokens(list(biases), info, param="logit_bias")
+    return biases

@@ -1,0 +1,155 @@
+"""Properties of the served model that requests are checked against, and its tokenizer."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from runtime.errors import BudgetError
+from runtime.generation.chat_template import (
+    EndOfTurn,
+    end_of_turn,
+    has_template,
+    render,
+    special_ids,
+)
+from runtime.hf.kv import CacheSize
+from runtime.hf.tokens import context_length, eos_token_ids
+
+RECOMMENDED_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Options whose default a model's generation_config.json may set."""
+
+
+@dataclass(frozen=True)
+class KVCacheBudget:
+    """Memory for the KV caches of all running answers.
+
+    An answer starts when its prompt and all tokens that it may generate fit, so that no running
+    one ever has to be preempted.
+
+    Raises:
+        BudgetError: the cache's size cannot be measured, or two tokens do not fit.
+    """
+
+    size: CacheSize
+    budget_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.size.of(1) == 0:
+            raise BudgetError(
+                "kv_budget: the size of this model's KV cache cannot be measured; leave it out"
+            )
+        if self.max_length is not None and self.max_length < 2:
+            raise BudgetError(
+                f"kv_budget={self.budget_bytes}: the KV cache of two tokens takes "
+                f"{self.size.of(2)} bytes; raise it, or leave it out"
+            )
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens of prompt and answer that fit alone; None: any number."""
+        if self.size.bytes_per_token == 0:
+            return None
+        return (self.budget_bytes - self.size.bytes_fixed) // self.size.bytes_per_token
+
+    def bytes_of(self, lengths: Iterable[int]) -> int:
+        """Bytes of the KV caches of sequences with these lengths."""
+        return sum(map(self.size.of, lengths))
+
+    def fits(self, lengths: Iterable[int]) -> bool:
+        """Whether the KV caches of all these sequences fit at once."""
+        return self.bytes_of(lengths) <= self.budget_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    name: str
+    """Name of the model in requests and responses."""
+    aliases: frozenset[str]
+    """Other names that requests may use."""
+    tokenizer: PreTrainedTokenizerBase
+    """Safe to share between threads: see `make_thread_safe`."""
+    vocab_size: int
+    """The model's; the tokenizer's may be smaller."""
+    context_length: int | None
+    """Most tokens of prompt and answer that the model was made for; None: unlimited."""
+    logit_bytes: int
+    """Bytes of the logits of one position."""
+    eos_token_ids: frozenset[int]
+    end_of_turn: EndOfTurn
+    """Ends an answer in a chat, in addition to `eos_token_ids`."""
+    special_tokens: dict[str, int] = field(default_factory=dict)
+    """Ids of special tokens by their text."""
+    default_sampling: dict[str, float] = field(default_factory=dict)
+    has_template: bool = True
+    kv_budget: KVCacheBudget | None = None
+    """None: only `max_running` bounds the KV caches."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens of prompt and answer that this server accepts; None: unlimited."""
+        bounds = [
+            self.context_length,
+            None if self.kv_budget is None else self.kv_budget.max_length,
+        ]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def is_named(self, name: str | None) -> bool:
+        """Whether a request's `model` is this one; None means the model that is served."""
+        return name is None or name == self.name or name in self.aliases
+
+
+def read_model_info(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    aliases: frozenset[str],
+    chat_template: Path | None = None,
+    kv_budget: KVCacheBudget | None = None,
+) -> ModelInfo:
+    """Read the properties of a loaded model; a chat template's file replaces the tokenizer's.
+
+    Raises:
+        OSError: the file cannot be read.
+        ChatError: the file is not a chat template.
+    """
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+        # Every template accepts a user's message.
+        render([{"role": "user", "content": "?"}], tokenizer)
+    text_config = model.config.get_text_config()
+    return ModelInfo(
+        name=name,
+        aliases=aliases,
+        tokenizer=make_thread_safe(tokenizer),
+        vocab_size=text_config.vocab_size,
+        context_length=context_length(model.config),
+        logit_bytes=text_config.vocab_size * model.dtype.itemsize,
+        eos_token_ids=frozenset(eos_token_ids(model)),
+        end_of_turn=end_of_turn(tokenizer),
+        special_tokens={str(tokenizer.convert_ids_to_tokens(i)): i for i in special_ids(tokenizer)},
+        default_sampling=recommended_sampling(model.generation_config),
+        has_template=has_template(tokenizer),
+        kv_budget=kv_budget,
+    )
+
+
+def make_thread_safe(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Call the tokenizer once, so that several threads may use it afterwards; returns it.
+
+    The first call resets padding and truncation that its file may set; changing these while
+    another thread uses the tokenizer fails ("Already borrowed"). Later calls change nothing.
+    """
+    tokenizer("ready")
+    return tokenizer
+
+
+def recommended_sampling(generation_config: GenerationConfig) -> dict[str, float]:
+    """The model's recommended sampling options, without those that it does not set."""
+    options = {name: getattr(generation_config, name, None) for name in RECOMMENDED_OPTIONS}
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,66 @@
+"""Loads the served model in the engine thread."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from transformers import AutoTokenizer, PreTrainedModel
+
+from runtime.budget import parse_size
+from runtime.config import BUILTIN
+from runtime.engine.loading import load_served
+from runtime.errors import CheckpointError
+from runtime.generation.lockstep import LockstepGroup
+from runtime.hf.kv import measure_cache_size
+from runtime.serving.config import ServeConfig
+from runtime.serving.model_info import KVCacheBudget, ModelInfo, read_model_info
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """The engine thread's model, with the group that steps its sequences in lockstep."""
+
+    model: PreTrainedModel
+    group: LockstepGroup
+    info: ModelInfo
+
+
+def served_name(config: ServeConfig) -> str:
+    """Name of the model in requests and responses."""
+    return config.served_name or config.model.name
+
+
+def load_model(config: ServeConfig) -> LoadedModel:
+    """Load the model, its predictor and its tokenizer.
+
+    Raises:
+        MoecastError: the model, its predictor, its tokenizer or the chat template is missing or
+            invalid, or the budget is too small.
+    """
+    kv_budget = None if config.kv_budget is None else parse_size(config.kv_budget, name="kv_budget")
+    with ExitStack() as on_failure:
+        model = load_served(config, budget=config.budget)
+        on_failure.callback(model.close)
+        budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
+        info = _read_info(config, model, budget)
+        on_failure.pop_all()
+    return LoadedModel(model=model, group=LockstepGroup(model), info=info)
+
+
+def _read_info(
+    config: ServeConfig, model: PreTrainedModel, kv_budget: KVCacheBudget | None
+) -> ModelInfo:
+    folder = model.moecast.folder
+    try:
+        return read_model_info(
+            model,
+            AutoTokenizer.from_pretrained(folder, local_files_only=True),
+            name=served_name(config),
+            aliases=frozenset({config.model.name, config.model.id} - {BUILTIN}),
+            chat_template=config.chat_template,
+            kv_budget=kv_budget,
+        )
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder}: cannot read the tokenizer or the chat template ({error}); a server needs "
+            "tokenizer.json in the model's folder"
+        ) from error

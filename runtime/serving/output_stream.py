@@ -1,0 +1,120 @@
+"""Carries the events of one request's choices from the engine thread to the event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+
+from runtime.serving.choice import ChoiceEvent, ChoiceFailed, ChoiceFinished, CompletionChoice
+from runtime.serving.generation_requests import GenerationRequest
+from runtime.serving.service import GenerationService
+
+
+class ClientDisconnected(Exception):
+    """The client closed its connection."""
+
+
+class KeepAlive:
+    """Yielded when no event came for a while."""
+
+
+EventQueue = asyncio.Queue[tuple[int, list[ChoiceEvent]] | None]
+"""Index of a choice and its events; None: the client has disconnected."""
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop, queue: EventQueue, index: int, events: list[ChoiceEvent]
+) -> None:
+    """Put events into the queue; called in the engine thread.
+
+    Not a method of the stream: with its choices that would be a reference cycle, which Python
+    frees late. A closed loop has no reader.
+    """
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(queue.put_nowait, (index, events))
+
+
+class OutputStream:
+    """One request's choices: submitted, read and cancelled together.
+
+    The tokens that the request may generate bound its size. Create it within the event loop.
+    """
+
+    def __init__(self, service: GenerationService, request: GenerationRequest, *, request_id: str):
+        self.request = request
+        self._service = service
+        self._queue: EventQueue = asyncio.Queue()
+        deliver = partial(_deliver, asyncio.get_running_loop(), self._queue)
+        self.choices = [
+            CompletionChoice(
+                prompt.tokens,
+                request.sampling_params(prompt_index, number),
+                deliver=partial(deliver, prompt_index * request.num_choices + number),
+                request_id=request_id,
+            )
+            for prompt_index, prompt in enumerate(request.prompts)
+            for number in range(request.num_choices)
+        ]
+
+    def submit(self) -> None:
+        """Queue the choices; raises what `GenerationService.submit` raises."""
+        self._service.submit(self.choices)
+
+    def disconnect(self) -> None:
+        """End `events` with ClientDisconnected."""
+        self._queue.put_nowait(None)
+
+    async def events(
+        self, keep_alive_seconds: float | None = None
+    ) -> AsyncIterator[tuple[int, list[ChoiceEvent]] | KeepAlive]:
+        """Yield the index of a choice and its new events, until all choices have ended.
+
+        Args:
+            keep_alive_seconds: yield KeepAlive after this time without an event.
+
+        Raises:
+            RequestError: a choice failed.
+            ClientDisconnected: the client went.
+        """
+        num_open = len(self.choices)
+        while num_open:
+            try:
+                async with asyncio.timeout(keep_alive_seconds):
+                    item = await self._queue.get()
+            except TimeoutError:
+                yield KeepAlive()
+                continue
+            if item is None:
+                raise ClientDisconnected
+            for event in item[1]:
+                if isinstance(event, ChoiceFailed):
+                    try:
+                        raise event.error
+                    finally:
+                        # The error's traceback keeps this frame, which would keep the error.
+                        del event, item
+            num_open -= any(isinstance(event, ChoiceFinished) for event in item[1])
+            yield item
+
+    def cancel(self) -> None:
+        """End all choices that have not ended."""
+        open_choices = [choice for choice in self.choices if choice.finish_reason is None]
+        if open_choices:
+            self._service.cancel(open_choices)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self.request.prompts)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def usage_log(self) -> dict[str, int]:
+        """Fields of the request's log line."""
+        return {
+            "choices": len(self.choices),
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+        }

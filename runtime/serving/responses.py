@@ -1,0 +1,242 @@
+"""Responses of OpenAI's API, whole or in chunks, from an output stream's events."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.generation.detokenizer import Detokenizer, Vocabulary
+from runtime.generation.sampling import TokenLogprob
+from runtime.serving.choice import (
+    ChoiceEvent,
+    ChoiceFinished,
+    FinishReason,
+    PromptLogprobs,
+    TokenDelta,
+)
+from runtime.serving.model_info import ModelInfo
+from runtime.serving.output_stream import OutputStream
+
+MIN_LOGPROB = -9999.0
+"""Replaces minus infinity, which JSON cannot express (OpenAI's API reference), and NaN."""
+
+
+@dataclass(kw_only=True)
+class OutputDelta:
+    """Output of one choice since the last chunk."""
+
+    tokens: list[TokenDelta] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def add(self, events: Sequence[ChoiceEvent]) -> None:
+        for event in events:
+            if isinstance(event, TokenDelta):
+                self.tokens.append(event)
+            elif isinstance(event, PromptLogprobs):
+                self.prompt_logprobs = event.logprobs
+            elif isinstance(event, ChoiceFinished):
+                self.finish_reason = event.reason
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.tokens)
+
+
+class ResponseBuilder(ABC):
+    """JSON of one request's response: plain dictionaries.
+
+    Args:
+        id: `id` of the response and of all its chunks.
+    """
+
+    kind: str
+    """`object` of a whole response."""
+    chunk_kind: str
+    """`object` of a chunk."""
+
+    def __init__(self, stream: OutputStream, info: ModelInfo, *, id: str):
+        self.stream = stream
+        self._info = info
+        self._id = id
+        self._created = int(time.time())
+        self._vocabulary = Vocabulary(info.tokenizer)
+        self._started: set[int] = set()
+        """Choices that had a chunk."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The response, when all choices have ended.
+
+        Raises:
+            RequestError: a choice failed.
+            ClientDisconnected: the client went.
+        """
+        outputs = [OutputDelta() for _ in self.stream.choices]
+        async for item in self.stream.events():
+            assert isinstance(item, tuple)
+            index, events = item
+            outputs[index].add(events)
+        choices = [self.choice(index, output) for index, output in enumerate(outputs)]
+        return self._object(self.kind, choices, usage=self._usage())
+
+    def chunk(
+        self, index: int, output: OutputDelta, *, usage_is_null: bool
+    ) -> dict[str, Any] | None:
+        """A chunk with new output of one choice; None if there is nothing to send yet."""
+        is_first = index not in self._started
+        if not (is_first or output.text or output.finish_reason or self._wants_logprobs):
+            return None
+        self._started.add(index)
+        choice = self.choice_delta(index, output, is_first=is_first)
+        more = {"usage": None} if usage_is_null else {}
+        return self._object(self.chunk_kind, [choice], **more)
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The last chunk of a stream with `include_usage`."""
+        return self._object(self.chunk_kind, [], usage=self._usage())
+
+    @abstractmethod
+    def choice(self, index: int, output: OutputDelta) -> dict[str, Any]:
+        """An entry of a whole response's `choices`."""
+
+    @abstractmethod
+    def choice_delta(self, index: int, output: OutputDelta, *, is_first: bool) -> dict[str, Any]:
+        """An entry of a chunk's `choices`."""
+
+    def _object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._info.name,
+            "choices": choices,
+            **more,
+        }
+
+    def _usage(self) -> dict[str, int]:
+        num_prompt, num_completion = (
+            self.stream.num_prompt_tokens,
+            self.stream.num_completion_tokens,
+        )
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_completion,
+            "total_tokens": num_prompt + num_completion,
+        }
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return self.stream.request.samplings[0].num_logprobs is not None
+
+
+class CompletionResponse(ResponseBuilder):
+    """Responses of /v1/completions."""
+
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+
+    def choice(self, index: int, output: OutputDelta) -> dict[str, Any]:
+        return self.choice_delta(index, output, is_first=True)
+
+    def choice_delta(self, index: int, output: OutputDelta, *, is_first: bool) -> dict[str, Any]:
+        request = self.stream.request
+        echoed = request.prompts[index // request.num_choices].echoed
+        reason = output.finish_reason
+        return {
+            "index": index,
+            "text": echoed * is_first + output.text,
+            "logprobs": self._logprobs(output, len(echoed)),
+            "finish_reason": None if reason is None else str(reason),
+        }
+
+    def _logprobs(self, output: OutputDelta, answer_start: int) -> dict[str, Any] | None:
+        """Parallel lists over tokens, each token with its offset in the text.
+
+        Args:
+            answer_start: offset at which the answer begins, after the echoed prompt.
+        """
+        if not self._wants_logprobs or not (output.tokens or output.prompt_logprobs):
+            return None
+        entries: list[TokenLogprob] = []
+        offsets: list[int] = []
+        detokenizer = Detokenizer(self._info.tokenizer, skip_special_tokens=False)
+        for entry in output.prompt_logprobs:
+            entries.append(entry)
+            offsets.append(detokenizer.num_characters)
+            detokenizer.push(entry.token)
+        for delta in output.tokens:
+            if delta.logprob is not None:
+                entries.append(delta.logprob)
+                offsets.append(answer_start + delta.offset)
+        return {
+            "tokens": [self._vocabulary.text(entry.token) for entry in entries],
+            "token_logprobs": [finite_logprob(entry.logprob) for entry in entries],
+            "top_logprobs": [self._top_logprobs(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    def _top_logprobs(self, entry: TokenLogprob) -> dict[str, float | None] | None:
+        """The most likely tokens by text, including the token itself; None without a prediction.
+
+        Of tokens with the same text, the most likely one counts.
+        """
+        if entry.logprob is None:
+            return None
+        logprobs: dict[str, float | None] = {}
+        for token, logprob in (*entry.top, (entry.token, entry.logprob)):
+            logprobs.setdefault(self._vocabulary.text(token), finite_logprob(logprob))
+        return logprobs
+
+
+class ChatResponse(ResponseBuilder):
+    """Responses of /v1/chat/completions."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def choice(self, index: int, output: OutputDelta) -> dict[str, Any]:
+        assert output.finish_reason is not None
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "logprobs": self._logprobs(output),
+            "finish_reason": str(output.finish_reason),
+        }
+
+    def choice_delta(self, index: int, output: OutputDelta, *, is_first: bool) -> dict[str, Any]:
+        delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
+        if is_first or output.text:
+            delta["content"] = output.text
+        reason = output.finish_reason
+        return {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs(output),
+            "finish_reason": None if reason is None else str(reason),
+        }
+
+    def _logprobs(self, output: OutputDelta) -> dict[str, Any] | None:
+        """A list with one object for each token."""
+        if not self._wants_logprobs or not output.tokens:
+            return None
+        content = []
+        for delta in output.tokens:
+            if (entry := delta.logprob) is None:
+                continue
+            top = [self._token_logprob(token, logprob) for token, logprob in entry.top]
+            content.append(self._token_logprob(entry.token, entry.logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token_logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
+        return {
+            "token": self._vocabulary.text(token),
+            "logprob": finite_logprob(logprob),
+            "bytes": self._vocabulary.bytes(token),
+        }
+
+
+def finite_logprob(logprob: float | None) -> float | None:
+    if logprob is None:
+        return None
+    return logprob if logprob > MIN_LOGPROB else MIN_LOGPROB

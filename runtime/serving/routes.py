@@ -1,0 +1,218 @@
+"""Routes of the HTTP API: server, models, generation, tokens, metrics, status page."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from predictors.versions import package_versions
+from runtime.serving.errors import EngineDead, NotReady
+from runtime.serving.event_stream import EventStreamResponse, cancel_on_disconnect, to_json
+from runtime.serving.generation_requests import (
+    GenerationRequest,
+    RequestLimits,
+    decode_tokens,
+    parse_chat,
+    parse_completion,
+    require_model,
+    require_tokens,
+    tokenize_body,
+)
+from runtime.serving.metrics import ServerMetrics
+from runtime.serving.model_info import ModelInfo
+from runtime.serving.output_stream import ClientDisconnected, OutputStream
+from runtime.serving.responses import ChatResponse, CompletionResponse, ResponseBuilder
+from runtime.serving.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationBody,
+    TokenizeRequest,
+)
+from runtime.serving.service import GenerationService, ServiceState
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for a client that disconnected; it appears in the log only."""
+
+FOLDER = Path(__file__).parent
+PAGE_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+PAGE_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""The page loads nothing from other hosts, and no other page may embed it."""
+
+Body = TypeVar("Body", bound=GenerationBody)
+
+
+def require_model_info(service: GenerationService) -> ModelInfo:
+    """Properties of the served model.
+
+    Raises:
+        NotReady: the model is loading.
+        EngineDead: the model could not be loaded.
+    """
+    if service.loaded is not None:
+        return service.loaded.info
+    if service.state is ServiceState.FAILED:
+        raise EngineDead(f"the model could not be loaded: {service.error}")
+    raise NotReady("the model is loading; try again when /ready answers 200")
+
+
+def server_routes(service: GenerationService, version: str) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        """Whether the process and its engine thread are alive."""
+        return JSONResponse({"status": str(service.state)}, 200 if service.is_alive else 503)
+
+    @router.get("/ready")
+    async def ready() -> JSONResponse:
+        """Whether requests are accepted: the model is loaded, the server not shutting down."""
+        is_ready = service.is_alive and service.state is ServiceState.READY
+        return JSONResponse({"status": str(service.state)}, 200 if is_ready else 503)
+
+    @router.get("/version")
+    async def versions() -> dict[str, str | None]:
+        return {"version": version, **package_versions(("transformers", "torch"))}
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_card(require_model_info(service))]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        info = require_model_info(service)
+        require_model(name, info, param=None)
+        return model_card(info)
+
+    return router
+
+
+def model_card(info: ModelInfo) -> dict[str, Any]:
+    return {
+        "id": info.name,
+        "object": "model",
+        "created": info.created,
+        "owned_by": "moecast",
+        "max_model_len": info.max_length,
+        "chat_template": "the model's" if info.has_template else "none: turns as plain text",
+    }
+
+
+def generation_routes(
+    service: GenerationService, limits: RequestLimits, *, log_prompts: bool
+) -> APIRouter:
+    router = APIRouter()
+
+    async def respond(
+        body: Body,
+        http: Request,
+        parse: Callable[[Body, ModelInfo, RequestLimits], GenerationRequest],
+        response_class: type[ResponseBuilder],
+        prefix: str,
+    ) -> Response:
+        # A full queue rejects the request before any work is done for it.
+        service.require_capacity()
+        info = require_model_info(service)
+        request = await asyncio.to_thread(parse, body, info, limits)
+        request_id, log_fields = http.state.request_id, http.state.log
+        stream = OutputStream(service, request, request_id=request_id)
+        response = response_class(stream, info, id=f"{prefix}-{request_id}")
+        if log_prompts:
+            log_fields["prompts"] = [info.tokenizer.decode(p.tokens) for p in request.prompts]
+        stream.submit()
+        if body.stream:
+            return EventStreamResponse(
+                response, with_usage=body.includes_usage, log_fields=log_fields
+            )
+        async with cancel_on_disconnect(stream, http.receive, log_fields):
+            try:
+                whole = await response.whole()
+            except ClientDisconnected:
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+        if log_prompts:
+            log_fields["answers"] = whole["choices"]
+        return Response(to_json(whole), media_type="application/json")
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionRequest, http: Request) -> Any:
+        """Continue a text."""
+        return await respond(body, http, parse_completion, CompletionResponse, "cmpl")
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, http: Request) -> Any:
+        """Answer a conversation."""
+        return await respond(body, http, parse_chat, ChatResponse, "chatcmpl")
+
+    return router
+
+
+def token_routes(service: GenerationService) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        info = require_model_info(service)
+        tokens = await asyncio.to_thread(tokenize_body, body, info)
+        return {"count": len(tokens), "max_model_len": info.max_length, "tokens": tokens}
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        info = require_model_info(service)
+        require_model(body.model, info)
+        require_tokens(body.tokens, info, param="tokens")
+        return {"prompt": await asyncio.to_thread(decode_tokens, body.tokens, info)}
+
+    return router
+
+
+def metrics_routes(metrics: ServerMetrics) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/metrics")
+    def scrape() -> Response:
+        content, content_type = metrics.render()
+        return Response(content, headers={"Content-Type": content_type})
+
+    return router
+
+
+def status_routes(status: Callable[[], dict[str, Any]]) -> APIRouter:
+    """The status page at `/`, and `/status`, which it polls every second.
+
+    Args:
+        status: content of `/status`; called in a worker thread.
+    """
+    router = APIRouter()
+
+    @router.get("/status")
+    def status_now() -> dict[str, Any]:
+        """Totals since the start, and the current state."""
+        return status()
+
+    for path, (name, content_type) in PAGE_FILES.items():
+        endpoint = static_endpoint((FOLDER / name).read_bytes(), content_type)
+        router.add_api_route(path, endpoint, include_in_schema=False)
+    return router
+
+
+def static_endpoint(content: bytes, content_type: str) -> Callable[[], Any]:
+    async def respond() -> Response:
+        return Response(content, headers={**PAGE_HEADERS, "Content-Type": content_type})
+
+    return respond

@@ -1,0 +1,157 @@
+"""Generation requests from valid bodies: defaults, limits and the model's properties."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from runtime.config import BUILTIN_MODELS
+from runtime.errors import CheckpointError
+from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
+from runtime.hf.kv import CacheSize
+from runtime.serving.errors import ContextTooLong, RequestError
+from runtime.serving.generation_requests import RequestLimits, parse_chat, parse_completion
+from runtime.serving.model_info import KVCacheBudget, ModelInfo
+from runtime.serving.schemas import ChatRequest, CompletionRequest
+from tests.builders.serving import tiny
+
+TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+LIMITS = RequestLimits(max_new_tokens=100)
+
+
+def info(**more: Any) -> ModelInfo:
+    defaults: dict[str, Any] = {
+        "name": "m",
+        "aliases": frozenset({"alias"}),
+        "tokenizer": TOKENIZER,
+        "vocab_size": 8192,
+        "context_length": 200,
+        "logit_bytes": 16384,
+        "eos_token_ids": frozenset({0}),
+        "end_of_turn": end_of_turn(TOKENIZER),
+    }
+    return ModelInfo(**{**defaults, **more})
+
+
+def completion(**body: Any) -> CompletionRequest:
+    return CompletionRequest.model_validate({"prompt": "The heart", **body})
+
+
+def test_max_tokens__defaults_to_16_for_texts_and_the_rest_for_chats() -> None:
+    assert parse_completion(completion(), info(), LIMITS).samplings[0].max_new_tokens == 16
+    request = parse_completion(completion(prompt=[1] * 195), info(), LIMITS)
+    assert request.samplings[0].max_new_tokens == 5
+    chat = ChatRequest.model_validate({"messages": HELLO})
+    assert parse_chat(chat, info(), LIMITS).samplings[0].max_new_tokens == 100
+    short = parse_chat(chat, info(context_length=20), LIMITS)
+    assert short.samplings[0].max_new_tokens == 20 - len(short.prompts[0].tokens)
+    assert parse_chat(chat, info(context_length=None), LIMITS).samplings[0].max_new_tokens == 100
+
+
+@pytest.mark.parametrize("num_tokens", [5, 6])
+def test_context_length__includes_prompt_and_answer(num_tokens: int) -> None:
+    body = completion(prompt=[1] * 195, max_tokens=num_tokens)
+    if num_tokens == 5:
+        parse_completion(body, info(), LIMITS)
+    else:
+        with pytest.raises(
+            ContextTooLong, match="is 200 tokens, but the prompt has 195 and max_tokens is 6"
+        ):
+            parse_completion(body, info(), LIMITS)
+
+
+def test_kv_budget__bounds_prompt_and_answer_too() -> None:
+    bounded = info(kv_budget=KVCacheBudget(CacheSize(10, 0), 1000))
+    assert bounded.max_length == 100
+    assert info(kv_budget=KVCacheBudget(CacheSize(10, 0), 9000)).max_length == 200
+    parse_completion(completion(prompt=[1] * 95, max_tokens=5), bounded, LIMITS)
+    with pytest.raises(
+        ContextTooLong, match="kv_budget allows at most 100 tokens, but the prompt has 95"
+    ):
+        parse_completion(completion(prompt=[1] * 95, max_tokens=6), bounded, LIMITS)
+    chat = parse_chat(ChatRequest.model_validate({"messages": HELLO}), bounded, LIMITS)
+    assert chat.samplings[0].max_new_tokens == 100 - len(chat.prompts[0].tokens)
+
+
+def test_sampling__prefers_the_request_then_the_model_then_openai() -> None:
+    model = info(default_sampling={"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05})
+    sampling = parse_completion(completion(top_p=0.5), model, LIMITS).samplings[0]
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.5, 0)
+    assert sampling.repetition_penalty == 1.05
+    sampling = parse_completion(completion(top_k=-1), info(), LIMITS).samplings[0]
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
+    greedy = parse_completion(completion(temperature=0), model, LIMITS).samplings[0]
+    assert greedy.is_greedy
+
+
+def test_chat__ends_at_the_end_of_its_turn_too() -> None:
+    chat = ChatRequest.model_validate({"messages": HELLO, "stop": "\n"})
+    turn = EndOfTurn(token_ids=(7,), strings=(PLAIN_STOP,))
+    sampling = parse_chat(chat, info(end_of_turn=turn), LIMITS).samplings[0]
+    assert sampling.stop_token_ids == {0, 7}
+    assert sampling.stop == ("\n", PLAIN_STOP)
+    text = parse_completion(completion(), info(end_of_turn=turn), LIMITS).samplings[0]
+    assert text.stop_token_ids == {0}
+
+
+def test_developer_role__becomes_system_in_templates() -> None:
+    requests = [
+        parse_chat(
+            ChatRequest.model_validate({"messages": [{"role": role, "content": "x"}, *HELLO]}),
+            info(),
+            LIMITS,
+        )
+        for role in ("developer", "system")
+    ]
+    assert requests[0].prompts == requests[1].prompts
+
+
+def test_seeds__are_consecutive_and_wrap() -> None:
+    request = parse_completion(completion(seed=2**63 - 1, n=3), info(), LIMITS)
+    assert [request.sampling_params(0, number).seed for number in range(3)] == [2**63 - 1, 0, 1]
+    drawn = {parse_completion(completion(), info(), LIMITS).seed for _ in range(3)}
+    assert len(drawn) == 3
+
+
+def test_echo__rejects_prompts_whose_logits_take_too_much_memory() -> None:
+    body = completion(prompt=[1] * 100, max_tokens=0, echo=True, logprobs=1)
+    parse_completion(body, info(), LIMITS)
+    with pytest.raises(ContextTooLong, match="logits of 100 tokens"):
+        parse_completion(body, info(logit_bytes=1 << 24), LIMITS)
+    parse_completion(completion(prompt=[1] * 100, echo=True), info(logit_bytes=1 << 24), LIMITS)
+
+
+def test_model_name__is_the_short_one_or_an_alias() -> None:
+    for name in (None, "m", "alias"):
+        parse_completion(completion(model=name), info(), LIMITS)
+    with pytest.raises(RequestError, match="unknown model 'other'; this server has 'm'"):
+        parse_completion(completion(model="other"), info(), LIMITS)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Path:
+    path = tmp_path / "template.jinja"
+    path.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")
+    return path
+
+
+def test_chat_template__may_come_from_a_file(folder: Path, template: Path) -> None:
+    loaded = tiny(folder, chat_template=template)
+    with loaded.model.moecast:
+        chat = ChatRequest.model_validate({"messages": HELLO})
+        tokens = parse_chat(chat, loaded.info, LIMITS).prompts[0].tokens
+        assert TOKENIZER.decode(tokens) == "[user] hello\n"
+
+
+@pytest.mark.parametrize("content", ["{% for %}", "{{ missing() }}", None])
+def test_chat_template__that_is_invalid_prevents_the_start(
+    folder: Path, template: Path, content: str | None
+) -> None:
+    if content is None:
+        template.unlink()
+    else:
+        template.write_text(content)
+    with pytest.raises(CheckpointError, match="cannot read the tokenizer or the chat template"):
+        tiny(folder, chat_template=template)
