@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from collect.traces import Trace, TraceSignal
-from collect.traces.split import Split
+from collect.traces.layout import Split
 from configs.compose import compose_typed
 from predictors.base import Floats
 from train.baselines import router_weights

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from collect.traces import Trace
-from collect.traces.step import Phase, Step
+from collect.traces.reader import Step
 from configs.compose import compose_typed
 from predictors.base import Predictor
+from predictors.metrics import Phase
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.cache import ExpertCache

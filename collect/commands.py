@@ -11,7 +11,7 @@ from collect.config import CollectConfig, ImportConfig
 from collect.errors import TraceError
 from collect.traces.layout import TraceSignal
 from collect.traces.reader import Trace
-from collect.traces.step import Phase
+from predictors.metrics import Phase
 
 
 def record(config: CollectConfig) -> dict[str, Any]:

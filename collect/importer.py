@@ -12,12 +12,11 @@ import numpy as np
 from collect.errors import TraceError
 from collect.plan import require_space
 from collect.routing_log import RoutingLog, read_routing_log
-from collect.traces.layout import TraceSignal, row_bytes
+from collect.traces.layout import TraceSignal, prompt_digest, row_bytes, split_of
 from collect.traces.manifest import ModelRecord, Request, TracePlan, digest_of
 from collect.traces.reader import Trace
-from collect.traces.split import prompt_digest, split_of
-from collect.traces.step import Phase
 from collect.traces.writer import TraceWriter, column_arrays
+from predictors.metrics import Phase
 
 IMPORT_VERSION = 1
 """Part of the plan: raised when the same log comes to be read differently."""

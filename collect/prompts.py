@@ -1,14 +1,17 @@
-"""Prompts: texts from a source, chosen and cut in a way that repeats."""
+"""Prompts: texts of Python's documentation, of local files or of the Hub, chosen and cut."""
 
+import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
-from collect.sources import hub_texts, jsonl_texts, pydoc_texts, source_texts, text_file
-from collect.traces.split import prompt_digest
+from collect.traces.layout import prompt_digest
 
 CHARS_PER_TOKEN = 4
 """About, for English in common vocabularies: how long a text a prompt of so many tokens needs."""
@@ -27,6 +30,143 @@ class Prompt:
     @cached_property
     def digest(self) -> str:
         return prompt_digest(self.text)
+
+
+USUAL_FIELDS = ("prompt", "text", "question", "instruction", "content")
+USER_ROLES = ("user", "human")
+OFFLINE = (
+    "Offline: data=pydocs and data=pysource need neither file nor network; data=jsonl "
+    "data.path=FILE and data=text data.path=FILE-OR-FOLDER read local files"
+)
+
+
+def pydoc_texts(_data: DataConfig) -> Iterator[str]:
+    """The language reference, topic by topic (about 0.46 M characters)."""
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield topics[name]
+
+
+SOURCE_MODULES = (
+    "argparse", "ast", "asyncio", "bdb", "calendar", "cmd", "code", "collections", "configparser",
+    "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "dis", "doctest", "email",
+    "enum", "fractions", "ftplib", "functools", "gettext", "heapq", "html", "http", "inspect",
+    "ipaddress", "json", "locale", "logging", "mailbox", "mimetypes", "numbers", "optparse", "os",
+    "pathlib", "pdb", "pickle", "platform", "plistlib", "pprint", "random", "re", "sched", "shelve",
+    "shlex", "shutil", "smtplib", "socket", "sqlite3", "statistics", "string", "subprocess",
+    "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "typing",
+    "unittest", "urllib", "uuid", "wave", "weakref", "xml", "zipfile",
+)  # fmt: skip
+"""Modules that every Python 3 has, written in Python."""
+
+
+def source_texts(_data: DataConfig) -> Iterator[str]:
+    """The standard library's source code, module by module: another language than prose."""
+    for name in SOURCE_MODULES:
+        found = find_spec(name)
+        if found is not None and found.origin is not None and found.origin.endswith(".py"):
+            yield Path(found.origin).read_text(encoding="utf-8", errors="replace")
+
+
+def text_file(data: DataConfig) -> Iterator[str]:
+    """Each file as one text: the one that is named, or all `*.txt` of a folder, by name."""
+    folder = Path(data.path or "").expanduser()
+    if data.path is None or not folder.is_dir():
+        yield _local(data).read_text(encoding="utf-8", errors="replace")
+        return
+    files = sorted(folder.rglob("*.txt"))
+    if not files:
+        raise PromptError(f"data.path={data.path}: the folder has no *.txt in it")
+    for path in files:
+        yield path.read_text(encoding="utf-8", errors="replace")
+
+
+def jsonl_texts(data: DataConfig) -> Iterator[str]:
+    """One text a line."""
+    path = _local(data)
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise PromptError(
+                    f"{where} is not JSON ({error.msg}); for plain text: data=text"
+                ) from None
+            yield row if isinstance(row, str) else text_of(row, data.fields, where=where)
+
+
+def _local(data: DataConfig) -> Path:
+    if data.path is None:
+        raise PromptError(f"data={data.name} needs a file: data.path=FILE")
+    path = Path(data.path).expanduser()
+    if not path.is_file():
+        raise PromptError(f"data.path={data.path}: there is no such file. {OFFLINE}")
+    return path
+
+
+def hub_texts(data: DataConfig) -> Iterator[str]:
+    """One text a row of a Hub data set; what was fetched once is read from the cache.
+
+    Raises:
+        PromptError: not on the Hub, or the Hub is out of reach: what to do offline.
+    """
+    if data.path is None:
+        raise PromptError(f"data={data.name} needs a data set: data.path=OWNER/NAME")
+    import datasets
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        rows = datasets.load_dataset(
+            data.path,
+            data.subset,
+            split=data.split,
+            data_files=data.files,
+            revision=data.revision,
+        )
+    except (OSError, HfHubHTTPError, ValueError) as error:
+        # Transport errors and unknown names are OSErrors here; ValueError names the subsets.
+        cause = str(error).split("\n")[0]
+        raise PromptError(
+            f"data={data.name}: {data.path!r} can not be had from the Hub "
+            f"({type(error).__name__}: {cause}). {OFFLINE}"
+        ) from error
+    for number, row in enumerate(rows):
+        yield text_of(row, data.fields, where=f"{data.path}, row {number}")
+
+
+def text_of(row: Any, fields: Sequence[str], *, where: str) -> str:
+    """The prompt in one record; PromptError that lists its keys when none fits."""
+    if not isinstance(row, Mapping):
+        raise PromptError(f"{where} is no record with keys, but {type(row).__name__}")
+    chosen = list(fields) or [key for key in USUAL_FIELDS if key in row][:1]
+    if not chosen or any(key not in row for key in chosen):
+        wanted = f"has no {', '.join(key for key in chosen if key not in row)}" if chosen else ""
+        raise PromptError(
+            f"{where} {wanted or 'has none of the usual keys'}; it has {', '.join(map(str, row))}. "
+            "Choose with data.fields=[KEY]"
+        )
+    return "\n\n".join(filter(None, (_plain(row[key], where=where) for key in chosen)))
+
+
+def _plain(value: Any, *, where: str) -> str:
+    """A text as it is; of a conversation the first user turn; of a list its first text."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, Sequence) and value:
+        turns = [turn for turn in value if isinstance(turn, Mapping)]
+        if not turns:
+            return _plain(value[0], where=where)
+        for turn in turns:
+            if turn.get("role", turn.get("from")) in USER_ROLES:
+                return str(turn.get("content", turn.get("value", "")))
+        return ""
+    if isinstance(value, Sequence):
+        return ""
+    raise PromptError(f"{where}: neither text nor conversation but {type(value).__name__}")
 
 
 SOURCES: Mapping[SourceKind, Callable[[DataConfig], Iterable[str]]] = {

@@ -11,12 +11,12 @@ from collect.launch.config import LauncherConfig
 from collect.launch.pool import WorkerPool
 from collect.launch.worker import DoUnit
 from collect.plan import Settings, most_rows, require_space
-from collect.progress import progress
 from collect.recording import RecordingJob, settings_of
 from collect.traces.layout import ALL_SIGNALS, TraceSignal, row_bytes
 from collect.traces.manifest import TracePlan, has_manifest
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
+from runtime.commands.progress import progress
 from runtime.config import ModelConfig
 
 LOGS = Path("runs", "workers")
@@ -86,7 +86,7 @@ def _record_here(job: RecordingJob, console: Console | None) -> Trace:
         rows = [most_rows(unit, job.settings) for unit in recorder.work]
         writer, missing = _begin(job.where, recorder.plan, rows, prompts, console)
         total = sum(prompts[unit] for unit in missing)
-        with progress(console, "recorded", "prompts", total=total) as advance:
+        with progress(console, "recording", total=total) as advance:
             for unit in missing:
                 writer.write(unit, *recorder.record(unit, advance))
     return writer.finish()
@@ -102,7 +102,7 @@ def record_with(pool: WorkerPool, job: RecordingJob, console: Console | None = N
     plan, prompts = TracePlan.model_validate(made["plan"]), made["prompts"]
     writer, missing = _begin(job.where, plan, made["rows"], prompts, console)
     sizes = {plan.units[unit]: prompts[unit] for unit in missing}
-    with progress(console, "recorded", "prompts", total=sum(sizes.values())) as advance:
+    with progress(console, "recording", total=sum(sizes.values())) as advance:
         pool.run(list(sizes), advance=lambda digest: advance(sizes[digest]))
     return writer.finish()
 

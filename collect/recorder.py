@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from collect.errors import TraceError
 from collect.traces.layout import TOKEN_DTYPES, TraceSignal, column_name
-from collect.traces.step import Phase
 from collect.traces.writer import halved
 from predictors.base import Floats, Ints, Signal
+from predictors.metrics import Phase
 
 PROBES = {
     TraceSignal.LAYER_INPUT: Signal.LAYER_INPUT,

@@ -13,13 +13,11 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 from collect.config import DataConfig, SourceKind
 from collect.errors import TraceError
 from collect.plan import EncodedPrompt, Settings, batches, encode, make_plan, units
-from collect.progress import Advance
 from collect.prompts import load_prompts
 from collect.recorder import PROBES, Recorder
-from collect.traces.layout import TraceSignal, row_bytes
+from collect.traces.layout import TraceSignal, row_bytes, split_of
 from collect.traces.manifest import Request, TracePlan, digest_of, has_manifest, read_manifest
 from collect.traces.reader import Trace
-from collect.traces.split import split_of
 from collect.traces.writer import TraceWriter
 from predictors.spec import ModelSpec
 from runtime.config import BUILTIN, ModelConfig
@@ -145,7 +143,7 @@ class UnitRecorder:
             )
 
     def record(
-        self, unit: int, advance: Advance = lambda _: None
+        self, unit: int, advance: Callable[[int], object] = lambda _: None
     ) -> tuple[dict[str, Any], list[Request]]:
         """Returns the arrays and requests of a unit, which depend on neither worker nor order.
 

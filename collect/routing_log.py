@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from collect.errors import TraceError
-from collect.traces.step import Phase
+from predictors.metrics import Phase
 
 UNKNOWN_TOKEN = -1
 PHASES = {"prefill": Phase.PREFILL, "decode": Phase.DECODE}

@@ -24,7 +24,6 @@ from torch import Tensor
 from collect.launch.config import LauncherConfig
 from collect.launch.pool import WorkerPool
 from collect.launch.worker import DoUnit
-from collect.progress import progress
 from collect.recording import absolute_if_exists, absolute_path
 from collect.traces import Trace
 from collect.traces.column import Column
@@ -32,6 +31,7 @@ from collect.traces.manifest import digest_of
 from predictors.files import write_atomic
 from predictors.registry import PLAIN
 from predictors.spec import ModelSpec
+from runtime.commands.progress import progress
 from runtime.config import ModelConfig
 from train.checkpoint import from_bytes, to_bytes
 from train.data import TraceBatches, TraceData, rows_of_pool, together
@@ -146,7 +146,7 @@ def fit_distributed(
                 logs=run_dir / "workers",
                 say=(lambda _: None) if console is None else console.print,
             ) as pool,
-            progress(console, "trained", "groups of networks", total=len(missing)) as advance,
+            progress(console, "training", total=len(missing)) as advance,
         ):
             pool.run(missing, advance=lambda _: advance(1))
             launched = pool.as_dict()

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from collect.traces import Trace
-from collect.traces.step import Step
+from collect.traces.reader import Step
 from predictors.base import Predictor
 from predictors.correlation import Correlation
 from predictors.eam.request import EamRequest

@@ -7,8 +7,9 @@ from typing import Any
 from rich.table import Table
 
 from collect.traces import Trace
-from collect.traces.step import Phase, Step
+from collect.traces.reader import Step
 from predictors.base import Predictor
+from predictors.metrics import Phase
 from predictors.reuse.forecaster import Reuse
 from runtime.config import SystemConfig
 from runtime.policy.counters import added

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from collect.traces import Trace
-from collect.traces.step import Phase
 from predictors.base import Predictor, Signal
+from predictors.metrics import Phase
 from train.accuracy import Block, fresh
 
 BATCHES = (1, 8, 64)

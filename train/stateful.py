@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from collect.traces import Trace, TraceSignal
-from collect.traces.step import Phase
 from predictors.base import Floats
 from predictors.correlation import Correlation
 from predictors.eam.kmeans import representatives
@@ -16,6 +15,7 @@ from predictors.eam.matrix import attainable, chance, shares, unit_rows
 from predictors.eam.request import EamRequest
 from predictors.eam.sequence import EamSequence
 from predictors.expert_map.predictor import ExpertMap
+from predictors.metrics import Phase
 from train.accuracy import Block, forecasts
 from train.baselines import chosen_columns
 

@@ -6,6 +6,7 @@ in which the model saw them. Per-token columns are `request`, `position`, `token
 `gate_input.07`, so that a layer's columns are read without touching the others.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -64,3 +65,24 @@ def columns(spec: ModelSpec, signals: Iterable[TraceSignal]) -> dict[str, tuple[
 def row_bytes(spec: ModelSpec, signals: Iterable[TraceSignal]) -> int:
     """Bytes of one token on disk."""
     return sum(dtype.itemsize * max(1, width) for dtype, width in columns(spec, signals).values())
+
+
+HELD_OUT_OF = 10
+"""One request in ten is held out."""
+
+
+class Split(StrEnum):
+    """Which requests a row may be used for. Never by token: neighbours would leak."""
+
+    TRAIN = "train"
+    HELD_OUT = "held_out"
+
+
+def prompt_digest(text: str) -> str:
+    """sha256 of the prompt's text: the request's identity in every trace of every model."""
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+def split_of(digest: str) -> Split:
+    """The same prompt is on the same side in every trace, so that traces can be joined."""
+    return Split.HELD_OUT if int(digest[:12], 16) % HELD_OUT_OF == 0 else Split.TRAIN

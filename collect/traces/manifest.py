@@ -8,8 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from collect.errors import TraceError
-from collect.traces.layout import TraceSignal
-from collect.traces.split import Split
+from collect.traces.layout import Split, TraceSignal
 from collect.traces.storage import open_trace_storage
 from predictors.spec import ModelSpec
 from zoo.storage import Storage

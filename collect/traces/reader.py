@@ -1,6 +1,10 @@
-"""Opens a trace: every file's digest is checked before it is parsed, columns are memory-mapped."""
+"""Opens a trace: every file's digest is checked before it is parsed, columns are memory-mapped.
 
-from collections.abc import Iterator
+Shape suffixes: N rows, T tokens of a step, D hidden size, E experts, K top_k.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from pydantic import TypeAdapter
 from collect.errors import TraceError
 from collect.traces.arrow import map_stream
 from collect.traces.column import Column
-from collect.traces.layout import TraceSignal, column_name, columns
+from collect.traces.layout import Split, TraceSignal, column_name, columns
 from collect.traces.local_copy import copy_trace
 from collect.traces.manifest import (
     FileRecord,
@@ -19,10 +23,10 @@ from collect.traces.manifest import (
     TraceManifest,
     read_manifest,
 )
-from collect.traces.split import Split
-from collect.traces.step import Phase, Step
 from collect.traces.storage import open_trace_storage
+from predictors.base import Floats, Ints
 from predictors.errors import unknown
+from predictors.metrics import Phase
 from predictors.spec import ModelSpec
 from zoo.storage import FileStorage, FolderStorage, Storage
 
@@ -52,6 +56,50 @@ def check_file(
                 f"{path} is damaged: sha256 {found[:12]}... where {record.sha256[:12]}... was "
                 f"written. Nothing of it was read. {again}."
             )
+
+
+@dataclass(frozen=True)
+class Step:
+    """The prompt of a request (T tokens), or one token that it generated (T = 1)."""
+
+    phase: Phase
+    request: int
+    first_row: int
+    """The step's rows are `first_row .. first_row + T`."""
+    tokens_T: Ints
+    read: Callable[[TraceSignal, int, int, int], NDArray]
+    """`(signal, layer, first row, last row)` to the stored values."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens_T)
+
+    @property
+    def requests_T(self) -> Ints:
+        return np.full(len(self.tokens_T), self.request, dtype=np.int64)
+
+    def layer_input(self, layer: int) -> Floats:
+        """`[T, D]`: normalised hidden state that enters the layer."""
+        return self._values(TraceSignal.LAYER_INPUT, layer).astype(np.float32)
+
+    def gate_input(self, layer: int) -> Floats:
+        """`[T, D]`: what the router saw."""
+        return self._values(TraceSignal.GATE_INPUT, layer).astype(np.float32)
+
+    def logits(self, layer: int) -> Floats:
+        """`[T, E]`: the router's output over all experts."""
+        return self._values(TraceSignal.GATE_LOGITS, layer).astype(np.float32)
+
+    def experts(self, layer: int) -> Ints:
+        """`[T, K]`: the chosen experts, in the router's order."""
+        return self._values(TraceSignal.EXPERTS, layer).astype(np.int64)
+
+    def weights(self, layer: int) -> Floats:
+        """`[T, K]`: the router's weights of the chosen experts."""
+        return self._values(TraceSignal.WEIGHTS, layer).astype(np.float32)
+
+    def _values(self, signal: TraceSignal, layer: int) -> NDArray:
+        return self.read(signal, layer, self.first_row, self.first_row + len(self.tokens_T))
 
 
 class Trace:

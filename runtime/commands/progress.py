@@ -1,4 +1,4 @@
-"""How far a command is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a command: a bar on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +12,11 @@ LINE_SECONDS = 10.0
 
 
 @contextmanager
-def progress(console: Console, what: str, *, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function that is told how much more of `total` is done."""
-    if console.is_terminal:
+def progress(console: Console | None, what: str, *, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function that takes how much more of `total` is done; silent without a console."""
+    if console is None:
+        yield lambda _: None
+    elif console.is_terminal:
         columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("", total=total)

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from collect.traces import Request, Trace, TracePlan, TraceSignal, TraceWriter
-from collect.traces.layout import ALL_SIGNALS
+from collect.traces.layout import ALL_SIGNALS, prompt_digest, split_of
 from collect.traces.manifest import ModelRecord, digest_of
-from collect.traces.split import prompt_digest, split_of
 from collect.traces.writer import column_arrays
 from predictors.spec import ModelSpec
 

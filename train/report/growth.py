@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collect.traces import Split, Step, Trace
+from collect.traces import Trace
+from collect.traces.layout import Split
+from collect.traces.reader import Step
 from predictors.base import Predictor
 from predictors.metrics import total
 from predictors.popularity import Popularity

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import Trace, TraceSignal
-from collect.traces.step import Phase
+from predictors.metrics import Phase
 
 LEAST_TOKENS = 16
 """A request with fewer has no routing to speak of."""

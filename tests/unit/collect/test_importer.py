@@ -8,7 +8,8 @@ import pytest
 
 from collect.errors import TraceError
 from collect.importer import import_routing
-from collect.traces import Phase, Trace
+from collect.traces import Trace
+from predictors.metrics import Phase
 
 # Two requests that take turns, two layers (numbered 1 and 3 by the model: 0 and 2 are dense).
 LOG = [

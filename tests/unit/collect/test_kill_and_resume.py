@@ -11,9 +11,10 @@ import datasets
 import pytest
 
 from collect.config import DataConfig, SourceKind
+from collect.errors import TraceError
 from collect.record import collect
 from collect.recording import settings_of
-from collect.traces import Trace, TraceError
+from collect.traces import Trace
 from runtime.config import ModelConfig
 from tests.builders.recordable import prompts_file, recordable
 from tests.builders.traces import make_trace

@@ -8,8 +8,7 @@ import pytest
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
 from collect.plan import EncodedPrompt, Settings, batches, units
-from collect.prompts import cut, load_prompts
-from collect.sources import text_of
+from collect.prompts import cut, load_prompts, text_of
 from configs.compose import ConfigError, compose_typed
 from predictors.errors import MoecastError
 

@@ -17,8 +17,9 @@ from collect.plan import Settings, encode
 from collect.prompts import Prompt
 from collect.record import collect
 from collect.recording import RecordingJob, settings_of
-from collect.traces import Phase, Trace
+from collect.traces import Trace
 from collect.traces.layout import ROUTING_SIGNALS
+from predictors.metrics import Phase
 from runtime.config import ModelConfig
 from tests.builders.models import plain_eager
 from tests.builders.recordable import prompts_file, recordable

@@ -8,10 +8,11 @@ import datasets
 import numpy as np
 import pytest
 
-from collect.traces import Phase, Trace, TraceError, TraceSignal, TraceWriter
-from collect.traces.layout import ROUTING_SIGNALS, row_bytes
-from collect.traces.split import prompt_digest, split_of
+from collect.errors import TraceError
+from collect.traces import Trace, TraceSignal, TraceWriter
+from collect.traces.layout import ROUTING_SIGNALS, prompt_digest, row_bytes, split_of
 from collect.traces.writer import halved
+from predictors.metrics import Phase
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 
 
