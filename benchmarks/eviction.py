@@ -24,9 +24,8 @@ from predictors.metrics import Phase
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.cache import ExpertCache
-from runtime.policy.counters import added
-from runtime.policy.eviction import eviction_policy
-from runtime.policy.eviction.registry import EVICTIONS
+from runtime.policy.counters import sum_counters
+from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
 from train.replay import budget_slots, first_tokens
@@ -94,7 +93,7 @@ def compared(
                 hardware=hardware,
                 budget_slots=slots,
             )
-            figures, decode = stats.as_dict(), added(stats.decode)
+            figures, decode = stats.as_dict(), sum_counters(stats.decode)
             block.append(
                 {
                     "budget": budget,
@@ -124,7 +123,7 @@ def microseconds_per_layer(name: str, *, per_layer: bool) -> float:
         num_slots=TIMED.num_layers * TIMED.num_experts // 2,
         num_layers=TIMED.num_layers,
         per_layer=per_layer,
-        policy=eviction_policy(name, **shape, options=options),
+        policy=make_eviction_policy(name, **shape, options=options),
     )
     seconds = 0.0
     for layers in future:
@@ -132,13 +131,13 @@ def microseconds_per_layer(name: str, *, per_layer: bool) -> float:
         start = time.process_time()
         cache.begin_step(False)
         for layer, tokens_per_expert in enumerate(asked):
-            cache.routed(layer, tokens_per_expert)
+            cache.on_routed(layer, tokens_per_expert)
             missing = []
             for e in tokens_per_expert:
                 if cache.get((layer, e)) is None:
                     missing.append((layer, e))
                 else:
-                    cache.used((layer, e))
+                    cache.on_use((layer, e))
             for expert in missing:
                 cache.admit(expert)
         cache.end_step()

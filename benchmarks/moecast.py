@@ -26,7 +26,7 @@ from configs.compose import compose_typed
 from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.policy.counters import added
+from runtime.policy.counters import sum_counters
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
 from train.evaluate.forecasts import (
@@ -152,7 +152,7 @@ def row(
         if reuse_predictor is None
         else recorded[reuse_predictor].predictor(spec),
     )
-    figures, decode = stats.as_dict(), added(stats.decode)
+    figures, decode = stats.as_dict(), sum_counters(stats.decode)
     return {
         "hardware": hardware.name,
         "budget": budget,

@@ -12,7 +12,7 @@ from predictors.base import Predictor
 from predictors.metrics import Phase
 from predictors.reuse.forecaster import Reuse
 from runtime.config import SystemConfig
-from runtime.policy.counters import added
+from runtime.policy.counters import sum_counters
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
@@ -106,8 +106,8 @@ def _compared(
             reuse_predictor=reuse_predictor,
         )
         rates[policy] = {
-            "decode": added(stats.decode).hit_rate,
-            "prefill": added(stats.prefill).hit_rate,
+            "decode": sum_counters(stats.decode).hit_rate,
+            "prefill": sum_counters(stats.prefill).hit_rate,
         }
     for phase in ("decode", "prefill"):
         low, high = rates["lru"][phase], rates["belady"][phase]

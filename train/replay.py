@@ -7,7 +7,7 @@ from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.budget import Budget, SlotRequirements, count_slots
 from runtime.config import SystemConfig
-from runtime.policy.counters import added
+from runtime.policy.counters import sum_counters
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
@@ -49,7 +49,7 @@ def fetch_table(
     return {
         "fetch_rate": [one.fetch_rate for one in stats.decode],
         "joint": [one.joint_rate if one.predicted else None for one in stats.decode],
-        "mean_fetch_rate": added(stats.decode).fetch_rate,
-        "mean_joint": added(stats.decode).joint_rate,
+        "mean_fetch_rate": sum_counters(stats.decode).fetch_rate,
+        "mean_joint": sum_counters(stats.decode).joint_rate,
         "replay": stats.as_dict(),
     }

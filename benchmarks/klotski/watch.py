@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 from transformers import PreTrainedModel
 
-from runtime.policy.eviction import Expert
-from runtime.policy.tier import Task
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.tier import TransferTask
 from runtime.profiling.spans import Spans
 
 SAMPLE_SECONDS = 0.02
@@ -30,7 +30,9 @@ class Named(Spans):
         super().computed(expert, start, end)
         self.computations.append((expert, start, end))
 
-    def transferred(self, link: str, task: Task, start: float, end: float, *, track: str) -> None:
+    def transferred(
+        self, link: str, task: TransferTask, start: float, end: float, *, track: str
+    ) -> None:
         super().transferred(link, task, start, end, track=track)
         self.moved.append((task.expert, task.high, task.num_bytes, start, end))
 
@@ -144,7 +146,7 @@ class Memory:
                 (
                     round(time.perf_counter() - start, 3),
                     self._process.memory_info().rss,
-                    len(self._engine.prefetcher.top.cache.entries),
+                    len(self._engine.cache.top.cache.entries),
                 )
             )
 

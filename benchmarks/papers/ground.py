@@ -22,7 +22,7 @@ from configs.compose import compose_typed
 from predictors.base import Ints
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
-from runtime.policy.counters import added
+from runtime.policy.counters import sum_counters
 from runtime.sim.cluster import Interconnect
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
@@ -232,7 +232,7 @@ class Ground:
             budget_slots=min(slots, spec.num_layers * spec.num_experts),
             interconnect=interconnect,
         )
-        decode, prefill = added(stats.decode), added(stats.prefill)
+        decode, prefill = sum_counters(stats.decode), sum_counters(stats.prefill)
         decoding, prefilling = sum(stats.tpot_seconds), sum(stats.ttft_seconds)
         return {
             "system": system.name,

@@ -14,14 +14,13 @@ from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
 from runtime.engine.reuse_predictor import ReuseDriver
 from runtime.policy.build import (
-    build_prefetcher,
+    adapt_to_link,
+    build_device_cache,
+    build_multi_device_cache,
     build_scheduler,
-    build_shard,
-    build_shards,
-    on_link,
 )
-from runtime.policy.placement import Part, Placement
-from runtime.policy.prefetcher import Prefetcher
+from runtime.policy.multi_device_cache import DeviceCaches
+from runtime.policy.placement import ExpertPlacement, RankPart
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.transfer.arena import Arena
 from runtime.transfer.cuda import CudaLink
@@ -59,7 +58,7 @@ class EngineOptions:
     predictor: Predictor | None = None
     reuse_predictor: Predictor | None = None
     timeline: TimelineSink | None = None
-    part: Part | None = None
+    part: RankPart | None = None
     """Experts that this process serves, of a model on one device; None: all."""
 
 
@@ -117,7 +116,7 @@ def device_slots(
     """Return the slots of each device; the budget is that of all of them together."""
     if num_devices == 1:
         return [count_slots(budget, needs)]
-    placement = Placement(num_devices)
+    placement = ExpertPlacement(num_devices)
     shape = {"num_layers": spec.num_layers, "num_experts": spec.num_experts}
     owned = [placement.num_owned(device, **shape) for device in range(num_devices)]
     return divide_slots(budget, needs, owned)
@@ -155,9 +154,9 @@ def connect(
 ) -> Engine:
     """Return an engine over arenas and the links that fill them."""
     slows_computing = not isinstance(devices[0].links[0], CudaLink)
-    system = on_link(options.system, slows_computing=slows_computing)
-    prefetcher = _build_prefetcher(store, spec, system, devices, options.part)
-    scheduler = build_scheduler(system, spec, prefetcher)
+    system = adapt_to_link(options.system, slows_computing=slows_computing)
+    cache = _build_cache(store, spec, system, devices, options.part)
+    scheduler = build_scheduler(system, spec, cache)
     shared = TransferState(options.timeline, scheduler.adaptive_prefetch)
     links = [(link, number) for number, device in enumerate(devices) for link in device.links]
     workers = [
@@ -169,39 +168,42 @@ def connect(
             STORE_THREADS if tier.below is None else COPY_THREADS,
             cpus=devices[number].cpus,
         )
-        for tier, (link, number) in zip(prefetcher.tiers, links, strict=True)
+        for tier, (link, number) in zip(cache.tiers, links, strict=True)
     ]
     reuse_predictor = options.reuse_predictor
     return Engine(
         store=store,
         arenas=[arena for device in devices for arena in device.arenas],
-        prefetcher=prefetcher,
+        cache=cache,
         workers=workers,
         shared=shared,
         driver=PredictorDriver(
             options.predictor if system.prefetch else None,
             scheduler,
             shared,
-            None if reuse_predictor is None else ReuseDriver(reuse_predictor, prefetcher, shared),
+            None if reuse_predictor is None else ReuseDriver(reuse_predictor, cache, shared),
         ),
         watchdog_seconds=system.watchdog_seconds,
-        placement=Placement(len(devices)),
+        placement=ExpertPlacement(len(devices)),
     )
 
 
-def _build_prefetcher(
+def _build_cache(
     store: ExpertStore,
     spec: ModelSpec,
     system: SystemConfig,
     devices: Sequence[DeviceArenas],
-    part: Part | None,
-) -> Prefetcher:
+    part: RankPart | None,
+) -> DeviceCaches:
     num_slots = [[arena.num_slots for arena in device.arenas] for device in devices]
     chunk_bytes = [layout.chunk_bytes for layout in store.layouts]
     if len(devices) > 1:
-        return build_shards(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
-    if part is None:
-        return build_prefetcher(system, spec, num_slots=num_slots[0], chunk_bytes=chunk_bytes)
-    return build_shard(
-        system, spec, part.blocks, part.rank, num_slots=num_slots[0], chunk_bytes=chunk_bytes
+        return build_multi_device_cache(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
+    return build_device_cache(
+        system,
+        spec,
+        num_slots=num_slots[0],
+        chunk_bytes=chunk_bytes,
+        placement=None if part is None else part.blocks,
+        device=0 if part is None else part.rank,
     )

@@ -13,9 +13,9 @@ from runtime.engine.driver import PredictorDriver
 from runtime.engine.stats import StepStats
 from runtime.engine.turn import ForwardPassLock
 from runtime.errors import CheckpointError, TransferError
-from runtime.policy.eviction import Expert
-from runtime.policy.placement import Placement
-from runtime.policy.prefetcher import Prefetcher
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.multi_device_cache import DeviceCaches
+from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.transfer.arena import Arena
 from runtime.transfer.devices import ComputeTier
@@ -31,7 +31,7 @@ class Engine:
 
     Args:
         arenas: the one that computes first, as for `workers`; with several devices those of
-            the first, then those of the next, as `prefetcher.tiers` are.
+            the first, then those of the next, as `cache.tiers` are.
         placement: which of several devices an expert belongs to.
         watchdog_seconds: a transfer that takes longer is taken for hung.
     """
@@ -41,16 +41,16 @@ class Engine:
         *,
         store: ExpertStore,
         arenas: Sequence[Arena],
-        prefetcher: Prefetcher,
+        cache: DeviceCaches,
         workers: Sequence[TransferWorker],
         shared: TransferState,
         driver: PredictorDriver,
         watchdog_seconds: float,
-        placement: Placement | None = None,
+        placement: ExpertPlacement | None = None,
     ):
         self.store = store
         self.arenas = tuple(arenas)
-        self.prefetcher = prefetcher
+        self.cache = cache
         self.workers = tuple(workers)
         self.driver = driver
         self.stats = StepStats()
@@ -60,7 +60,7 @@ class Engine:
             if worker.tier.is_top
         ]
         self._devices = ComputeTier(
-            [arena for arena, _ in tops], [link for _, link in tops], placement or Placement()
+            [arena for arena, _ in tops], [link for _, link in tops], placement or ExpertPlacement()
         )
         self._bottoms = [worker for worker in self.workers if worker.tier.below is None]
         self._num_experts = store.num_experts
@@ -97,7 +97,7 @@ class Engine:
             self._is_intact = False
             self._let_go()
             self._abandon_leftovers()
-            self.prefetcher.begin_step(new_request=new_request)
+            self.cache.begin_step(new_request=new_request)
             for worker in self.workers:
                 worker.look_after(float("inf"))
         is_prefill = new_request or len(tokens_T) > len(requests)
@@ -127,7 +127,7 @@ class Engine:
         experts = np.unique(experts_TK)
         experts = experts[(experts >= 0) & (experts < self._num_experts)]
         with self._condition:
-            self._forget_failures(layer, self.prefetcher.partly_routed(layer, experts.tolist()))
+            self._forget_failures(layer, self.cache.request_early(layer, experts.tolist()))
             self._condition.notify_all()
 
     def failed(self, layer: int) -> frozenset[int]:
@@ -157,7 +157,7 @@ class Engine:
         with self._condition:
             self._let_go()
             self._abandon_leftovers()
-            self.prefetcher.end_step()
+            self.cache.end_step()
         self._is_intact = True
         if step is None:
             return
@@ -170,7 +170,7 @@ class Engine:
         self._held = None
         self._ordered.clear()
         self._hand.task = None
-        self.prefetcher.repair([worker.under_way for worker in self.workers])
+        self.cache.repair([worker.under_way for worker in self.workers])
 
     # ---- experts for the model
 
@@ -180,9 +180,9 @@ class Engine:
         with self._condition:
             self._let_go()
             self._abandon_leftovers()
-            early = self.prefetcher.early(layer)
+            early = self.cache.requested_early(layer)
             self._forget_failures(layer, [e for e in tokens_per_expert if e not in early])
-            order = self.prefetcher.routed(layer, tokens_per_expert)
+            order = self.cache.request_routed(layer, tokens_per_expert)
             self._ordered[layer] = order
             self._condition.notify_all()
         return order
@@ -200,7 +200,7 @@ class Engine:
         exception or its block left an expert out, must not hold slots that the next one needs.
         """
         for layer, order in self._ordered.items():
-            self.prefetcher.abandon(layer, order)
+            self.cache.cancel(layer, order)
         self._ordered.clear()
 
     def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
@@ -230,8 +230,8 @@ class Engine:
 
     def _give_back(self, expert: Expert) -> None:
         with self._condition:
-            self.prefetcher.used(expert)
-            if any(len(tier.queue) for tier in self.prefetcher.tiers):
+            self.cache.release(expert)
+            if any(len(tier.queue) for tier in self.cache.tiers):
                 self._condition.notify_all()  # somebody may wait for the slot
 
     def hold(self, layer: int, expert: int) -> dict[str, Tensor]:
@@ -243,7 +243,7 @@ class Engine:
             TransferError: the expert's bytes did not arrive.
         """
         if self._held == (layer, expert):
-            entry = self.prefetcher.entry(self._held)
+            entry = self.cache.entry(self._held)
             assert entry is not None
             return self._devices.weights(self._held, entry.slot)
         with self._condition:
@@ -259,10 +259,10 @@ class Engine:
     def _let_go(self) -> None:
         if self._held is None:
             return
-        entry = self.prefetcher.entry(self._held)
+        entry = self.cache.entry(self._held)
         assert entry is not None
         self._devices.computed(self._held, entry.slot)
-        self.prefetcher.used(self._held)
+        self.cache.release(self._held)
         self._condition.notify_all()
         self._held = None
 
@@ -273,14 +273,14 @@ class Engine:
         Raises:
             TransferError: one of them could not be read, or nothing is on its way any more.
         """
-        techniques = self.prefetcher.techniques
+        techniques = self.cache.techniques
         is_free = techniques.reordered and techniques.early_preemption
         candidates = pending if is_free else pending[:1]
         with self._condition:
-            self.prefetcher.demand((layer, pending[0]))
+            self.cache.request((layer, pending[0]))
             if len(candidates) == 1:
                 coming = pending if len(pending) > 1 else sorted(self._ordered[layer])
-                if self.prefetcher.make_room(layer, candidates[0], coming):
+                if self.cache.make_room(layer, candidates[0], coming):
                     self._condition.notify_all()
             slot = self._first_ready(layer, candidates)
             if slot is None:
@@ -294,8 +294,8 @@ class Engine:
 
     def _first_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:
         for e in candidates:
-            if self.prefetcher.is_ready((layer, e)):
-                entry = self.prefetcher.entry((layer, e))
+            if self.cache.is_ready((layer, e)):
+                entry = self.cache.entry((layer, e))
                 assert entry is not None
                 return e, entry.slot
         return None
@@ -364,10 +364,10 @@ class Engine:
     def report(self) -> dict[str, Any]:
         """Counters of the policy core, times and memory."""
         with self._condition:
-            counters = self.prefetcher.total()
-            pending = self.prefetcher.pending_bytes
+            counters = self.cache.total_counters()
+            pending = self.cache.pending_bytes
             below = {
-                worker.name: worker.tier.total().as_dict()
+                worker.name: worker.tier.total_counters().as_dict()
                 for worker in self.workers
                 if not worker.tier.is_top
             }
@@ -380,7 +380,7 @@ class Engine:
             "joint_rate": counters.joint_rate,
             "predictor_seconds": self.driver.seconds,
             "arena_bytes": self.arena_bytes,
-            "arena_slots": self.prefetcher.num_slots,
+            "arena_slots": self.cache.num_slots,
             "lower_tiers": below,
             "adaptive_prefetch": None if adaptive_prefetch is None else adaptive_prefetch.as_dict(),
             "lost_threads": sum(worker.num_lost for worker in self.workers),

@@ -9,10 +9,10 @@ from copy import copy
 from dataclasses import dataclass
 
 from runtime.engine.engine import Engine
-from runtime.policy.cache import Entry
-from runtime.policy.counters import Counters, added
-from runtime.policy.eviction import Expert
-from runtime.policy.tier import Tier
+from runtime.policy.cache import CacheEntry
+from runtime.policy.counters import CacheCounters, sum_counters
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.tier import CacheTier
 
 ABSENT, BELOW, COMING, CACHED, PINNED = ".", "h", "f", "c", "p"
 """Where an expert is: on disk only; in host memory below the device; there in part, or on its way;
@@ -39,7 +39,7 @@ class TierState:
     """Of these, those that bytes are being written into."""
     num_quarantined: int
     """Slots that hung reads may still write into."""
-    layers: tuple[Counters, ...]
+    layers: tuple[CacheCounters, ...]
     """Since the model was loaded, of each layer with routed experts."""
 
     @property
@@ -47,9 +47,9 @@ class TierState:
         return self.num_used * self.slot_bytes
 
     @property
-    def total(self) -> Counters:
+    def total(self) -> CacheCounters:
         """The layers added up."""
-        return added(self.layers)
+        return sum_counters(self.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +70,15 @@ class EngineSnapshot:
     """Whether a governed system fetches on forecasts now; None: not governed."""
 
     @property
-    def computing(self) -> Counters:
+    def computing(self) -> CacheCounters:
         """All layers of the tiers that compute."""
-        return added(tier.total for tier in self.tiers if tier.computes)
+        return sum_counters(tier.total for tier in self.tiers if tier.computes)
 
     @property
-    def computing_layers(self) -> list[Counters]:
+    def computing_layers(self) -> list[CacheCounters]:
         """The same, layer by layer."""
         tiers = [tier.layers for tier in self.tiers if tier.computes]
-        return [added(layers) for layers in zip(*tiers, strict=True)]
+        return [sum_counters(layers) for layers in zip(*tiers, strict=True)]
 
 
 class EngineMonitor:
@@ -87,7 +87,7 @@ class EngineMonitor:
     def __init__(self, engine: Engine):
         self.engine = engine
         self._shared = engine.workers[0].shared
-        self._names = name_tiers(engine.prefetcher.tiers)
+        self._names = name_tiers(engine.cache.tiers)
 
     def snapshot(self) -> EngineSnapshot:
         """All figures, of one moment."""
@@ -96,7 +96,7 @@ class EngineMonitor:
             tiers = tuple(
                 _tier_state(tier, name, arena.num_bytes)
                 for tier, name, arena in zip(
-                    engine.prefetcher.tiers, self._names, engine.arenas, strict=True
+                    engine.cache.tiers, self._names, engine.arenas, strict=True
                 )
             )
             faults = {str(fault): count for fault, count in self._shared.faults.items()}
@@ -117,7 +117,7 @@ class EngineMonitor:
 
     def cells(self) -> list[str]:
         """Where each expert is: a string for each layer, a letter for each of its experts."""
-        tiers = self.engine.prefetcher.tiers
+        tiers = self.engine.cache.tiers
         with self._shared.condition:
             held = [(tier, dict(tier.cache.entries)) for tier in tiers]
         rows = [[ABSENT] * count for count in self.engine.store.experts_per_layer]
@@ -130,7 +130,7 @@ class EngineMonitor:
         return ["".join(row) for row in rows]
 
 
-def _where(tier: Tier, expert: Expert, entry: Entry) -> str:
+def _where(tier: CacheTier, expert: Expert, entry: CacheEntry) -> str:
     is_ready = entry.ready_chunks == tier.num_chunks(expert)
     if not tier.is_top:
         return BELOW if is_ready else ABSENT
@@ -139,7 +139,7 @@ def _where(tier: Tier, expert: Expert, entry: Entry) -> str:
     return PINNED if entry.pins else CACHED
 
 
-def _tier_state(tier: Tier, name: str, budget_bytes: int) -> TierState:
+def _tier_state(tier: CacheTier, name: str, budget_bytes: int) -> TierState:
     entries = tier.cache.entries.values()
     return TierState(
         name=name,
@@ -155,7 +155,7 @@ def _tier_state(tier: Tier, name: str, budget_bytes: int) -> TierState:
     )
 
 
-def name_tiers(tiers: Sequence[Tier]) -> list[str]:
+def name_tiers(tiers: Sequence[CacheTier]) -> list[str]:
     """A name for each: memory that feeds a tier above is `host`, and so is the only one."""
     num_devices = sum(tier.is_top for tier in tiers)
     names, number = [], -1

@@ -3,7 +3,7 @@
 import time
 
 from predictors.base import Floats, Ints, Predictor
-from runtime.policy.prefetcher import Prefetcher
+from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.transfer.worker import TransferState
 
 
@@ -12,9 +12,9 @@ class ReuseDriver:
     then that others are dropped. `seconds` adds up what it cost.
     """
 
-    def __init__(self, forecaster: Predictor, prefetcher: Prefetcher, shared: TransferState):
+    def __init__(self, forecaster: Predictor, cache: DeviceCaches, shared: TransferState):
         self._forecaster = forecaster
-        self._prefetcher = prefetcher
+        self._cache = cache
         self._shared = shared
         self.kind = forecaster.kind
         self.signals = forecaster.signals
@@ -32,4 +32,4 @@ class ReuseDriver:
         self.seconds += time.perf_counter() - start
         with self._shared.condition:
             for one in values:
-                self._prefetcher.valued(one.layer, one.scores_TE[0])
+                self._cache.on_reuse_scores(one.layer, one.scores_TE[0])

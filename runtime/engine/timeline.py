@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtime.policy.eviction import Expert
-from runtime.policy.tier import Task
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.tier import TransferTask
 
 PROCESS = 1
 FLUSH_EVENTS = 20_000
@@ -83,7 +83,9 @@ class ChromeTraceWriter:
 
     # ---- what is told; times are those of time.perf_counter, in seconds
 
-    def transferred(self, link: str, task: Task, start: float, end: float, *, track: str) -> None:
+    def transferred(
+        self, link: str, task: TransferTask, start: float, end: float, *, track: str
+    ) -> None:
         """A thread of a link, which has its own track, has brought a task's bytes."""
         layer, expert = task.expert
         with self._lock:

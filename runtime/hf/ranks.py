@@ -24,14 +24,14 @@ from runtime.hf.adapters.interface import InterfaceAdapter
 from runtime.hf.adapters.served import ExpertSource, LayerExperts
 from runtime.hf.experts import find_accumulation
 from runtime.hf.layers import MoeLayer
-from runtime.policy.placement import Blocks, Part
+from runtime.policy.placement import BlockPlacement, RankPart
 from runtime.store.base import ExpertStore
 
 
 class RankExperts(LayerExperts):
     """One layer's experts of this process, as its module numbers them: from 0."""
 
-    def __init__(self, source: ExpertSource, layer: int, part: Part):
+    def __init__(self, source: ExpertSource, layer: int, part: RankPart):
         super().__init__(source, layer)
         self._first = part.rank * part.blocks.num_local
 
@@ -45,7 +45,7 @@ class RankExperts(LayerExperts):
 
 def find_own_part(
     layers: Sequence[MoeLayer], store: ExpertStore, *, has_devices: bool
-) -> Part | None:
+) -> RankPart | None:
     """What this process serves; None where it is the only one.
 
     Raises:
@@ -77,10 +77,10 @@ def find_own_part(
             f"{world} processes can not share layers of {sorted(set(store.experts_per_layer))} "
             "experts evenly; take a number of processes that divides them"
         )
-    return Part(Blocks(world, num_experts=num_experts), dist.get_rank())
+    return RankPart(BlockPlacement(world, num_experts=num_experts), dist.get_rank())
 
 
-def join_ranks(layers: Sequence[MoeLayer], part: Part, device: torch.device) -> None:
+def join_ranks(layers: Sequence[MoeLayer], part: RankPart, device: torch.device) -> None:
     """Puts Transformers' exchange between processes around every experts module."""
     # Here, because a model that is served from one process has no use for it.
     from transformers.distributed.expert_parallel import EpDispatchExpertsParallel

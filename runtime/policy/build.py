@@ -1,7 +1,7 @@
-"""A system's policy core from its configuration: the same for live runs and for simulated ones."""
+"""Builds a system's policy core from its configuration, for live runs and simulated ones alike."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -9,75 +9,100 @@ from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.adaptive_prefetch import AdaptivePrefetch
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction import eviction_policy
+from runtime.policy.device_cache import DeviceCache, Techniques
+from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import ForecastScheduler, priority_function
-from runtime.policy.placement import Placement
-from runtime.policy.prefetcher import Prefetcher, Techniques
-from runtime.policy.shards import Shard, Shards
-from runtime.policy.tier import Tier
+from runtime.policy.multi_device_cache import DeviceCaches, MultiDeviceCache
+from runtime.policy.placement import ExpertPlacement
+from runtime.policy.tier import CacheTier
 
 
-def on_link(system: SystemConfig, *, slows_computing: bool) -> SystemConfig:
-    """The system as it runs over this link to the computing tier.
+def adapt_to_link(system: SystemConfig, *, slows_computing: bool) -> SystemConfig:
+    """Returns the system as it runs over this link to the computing tier.
 
-    Where transfers take the processor or the memory that computes, idle links are left idle: on two
-    cores a computation runs at two thirds of its speed beside a read, and at 75 % of the experts a
-    token took 75 ms with idle time filled, 58 ms without (benchmarks/README.md).
+    Where transfers slow the computation down, idle links are left idle: on two cores a computation
+    runs at two thirds of its speed during a read, and at a budget of 75 % the time per output token
+    was 75 ms with idle prefetching, 58 ms without (benchmarks/README.md).
     """
     return replace(system, idle_prefetch=False) if slows_computing else system
 
 
-def build_prefetcher(
+def build_device_cache(
     system: SystemConfig,
     spec: ModelSpec,
     *,
     num_slots: Sequence[int],
     chunk_bytes: Sequence[Sequence[int]],
-) -> Prefetcher:
-    """Caches, queues and techniques for tiers of `num_slots` experts, the computing tier first.
+    placement: ExpertPlacement | None = None,
+    device: int = 0,
+) -> DeviceCache:
+    """Builds the cache of one device with tiers of `num_slots` experts, the computing tier first.
 
-    `chunk_bytes` are those of each layer. An arena is divided among the layers only where it holds
-    a step's experts of every one.
+    A tier is divided among the layers only if it holds a step's experts of every layer.
+
+    Args:
+        system: What the cache does.
+        spec: The model.
+        num_slots: Experts that fit in each tier.
+        chunk_bytes: Bytes of each chunk, of each layer's experts.
+        placement: Experts of each of several devices; None: this one has all.
+        device: Number of this device in the placement.
     """
-    tiers = build_tiers(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
-    return Prefetcher(tiers, techniques=techniques(system))
+    if placement is not None:
+        system = _restrict_counts(system, spec, placement, device)
+    tiers: list[CacheTier] = []
+    below: CacheTier | None = None
+    for slots in reversed(num_slots):
+        cache = ExpertCache(
+            num_slots=slots,
+            num_layers=spec.num_layers,
+            per_layer=system.per_layer and slots >= spec.num_layers * spec.top_k,
+            policy=make_eviction_policy(
+                system.eviction,
+                num_layers=spec.num_layers,
+                num_experts=spec.num_experts,
+                options=system.eviction_options,
+            ),
+        )
+        below = CacheTier(
+            cache,
+            chunk_bytes=chunk_bytes,
+            chunked=system.chunked,
+            below=below,
+            idle_prefetch=system.idle_prefetch,
+        )
+        tiers.insert(0, below)
+    switches = {field.name: getattr(system, field.name) for field in fields(Techniques)}
+    return DeviceCache(tiers, techniques=Techniques(**switches), placement=placement, device=device)
 
 
-def build_shards(
+def build_multi_device_cache(
     system: SystemConfig,
     spec: ModelSpec,
     *,
     num_slots: Sequence[Sequence[int]],
     chunk_bytes: Sequence[Sequence[int]],
-) -> Shards:
-    """The same once for each of several devices, with tiers of `num_slots[device]` experts."""
-    placement = Placement(len(num_slots))
-    shards = [
-        build_shard(system, spec, placement, device, num_slots=slots, chunk_bytes=chunk_bytes)
+) -> MultiDeviceCache:
+    """Builds a cache for each of several devices, with tiers of `num_slots[device]` experts."""
+    placement = ExpertPlacement(len(num_slots))
+    devices = [
+        build_device_cache(
+            system,
+            spec,
+            num_slots=slots,
+            chunk_bytes=chunk_bytes,
+            placement=placement,
+            device=device,
+        )
         for device, slots in enumerate(num_slots)
     ]
-    return Shards(shards, placement=placement)
+    return MultiDeviceCache(devices, placement=placement)
 
 
-def build_shard(
-    system: SystemConfig,
-    spec: ModelSpec,
-    placement: Placement,
-    device: int,
-    *,
-    num_slots: Sequence[int],
-    chunk_bytes: Sequence[Sequence[int]],
-) -> Shard:
-    """One of them."""
-    own = of_device(system, spec, placement, device)
-    tiers = build_tiers(own, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
-    return Shard(tiers, techniques=techniques(system), placement=placement, device=device)
-
-
-def of_device(
-    system: SystemConfig, spec: ModelSpec, placement: Placement, device: int
+def _restrict_counts(
+    system: SystemConfig, spec: ModelSpec, placement: ExpertPlacement, device: int
 ) -> SystemConfig:
-    """The system as one device runs it: of a fixed popular set (`counts`), its own share."""
+    """Returns the system with `counts` (of static eviction) of the device's experts only."""
     counts_LE = system.eviction_options.get("counts")
     if counts_LE is None:
         return system
@@ -88,63 +113,17 @@ def of_device(
     return replace(system, eviction_options={**system.eviction_options, "counts": own})
 
 
-def build_tiers(
-    system: SystemConfig,
-    spec: ModelSpec,
-    *,
-    num_slots: Sequence[int],
-    chunk_bytes: Sequence[Sequence[int]],
-) -> list[Tier]:
-    """One device's tiers, each over the one after it."""
-    tiers: list[Tier] = []
-    below: Tier | None = None
-    for slots in reversed(num_slots):
-        cache = ExpertCache(
-            num_slots=slots,
-            num_layers=spec.num_layers,
-            per_layer=system.per_layer and slots >= spec.num_layers * spec.top_k,
-            policy=eviction_policy(
-                system.eviction,
-                num_layers=spec.num_layers,
-                num_experts=spec.num_experts,
-                options=system.eviction_options,
-            ),
-        )
-        below = Tier(
-            cache,
-            chunk_bytes=chunk_bytes,
-            chunked=system.chunked,
-            below=below,
-            fills_idle=system.idle_prefetch,
-        )
-        tiers.insert(0, below)
-    return tiers
-
-
-def techniques(system: SystemConfig) -> Techniques:
-    """What of promoe's and klotski's techniques is on."""
-    return Techniques(
-        chunked=system.chunked,
-        early_preemption=system.early_preemption,
-        reordered=system.reordered,
-        cancel=system.cancel,
-        hot_first=system.hot_first,
-        drop_used=system.drop_used,
-    )
-
-
 def build_scheduler(
-    system: SystemConfig, spec: ModelSpec, prefetcher: Prefetcher
+    system: SystemConfig, spec: ModelSpec, cache: DeviceCaches
 ) -> ForecastScheduler:
-    """What turns forecasts into transfers, with a adaptive_prefetch where the system has one."""
+    """Builds the scheduler of forecasts, adaptive if the system is."""
     adaptive_prefetch = None
     if system.adaptive:
         adaptive_prefetch = AdaptivePrefetch()
-        adaptive_prefetch.on_change = (
-            prefetcher.idle_prefetch if system.idle_prefetch else lambda _: None
-        )
+        if system.idle_prefetch:
+            adaptive_prefetch.on_change = cache.set_idle_prefetch
     return ForecastScheduler(
-        prefetcher,
+        cache,
         top_k=spec.top_k,
         priority=priority_function(system.priority),
         adaptive_prefetch=adaptive_prefetch,

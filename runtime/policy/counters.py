@@ -1,50 +1,54 @@
-"""What the prefetcher counts: sums only, so that runs and layers can be added up."""
+"""Counters of a cache: sums only, so that runs and layers can be added up."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
 
 @dataclass
-class Counters:
-    """Bytes are those of the arena (what a slot holds), counted when a transfer ends."""
+class CacheCounters:
+    """Counters of one layer in one tier, or their sum; bytes are counted when a transfer ends."""
 
     requests: int = 0
-    """Experts that routers asked for: distinct experts per layer and step."""
+    """Experts that routers requested: distinct experts per layer and step."""
     hits: int = 0
-    """Of these, fully in the arena when their router spoke."""
+    """Requests whose expert was fully in the cache when its router ran."""
     joins: int = 0
-    """Of these, partly arrived or in flight: completed, not fetched again."""
+    """Requests whose expert had partly arrived or was in flight: completed, not fetched again."""
     misses: int = 0
-    """Of these, not there at all."""
+    """Requests whose expert was not there at all."""
     predicted: int = 0
     """Predicted experts of layers that were routed: the denominator of FetchRate."""
     predicted_in_time: int = 0
-    """Of these, all bytes had arrived before their layer was routed (promoe 4.1)."""
+    """Predicted experts that had fully arrived before their layer was routed (ProMoE, section
+    4.1)."""
     needed_predicted: int = 0
     """Requests that had been predicted, in time or not: the numerator of the predictor's recall."""
     needed_predicted_in_time: int = 0
-    """Requests that had been predicted and had arrived in time: the joint figure's numerator."""
+    """Requests that had been predicted and had arrived in time: the joint rate's numerator."""
     bytes_moved: int = 0
+    """Bytes transferred into the tier."""
     bytes_prefetched: int = 0
-    """Moved on a prediction, before any router asked."""
+    """Bytes transferred on a prediction, before any router requested their expert."""
     bytes_used: int = 0
-    """Of the prefetched, those whose expert was then asked for."""
+    """Prefetched bytes whose expert was then requested."""
     bytes_wasted: int = 0
-    """Of the prefetched, those whose expert left the arena before it was asked for."""
+    """Prefetched bytes whose expert was evicted before it was requested."""
     bytes_late: int = 0
-    """Moved after the router had asked for a predicted expert: predicted, but not in time."""
+    """Bytes transferred after the router had requested a predicted expert."""
     evictions: int = 0
 
     def as_dict(self) -> dict[str, int]:
+        """Returns the counters by name."""
         return asdict(self)
 
-    def add(self, other: "Counters") -> None:
+    def add(self, other: "CacheCounters") -> None:
+        """Adds another layer's or run's counters."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of requests that were fully there; None before the first request."""
+        """Share of requests that were hits; None before the first request."""
         return self.hits / self.requests if self.requests else None
 
     @property
@@ -63,9 +67,9 @@ class Counters:
         return self.needed_predicted_in_time / self.requests if self.requests else None
 
 
-def added(layers: Iterable[Counters]) -> Counters:
-    """The layers' counters as one."""
-    total = Counters()
+def sum_counters(layers: Iterable[CacheCounters]) -> CacheCounters:
+    """Returns the sum of the layers' counters."""
+    total = CacheCounters()
     for counters in layers:
         total.add(counters)
     return total

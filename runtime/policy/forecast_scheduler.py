@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from predictors.base import Forecast
 from predictors.errors import MoecastError, unknown
 from runtime.policy.adaptive_prefetch import AdaptivePrefetch
-from runtime.policy.prefetcher import Prefetcher
+from runtime.policy.multi_device_cache import DeviceCaches
 
 PriorityFunction = Callable[[float, int], float]
 """`(probability, layers ahead) -> priority`; the smallest is fetched first."""
@@ -56,7 +56,7 @@ class ForecastScheduler:
 
     def __init__(
         self,
-        prefetcher: Prefetcher,
+        cache: DeviceCaches,
         *,
         top_k: int,
         priority: PriorityFunction,
@@ -64,7 +64,7 @@ class ForecastScheduler:
         lookahead_layers: int | None = None,
         predictor_priority: bool = True,
     ):
-        self._prefetcher = prefetcher
+        self._cache = cache
         self._top_k = top_k
         self._priority = priority
         self.adaptive_prefetch = adaptive_prefetch
@@ -96,5 +96,5 @@ class ForecastScheduler:
                 priorities = [-float(forecast.priority_E[e]) for e in experts]
             else:
                 priorities = [self._priority(float(probability_E[e]), distance) for e in experts]
-            self._prefetcher.forecast(forecast.layer, probability_E.tolist())
-            self._prefetcher.predicted(forecast.layer, experts, priorities)
+            self._cache.on_forecast(forecast.layer, probability_E.tolist())
+            self._cache.prefetch(forecast.layer, experts, priorities)

@@ -1,4 +1,4 @@
-"""Which device an expert belongs to, where a model's experts are spread over several.
+"""The assignment of experts to devices, where a model's experts are spread over several.
 
 Shape suffixes: E experts.
 """
@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.policy.eviction import Expert
+from runtime.policy.eviction.protocol import Expert
 
 
 @dataclass(frozen=True)
-class Placement:
-    """A hash of layer and expert (moe-infinity-request 5.3: "a hashing function to assign the
-    experts to different GPUs based on their IDs").
+class ExpertPlacement:
+    """A hash of layer and expert.
 
-    The remainder of their sum: every device has the same number of each layer's experts, give or
-    take one, and an id that is popular on all layers is on every device in turn.
+    MoE-Infinity (request level), section 5.3: "a hashing function to assign the experts to
+    different GPUs based on their IDs". The hash is the remainder of their sum: every device has the
+    same number of each layer's experts, give or take one, and an id that is popular on all layers
+    is on every device in turn.
     """
 
     num_devices: int = 1
@@ -26,25 +27,25 @@ class Placement:
         assert self.num_devices >= 1, self.num_devices
 
     def device(self, expert: Expert) -> int:
-        """Number of the device that holds and computes the expert, nobody else does."""
+        """Returns the number of the device that holds and computes the expert."""
         return (expert[0] + expert[1]) % self.num_devices
 
     def mask(self, layer: int, device: int, num_experts: int) -> NDArray[np.bool_]:
-        """`[E]`: which of the layer's experts are the device's."""
+        """Returns `[E]`: whether each of the layer's experts is the device's."""
         return (np.arange(num_experts) + layer) % self.num_devices == device
 
     def num_owned(self, device: int, *, num_layers: int, num_experts: int) -> int:
-        """Experts of the whole model that are the device's."""
+        """Returns the number of the model's experts that are the device's."""
         layers = range(num_layers)
         return sum(int(self.mask(layer, device, num_experts).sum()) for layer in layers)
 
 
 @dataclass(frozen=True)
-class Blocks(Placement):
-    """Neighbouring experts together: what Transformers' expert parallelism gives its ranks."""
+class BlockPlacement(ExpertPlacement):
+    """Contiguous experts together, as Transformers' expert parallelism divides them over ranks."""
 
     num_experts: int = 1
-    """Of each layer; as many for each rank."""
+    """Experts of each layer; a multiple of the number of ranks."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +53,7 @@ class Blocks(Placement):
 
     @property
     def num_local(self) -> int:
-        """Experts of a layer that one rank has."""
+        """Experts of a layer on each rank."""
         return self.num_experts // self.num_devices
 
     def device(self, expert: Expert) -> int:
@@ -63,8 +64,8 @@ class Blocks(Placement):
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one process has of a model whose other experts are with other processes."""
+class RankPart:
+    """The experts of one process of an expert-parallel model."""
 
-    blocks: Blocks
+    blocks: BlockPlacement
     rank: int

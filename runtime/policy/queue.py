@@ -1,13 +1,13 @@
-"""The transfer queue: experts that the link has to bring, in two priorities."""
+"""The transfer queue: experts that the link has to transfer, in two priorities."""
 
 import heapq
 import itertools
 
-from runtime.policy.eviction import Expert
+from runtime.policy.eviction.protocol import Expert
 
 
 class TransferQueue:
-    """Experts with chunks still to fetch. High priority in order of arrival, low by priority.
+    """Experts with chunks still to transfer: high in order of arrival, then low by priority.
 
     An expert is in the queue once: pushed high, it leaves the low side (a join, not a repeat).
     """
@@ -22,12 +22,12 @@ class TransferQueue:
         return len(self._high) + len(self._low)
 
     def push_high(self, expert: Expert) -> None:
-        """A router has chosen it: before everything predicted, after what was chosen earlier."""
+        """Adds an expert that a router has chosen, after those chosen earlier."""
         self._low.pop(expert, None)
         self._high.setdefault(expert)
 
     def push_low(self, expert: Expert, priority: float) -> None:
-        """A forecast names it; the smaller `priority`, the sooner. The last forecast counts."""
+        """Adds a predicted expert; the smallest priority comes first, the last forecast counts."""
         if expert in self._high:
             return
         ticket = (priority, next(self._sequence))
@@ -35,12 +35,12 @@ class TransferQueue:
         heapq.heappush(self._heap, (*ticket, expert))
 
     def remove(self, expert: Expert) -> None:
-        """Fully arrived, or not wanted any more."""
+        """Removes an expert that has arrived or is not needed any more."""
         self._high.pop(expert, None)
         self._low.pop(expert, None)
 
     def clear(self) -> None:
-        """Nothing is wanted any more."""
+        """Removes everything."""
         self._high.clear()
         self._low.clear()
         self._heap.clear()
@@ -48,28 +48,30 @@ class TransferQueue:
     def remove_low_of_layer(
         self, layer: int, *, keep: frozenset[int] = frozenset()
     ) -> list[Expert]:
-        """Drops what was only predicted for a layer (promoe algorithm 2, line 12), but `keep`."""
-        dropped = [expert for expert in self._low if expert[0] == layer and expert[1] not in keep]
-        for expert in dropped:
+        """Removes a layer's low-priority experts (ProMoE, algorithm 2, line 12), but `keep`."""
+        removed = [expert for expert in self._low if expert[0] == layer and expert[1] not in keep]
+        for expert in removed:
             del self._low[expert]
-        return dropped
+        return removed
 
     def is_high(self, expert: Expert) -> bool:
+        """Returns whether the expert has high priority."""
         return expert in self._high
 
     def is_low(self, expert: Expert) -> bool:
+        """Returns whether the expert has low priority."""
         return expert in self._low
 
     def priority(self, expert: Expert) -> float:
-        """Of an expert in the low queue."""
+        """Returns the priority of a low-priority expert."""
         return self._low[expert][0]
 
     def high(self) -> list[Expert]:
-        """In the order in which they are to be fetched."""
+        """Returns the high-priority experts in transfer order."""
         return list(self._high)
 
     def low(self) -> list[Expert]:
-        """In the order in which they are to be fetched; the stale part of the heap is shed."""
+        """Returns the low-priority experts in transfer order; drops stale heap items."""
         live = [item for item in self._heap if self._low.get(item[2]) == (item[0], item[1])]
         if len(live) < len(self._heap):
             self._heap = live
@@ -77,7 +79,7 @@ class TransferQueue:
         return [item[2] for item in sorted(live)]
 
     def first_low(self) -> Expert | None:
-        """The most urgent low-priority expert, or None."""
+        """Returns the first low-priority expert, or None."""
         while self._heap:
             priority, ticket, expert = self._heap[0]
             if self._low.get(expert) == (priority, ticket):

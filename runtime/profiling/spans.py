@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from runtime.policy.eviction import Expert
-from runtime.policy.tier import Task
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.tier import TransferTask
 
 
 @dataclass
@@ -27,7 +27,9 @@ class Spans:
         for spans in vars(self).values():
             spans.clear()
 
-    def transferred(self, link: str, task: Task, start: float, end: float, *, track: str) -> None:
+    def transferred(
+        self, link: str, task: TransferTask, start: float, end: float, *, track: str
+    ) -> None:
         """A task's bytes were brought."""
         del link
         self.transfers.append((track, task.expert, start, end))

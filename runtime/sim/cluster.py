@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from predictors.base import Floats, Forecasts
-from runtime.policy.shards import Shard
+from runtime.policy.device_cache import DeviceCache
 from runtime.sim.hardware import Hardware, Roofline
 from runtime.sim.simulator import Simulator
 
@@ -76,7 +76,7 @@ class Cluster:
     def __init__(
         self,
         simulators: Sequence[Simulator],
-        shards: Sequence[Shard],
+        shards: Sequence[DeviceCache],
         interconnect: Interconnect,
     ):
         self._simulators = tuple(simulators)

@@ -10,9 +10,14 @@ import numpy as np
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, SystemConfig
-from runtime.policy.build import build_prefetcher, build_scheduler, build_shards, on_link
-from runtime.policy.counters import Counters, added
-from runtime.policy.prefetcher import Prefetcher
+from runtime.policy.build import (
+    adapt_to_link,
+    build_device_cache,
+    build_multi_device_cache,
+    build_scheduler,
+)
+from runtime.policy.counters import CacheCounters, sum_counters
+from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.sim.cluster import Cluster, Interconnect
 from runtime.sim.hardware import Hardware, tier_slots
 from runtime.sim.oracle import bound
@@ -29,8 +34,8 @@ class ReplayStats:
     than a small arena holds, while a decode step asks for top_k.
     """
 
-    prefill: list[Counters]
-    decode: list[Counters]
+    prefill: list[CacheCounters]
+    decode: list[CacheCounters]
     ttft_seconds: list[float] = field(default_factory=list)
     tpot_seconds: list[float] = field(default_factory=list)
     """Of each prefill and of each decode step, in the order of the run."""
@@ -50,18 +55,18 @@ class ReplayStats:
         return self.stall_seconds / total if total else None
 
     @property
-    def total(self) -> Counters:
-        return added([*self.prefill, *self.decode])
+    def total(self) -> CacheCounters:
+        return sum_counters([*self.prefill, *self.decode])
 
     def as_dict(self) -> dict[str, Any]:
         """Sums and rates for each phase, medians of the times; null where nothing was counted."""
         return {
             **{
                 phase: {
-                    **added(layers).as_dict(),
-                    "hit_rate": added(layers).hit_rate,
-                    "fetch_rate": added(layers).fetch_rate,
-                    "joint_rate": added(layers).joint_rate,
+                    **sum_counters(layers).as_dict(),
+                    "hit_rate": sum_counters(layers).hit_rate,
+                    "fetch_rate": sum_counters(layers).fetch_rate,
+                    "joint_rate": sum_counters(layers).joint_rate,
                     "fetch_rate_per_layer": [counters.fetch_rate for counters in layers],
                 }
                 for phase, layers in (("prefill", self.prefill), ("decode", self.decode))
@@ -152,45 +157,43 @@ def _run(
     if isinstance(budget_slots, int):
         budget_slots = tier_slots(hardware, budget_slots, spec.num_layers * spec.num_experts)
     slowed = hardware.overheads.compute_speed_transferring < 1
-    system = on_link(system, slows_computing=slowed)
+    system = adapt_to_link(system, slows_computing=slowed)
     chunk_bytes = [hardware.chunk_bytes] * spec.num_layers
     active = predictor if system.prefetch else None
     simulate = partial(Simulator, hardware=hardware, predictor=active)
-    prefetcher: Prefetcher
+    cache: DeviceCaches
     simulator: Simulator | Cluster
     if interconnect is None:
-        prefetcher = build_prefetcher(system, spec, num_slots=budget_slots, chunk_bytes=chunk_bytes)
-        schedulers = [build_scheduler(system, spec, prefetcher)]
-        simulator = simulate(prefetcher, scheduler=schedulers[0], observer=observer)
+        cache = build_device_cache(system, spec, num_slots=budget_slots, chunk_bytes=chunk_bytes)
+        schedulers = [build_scheduler(system, spec, cache)]
+        simulator = simulate(cache, scheduler=schedulers[0], observer=observer)
     else:
-        prefetcher = build_shards(
+        cache = build_multi_device_cache(
             system,
             spec,
             num_slots=[budget_slots] * interconnect.num_devices,
             chunk_bytes=chunk_bytes,
         )
-        schedulers = [build_scheduler(system, spec, shard) for shard in prefetcher.shards]
+        schedulers = [build_scheduler(system, spec, shard) for shard in cache.devices]
         watchers = [observer] + [None] * (len(schedulers) - 1)
         simulators = [
             simulate(shard, scheduler=scheduler, observer=watcher)
-            for shard, scheduler, watcher in zip(
-                prefetcher.shards, schedulers, watchers, strict=True
-            )
+            for shard, scheduler, watcher in zip(cache.devices, schedulers, watchers, strict=True)
         ]
-        simulator = Cluster(simulators, prefetcher.shards, interconnect)
+        simulator = Cluster(simulators, cache.devices, interconnect)
     if filled:
-        prefetcher.fill(spec.num_experts)
+        cache.fill_lower_tiers(spec.num_experts)
     stats = ReplayStats(
-        prefill=[Counters() for _ in range(spec.num_layers)],
-        decode=[Counters() for _ in range(spec.num_layers)],
+        prefill=[CacheCounters() for _ in range(spec.num_layers)],
+        decode=[CacheCounters() for _ in range(spec.num_layers)],
     )
     at_once = int if interconnect is None else interconnect.tokens_at_once
     running: set[int] = set()
     for step in steps:
         requests = set(step.requests_T.tolist())
         is_prefill = len(step.tokens_T) > len(requests)
-        prefetcher.counters = stats.prefill if is_prefill else stats.decode
-        prefetcher.begin_step(new_request=not requests <= running)
+        cache.counters = stats.prefill if is_prefill else stats.decode
+        cache.begin_step(new_request=not requests <= running)
         # A prefill ends no other request: those of a batch go on after it.
         running = requests | running if is_prefill else requests
         started, stalled = simulator.now, simulator.stall_seconds
@@ -203,7 +206,7 @@ def _run(
             layer_seconds=hardware.layer_seconds(at_once(len(step.tokens_T))),
             reuse_predictor=reuse_predictor,
         )
-        prefetcher.end_step()
+        cache.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
         times.append(simulator.now - started)
         if not is_prefill:

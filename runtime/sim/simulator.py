@@ -1,4 +1,4 @@
-"""Discrete events over a prefetcher: its links, one compute stream, one predictor beside them."""
+"""Discrete events over a cache: its links, one compute stream, one predictor beside them."""
 
 import heapq
 import itertools
@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from predictors.base import Floats, Forecasts, Predictor
-from runtime.policy.eviction import Expert
+from runtime.policy.eviction.protocol import Expert
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.policy.prefetcher import Prefetcher, Task
+from runtime.policy.multi_device_cache import DeviceCaches
+from runtime.policy.tier import TransferTask
 from runtime.sim.hardware import Hardware
 from runtime.sim.transfers import Transfers
 
@@ -25,7 +26,7 @@ class Simulator:
 
     def __init__(
         self,
-        prefetcher: Prefetcher,
+        cache: DeviceCaches,
         hardware: Hardware,
         *,
         predictor: Predictor | None,
@@ -37,12 +38,12 @@ class Simulator:
         self.predictor_seconds = 0.0
         """Charged to predictions."""
         self._observer = observer
-        self._prefetcher = prefetcher
+        self._cache = cache
         self._hardware = hardware
         self._overheads = hardware.overheads
         self._predictor = predictor
         self._scheduler = scheduler
-        self._tiers = prefetcher.tiers
+        self._tiers = cache.tiers
         self._links = [
             Transfers(
                 speed_together=self._overheads.transfer_speed_together,
@@ -115,7 +116,7 @@ class Simulator:
 
     def valued(self, layer: int, value_E: Floats) -> None:
         """What the layer's experts will be worth after this step."""
-        self._prefetcher.valued(layer, value_E)
+        self._cache.on_reuse_scores(layer, value_E)
 
     def run_experts(
         self, layer: int, tokens_per_expert: dict[int, int], *, computed_after: float = 0.0
@@ -124,17 +125,17 @@ class Simulator:
 
         `computed_after`: seconds until the tokens are here, from other devices.
         """
-        prefetcher = self._prefetcher
+        cache = self._cache
         if self._forecasts:
             self._discard_forecasts(layer)
-        pending = prefetcher.routed(layer, tokens_per_expert)
+        pending = cache.request_routed(layer, tokens_per_expert)
         if computed_after:
             self.compute(computed_after)
         while pending:
             expert = self._next_ready(layer, pending)
             pending.remove(expert)
             self.compute(self._expert_seconds(tokens_per_expert[expert]), (layer, expert))
-            prefetcher.used((layer, expert))
+            cache.release((layer, expert))
 
     def _expert_seconds(self, num_tokens: int) -> float:
         known = self._expert_seconds_of.get(num_tokens)
@@ -143,14 +144,14 @@ class Simulator:
         return known
 
     def _next_ready(self, layer: int, pending: Sequence[int]) -> int:
-        techniques, is_ready = self._prefetcher.techniques, self._prefetcher.is_ready
+        techniques, is_ready = self._cache.techniques, self._cache.is_ready
         candidates = pending
         if not techniques.early_preemption:
             candidates = pending[:1]
-            self._prefetcher.demand((layer, pending[0]))
+            self._cache.request((layer, pending[0]))
         elif not techniques.reordered:
             candidates = pending[:1]
-            self._prefetcher.make_room(layer, pending[0], pending)
+            self._cache.make_room(layer, pending[0], pending)
         for e in candidates:
             if is_ready((layer, e)):
                 return e
@@ -211,7 +212,7 @@ class Simulator:
                 if task is not None:
                     self._start(i, task, by_worker=True)
 
-    def _start(self, i: int, task: Task, *, by_worker: bool) -> None:
+    def _start(self, i: int, task: TransferTask, *, by_worker: bool) -> None:
         seconds = self._seconds(i, task.num_bytes) + self._overheads.task_seconds
         self._links[i].start(task, self.now, seconds, by_worker=by_worker)
 
@@ -222,9 +223,9 @@ class Simulator:
             self._seconds_of[i][num_bytes] = known
         return known
 
-    def _finish(self, i: int, ended: tuple[Task, float]) -> None:
+    def _finish(self, i: int, ended: tuple[TransferTask, float]) -> None:
         task, started = ended
-        self._tiers[i].done(task)
+        self._tiers[i].complete(task)
         if i:
             return
         if self._observer is not None:

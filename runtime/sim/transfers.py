@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from runtime.policy.tier import Task
+from runtime.policy.tier import TransferTask
 
 
 @dataclass(slots=True, eq=False)
@@ -12,7 +12,7 @@ class _Running:
 
     end: float
     """At its present speed."""
-    task: Task
+    task: TransferTask
     started: float
     by_worker: bool
     """The link's own thread does it, not the computation."""
@@ -39,7 +39,7 @@ class Transfers:
     def num(self) -> int:
         return len(self._running)
 
-    def __contains__(self, task: Task) -> bool:
+    def __contains__(self, task: TransferTask) -> bool:
         return any(running.task is task for running in self._running)
 
     def computing(self, now: float, is_computing: bool) -> None:
@@ -50,7 +50,7 @@ class Transfers:
         if self._running and self._computing != 1.0:
             self._stretch(now, 1 / self._computing if is_computing else self._computing)
 
-    def start(self, task: Task, now: float, seconds: float, *, by_worker: bool) -> None:
+    def start(self, task: TransferTask, now: float, seconds: float, *, by_worker: bool) -> None:
         """A transfer that takes `seconds`, with nothing beside it, begins."""
         if by_worker:
             self.is_worker_busy = True
@@ -62,7 +62,7 @@ class Transfers:
         self._running.append(_Running(now + seconds, task, now, by_worker))
         self.first_end = min(self.first_end, now + seconds)
 
-    def finish_first(self) -> tuple[Task, float]:
+    def finish_first(self) -> tuple[TransferTask, float]:
         """Takes out the one that ends first; the task and when it started."""
         first = min(self._running, key=_end)
         self._running.remove(first)

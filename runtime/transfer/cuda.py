@@ -2,7 +2,7 @@
 
 import torch
 
-from runtime.policy.tier import Task
+from runtime.policy.tier import TransferTask
 from runtime.transfer.arena import Arena
 from runtime.transfer.link import copy_parts
 
@@ -26,7 +26,7 @@ class CudaLink:
         # The arena may lie where earlier work of the computing stream, still under way, writes.
         torch.cuda.synchronize(device)
 
-    def transfer(self, task: Task) -> None:
+    def transfer(self, task: TransferTask) -> None:
         fence = self._computed.pop(task.slot, None) if task.first_chunk == 0 else None
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             if fence is not None:

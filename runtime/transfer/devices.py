@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from runtime.policy.eviction import Expert
-from runtime.policy.placement import Placement
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.arena import Arena
 from runtime.transfer.link import Link
 
@@ -17,7 +17,7 @@ class ComputeTier:
 
     arenas: Sequence[Arena]
     links: Sequence[Link]
-    placement: Placement
+    placement: ExpertPlacement
 
     def weights(self, expert: Expert, slot: int) -> dict[str, Tensor]:
         """The expert's parameters, on the device that it belongs to."""

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.policy.tier import Task
+from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore
 from runtime.transfer.arena import Arena
 
@@ -12,7 +12,7 @@ from runtime.transfer.arena import Arena
 class Link(Protocol):
     """Thread-safe: several workers may transfer at once, each into a slot of its own."""
 
-    def transfer(self, task: Task) -> None:
+    def transfer(self, task: TransferTask) -> None:
         """Brings the task's bytes; they are there, for every stream, when it returns.
 
         Raises:
@@ -40,7 +40,7 @@ class StoreLink:
         self._arena = arena
         self._closes = closes
 
-    def transfer(self, task: Task) -> None:
+    def transfer(self, task: TransferTask) -> None:
         layer, expert = task.expert
         chunks = range(task.first_chunk, task.end_chunk)
         self._store.read(layer, expert, chunks, self._arena.slot(task.slot))
@@ -60,11 +60,11 @@ class HostLink:
         self._source = source
         self._target = target
 
-    def parts(self, task: Task) -> list[tuple[Tensor, Tensor]]:
+    def parts(self, task: TransferTask) -> list[tuple[Tensor, Tensor]]:
         """`(target, source)` bytes of each part of the task's chunks."""
         return copy_parts(task, self._source, self._target)
 
-    def transfer(self, task: Task) -> None:
+    def transfer(self, task: TransferTask) -> None:
         for target, source in self.parts(task):
             target.copy_(source)
 
@@ -75,7 +75,7 @@ class HostLink:
         """Nothing to close."""
 
 
-def copy_parts(task: Task, source: Arena, target: Arena) -> list[tuple[Tensor, Tensor]]:
+def copy_parts(task: TransferTask, source: Arena, target: Arena) -> list[tuple[Tensor, Tensor]]:
     """`(target, source)` bytes of each part of the task's chunks, uint8."""
     assert task.source_slot is not None
     to, of = target.slot(task.slot), source.slot(task.source_slot)

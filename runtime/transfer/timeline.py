@@ -2,15 +2,15 @@
 
 from typing import Protocol
 
-from runtime.policy.eviction import Expert
-from runtime.policy.tier import Task
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.tier import TransferTask
 
 
 class TimelineSink(Protocol):
     """Receives spans of a run; times are those of `time.perf_counter`, in seconds."""
 
     def transferred(
-        self, link: str, task: Task, start: float, end: float, *, track: str
+        self, link: str, task: TransferTask, start: float, end: float, *, track: str
     ) -> None: ...
 
     def computed(self, expert: Expert, start: float, end: float) -> None: ...

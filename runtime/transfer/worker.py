@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from runtime.errors import Fault, TransferError
 from runtime.policy.adaptive_prefetch import AdaptivePrefetch
-from runtime.policy.eviction import Expert
-from runtime.policy.tier import Task, Tier
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.tier import CacheTier, TransferTask
 from runtime.transfer.link import Link
 from runtime.transfer.timeline import TimelineSink
 
@@ -52,7 +52,7 @@ class TransferThread:
 
     name: str
     thread: threading.Thread | None = None
-    task: Task | None = None
+    task: TransferTask | None = None
     since: float = 0.0
     is_lost: bool = False
     """It hangs in `task`; whoever replaced it has taken the slot out of use."""
@@ -62,7 +62,7 @@ class TransferThread:
 class TransferWorker:
     """Drives one tier's link. All bookkeeping happens under the shared lock."""
 
-    tier: Tier
+    tier: CacheTier
     link: Link
     shared: TransferState
     name: str
@@ -101,14 +101,14 @@ class TransferWorker:
                 hand.task, hand.since = task, time.monotonic()
             self._carry_out(hand, task)
 
-    def _next(self, *, high_only: bool = False) -> Task | None:
-        asks = self.tier.num_asks
+    def _next(self, *, high_only: bool = False) -> TransferTask | None:
+        asks = self.tier.num_requests_below
         task = self.tier.next_task(high_only=high_only)
-        if self.tier.num_asks != asks:
+        if self.tier.num_requests_below != asks:
             self.shared.condition.notify_all()  # the tier below has something to do
         return task
 
-    def _carry_out(self, hand: TransferThread, task: Task) -> None:
+    def _carry_out(self, hand: TransferThread, task: TransferTask) -> None:
         error = None
         is_over = False
         start = time.perf_counter()
@@ -126,7 +126,7 @@ class TransferWorker:
     def _settle(
         self,
         hand: TransferThread,
-        task: Task,
+        task: TransferTask,
         error: TransferError | None,
         *,
         is_over: bool,
@@ -142,7 +142,7 @@ class TransferWorker:
                 self.tier.retry(task)
             elif error is None:
                 self.shared.joined.discard(task.expert)
-                self.tier.done(task)
+                self.tier.complete(task)
                 self.busy_seconds += end - start
                 self._report(hand, task, start, end)
             else:
@@ -152,10 +152,10 @@ class TransferWorker:
                     self.tier.retry(task)
                 else:
                     self.shared.errors[task.expert] = error
-                    self.tier.failed(task)
+                    self.tier.fail(task)
             self.shared.condition.notify_all()
 
-    def _report(self, hand: TransferThread, task: Task, start: float, end: float) -> None:
+    def _report(self, hand: TransferThread, task: TransferTask, start: float, end: float) -> None:
         if self.shared.timeline is not None:
             self.shared.timeline.transferred(self.name, task, start, end, track=hand.name)
 
@@ -199,7 +199,7 @@ class TransferWorker:
 
     def _set_aside(self, hand: TransferThread, seconds: float) -> None:
         assert hand.task is not None
-        if not self.tier.lose(hand.task):
+        if not self.tier.quarantine(hand.task):
             return
         hand.is_lost = True
         self.shared.faults[Fault.HUNG] += 1
@@ -232,7 +232,7 @@ class TransferWorker:
         )
 
     @property
-    def under_way(self) -> list[Task]:
+    def under_way(self) -> list[TransferTask]:
         """Transfers of its threads, those that hang included."""
         return [hand.task for hand in self._hands if hand.task is not None]
 

@@ -3,7 +3,7 @@
 import random
 
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction import EvictionPolicy
+from runtime.policy.eviction.protocol import EvictionPolicy
 
 Routing = list[list[list[int]]]
 """For each step and layer, the chosen experts."""
@@ -50,7 +50,7 @@ def serve(
         missing: list[tuple[int, int]] = []
         cache.begin_step(step in new_requests)
         for layer, chosen in enumerate(layers):
-            cache.routed(layer, dict.fromkeys(chosen, 1))
+            cache.on_routed(layer, dict.fromkeys(chosen, 1))
             pinned = []
             for e in chosen:
                 entry = cache.get((layer, e))
@@ -58,7 +58,7 @@ def serve(
                     missing.append((layer, e))
                     continue
                 entry.pins += 1
-                cache.used((layer, e))
+                cache.on_use((layer, e))
                 pinned.append(entry)
             for e in chosen:
                 if cache.get((layer, e)) is not None:

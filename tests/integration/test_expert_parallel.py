@@ -29,12 +29,12 @@ with model.moecast, torch.no_grad():
     logits = model(tokens).logits
     made = model.generate(tokens, max_new_tokens=12, do_sample=False, pad_token_id=0)
     engine = model.moecast.engine
-    held = sorted({e for _, e in engine.prefetcher.top.cache})
+    held = sorted({e for _, e in engine.cache.top.cache})
     report = {
         "logits": logits.tolist(),
         "tokens": made.tolist(),
         "held": held,
-        "slots": engine.prefetcher.num_slots,
+        "slots": engine.cache.num_slots,
         **{key: model.moecast.stats()[key] for key in ("requests", "misses", "bytes_prefetched")},
     }
     open(out, "w").write(json.dumps(report))

@@ -11,7 +11,7 @@ from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE
-from runtime.policy.counters import added
+from runtime.policy.counters import sum_counters
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import RecordedStep
 from train.evaluate.cells import TRUTH, Cell
@@ -104,7 +104,7 @@ def figures(stats: ReplayStats, cell: Cell, steps: Sequence[Routed], slots: int)
     """Times in milliseconds, bytes for each generated token, counters of decode steps unless named
     otherwise; null where nothing was measured.
     """
-    decode = added(stats.decode)
+    decode = sum_counters(stats.decode)
     decoding = sum(stats.tpot_seconds)
     tokens = sum(len(step.tokens_T) for step in steps if is_decode(step))
     seconds = decoding + sum(stats.ttft_seconds)

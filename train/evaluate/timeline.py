@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collect.traces import Trace
-from runtime.policy.eviction import Expert
+from runtime.policy.eviction.protocol import Expert
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from train.evaluate.cells import TABLE, Arm, Cell

@@ -9,7 +9,7 @@ from typing import Any
 from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.reuse.forecaster import Reuse
-from runtime.policy.counters import added
+from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.registry import EVICTIONS
 from runtime.sim.hardware import Roofline
 from runtime.sim.replay import replay
@@ -66,7 +66,7 @@ def hit_rates(
                 {
                     "cache_percent": budget,
                     "eviction": policy,
-                    "hit_rate": added(stats.decode).hit_rate,
+                    "hit_rate": sum_counters(stats.decode).hit_rate,
                 }
             )
         rates = {one["eviction"]: one["hit_rate"] for one in rows if one["cache_percent"] == budget}

@@ -1,4 +1,4 @@
-"""Farthest next use first: the bound, for replays, where the future is known.
+"""Belady's MIN, the bound: for replays, where the future is known.
 
 Shape suffixes: L layers, E experts.
 """
@@ -8,35 +8,35 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from runtime.policy.eviction.protocol import Eviction, EvictionPolicy, Expert
-from runtime.policy.eviction.scored import Scored, of_layers
+from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
+from runtime.policy.eviction.score_order import ScoreOrder, view_scores
 
 Future = Sequence[Sequence[Collection[int]]]
-"""For each step and layer, the experts that the router will choose."""
+"""The experts that the router will choose, for each step and layer."""
 
 
-class NextUseOrder(Scored):
-    """An expert counts as needed now until its router has asked for it."""
+class NextUseOrder(ScoreOrder):
+    """Farthest next use first; an expert is needed now until its router has requested it."""
 
-    def __init__(self, policy: "Belady", *, layers: range):
-        scores = of_layers(policy.nearness_LE, layers)
+    def __init__(self, policy: "BeladyEviction", *, layers: range):
+        scores = view_scores(policy.nearness_LE, layers)
         super().__init__(scores, layers=layers, num_experts=policy.nearness_LE.shape[1])
         self._policy = policy
 
-    def admitted(self, expert: Expert) -> None:
-        super().admitted(expert)
-        self._policy.asked_for(expert)
+    def on_admit(self, expert: Expert) -> None:
+        super().on_admit(expert)
+        self._policy.advance(expert)
 
-    def used(self, expert: Expert) -> None:
-        super().used(expert)
-        self._policy.asked_for(expert)
+    def on_use(self, expert: Expert) -> None:
+        super().on_use(expert)
+        self._policy.advance(expert)
 
 
-class Belady(EvictionPolicy):
-    """Belady's MIN over the recorded routing (the oracle of moe-infinity-request-level 7.3).
+class BeladyEviction(EvictionPolicy):
+    """Belady's MIN over the recorded routing (the oracle of MoE-Infinity, request level, 7.3).
 
     Time is counted in routed layers: step * L + layer. Of all policies that fetch only what is
-    asked for, none has fewer misses. What is forecast takes only the place of what is needed later.
+    requested, none has fewer misses. A prefetch evicts only experts that are needed later.
     """
 
     def __init__(self, *, num_layers: int, num_experts: int, future: Future):
@@ -49,8 +49,8 @@ class Belady(EvictionPolicy):
                 for e in chosen:
                     uses[layer][e].append(step * num_layers + layer)
         self._uses = uses
-        self._next = np.zeros((num_layers, num_experts), dtype=np.int64).tolist()
-        """How many of each expert's uses are past."""
+        self._num_past = np.zeros((num_layers, num_experts), dtype=np.int64).tolist()
+        """Uses of each expert that are past."""
         self.nearness_LE = np.full((num_layers, num_experts), -self._never)
         """Minus the time of the next use."""
         for layer in range(num_layers):
@@ -60,43 +60,41 @@ class Belady(EvictionPolicy):
         self._step = -1
         self._now = -1
         self._chosen: list[Expert] = []
-        """By the router that spoke last."""
+        """Experts that the router that ran last has chosen."""
 
-    def part(self, *, num_slots: int, layers: range) -> Eviction:  # noqa: ARG002
+    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
         return NextUseOrder(self, layers=layers)
 
     def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
         self._step += 1
 
-    def makes_way(self, victim: Expert, newcomer: Expert) -> bool:
-        """Only for what is needed sooner: a prefetch never costs more than it brings."""
+    def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
+        """Returns whether the newcomer is needed sooner than the victim."""
         return bool(self.nearness_LE[victim] < self.nearness_LE[newcomer])
 
-    def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        self._settle()
+    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+        self._advance_chosen()
         self._now = self._step * self._num_layers + layer
         self._chosen = [(layer, e) for e in tokens_per_expert]
         for expert in self._chosen:
             assert self.nearness_LE[expert] == -self._now, ("not as announced", expert, self._now)
 
     def end_step(self) -> None:
-        self._settle()
+        self._advance_chosen()
 
-    def _settle(self) -> None:
-        """What was chosen has been computed, also where this arena was not asked for it because
-        the tier above had it.
-        """
+    def _advance_chosen(self) -> None:
+        """Advances what was computed, even if a tier above had it and this one saw no request."""
         for expert in self._chosen:
-            self.asked_for(expert)
+            self.advance(expert)
         self._chosen = []
 
-    def asked_for(self, expert: Expert) -> None:
+    def advance(self, expert: Expert) -> None:
         """Moves on to the use after the present one, if there is a present one."""
         layer, e = expert
-        uses, place = self._uses[layer][e], self._next[layer][e]
-        if place == len(uses) or uses[place] > self._now:
+        uses, num_past = self._uses[layer][e], self._num_past[layer][e]
+        if num_past == len(uses) or uses[num_past] > self._now:
             return
-        while place < len(uses) and uses[place] <= self._now:
-            place += 1
-        self._next[layer][e] = place
-        self.nearness_LE[layer, e] = -uses[place] if place < len(uses) else -self._never
+        while num_past < len(uses) and uses[num_past] <= self._now:
+            num_past += 1
+        self._num_past[layer][e] = num_past
+        self.nearness_LE[layer, e] = -uses[num_past] if num_past < len(uses) else -self._never

@@ -1,4 +1,4 @@
-"""Frequency that fades, as fast as has served best so far.
+"""LFU whose counts decay, at the rate that has served best so far.
 
 Shape suffixes: L layers, E experts, A arms (decays), K experts chosen in the step.
 """
@@ -9,38 +9,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction.protocol import Eviction, EvictionPolicy
-from runtime.policy.eviction.scored import Scored, Scores
+from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy
+from runtime.policy.eviction.score_order import ScoreOrder, Scores
 
 DECAYS = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
 """Factors per step. Up to .5 the last step to use an expert decides, as in LRU; 1 is LFU."""
 
 START = 0.95
-"""The decay nearest to this one is used before anything was measured."""
+"""The nearest decay is used before anything was measured."""
 
 MEMORY = 0.998
-"""Factor per step on the arms' past hits: some five hundred steps, so that a change is noticed and
-two decays that are equally good are not swapped back and forth."""
+"""Factor per step on the arms' past hits: a memory of some five hundred steps, which notices a
+change and does not swap two equally good decays back and forth."""
 
-NUM_LEADERS = 4
-"""Layers with shadow caches, evenly spread: what is true of them is taken to be true of all."""
+NUM_SAMPLED_LAYERS = 4
+"""Layers with shadow caches, evenly spread; they stand for all layers."""
 
-LARGEST = 1e100
-"""Scores are scaled back when a use weighs more: sums stay far from the largest double."""
+LARGEST_WEIGHT = 1e100
+"""Scores are rescaled above this weight: sums stay far from the largest double."""
 
 
-class DecayedLfu(EvictionPolicy):
-    """The expert with the lowest `sum over its uses of weight * decay ** (steps since)` goes.
+class DecayedLfuEviction(EvictionPolicy):
+    """Evicts the lowest `sum over the expert's uses of weight * decay ** (steps since)`.
 
-    The weight is 1 where a step has one token; else the expert's tokens over those of the busiest
-    expert, because a prefill asks for almost all and only their tokens tell them apart.
+    The weight is 1 where a step has one token, else the expert's tokens over those of the busiest
+    expert: a prefill requests almost all experts, and only their tokens tell them apart.
 
     For every decay, a few layers run a shadow cache (ids only, as large as the layer's share of the
-    arena) on the same routing. When a step ends, the decay whose shadows have hit most, recent
-    steps counting most, takes over the whole arena. All is deterministic. Why online: which decay
-    is best differs by model, text and budget, and no fixed policy is safe everywhere; several
-    decays as arms chosen by their realised hits are from antirez/ds4 636, leaders that stand for
-    the rest from set dueling (Qureshi et al., ISCA 2007).
+    cache) on the same routing. When a step ends, the decay whose shadows have hit most, recent
+    steps counting most, is used for all layers. All is deterministic. The choice is made online
+    because the best decay differs by model, text and budget. Several decays as arms chosen by their
+    realised hits are from antirez/ds4 636, sampled layers that stand for the rest from set dueling
+    (Qureshi et al., ISCA 2007).
     """
 
     def __init__(self, *, num_layers: int, num_experts: int, decays: Sequence[float] = DECAYS):
@@ -48,47 +48,50 @@ class DecayedLfu(EvictionPolicy):
             raise MoecastError(f"decayed-lfu eviction: decays={list(decays)}: each in (0, 1]")
         self.decays = tuple(decays)
         self.arm = min(range(len(decays)), key=lambda arm: abs(decays[arm] - START))
-        """The decay in use, as its place in `decays`."""
+        """Index in `decays` of the decay in use."""
         self._decay_A = np.array(decays)
         self._weight_A = np.ones(len(decays))
-        """What a use in this step adds: it grows by 1 / decay per step, so old uses need not be
-        touched to fade."""
+        """The increment of a use in this step: it grows by 1 / decay per step, so that past uses
+        need not be touched to decay."""
         self._score_LEA = np.zeros((num_layers, num_experts, len(decays)))
         self._hits_A = np.zeros(len(decays))
         self._num_steps = 0
-        num_leaders = min(NUM_LEADERS, num_layers) if len(decays) > 1 else 0
+        num_sampled = min(NUM_SAMPLED_LAYERS, num_layers) if len(decays) > 1 else 0
         self._shadows = {
-            (2 * i + 1) * num_layers // (2 * num_leaders): Shadow(num_experts, len(decays))
-            for i in range(num_leaders)
+            (2 * i + 1) * num_layers // (2 * num_sampled): ShadowCache(num_experts, len(decays))
+            for i in range(num_sampled)
         }
 
-    def part(self, *, num_slots: int, layers: range) -> Eviction:
+    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
         for layer in layers:
             if layer in self._shadows:
-                self._shadows[layer].share = max(1, num_slots // len(layers))
+                self._shadows[layer].num_slots = max(1, num_slots // len(layers))
 
         def scores() -> Scores:
             return self._score_LEA[layers.start : layers.stop, :, self.arm].reshape(-1)
 
-        return Scored(scores, layers=layers, num_experts=self._score_LEA.shape[1])
+        return ScoreOrder(scores, layers=layers, num_experts=self._score_LEA.shape[1])
 
     @property
-    def leaders(self) -> list[int]:
+    def sampled_layers(self) -> list[int]:
         """The layers with shadow caches."""
         return list(self._shadows)
 
-    def share(self, layer: int) -> int:
-        """Slots of a leader's shadow."""
-        return self._shadows[layer].share
+    def num_shadow_slots(self, layer: int) -> int:
+        """Returns the number of slots of a sampled layer's shadow cache."""
+        return self._shadows[layer].num_slots
 
     @property
     def hits(self) -> float:
-        """Of the shadows under the decay that serves best, recent steps counting most."""
+        """Hits of the shadow caches under the best decay, recent steps counting most."""
         return float(self._hits_A.max())
 
-    def shares(self, layer: int, arm: int | None = None) -> NDArray[np.float64]:
-        """`[E]`: share of the past steps that used each of the layer's experts, in [0, 1], recent
-        steps counting most, as fast as the decay at place `arm` or the one in use.
+    def use_shares(self, layer: int, arm: int | None = None) -> NDArray[np.float64]:
+        """Returns `[E]`: the decayed share of past steps that used each expert, in [0, 1].
+
+        Args:
+            layer: The experts' layer.
+            arm: Index of the decay; None: the one in use.
         """
         arm = self.arm if arm is None else arm
         decay = self.decays[arm]
@@ -99,11 +102,11 @@ class DecayedLfu(EvictionPolicy):
     def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
         self._num_steps += 1
         self._weight_A /= self._decay_A
-        if self._weight_A.max() > LARGEST:
+        if self._weight_A.max() > LARGEST_WEIGHT:
             self._score_LEA /= self._weight_A
             self._weight_A[:] = 1.0
 
-    def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         score_EA = self._score_LEA[layer]
         most = max(tokens_per_expert.values(), default=1)
         for e, num_tokens in tokens_per_expert.items():
@@ -120,22 +123,24 @@ class DecayedLfu(EvictionPolicy):
         self._hits_A *= MEMORY
 
 
-class Shadow:
-    """What one layer's share would hold under each decay."""
+class ShadowCache:
+    """The experts that one layer's share of the cache would hold under each decay."""
 
     def __init__(self, num_experts: int, num_arms: int):
-        self.share = num_experts
+        self.num_slots = num_experts
         self._resident_EA = np.zeros((num_experts, num_arms), dtype=bool)
         self._no_hits_A = np.zeros(num_arms, dtype=np.int64)
-        # Distinct factors next to 1: equal scores must not make a shadow larger than its share.
+        # Distinct factors next to 1: equal scores must not make a shadow larger than its slots.
         self._tie_E1 = 1.0 - 1e-9 * np.arange(num_experts)[:, None]
 
     def serve(self, chosen_K: list[int], score_EA: Scores) -> NDArray[np.int64]:
-        """Admits what was chosen, keeps the best `share`; `[A]` hits of each arm."""
+        """Admits the chosen experts and evicts the lowest scores; returns `[A]` hits."""
         hits_A = self._resident_EA[chosen_K].sum(axis=0)
-        if len(chosen_K) >= self.share:
-            # More than fits: the best of it stay, and it says nothing about what to keep.
-            self._keep_best(chosen_K, score_EA)
+        if len(chosen_K) >= self.num_slots:
+            # More than fits: the best of them stay, and the hits say nothing about what to keep.
+            key_EA = np.full_like(score_EA, -1.0)
+            key_EA[chosen_K] = (score_EA * self._tie_E1)[chosen_K]
+            self._keep(key_EA)
             return self._no_hits_A
         if hits_A.min() < len(chosen_K):
             key_EA = np.where(self._resident_EA, score_EA * self._tie_E1, -1.0)
@@ -143,15 +148,10 @@ class Shadow:
             self._keep(key_EA)
         return hits_A
 
-    def _keep_best(self, chosen_K: list[int], score_EA: Scores) -> None:
-        key_EA = np.full_like(score_EA, -1.0)
-        key_EA[chosen_K] = (score_EA * self._tie_E1)[chosen_K]
-        self._keep(key_EA)
-
     def _keep(self, key_EA: Scores) -> None:
-        """The `share` highest keys of each arm, of those that are not negative."""
+        """Keeps the `num_slots` highest keys of each arm that are not negative."""
         least_A = np.zeros(key_EA.shape[1])
-        num_dropped = len(key_EA) - self.share
+        num_dropped = len(key_EA) - self.num_slots
         if num_dropped > 0:
             highest = np.partition(key_EA, num_dropped, axis=0)
             np.maximum(least_A, highest[num_dropped], out=least_A)

@@ -1,4 +1,4 @@
-"""What a cache asks of an eviction policy, and which of the run's events the policy is shown."""
+"""What a cache asks of an eviction policy, and which events of a step the policy sees."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -10,73 +10,77 @@ Expert = tuple[int, int]
 """(layer, expert)"""
 
 Probabilities = Sequence[float] | NDArray[np.floating]
-"""`[E]`: of each expert of a layer."""
+"""`[E]`: a number for each expert of a layer."""
 
-Evictable = Callable[[Expert], bool]
-"""Whether a resident expert may be dropped now: not pinned, not in flight."""
+IsEvictable = Callable[[Expert], bool]
+"""Whether a resident expert may be evicted now: not pinned, not in flight."""
 
 
-class Eviction(Protocol):
-    """Bookkeeping of one part of an arena: all of it, or one layer's share."""
+class EvictionOrder(Protocol):
+    """The order in which one partition's experts are evicted: all of a cache, or a layer's share.
 
-    def admitted(self, expert: Expert) -> None:
-        """The expert has been given a slot, on a prediction or because its router asked."""
+    It is told of every admission, use, prediction and removal of a resident expert.
+    """
 
-    def used(self, expert: Expert) -> None:
-        """Its router asked for the expert, and it was resident."""
+    def on_admit(self, expert: Expert) -> None:
+        """Records that the expert got a slot, for a prediction or a router's request."""
 
-    def predicted(self, expert: Expert) -> None:
-        """A forecast named the expert, and it was resident."""
+    def on_use(self, expert: Expert) -> None:
+        """Records that its router requested the resident expert."""
 
-    def removed(self, expert: Expert) -> None:
-        """The expert has left the arena, whoever decided that."""
+    def on_predict(self, expert: Expert) -> None:
+        """Records that a forecast named the resident expert."""
 
-    def victim(self, evictable: Evictable) -> Expert | None:
-        """The resident expert to drop next, or None when none may be dropped."""
+    def on_remove(self, expert: Expert) -> None:
+        """Records that the expert lost its slot, for whatever reason."""
+
+    def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
+        """Returns the resident expert to evict next, or None when none is evictable."""
 
 
 class EvictionPolicy:
-    """Makes the parts of an arena and keeps what they share; sees each event of the run once.
+    """Makes the orders of a cache's partitions and keeps what they share.
 
-    `begin_step`, then for each layer forecasts in between and `routed`, then `end_step`. `routed`
-    comes before the parts' `used` and `admitted` of the same layer.
+    It sees each event of a step once: `begin_step`, then `on_routed` for each layer with forecasts
+    in between, then `end_step`. `on_routed` comes before `on_use` and `on_admit` of the same layer.
     """
 
-    def part(self, *, num_slots: int, layers: range) -> Eviction:
-        """Bookkeeping for `num_slots` slots that the experts of `layers` share."""
+    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
+        """Makes the order of `num_slots` slots that the experts of `layers` share."""
         raise NotImplementedError
 
     def begin_step(self, new_request: bool) -> None:
-        """A forward pass begins; `new_request`: it is the first of a request."""
+        """Starts a forward pass; `new_request`: it is the first of a request."""
 
-    def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        """The layer's router has spoken: each expert that it chose, and for how many tokens."""
+    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+        """Records the experts that the layer's router has chosen and their numbers of tokens."""
 
-    def forecast(self, layer: int, probability_E: Probabilities) -> None:
-        """A forecast has been made: chance of each expert that some token of the step needs it."""
+    def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
+        """Records a forecast: the probability of each expert that some token needs it."""
 
-    def valued(self, layer: int, value_E: Probabilities) -> None:
-        """A learned forecaster says how much each of the layer's experts will be used over the
-        coming tokens (`predictors.reuse`), just before `routed`.
+    def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
+        """Records predictions of how much each expert will be used over the coming tokens.
+
+        They come from `predictors.reuse`, just before `on_routed` of the same layer.
         """
 
-    def makes_way(self, victim: Expert, newcomer: Expert) -> bool:  # noqa: ARG002
-        """Whether the resident `victim` may be dropped for an expert that is only forecast.
+    def end_step(self) -> None:
+        """Ends the forward pass."""
 
-        If not, the forecast waits. What a router has asked for is never kept waiting.
+    def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:  # noqa: ARG002
+        """Returns whether `victim` may be evicted for a prefetch of `newcomer`.
+
+        If not, the prefetch waits. Requests of routers never wait.
         """
         return True
 
-    def wish(self) -> Expert | None:
-        """What is worth most of what is not here, for a link that has nothing else to do.
+    def next_idle_candidate(self) -> Expert | None:
+        """Returns the missing expert with the highest score, for an idle link to fetch.
 
-        None: nothing, or this policy can not tell.
+        None if there is none or the policy has no such scores.
         """
         return None
 
-    def stays(self, expert: Expert) -> bool:  # noqa: ARG002
-        """Whether the expert is not to leave where a system drops what it has used."""
+    def is_permanent(self, expert: Expert) -> bool:  # noqa: ARG002
+        """Returns whether the expert stays where a system evicts experts after their use."""
         return False
-
-    def end_step(self) -> None:
-        """The forward pass is over."""

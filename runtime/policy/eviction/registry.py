@@ -1,4 +1,4 @@
-"""Every eviction policy by name."""
+"""The table of eviction policies."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -6,46 +6,44 @@ from types import MappingProxyType
 from typing import Any
 
 from predictors.errors import MoecastError, unknown
-from runtime.policy.eviction.belady import Belady
-from runtime.policy.eviction.decayed_lfu import DecayedLfu
-from runtime.policy.eviction.fifo import Fifo
-from runtime.policy.eviction.fmoe import Fmoe
-from runtime.policy.eviction.least_stale import LeastStale
-from runtime.policy.eviction.lfu import Lfu
-from runtime.policy.eviction.lru import Lru
-from runtime.policy.eviction.moe_infinity_request import MoeInfinityRequest
-from runtime.policy.eviction.moe_infinity_sequence import MoeInfinitySequence
-from runtime.policy.eviction.neighbour import Neighbour
+from runtime.policy.eviction.belady import BeladyEviction
+from runtime.policy.eviction.decayed_lfu import DecayedLfuEviction
+from runtime.policy.eviction.fmoe import FmoeEviction
+from runtime.policy.eviction.least_stale import LeastStaleEviction
+from runtime.policy.eviction.lfu import LfuEviction
+from runtime.policy.eviction.moe_infinity_request import MoeInfinityRequestEviction
+from runtime.policy.eviction.moe_infinity_sequence import MoeInfinitySequenceEviction
 from runtime.policy.eviction.protocol import EvictionPolicy
-from runtime.policy.eviction.reuse import Reuse
-from runtime.policy.eviction.static import Static
+from runtime.policy.eviction.recency import FifoEviction, LruEviction, NeighbourEviction
+from runtime.policy.eviction.reuse import ReuseEviction
+from runtime.policy.eviction.static import StaticEviction
 
 EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
     {
-        "belady": Belady,
-        "decayed-lfu": DecayedLfu,
-        "fifo": Fifo,
-        "fmoe": Fmoe,
-        "least-stale": LeastStale,
-        "lfu": Lfu,
-        "lru": Lru,
-        "moe-infinity-request": MoeInfinityRequest,
-        "moe-infinity-sequence": MoeInfinitySequence,
-        "neighbour": Neighbour,
-        "reuse": Reuse,
-        "static": Static,
+        "belady": BeladyEviction,
+        "decayed-lfu": DecayedLfuEviction,
+        "fifo": FifoEviction,
+        "fmoe": FmoeEviction,
+        "least-stale": LeastStaleEviction,
+        "lfu": LfuEviction,
+        "lru": LruEviction,
+        "moe-infinity-request": MoeInfinityRequestEviction,
+        "moe-infinity-sequence": MoeInfinitySequenceEviction,
+        "neighbour": NeighbourEviction,
+        "reuse": ReuseEviction,
+        "static": StaticEviction,
     }
 )
-"""Name to constructor; what it takes beside the model's shape are the policy's options."""
+"""Name to constructor, whose arguments other than the model's shape are the policy's options."""
 
 
-def eviction_policy(
+def make_eviction_policy(
     name: str, *, num_layers: int, num_experts: int, options: Mapping[str, Any] | None = None
 ) -> EvictionPolicy:
-    """A new policy for one cache.
+    """Makes a new policy for one cache.
 
     Raises:
-        MoecastError: no such policy or option, or `belady` without the future.
+        MoecastError: There is no such policy or option, or `belady` lacks the future routing.
     """
     if name not in EVICTIONS:
         raise MoecastError(unknown("eviction policy", name, EVICTIONS))
@@ -57,7 +55,7 @@ def eviction_policy(
             raise MoecastError(unknown(f"option of {name} eviction", option, known - shape.keys()))
     if name == "belady" and "future" not in given:
         raise MoecastError(
-            "belady eviction needs to know the future routing: it is for replays of a trace. "
-            f"Live, choose another: {', '.join(sorted(set(EVICTIONS) - {'belady'}))}"
+            "belady eviction needs the future routing: it is for replays of a trace only. "
+            f"Choose another policy: {', '.join(sorted(set(EVICTIONS) - {'belady'}))}"
         )
     return make(**{key: value for key, value in shape.items() if key in known}, **given)

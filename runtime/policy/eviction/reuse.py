@@ -1,7 +1,6 @@
-"""Drops what is worth least: by forecasts of this step where it is still to come, and of the coming
-tokens.
+"""Eviction by predicted reuse: forecasts of this step, then the use by the coming tokens.
 
-Shape suffixes: L layers, E experts, N = experts of a part's layers, layer by layer.
+Shape suffixes: L layers, E experts, N = experts of a partition's layers, layer by layer.
 """
 
 from collections.abc import Mapping
@@ -9,77 +8,81 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.policy.eviction.decayed_lfu import DECAYS, MEMORY, DecayedLfu, Shadow
-from runtime.policy.eviction.protocol import Eviction, EvictionPolicy, Expert, Probabilities
-from runtime.policy.eviction.scored import Scored, Scores, of_layers
+from runtime.policy.eviction.decayed_lfu import DECAYS, MEMORY, DecayedLfuEviction, ShadowCache
+from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
+from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
 
-LEAST = 0.03
+LEAST_IDLE_SCORE = 0.03
 """Share of the coming tokens that must use an expert for idle link time to be spent on it."""
 
 SLOW = DECAYS.index(0.98)
-"""The counts that are mixed into what a forecaster says."""
+"""The decay of the counts that are mixed into predictions."""
 SLOW_WEIGHT = 0.6
-MOST_SLOW = 0.3
-"""Their weight, for each share of all experts that the arena holds, and at most: forecasters look a
-few tokens ahead, and a large arena keeps for tens. In replays .15 took 1 to 4 % from a token's time
-at 25 and 50 % and added 2 % at 10 %."""
+MAX_SLOW_WEIGHT = 0.3
+"""Weight of those counts, per share of all experts that the cache holds, and its maximum:
+predictions look a few tokens ahead, and a large cache keeps experts for tens. In replays .15 saved
+1 to 4 % of the time per output token at 25 and 50 % and added 2 % at 10 %."""
 
 MARGIN = 0.02
 """Share by which counting must hit more: the best of several decays wins by chance otherwise."""
 
-NOTHING = -1.0
-"""Below every worth: not to be fetched in idle time."""
+NOT_IDLE = -1.0
+"""Score of experts that are not fetched in idle time; below all others."""
 
 
-class Reuse(EvictionPolicy):
-    """The value of an expert is the share of the coming tokens that use it, as `predictors.reuse`
-    last said, the next tokens counting most, with a little of its share of the past ones.
+class ReuseEviction(EvictionPolicy):
+    """Evicts the expert with the lowest predicted use. Ours.
 
-    A layer that this step has still to reach is worth `p + (1 - p) value`: `p` is the forecast that
-    some token of the step needs the expert. Where there is none and the step is long (it chooses
-    more often than a layer has experts), `p` is what balanced routing gives, so that a prompt keeps
-    what its later layers are sure to need and drops what its earlier ones have used. Elsewhere, an
-    expert is worth its value.
+    The value of an expert is the share of the coming tokens that use it, as `predictors.reuse` last
+    predicted, the next tokens counting most, mixed with a little of its share of the past ones.
 
-    Without a forecaster the value is what `decayed-lfu` counts, and so it is where counting has hit
-    more of late: shadow caches in a few layers serve both on the same routing.
+    Experts of a layer that this step has yet to reach score `p + (1 - p) value`: `p` is the
+    forecast that some token of the step needs the expert. Without a forecast, in a long step (whose
+    tokens choose more often than a layer has experts), `p` is what balanced routing gives, so that
+    a prefill keeps what its later layers are sure to need and evicts what its earlier ones have
+    used. All other experts score their value.
+
+    Without a reuse predictor the value is the decayed share of past steps, as it is where counting
+    has hit more lately: shadow caches in a few layers run both on the same routing.
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
         self._num_experts = num_experts
-        self._counts = DecayedLfu(num_layers=num_layers, num_experts=num_experts)
-        self._shadows = {layer: Shadow(num_experts, 1) for layer in self._counts.leaders}
+        self._counts = DecayedLfuEviction(num_layers=num_layers, num_experts=num_experts)
+        self._shadows = {
+            layer: ShadowCache(num_experts, 1) for layer in self._counts.sampled_layers
+        }
         self._hits = 0.0
-        """Of the shadows that keep by the forecaster; fades as those of `_counts` do."""
-        self._said_LE = np.zeros((num_layers, num_experts))
-        """The forecaster's last word."""
-        self._was_said_L = np.zeros(num_layers, dtype=bool)
+        """Hits of the shadow caches under the predictions; decays as those of `_counts` do."""
+        self._predicted_LE = np.zeros((num_layers, num_experts))
+        """The last predictions."""
+        self._is_predicted_L = np.zeros(num_layers, dtype=bool)
         self._value_LE = np.zeros((num_layers, num_experts))
         self._score_LE = np.zeros((num_layers, num_experts))
-        self._idle_LE = np.zeros((num_layers, num_experts))
-        """Worth of fetching in idle time: the value, or NOTHING where a forecast of this step has
-        said what is wanted of the layer."""
+        self._idle_score_LE = np.zeros((num_layers, num_experts))
+        """Scores for fetching in idle time: the value, or NOT_IDLE where a forecast of this step
+        already decides what to fetch of the layer."""
         self._is_forecast_L = np.zeros(num_layers, dtype=bool)
         self._layer_now = -1
-        """The last layer whose router has spoken in this step."""
+        """The last layer whose router has run in this step."""
         self._is_long = False
-        """The step's tokens choose more often in a layer than it has experts: a prompt."""
-        self._parts: list[ValueOrder] = []
+        """The step's tokens choose more often in a layer than it has experts: a prefill."""
+        self._orders: list[ReuseOrder] = []
         self._slow_weight = 0.0
-        self.learned = True
-        """Whether what the forecaster says is kept by, where it has said something."""
+        self.trusts_predictor = True
+        """Whether the predictions decide, where there are any."""
 
-    def part(self, *, num_slots: int, layers: range) -> Eviction:
-        self._counts.part(num_slots=num_slots, layers=layers)
+    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
+        self._counts.make_order(num_slots=num_slots, layers=layers)
         for layer, shadow in self._shadows.items():
-            shadow.share = self._counts.share(layer)
-        part = ValueOrder(
-            self._score_LE, self._idle_LE, layers=layers, num_experts=self._num_experts
+            shadow.num_slots = self._counts.num_shadow_slots(layer)
+        order = ReuseOrder(
+            self._score_LE, self._idle_score_LE, layers=layers, num_experts=self._num_experts
         )
-        self._parts.append(part)
+        self._orders.append(order)
         share = num_slots / self._score_LE.size
-        self._slow_weight = min(MOST_SLOW, self._slow_weight + SLOW_WEIGHT * share)
-        return part
+        self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
+        return order
 
     def begin_step(self, new_request: bool) -> None:
         self._counts.begin_step(new_request)
@@ -87,80 +90,78 @@ class Reuse(EvictionPolicy):
         self._is_long = False
         self._is_forecast_L[:] = False
         self._score_LE[:] = self._value_LE
-        self._idle_LE[:] = self._value_LE
+        self._idle_score_LE[:] = self._value_LE
 
-    def forecast(self, layer: int, probability_E: Probabilities) -> None:
+    def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         if layer > self._layer_now:
             self._is_forecast_L[layer] = True
-            self._score_LE[layer] = self._coming(np.asarray(probability_E), layer)
-            self._idle_LE[layer] = NOTHING
+            self._score_LE[layer] = self._score_ahead(np.asarray(probability_E), layer)
+            self._idle_score_LE[layer] = NOT_IDLE
 
-    def _coming(self, chance_E: NDArray | float, layer: int) -> NDArray:
-        """`[E]`: worth of a layer that this step has still to reach."""
-        return chance_E + (1.0 - chance_E) * self._value_LE[layer]
+    def _score_ahead(self, probability_E: NDArray | float, layer: int) -> NDArray:
+        """Returns `[E]`: scores of a layer that this step has yet to reach."""
+        return probability_E + (1.0 - probability_E) * self._value_LE[layer]
 
-    def valued(self, layer: int, value_E: Probabilities) -> None:
-        self._was_said_L[layer] = True
-        self._said_LE[layer] = value_E
+    def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
+        self._is_predicted_L[layer] = True
+        self._predicted_LE[layer] = score_E
 
-    def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        self._counts.routed(layer, tokens_per_expert)
-        said_E = self._said(layer) if self._was_said_L[layer] else None
-        if said_E is not None and (shadow := self._shadows.get(layer)) is not None:
-            self._hits += float(shadow.serve(list(tokens_per_expert), said_E[:, None])[0])
-        is_kept_by = said_E is not None and self.learned
-        value_E = said_E if is_kept_by else self._counts.shares(layer)
-        for matrix_LE in (self._value_LE, self._score_LE, self._idle_LE):
+    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+        self._counts.on_routed(layer, tokens_per_expert)
+        mixed_E = self._mix_predictions(layer) if self._is_predicted_L[layer] else None
+        if mixed_E is not None and (shadow := self._shadows.get(layer)) is not None:
+            self._hits += float(shadow.serve(list(tokens_per_expert), mixed_E[:, None])[0])
+        uses_predictions = mixed_E is not None and self.trusts_predictor
+        value_E = mixed_E if uses_predictions else self._counts.use_shares(layer)
+        for matrix_LE in (self._value_LE, self._score_LE, self._idle_score_LE):
             matrix_LE[layer] = value_E
         first = self._layer_now < 0
         self._layer_now = layer
         num_choices = sum(tokens_per_expert.values())
         if first and num_choices > self._num_experts:
             self._is_long = True
-            self._expect(num_choices)
+            self._expect_balanced_routing(num_choices)
 
-    def _said(self, layer: int) -> NDArray:
-        """`[E]`: the forecaster's last word, and a little of what the past hundred steps used."""
-        slow_E, weight = self._counts.shares(layer, SLOW), self._slow_weight
-        return (1.0 - weight) * self._said_LE[layer] + weight * slow_E
+    def _mix_predictions(self, layer: int) -> NDArray:
+        """Returns `[E]`: the last predictions, and a little of what the past hundred steps used."""
+        slow_E, weight = self._counts.use_shares(layer, SLOW), self._slow_weight
+        return (1.0 - weight) * self._predicted_LE[layer] + weight * slow_E
 
-    def _expect(self, num_choices: int) -> None:
-        """The step's tokens choose so often in each layer: without a forecast, of all alike."""
-        chance = 1.0 - (1.0 - 1.0 / self._num_experts) ** num_choices
+    def _expect_balanced_routing(self, num_choices: int) -> None:
+        """Scores the layers ahead without a forecast, for `num_choices` choices in each."""
+        probability = 1.0 - (1.0 - 1.0 / self._num_experts) ** num_choices
         for layer in range(self._layer_now + 1, len(self._score_LE)):
             if not self._is_forecast_L[layer]:
-                self._score_LE[layer] = self._coming(chance, layer)
+                self._score_LE[layer] = self._score_ahead(probability, layer)
 
-    def makes_way(self, victim: Expert, newcomer: Expert) -> bool:
-        """Only for what is worth more."""
-        return self.worth(victim) < self.worth(newcomer)
+    def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
+        """Returns whether the newcomer has the higher score."""
+        return self.score(victim) < self.score(newcomer)
 
-    def worth(self, expert: Expert) -> float:
-        """What the expert is kept by, in [0, 1]."""
+    def score(self, expert: Expert) -> float:
+        """Returns the expert's score, in [0, 1]."""
         return float(self._score_LE[expert])
 
-    def wish(self) -> Expert | None:
+    def next_idle_candidate(self) -> Expert | None:
         if self._is_long:
-            return None  # whatever a prompt's later layers need is asked for soon enough
-        wishes = [part.wish() for part in self._parts]
-        worth, expert = max(wishes, default=(NOTHING, None))
-        return expert if worth > LEAST else None
+            return None  # what a prefill's later layers need is requested soon enough
+        candidates = [order.best_absent() for order in self._orders]
+        score, expert = max(candidates, default=(NOT_IDLE, None))
+        return expert if score > LEAST_IDLE_SCORE else None
 
     def end_step(self) -> None:
-        self.learned = self._counts.hits <= self._hits * (1.0 + MARGIN)
+        self.trusts_predictor = self._counts.hits <= self._hits * (1.0 + MARGIN)
         self._counts.end_step()
         self._hits *= MEMORY
 
 
-class ValueOrder(Scored):
-    """A part that can also say what it lacks most."""
+class ReuseOrder(ScoreOrder):
+    """Lowest score first, and the best absent expert by the scores for idle time."""
 
     def __init__(self, score_LE: Scores, idle_LE: Scores, *, layers: range, num_experts: int):
-        super().__init__(of_layers(score_LE, layers), layers=layers, num_experts=num_experts)
-        self._idle = of_layers(idle_LE, layers)
+        super().__init__(view_scores(score_LE, layers), layers=layers, num_experts=num_experts)
+        self._idle_scores = view_scores(idle_LE, layers)
 
-    def wish(self) -> tuple[float, Expert]:
-        """Worth of the best expert that is not resident, NOTHING where all are; and which."""
-        worth_N = np.where(self._absent_N > 0.0, self._idle(), NOTHING)
-        place = int(worth_N.argmax())
-        return float(worth_N[place]), self._expert(place)
+    def best_absent(self) -> tuple[float, Expert]:
+        """Returns the highest idle score of an absent expert, NOT_IDLE if none is, and which."""
+        return self.highest_absent(self._idle_scores(), least=NOT_IDLE)

@@ -55,7 +55,7 @@ class Mark(LogitsProcessor):
 def sums(engine: Engine) -> dict[str, float]:
     """Everything that only grows while a model serves; times in seconds."""
     return {
-        **engine.prefetcher.total().as_dict(),
+        **engine.cache.total_counters().as_dict(),
         "stall_seconds": engine.stats.stall_seconds,
         "predictor_seconds": engine.driver.seconds,
         "link_seconds": sum(worker.busy_seconds for worker in engine.workers[-1:]),
@@ -135,7 +135,7 @@ def serve(task: Served) -> dict[str, Any]:
             "reuse_predictor": engine.driver.keeps_by,
             "note": note(task, engine),
             "arena_bytes": engine.arena_bytes,
-            "arena_slots": engine.prefetcher.top.cache.num_slots,
+            "arena_slots": engine.cache.top.cache.num_slots,
             "weights_bytes": weights_bytes(model),
             "peak_memory_bytes": peak_memory_bytes(),
             "threads": torch.get_num_threads(),

@@ -13,7 +13,7 @@ from typing import Any
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.config import ShapeConfig, SystemConfig
-from runtime.policy.counters import added
+from runtime.policy.counters import sum_counters
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import RecordedStep, batch_steps, first_request
@@ -168,7 +168,7 @@ def figures(
     share = slots / ground.num_experts
     budget = math.ceil(share * ground.experts_bytes)
     cold = replayed(ground, hardware, slots=slots, batch=batch, passes=1)
-    first, both = added(cold.decode), added(found.stats.decode)
+    first, both = sum_counters(cold.decode), sum_counters(found.stats.decode)
     seconds = sum(found.decode_seconds) + sum(found.prefill_seconds)
     chunk = max(hardware.chunk_bytes)
     num_chunks = ground.deeper * (found.stats.total.bytes_moved - cold.total.bytes_moved) / chunk

@@ -8,11 +8,11 @@ from benchmarks.klotski.run import figures_of
 from benchmarks.klotski.simulated import InBatches
 from benchmarks.klotski.watch import Named, covered, reads, shares, timeline
 from benchmarks.tables import grouping
-from runtime.policy.tier import Task
+from runtime.policy.tier import TransferTask
 
 
 def task(layer, expert, size=10):
-    return Task((layer, expert), 0, 0, 1, size, True, None)
+    return TransferTask((layer, expert), 0, 0, 1, size, True, None)
 
 
 @pytest.mark.parametrize(

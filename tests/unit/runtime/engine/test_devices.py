@@ -19,7 +19,7 @@ from runtime.errors import BudgetError, CheckpointError, TransferError
 from runtime.generation.lockstep import LockstepGroup
 from runtime.hf.adapters.served import LayerExperts
 from runtime.hf.experts import compute_expert
-from runtime.policy.placement import Placement
+from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.numa import cpus_near, parse_cpu_list, run_near
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
@@ -42,9 +42,9 @@ def expected(folder):
 
 def held_where_they_belong(engine) -> list[int]:
     """How many experts each device's tiers hold; fails where one holds another's."""
-    placement = Placement(len(engine.prefetcher.shards))
+    placement = ExpertPlacement(len(engine.cache.devices))
     counts = []
-    for device, shard in enumerate(engine.prefetcher.shards):
+    for device, shard in enumerate(engine.cache.devices):
         for tier in shard.tiers:
             assert all(placement.device(expert) == device for expert in tier.cache)
         counts.append(len(list(shard.top.cache)))
@@ -168,7 +168,7 @@ def test_devices__an_expert_that_cannot_be_read_fails_its_request_only(folder, e
 def test_devices__are_interrupted_and_serve_again(folder, expected, monkeypatch):
     model = serve(folder, budget="40%", devices=["cpu", "cpu"])
     engine = model.moecast.engine
-    routed, calls = engine.prefetcher.shards[1].routed, []
+    routed, calls = engine.cache.devices[1].request_routed, []
 
     def interrupted(layer, tokens):
         calls.append(layer)
@@ -177,11 +177,11 @@ def test_devices__are_interrupted_and_serve_again(folder, expected, monkeypatch)
         return routed(layer, tokens)
 
     with model.moecast, torch.no_grad():
-        monkeypatch.setattr(engine.prefetcher.shards[1], "routed", interrupted)
+        monkeypatch.setattr(engine.cache.devices[1], "request_routed", interrupted)
         with pytest.raises(KeyboardInterrupt):
             model(TOKENS)
         assert torch.equal(model(TOKENS).logits, expected[0])
-        entries = [e for tier in engine.prefetcher.tiers for e in tier.cache.entries.values()]
+        entries = [e for tier in engine.cache.tiers for e in tier.cache.entries.values()]
         assert not any(entry.pins for entry in entries)
 
 

@@ -30,7 +30,7 @@ def interrupt_after(tier, name, *, call):
 
 @pytest.mark.parametrize("host_budget", [None, "40%"])
 @pytest.mark.parametrize(
-    "name", ["claim", "next_task", "_start", "release", "done", "queue.remove"]
+    "name", ["request", "next_task", "_start", "release", "complete", "queue.remove"]
 )
 def test_interrupt__between_two_entries_of_the_books_is_repaired(tmp_path, name, host_budget):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=8)
@@ -39,7 +39,7 @@ def test_interrupt__between_two_entries_of_the_books_is_repaired(tmp_path, name,
     interrupts = 0
     with model.moecast, torch.no_grad():
         # The tier above a second one has its copies from it made by the computation too.
-        for tier in model.moecast.engine.prefetcher.tiers:
+        for tier in model.moecast.engine.cache.tiers:
             owner, method = (tier.queue, "remove") if name == "queue.remove" else (tier, name)
             for call in range(1, 7):
                 undo = interrupt_after(owner, method, call=call)

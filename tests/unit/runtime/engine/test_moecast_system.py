@@ -76,8 +76,8 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
         found = model.generate(TOKENS, max_new_tokens=num_tokens, **OPTIONS)
         assert torch.equal(found, expected)
         stats = handle.stats()
-        prefetcher = handle.engine.prefetcher
-        for tier in prefetcher.tiers:
+        cache = handle.engine.cache
+        for tier in cache.tiers:
             slots = [entry.slot for entry in tier.cache.entries.values()]
             assert len(set(slots)) == len(slots) <= tier.cache.num_slots
     assert stats["bytes_prefetched"] > 0

@@ -47,10 +47,10 @@ def test_recall__is_the_share_of_needed_experts_that_were_named(folder: Path) ->
     """Counted again from what the predictor said and what the routers chose."""
     model = serve(folder, budget="100%", predictor="skip")
     with model.moecast as handle:
-        core = handle.engine.prefetcher
+        core = handle.engine.cache
         named: dict[int, set[int]] = {}
         needed, found = [0] * 3, [0] * 3
-        real_predicted, real_routed = core.predicted, core.routed
+        real_predicted, real_routed = core.prefetch, core.request_routed
 
         def predicted(layer, experts, priority):
             named.setdefault(layer, set()).update(experts)
@@ -62,7 +62,7 @@ def test_recall__is_the_share_of_needed_experts_that_were_named(folder: Path) ->
             found[layer] += len(said & set(tokens_per_expert))
             return real_routed(layer, tokens_per_expert)
 
-        core.predicted, core.routed = predicted, routed
+        core.prefetch, core.request_routed = predicted, routed
         generate(model)
         layers = EngineMonitor(handle.engine).snapshot().computing_layers
     assert [layer.needed_predicted for layer in layers] == found
@@ -102,14 +102,14 @@ def test_cells__show_what_is_being_computed_as_pinned(folder: Path) -> None:
     seen: list[str] = []
     with model.moecast as handle:
         engine, monitor = handle.engine, EngineMonitor(handle.engine)
-        real = engine.prefetcher.used
+        real = engine.cache.release
 
         def used(expert):
             layer, e = expert
             seen.append(monitor.cells()[layer][e])
             return real(expert)
 
-        engine.prefetcher.used = used
+        engine.cache.release = used
         generate(model, tokens=2)
         assert PINNED not in "".join(monitor.cells())
     assert set(seen) == {PINNED}

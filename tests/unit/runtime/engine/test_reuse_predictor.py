@@ -57,8 +57,8 @@ def test_keeper__is_shown_each_step_and_decides_what_stays(
     )
     with model.moecast as handle, torch.no_grad():
         steps = [model(tokens[:, t : t + 1]).logits for t in range(24)]
-        prefetcher = handle.engine.prefetcher
-        used = {(n, e) for n, e in prefetcher.top.cache}
+        cache = handle.engine.cache
+        used = {(n, e) for n, e in cache.top.cache}
     (reuse_predictor,) = predictors
     assert reuse_predictor.shown[:5] == [
         ("begin_step", 1),

@@ -17,7 +17,10 @@ from tests.builders.served import serve
 LAYERS, EXPERTS = 4, 8
 STEPS = 50
 """Of each of the two threads that compute: 400 layers in all."""
-TRANSITIONS = ("claim", "release", "speculate", "drop_speculation", "next_task", "done", "failed")
+TRANSITIONS = (
+    *("request", "release", "prefetch", "cancel_prefetches"),
+    *("next_task", "complete", "fail"),
+)
 
 
 @pytest.fixture
@@ -46,7 +49,7 @@ def check_after_every_transition(engine, counts):
 
         setattr(tier, name, transition)
 
-    for tier, arena in zip(engine.prefetcher.tiers, engine.arenas, strict=True):
+    for tier, arena in zip(engine.cache.tiers, engine.arenas, strict=True):
         for name in TRANSITIONS:
             checked(tier, arena, name)
 
@@ -107,11 +110,11 @@ def forecast(engine, seed, counts, over):
         layer = chance.randrange(LAYERS)
         with engine._condition:
             if chance.random() < 0.4:
-                engine.prefetcher.cancel(layer)
+                engine.cache.top.cancel_prefetches(layer)
                 counts["cancelled"] += 1
             else:
                 experts = chance.sample(range(EXPERTS), 4)
-                engine.prefetcher.predicted(layer, experts, [chance.random() for _ in experts])
+                engine.cache.prefetch(layer, experts, [chance.random() for _ in experts])
                 counts["predicted"] += 1
             engine._condition.notify_all()
         if chance.random() < 0.1:
@@ -154,15 +157,15 @@ def test_engine__eight_threads_cancel_evict_and_prefetch(tmp_path, host_budget):
             thread.join()
         stats = model.moecast.stats()
         with engine._condition:
-            for tier in engine.prefetcher.tiers:
+            for tier in engine.cache.tiers:
                 for layer in range(LAYERS):
-                    tier.drop_speculation(layer)
-        top = engine.prefetcher.top
-        assert not any(top.is_claimed((x, e)) for x in range(LAYERS) for e in range(EXPERTS))
+                    tier.cancel_prefetches(layer)
+        top = engine.cache.top
+        assert not any(top.is_requested((x, e)) for x in range(LAYERS) for e in range(EXPERTS))
     assert not failures
     assert stats["lost_threads"] == 0
     assert stats["evictions"] > 1000
-    for name in ("cancelled", "predicted", "claim", "done"):
+    for name in ("cancelled", "predicted", "request", "complete"):
         assert counts[name] > 1000, counts
     assert counts["computed"] > 500
-    assert counts["failed"] > 0
+    assert counts["fail"] > 0

@@ -95,7 +95,7 @@ def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, r
         tokens = prompts()
         for _ in range(3):
             assert torch.equal(logits(model, tokens), logits(plain, tokens))
-            entries = model.moecast.engine.prefetcher.top.cache.entries.values()
+            entries = model.moecast.engine.cache.top.cache.entries.values()
             assert all(entry.pins == 0 for entry in entries)
         options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
         assert torch.equal(model.generate(tokens, **options), plain.generate(tokens, **options))
@@ -283,7 +283,7 @@ def test_switch__a_token_without_room_asks_for_no_expert(tmp_path):
         for _ in range(3):
             assert torch.equal(logits(model, tokens), expected)
         assert max(skipped) >= 22, "of thirty tokens at most eight find room"
-        entries = model.moecast.engine.prefetcher.top.cache.entries.values()
+        entries = model.moecast.engine.cache.top.cache.entries.values()
         assert all(entry.pins == 0 for entry in entries)
 
 

@@ -13,9 +13,9 @@ from runtime.policy.adaptive_prefetch import (
     WARM_UP,
     AdaptivePrefetch,
 )
-from runtime.policy.build import build_prefetcher, build_scheduler, on_link
-from tests.unit.runtime.policy.test_prefetcher import CHUNKS
-from tests.unit.runtime.policy.test_prefetcher_idle import SPEC
+from runtime.policy.build import adapt_to_link, build_device_cache, build_scheduler
+from tests.unit.runtime.policy.test_device_cache import CHUNKS
+from tests.unit.runtime.policy.test_idle_prefetch import SPEC
 
 
 def run(adaptive: AdaptivePrefetch, steps: int, *, with_it: float, without: float) -> list[bool]:
@@ -117,17 +117,17 @@ def test_build_scheduler__what_is_switched_off_leaves_idle_links_alone(idle_pref
     system = SystemConfig(
         eviction="reuse", adaptive=True, idle_prefetch=idle_prefetch, per_layer=False
     )
-    core = build_prefetcher(system, SPEC, num_slots=[9], chunk_bytes=[CHUNKS] * SPEC.num_layers)
+    core = build_device_cache(system, SPEC, num_slots=[9], chunk_bytes=[CHUNKS] * SPEC.num_layers)
     scheduler = build_scheduler(system, SPEC, core)
     assert scheduler.adaptive_prefetch is not None
-    assert core.top.fills_idle is idle_prefetch
+    assert core.top.idle_prefetch is idle_prefetch
     run(scheduler.adaptive_prefetch, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)
     assert not scheduler.adaptive_prefetch.prefetching
-    assert core.top.fills_idle is False
+    assert core.top.idle_prefetch is False
 
 
 @pytest.mark.parametrize(("slows_computing", "fills"), [(True, False), (False, True)])
 def test_on_link__where_reads_slow_the_computation_idle_links_stay_idle(slows_computing, fills):
     system = SystemConfig(eviction="reuse", idle_prefetch=True, per_layer=False)
-    assert on_link(system, slows_computing=slows_computing).idle_prefetch is fills
-    assert not on_link(SystemConfig(), slows_computing=slows_computing).idle_prefetch
+    assert adapt_to_link(system, slows_computing=slows_computing).idle_prefetch is fills
+    assert not adapt_to_link(SystemConfig(), slows_computing=slows_computing).idle_prefetch

@@ -5,38 +5,40 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.policy.eviction import Eviction, EvictionPolicy, Expert, eviction_policy
-from runtime.policy.eviction.registry import EVICTIONS
+from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
+from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
 from tests.builders.arena import random_routing, serve
 
 
 def policy_of(name: str, layers: int = 2, experts: int = 4, **options) -> EvictionPolicy:
-    return eviction_policy(name, num_layers=layers, num_experts=experts, options=options)
+    return make_eviction_policy(name, num_layers=layers, num_experts=experts, options=options)
 
 
-def filled(policy: EvictionPolicy, residents: Iterable[Expert], *, layers: int = 2) -> Eviction:
-    """A part over all layers, with residents admitted in this order."""
+def filled(
+    policy: EvictionPolicy, residents: Iterable[Expert], *, layers: int = 2
+) -> EvictionOrder:
+    """A order over all layers, with residents admitted in this order."""
     residents = list(residents)
-    part = policy.part(num_slots=len(residents), layers=range(layers))
+    order = policy.make_order(num_slots=len(residents), layers=range(layers))
     for expert in residents:
-        part.admitted(expert)
-    return part
+        order.on_admit(expert)
+    return order
 
 
-def leaving(part: Eviction, *, stay: Iterable[Expert] = ()) -> list[Expert]:
+def leaving(order: EvictionOrder, *, stay: Iterable[Expert] = ()) -> list[Expert]:
     """The order in which residents are dropped, but those that stay."""
     kept = set(stay)
-    order = []
-    while (victim := part.victim(lambda expert: expert not in kept)) is not None:
-        part.removed(victim)
-        order.append(victim)
-    return order
+    evicted = []
+    while (victim := order.choose_victim(lambda expert: expert not in kept)) is not None:
+        order.on_remove(victim)
+        evicted.append(victim)
+    return evicted
 
 
 def step(policy: EvictionPolicy, *layers: Mapping[int, int], new: bool = False) -> None:
     policy.begin_step(new)
     for layer, tokens in enumerate(layers):
-        policy.routed(layer, tokens)
+        policy.on_routed(layer, tokens)
     policy.end_step()
 
 
@@ -44,77 +46,77 @@ ABC = [(0, 0), (0, 1), (0, 2)]
 
 
 def test_lru__uses_and_predictions_are_accesses():
-    part = filled(policy_of("lru"), ABC)
-    part.used((0, 0))
-    part.predicted((0, 1))
-    assert leaving(part) == [(0, 2), (0, 0), (0, 1)]
+    order = filled(policy_of("lru"), ABC)
+    order.on_use((0, 0))
+    order.on_predict((0, 1))
+    assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
 
 
 def test_fifo__only_the_order_of_arrival_counts():
-    part = filled(policy_of("fifo"), ABC)
-    part.used((0, 0))
-    part.predicted((0, 1))
-    assert leaving(part) == ABC
+    order = filled(policy_of("fifo"), ABC)
+    order.on_use((0, 0))
+    order.on_predict((0, 1))
+    assert leaving(order) == ABC
 
 
 def test_lfu__counts_steps_that_asked_not_predictions_and_survives_eviction():
     policy = policy_of("lfu")
     step(policy, {0: 9, 1: 1}, {})
     step(policy, {1: 1, 2: 1}, {})
-    part = filled(policy, ABC)
-    part.predicted((0, 0))
+    order = filled(policy, ABC)
+    order.on_predict((0, 0))
     # Counts 1, 2, 1; of the two ones, 2 was touched before 0 was predicted.
-    assert leaving(part) == [(0, 2), (0, 0), (0, 1)]
+    assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
 
 
 def test_policies__spare_what_may_not_go():
     for name in set(EVICTIONS) - {"belady"}:
-        part = filled(policy_of(name), ABC)
-        assert part.victim(lambda _: False) is None, name
-        assert leaving(part, stay=ABC[:2]) == [(0, 2)], name
+        order = filled(policy_of(name), ABC)
+        assert order.choose_victim(lambda _: False) is None, name
+        assert leaving(order, stay=ABC[:2]) == [(0, 2)], name
 
 
 def test_scored__finds_the_one_that_may_go_among_many_that_may_not():
     policy = policy_of("lfu", experts=64)
     everyone = [(0, e) for e in range(64)]
     step(policy, {e: 1 for e in range(32, 64)}, {})
-    part = filled(policy, everyone)
-    assert leaving(part, stay=everyone[:31]) == everyone[31:]
+    order = filled(policy, everyone)
+    assert leaving(order, stay=everyone[:31]) == everyone[31:]
 
 
 def test_neighbour__a_use_keeps_the_neighbours_too():
-    part = filled(policy_of("neighbour"), [(0, 1), (0, 0), (0, 3), (1, 1)])
-    part.used((0, 0))
+    order = filled(policy_of("neighbour"), [(0, 1), (0, 0), (0, 3), (1, 1)])
+    order.on_use((0, 0))
     # 1 stays with 0; 3 is nobody's neighbour; layer 1 is another layer.
-    assert leaving(part) == [(0, 3), (1, 1), (0, 1), (0, 0)]
+    assert leaving(order) == [(0, 3), (1, 1), (0, 1), (0, 0)]
 
 
 def test_static__keeps_the_given_set_and_streams_the_rest():
     counts = [[5, 0, 9, 0], [0, 7, 0, 0]]
     policy = policy_of("static", counts=counts, buffers=2)
-    part = policy.part(num_slots=5, layers=range(2))
+    order = policy.make_order(num_slots=5, layers=range(2))
     for expert in [(0, 2), (1, 3), (0, 0), (1, 0), (1, 1)]:
-        part.admitted(expert)
-    part.used((1, 3))
+        order.on_admit(expert)
+    order.on_use((1, 3))
     # Three of the five slots are fixed: (0, 2), (1, 1), (0, 0); all others are LRU.
-    assert part.victim(lambda _: True) == (1, 0)
-    assert part.victim(lambda expert: expert != (1, 0)) == (1, 3)
-    assert part.victim(lambda expert: expert[0] == 0) == (0, 0)
+    assert order.choose_victim(lambda _: True) == (1, 0)
+    assert order.choose_victim(lambda expert: expert != (1, 0)) == (1, 3)
+    assert order.choose_victim(lambda expert: expert[0] == 0) == (0, 0)
 
 
 def test_static__learns_its_set_when_it_is_given_none():
     policy = policy_of("static", warmup_steps=3, buffers=1)
-    part = policy.part(num_slots=2, layers=range(2))
-    part.admitted((0, 3))
-    part.admitted((1, 1))
+    order = policy.make_order(num_slots=2, layers=range(2))
+    order.on_admit((0, 3))
+    order.on_admit((1, 1))
     for _ in range(2):
         step(policy, {3: 1}, {1: 1})
-        assert part.victim(lambda _: True) == (0, 3), "LRU while it learns"
+        assert order.choose_victim(lambda _: True) == (0, 3), "LRU while it learns"
     step(policy, {3: 1}, {2: 1})
-    assert part.victim(lambda _: True) == (1, 1)
+    assert order.choose_victim(lambda _: True) == (1, 1)
     for _ in range(9):
         step(policy, {0: 1}, {1: 1})
-    assert part.victim(lambda _: True) == (1, 1), "the set is fixed for good"
+    assert order.choose_victim(lambda _: True) == (1, 1), "the set is fixed for good"
 
 
 def test_static__counts_of_another_model_are_refused():
@@ -124,130 +126,130 @@ def test_static__counts_of_another_model_are_refused():
 
 def test_least_stale__stale_before_current_then_the_farthest_turn():
     policy = policy_of("least-stale", layers=4)
-    part = policy.part(num_slots=8, layers=range(4))
+    order = policy.make_order(num_slots=8, layers=range(4))
     policy.begin_step(False)
     for expert in [(3, 0), (0, 1), (2, 0), (1, 0), (0, 0)]:
-        part.admitted(expert)
+        order.on_admit(expert)
     policy.begin_step(False)
-    policy.routed(0, {0: 1})
-    part.used((0, 0))
-    policy.routed(1, {0: 1})
-    part.used((1, 0))
-    part.predicted((2, 0))
+    policy.on_routed(0, {0: 1})
+    order.on_use((0, 0))
+    policy.on_routed(1, {0: 1})
+    order.on_use((1, 0))
+    order.on_predict((2, 0))
     # Stale: (0, 1), whose layer is behind, then (3, 0), still to come. Current: layer 1 was just
     # passed and comes last in the next pass, then layer 0, then the layer that is next.
-    assert leaving(part) == [(0, 1), (3, 0), (1, 0), (0, 0), (2, 0)]
+    assert leaving(order) == [(0, 1), (3, 0), (1, 0), (0, 0), (2, 0)]
 
 
 def test_least_stale__ties_go_to_the_first_admitted():
     policy = policy_of("least-stale")
-    part = filled(policy, [(0, 2), (0, 1)])
+    order = filled(policy, [(0, 2), (0, 1)])
     policy.begin_step(False)
-    assert leaving(part) == [(0, 2), (0, 1)]
+    assert leaving(order) == [(0, 2), (0, 1)]
 
 
 def test_moe_infinity_sequence__ratio_times_layer_decay():
     policy = policy_of("moe-infinity-sequence")
     step(policy, {0: 6, 1: 2}, {0: 5, 2: 3}, new=True)
-    part = filled(policy, [(0, 0), (0, 1), (0, 3), (1, 0), (1, 2), (1, 3)])
+    order = filled(policy, [(0, 0), (0, 1), (0, 3), (1, 0), (1, 2), (1, 3)])
     # Layer 0 (decay 1): 6/8, 2/8, 0. Layer 1 (decay 1/2): 5/16, 3/16, 0. Zeros by decay alone.
-    assert leaving(part) == [(1, 3), (0, 3), (1, 2), (0, 1), (1, 0), (0, 0)]
+    assert leaving(order) == [(1, 3), (0, 3), (1, 2), (0, 1), (1, 0), (0, 0)]
 
 
 def test_moe_infinity_sequence__is_updated_by_routing_and_forgets_with_the_sequence():
     policy = policy_of("moe-infinity-sequence")
-    part = filled(policy, [(0, 0), (0, 1)])
+    order = filled(policy, [(0, 0), (0, 1)])
     policy.begin_step(True)
-    policy.routed(0, {0: 1})
-    assert part.victim(lambda _: True) == (0, 1), "at once, not when the step ends"
+    policy.on_routed(0, {0: 1})
+    assert order.choose_victim(lambda _: True) == (0, 1), "at once, not when the step ends"
     policy.end_step()
     step(policy, {1: 1}, {}, new=True)
-    assert part.victim(lambda _: True) == (0, 0)
+    assert order.choose_victim(lambda _: True) == (0, 0)
 
 
 def test_moe_infinity_request__counts_of_ended_iterations_initial_layers_first():
     policy = policy_of("moe-infinity-request")
     step(policy, {0: 3, 1: 1}, {0: 3, 1: 1}, new=True)
     policy.begin_step(False)
-    policy.routed(0, {1: 5})
-    part = policy.part(num_slots=4, layers=range(2))
-    policy.routed(1, {0: 1, 1: 1})
+    policy.on_routed(0, {1: 5})
+    order = policy.make_order(num_slots=4, layers=range(2))
+    policy.on_routed(1, {0: 1, 1: 1})
     for expert in [(1, 0), (1, 1)]:
-        part.admitted(expert)
+        order.on_admit(expert)
     for expert in [(0, 0), (0, 1)]:
-        part.admitted(expert)
-        part.used(expert)
+        order.on_admit(expert)
+        order.on_use(expert)
     # (3 1) and (3 1) x 1/2; the five tokens of the running iteration do not count yet.
-    assert leaving(part) == [(1, 1), (0, 1), (1, 0), (0, 0)]
+    assert leaving(order) == [(1, 1), (0, 1), (1, 0), (0, 0)]
     policy.end_step()
     for expert in [(0, 0), (0, 1)]:
-        part.admitted(expert)
-        part.used(expert)
-    assert leaving(part) == [(0, 0), (0, 1)], "1 + 5 > 3"
+        order.on_admit(expert)
+        order.on_use(expert)
+    assert leaving(order) == [(0, 0), (0, 1)], "1 + 5 > 3"
 
 
 def test_moe_infinity_request__what_is_prefetched_stays_until_used_or_passed_over():
     policy = policy_of("moe-infinity-request")
     step(policy, {0: 9}, {0: 9}, new=True)
-    part = filled(policy, [(1, 2), (1, 3)])
+    order = filled(policy, [(1, 2), (1, 3)])
     policy.begin_step(False)
-    policy.routed(0, {0: 1})
-    part.admitted((0, 0))
+    policy.on_routed(0, {0: 1})
+    order.on_admit((0, 0))
     # (0, 0) has 9 tokens but was asked for: no protection. The others await layer 1.
-    assert part.victim(lambda _: True) == (0, 0)
-    policy.routed(1, {2: 1})
-    assert part.victim(lambda _: True) == (1, 3), "not chosen: back to its count of 0"
-    assert leaving(part, stay=[(1, 3)]) == [(0, 0), (1, 2)], "chosen, but not asked for yet"
-    part = filled(policy, [(1, 2)])
-    part.used((1, 2))
-    part.admitted((0, 1))
-    assert leaving(part) == [(1, 2), (0, 1)], "used: its count of 0, while (0, 1) is awaited"
+    assert order.choose_victim(lambda _: True) == (0, 0)
+    policy.on_routed(1, {2: 1})
+    assert order.choose_victim(lambda _: True) == (1, 3), "not chosen: back to its count of 0"
+    assert leaving(order, stay=[(1, 3)]) == [(0, 0), (1, 2)], "chosen, but not asked for yet"
+    order = filled(policy, [(1, 2)])
+    order.on_use((1, 2))
+    order.on_admit((0, 1))
+    assert leaving(order) == [(1, 2), (0, 1)], "used: its count of 0, while (0, 1) is awaited"
 
 
 def test_moe_infinity_request__what_newer_forecasts_leave_out_loses_its_protection():
     policy = policy_of("moe-infinity-request", layers=1)
-    part = policy.part(num_slots=2, layers=range(1))
+    order = policy.make_order(num_slots=2, layers=range(1))
     policy.begin_step(True)
-    policy.forecast(0, [0.9, 0.8, 0.1, 0.0])
-    part.admitted((0, 0))
-    part.admitted((0, 1))
-    policy.forecast(0, [0.1, 0.8, 0.9, 0.0])
-    part.predicted((0, 0))
+    policy.on_forecast(0, [0.9, 0.8, 0.1, 0.0])
+    order.on_admit((0, 0))
+    order.on_admit((0, 1))
+    policy.on_forecast(0, [0.1, 0.8, 0.9, 0.0])
+    order.on_predict((0, 0))
     # Two slots: 2 and 1 are wanted now, 0 is not, though it was touched last.
-    assert part.victim(lambda _: True) == (0, 0)
+    assert order.choose_victim(lambda _: True) == (0, 0)
 
 
 def test_fmoe__probability_times_frequency():
     policy = policy_of("fmoe", layers=1)
     for chosen in [(0, 1, 2), (0, 1), (0, 1), (0,)]:
         step(policy, dict.fromkeys(chosen, 1))
-    part = filled(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
+    order = filled(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
     # Before any map: frequencies 4, 3, 1.
-    assert part.victim(lambda _: True) == (0, 2)
-    policy.forecast(0, [0.25, 0.5, 0.75, 0.0])
+    assert order.choose_victim(lambda _: True) == (0, 2)
+    policy.on_forecast(0, [0.25, 0.5, 0.75, 0.0])
     # 1/(p freq): 4 x .25 = 1, 3 x .5 = 1.5, 1 x .75 = .75.
-    assert leaving(part) == [(0, 2), (0, 0), (0, 1)]
+    assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
 
 
 def test_fmoe__a_visit_counts_at_once():
     policy = policy_of("fmoe", layers=1)
-    policy.forecast(0, [0.5, 0.5, 0.5, 0.5])
-    part = filled(policy, [(0, 0), (0, 1)], layers=1)
-    policy.routed(0, {0: 7})
-    assert part.victim(lambda _: True) == (0, 1)
+    policy.on_forecast(0, [0.5, 0.5, 0.5, 0.5])
+    order = filled(policy, [(0, 0), (0, 1)], layers=1)
+    policy.on_routed(0, {0: 7})
+    assert order.choose_victim(lambda _: True) == (0, 1)
 
 
 def test_belady__drops_what_is_needed_last_and_moves_on_with_the_run():
     future = [[[0], [0]], [[1], [1]], [[0], [1]]]
     policy = policy_of("belady", future=future)
     policy.begin_step(True)
-    policy.routed(0, {0: 1})
-    part = filled(policy, [(0, 0), (0, 1), (1, 0), (1, 1)])
+    policy.on_routed(0, {0: 1})
+    order = filled(policy, [(0, 0), (0, 1), (1, 0), (1, 1)])
     # Next uses: (0, 0) at 4, (0, 1) at 2, (1, 0) at 1, (1, 1) at 3.
-    assert part.victim(lambda _: True) == (0, 0)
-    policy.routed(1, {0: 1})
-    part.used((1, 0))
-    assert part.victim(lambda _: True) == (1, 0), "never again"
+    assert order.choose_victim(lambda _: True) == (0, 0)
+    policy.on_routed(1, {0: 1})
+    order.on_use((1, 0))
+    assert order.choose_victim(lambda _: True) == (1, 0), "never again"
 
 
 def test_belady__needs_the_future():
@@ -288,17 +290,17 @@ def test_decayed_lfu__a_step_of_many_tokens_counts_each_expert_by_its_tokens():
     step(policy, {0: 2, 1: 8, 2: 4})
     step(policy, {3: 1})
     step(policy, {0: 1})
-    part = filled(policy, [(0, e) for e in (3, 1, 2, 0)], layers=1)
+    order = filled(policy, [(0, e) for e in (3, 1, 2, 0)], layers=1)
     # (2/8)/4 + 1, 1/4, (4/8)/4, 1/2.
-    assert leaving(part) == [(0, 2), (0, 1), (0, 3), (0, 0)]
+    assert leaving(order) == [(0, 2), (0, 1), (0, 3), (0, 0)]
 
 
 def test_decayed_lfu__long_runs_do_not_overflow():
     policy = policy_of("decayed-lfu", layers=1, decays=[0.1])
     for i in range(1_000):
         step(policy, {i % 2: 1})
-    part = filled(policy, [(0, 1), (0, 0), (0, 2)], layers=1)
-    assert leaving(part) == [(0, 2), (0, 0), (0, 1)]
+    order = filled(policy, [(0, 1), (0, 0), (0, 2)], layers=1)
+    assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
 
 
 @pytest.mark.parametrize("decays", [[], [0.0], [1.5]])
@@ -340,10 +342,10 @@ def test_eviction_policy__unknown_names_and_options_list_the_known():
 
 def test_static__buffers_for_a_whole_layer_and_some_of_the_next():
     policy = policy_of("static", experts=8, first_layers=True, buffers=2, whole_layer=True)
-    policy.part(num_slots=12, layers=range(2))
+    policy.make_order(num_slots=12, layers=range(2))
     # 8 + 8 // 8 + 1 buffers leave two slots for good: those of the first layer's first experts.
-    stay = [(layer, e) for layer in range(2) for e in range(8) if policy.stays((layer, e))]
+    stay = [(layer, e) for layer in range(2) for e in range(8) if policy.is_permanent((layer, e))]
     assert stay == [(0, 0), (0, 1)]
     few = policy_of("static", experts=8, first_layers=True, buffers=20, whole_layer=True)
-    few.part(num_slots=12, layers=range(2))
-    assert not few.stays((0, 0))
+    few.make_order(num_slots=12, layers=range(2))
+    assert not few.is_permanent((0, 0))

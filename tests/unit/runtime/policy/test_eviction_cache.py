@@ -15,8 +15,7 @@ from hypothesis.stateful import (
 )
 
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction import eviction_policy
-from runtime.policy.eviction.registry import EVICTIONS
+from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
 from tests.builders.arena import random_routing
 
 LAYERS, EXPERTS, SLOTS, STEPS = 3, 6, 8, 60
@@ -36,7 +35,9 @@ class Machine(RuleBasedStateMachine):
         options = {"future": self.routing} if self.name == "belady" else {}
         if self.name == "static":
             options = {"warmup_steps": 3}
-        policy = eviction_policy(self.name, num_layers=LAYERS, num_experts=EXPERTS, options=options)
+        policy = make_eviction_policy(
+            self.name, num_layers=LAYERS, num_experts=EXPERTS, options=options
+        )
         self.cache = ExpertCache(
             num_slots=SLOTS, num_layers=LAYERS, per_layer=self.per_layer, policy=policy
         )
@@ -92,14 +93,14 @@ class Machine(RuleBasedStateMachine):
             self.cache.begin_step(self.step % 5 == 0)
         self.layer += 1
         chosen = self.routing[self.step][self.layer]
-        self.cache.routed(self.layer, {e: 1 + e for e in chosen})
+        self.cache.on_routed(self.layer, {e: 1 + e for e in chosen})
         for e in chosen:
             expert = self.layer, e
             entry = self.cache.get(expert)
             if entry is None:
                 entry = self.try_to_admit(expert)
             else:
-                self.cache.used(expert)
+                self.cache.on_use(expert)
             if entry is not None:
                 entry.pins += 1
         for (layer, _), entry in self.cache.entries.items():
@@ -108,9 +109,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(layer=st.integers(0, LAYERS - 1), e=st.integers(0, EXPERTS - 1))
     def predict(self, layer, e):
-        self.cache.forecast(layer, [self.random.random() for _ in range(EXPERTS)])
+        self.cache.on_forecast(layer, [self.random.random() for _ in range(EXPERTS)])
         if self.cache.get((layer, e)) is not None:
-            self.cache.predicted((layer, e))
+            self.cache.on_predict((layer, e))
         else:
             entry = self.try_to_admit((layer, e))
             if entry is not None:
@@ -180,7 +181,7 @@ def test_cache__invariants_hold_with_every_policy(name, per_layer):
 
 
 def cache_of(slots: int, layers: int = 2, *, per_layer: bool = False) -> ExpertCache:
-    policy = eviction_policy("lru", num_layers=layers, num_experts=4)
+    policy = make_eviction_policy("lru", num_layers=layers, num_experts=4)
     return ExpertCache(num_slots=slots, num_layers=layers, per_layer=per_layer, policy=policy)
 
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction.decayed_lfu import DecayedLfu
-from runtime.policy.eviction.reuse import Reuse
-from tests.unit.runtime.policy.test_prefetcher import once
+from runtime.policy.eviction.decayed_lfu import DecayedLfuEviction
+from runtime.policy.eviction.reuse import ReuseEviction
+from tests.unit.runtime.policy.test_device_cache import once
 
 LAYERS, EXPERTS = 3, 4
 
 
-def reuse(num_slots: int = 4) -> tuple[Reuse, ExpertCache]:
-    policy = Reuse(num_layers=LAYERS, num_experts=EXPERTS)
+def reuse(num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
+    policy = ReuseEviction(num_layers=LAYERS, num_experts=EXPERTS)
     cache = ExpertCache(num_slots=num_slots, num_layers=LAYERS, per_layer=False, policy=policy)
     return policy, cache
 
@@ -21,8 +21,8 @@ def said(cache: ExpertCache, value_LE: list[list[float]]) -> None:
     """A step in which every layer was valued and chose its expert 0."""
     cache.begin_step(new_request=False)
     for layer, value_E in enumerate(value_LE):
-        cache.valued(layer, value_E)
-        cache.routed(layer, once([0]))
+        cache.on_reuse_scores(layer, value_E)
+        cache.on_routed(layer, once([0]))
     cache.end_step()
 
 
@@ -52,7 +52,7 @@ def test_reuse__worth_is_what_was_said_and_a_little_of_what_was_used() -> None:
     said(cache, VALUES)
     for layer in range(LAYERS):
         for e in range(EXPERTS):
-            assert policy.worth((layer, e)) == pytest.approx(WORTH[layer][e])
+            assert policy.score((layer, e)) == pytest.approx(WORTH[layer][e])
 
 
 def test_reuse__a_forecast_of_this_step_counts_before_its_layers_turn_and_not_after() -> None:
@@ -62,12 +62,12 @@ def test_reuse__a_forecast_of_this_step_counts_before_its_layers_turn_and_not_af
         cache.admit(expert)
     cache.begin_step(new_request=False)
     # Worth .9 + .1 x .08 = .91 and 0 + .52 now: (0, 1), worth .16, is the least.
-    cache.forecast(1, [0.0, 0.9, 0.0, 0.0])
+    cache.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
     assert next_victim(cache) == (0, 1)
-    cache.valued(1, VALUES[1])
-    cache.routed(1, once([2]))
+    cache.on_reuse_scores(1, VALUES[1])
+    cache.on_routed(1, once([2]))
     # Its turn has passed: below .1 again, and a forecast that comes too late changes nothing.
-    cache.forecast(1, [0.0, 0.9, 0.0, 0.0])
+    cache.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
     cache.remove((2, EXPERTS - 1))
     cache.admit((0, 0))
     assert next_victim(cache) == (1, 1)
@@ -79,8 +79,8 @@ def test_reuse__a_prompt_keeps_what_it_has_still_to_reach() -> None:
     for expert in [(0, 0), (0, 2), (2, 0), (2, 2)]:
         cache.admit(expert)
     cache.begin_step(new_request=False)
-    cache.valued(0, VALUES[0])
-    cache.routed(0, {0: 20, 1: 20})
+    cache.on_reuse_scores(0, VALUES[0])
+    cache.on_routed(0, {0: 20, 1: 20})
     # 40 choices among 4 experts: all of layer 2 will be needed, worth more than the .6 of (0, 0).
     assert next_victim(cache) == (0, 2)
     cache.remove((2, EXPERTS - 1))
@@ -92,16 +92,16 @@ def test_reuse__a_prompt_expects_what_balanced_routing_gives() -> None:
     policy, cache = reuse()
     said(cache, VALUES)
     cache.begin_step(new_request=False)
-    cache.valued(0, VALUES[0])
-    cache.routed(0, {0: 3, 1: 2})
+    cache.on_reuse_scores(0, VALUES[0])
+    cache.on_routed(0, {0: 3, 1: 2})
     chance = 1 - (3 / 4) ** 5
     worth = {e: chance + (1 - chance) * WORTH[1][e] for e in range(EXPERTS)}
     # (0, 0) is worth .6, less than the least of layer 1: .763 + .237 x .08.
     assert min(worth.values()) == pytest.approx(0.7817, abs=1e-4)
     for e in range(EXPERTS):
-        assert policy.worth((1, e)) == pytest.approx(worth[e])
-    assert policy.makes_way((0, 0), (1, 1))
-    assert not policy.makes_way((1, 1), (0, 0))
+        assert policy.score((1, e)) == pytest.approx(worth[e])
+    assert policy.may_evict_for((0, 0), (1, 1))
+    assert not policy.may_evict_for((1, 1), (0, 0))
 
 
 def test_reuse__a_few_tokens_expect_nothing() -> None:
@@ -110,10 +110,10 @@ def test_reuse__a_few_tokens_expect_nothing() -> None:
     policy, cache = reuse(2)
     said(cache, VALUES)
     cache.begin_step(new_request=False)
-    cache.valued(0, VALUES[0])
-    cache.routed(0, {0: 2, 1: 2})
-    assert policy.makes_way((1, 1), (0, 0))
-    assert not policy.makes_way((0, 0), (1, 1))
+    cache.on_reuse_scores(0, VALUES[0])
+    cache.on_routed(0, {0: 2, 1: 2})
+    assert policy.may_evict_for((1, 1), (0, 0))
+    assert not policy.may_evict_for((0, 0), (1, 1))
 
 
 def test_reuse__a_forecast_takes_no_slot_from_what_is_worth_as_much() -> None:
@@ -121,9 +121,9 @@ def test_reuse__a_forecast_takes_no_slot_from_what_is_worth_as_much() -> None:
     said(cache, VALUES)
     cache.admit((1, 0))
     cache.begin_step(new_request=False)
-    cache.forecast(2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .24 = .47
-    cache.forecast(1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .43 = .49
-    assert cache.admit((2, 0), forecast=True) == (None, None)
+    cache.on_forecast(2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .24 = .47
+    cache.on_forecast(1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .43 = .49
+    assert cache.admit((2, 0), prefetch=True) == (None, None)
     entry, dropped = cache.admit((2, 0))
     assert entry is not None
     assert dropped is not None
@@ -133,21 +133,24 @@ def test_reuse__wishes_for_the_most_valuable_that_is_not_here() -> None:
     _, cache = reuse()
     said(cache, VALUES)
     for expert in [(0, 0), (2, 1), (1, 0)]:
-        assert cache.wish() == expert
+        assert cache.next_idle_candidate() == expert
         if expert != (1, 0):
             cache.admit(expert)
     cache.begin_step(new_request=False)
-    cache.forecast(1, [0.0, 0.0, 1.0, 0.0])
-    assert cache.wish() == (2, 0)  # layer 1 is the forecast's affair now
-    cache.routed(0, {0: 9, 1: 9})
-    assert cache.wish() is None  # a prompt
+    cache.on_forecast(1, [0.0, 0.0, 1.0, 0.0])
+    assert cache.next_idle_candidate() == (2, 0)  # layer 1 is the forecast's affair now
+    cache.on_routed(0, {0: 9, 1: 9})
+    assert cache.next_idle_candidate() is None  # a prompt
 
 
 def test_reuse__without_a_forecaster_keeps_as_decayed_lfu_does() -> None:
     """The same residents after the same routing, on an arena that one layer fills."""
     rng = np.random.default_rng(1)
     popular = rng.dirichlet(np.full(12, 0.3), size=2)
-    policies = [Reuse(num_layers=2, num_experts=12), DecayedLfu(num_layers=2, num_experts=12)]
+    policies = [
+        ReuseEviction(num_layers=2, num_experts=12),
+        DecayedLfuEviction(num_layers=2, num_experts=12),
+    ]
     caches = [
         ExpertCache(num_slots=8, num_layers=2, per_layer=True, policy=policy) for policy in policies
     ]
@@ -165,11 +168,11 @@ def test_reuse__without_a_forecaster_keeps_as_decayed_lfu_does() -> None:
 
 def serve(cache: ExpertCache, layer: int, chosen: list[int]) -> int:
     """As a tier does, without its chunks; returns hits."""
-    cache.routed(layer, once(chosen))
+    cache.on_routed(layer, once(chosen))
     here = [e for e in chosen if cache.get((layer, e)) is not None]
     for e in here:
         cache.entries[layer, e].pins += 1
-        cache.used((layer, e))
+        cache.on_use((layer, e))
     for e in set(chosen) - set(here):
         entry, _ = cache.admit((layer, e))
         assert entry is not None
@@ -183,7 +186,7 @@ def serve(cache: ExpertCache, layer: int, chosen: list[int]) -> int:
 def test_reuse__leaves_a_forecaster_that_hits_less_than_counting(is_right: bool) -> None:
     """Two experts are used in turn, the others now and then. One forecaster says so, one the
     opposite: that one is left, and counting keeps the two."""
-    policy = Reuse(num_layers=1, num_experts=12)
+    policy = ReuseEviction(num_layers=1, num_experts=12)
     cache = ExpertCache(num_slots=4, num_layers=1, per_layer=False, policy=policy)
     rng = np.random.default_rng(2)
     value_E = np.full(12, 0.1)
@@ -191,25 +194,25 @@ def test_reuse__leaves_a_forecaster_that_hits_less_than_counting(is_right: bool)
     hits = 0
     for step in range(200):
         cache.begin_step(new_request=False)
-        cache.valued(0, value_E)
+        cache.on_reuse_scores(0, value_E)
         others = rng.choice(np.arange(2, 12), 2, replace=False).tolist()
         found = serve(cache, 0, [step % 2, *others])
         hits += found if step >= 100 else 0
         cache.end_step()
-    assert policy.learned is is_right
+    assert policy.trusts_predictor is is_right
     assert hits >= 95
 
 
 def test_decayed_lfu__shares_are_of_the_steps_that_used_an_expert() -> None:
-    policy = DecayedLfu(num_layers=1, num_experts=3, decays=[0.5])
+    policy = DecayedLfuEviction(num_layers=1, num_experts=3, decays=[0.5])
     for chosen in ([0], [0, 1], [1]):
         policy.begin_step(False)
-        policy.routed(0, once(chosen))
+        policy.on_routed(0, once(chosen))
         policy.end_step()
     # Weights of the three steps .25, .5, 1 of 1.75.
-    assert policy.shares(0).tolist() == pytest.approx([0.75 / 1.75, 1.5 / 1.75, 0.0])
-    always = DecayedLfu(num_layers=1, num_experts=2, decays=[1.0])
+    assert policy.use_shares(0).tolist() == pytest.approx([0.75 / 1.75, 1.5 / 1.75, 0.0])
+    always = DecayedLfuEviction(num_layers=1, num_experts=2, decays=[1.0])
     for chosen in ([0], [0], [1], [0]):
         always.begin_step(False)
-        always.routed(0, once(chosen))
-    assert always.shares(0).tolist() == pytest.approx([0.75, 0.25])
+        always.on_routed(0, once(chosen))
+    assert always.use_shares(0).tolist() == pytest.approx([0.75, 0.25])

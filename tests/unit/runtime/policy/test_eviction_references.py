@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.policy.eviction import Expert, eviction_policy
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.eviction.registry import make_eviction_policy
 from tests.builders.arena import Routing, random_routing, serve
 
 LAYERS, EXPERTS, TOP_K = 3, 8, 2
@@ -100,7 +101,7 @@ def test_policy__misses_what_its_plain_version_misses(name, per_layer):
         routing = random_routing(
             seed, steps=60, layers=LAYERS, experts=EXPERTS, top_k=TOP_K, turn=15
         )
-        policy = eviction_policy(kind, num_layers=LAYERS, num_experts=EXPERTS, options=options)
+        policy = make_eviction_policy(kind, num_layers=LAYERS, num_experts=EXPERTS, options=options)
         expected = misses_of(routing, slots=12, per_layer=per_layer, choose=choose)
         assert sum(map(len, expected)) > 50
         assert serve(policy, routing, slots=12, per_layer=per_layer) == expected
@@ -132,7 +133,7 @@ def routings(draw, layers: int, experts: int) -> Routing:
 
 
 def belady_misses(routing: Routing, *, slots: int, experts: int) -> int:
-    policy = eviction_policy(
+    policy = make_eviction_policy(
         "belady", num_layers=len(routing[0]), num_experts=experts, options={"future": routing}
     )
     return sum(map(len, serve(policy, routing, slots=slots, per_layer=False)))
@@ -155,10 +156,10 @@ def test_belady__no_run_misses_less_when_layers_share_the_arena(routing, slots):
 def test_belady__nobody_misses_less_on_a_longer_run():
     routing = random_routing(5, steps=120, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
     for per_layer in (True, False):
-        policy = eviction_policy(
+        policy = make_eviction_policy(
             "belady", num_layers=LAYERS, num_experts=EXPERTS, options={"future": routing}
         )
         best = sum(map(len, serve(policy, routing, slots=12, per_layer=per_layer)))
         for kind in ("lru", "lfu", "fifo", "static", "neighbour", "least-stale", "decayed-lfu"):
-            policy = eviction_policy(kind, num_layers=LAYERS, num_experts=EXPERTS)
+            policy = make_eviction_policy(kind, num_layers=LAYERS, num_experts=EXPERTS)
             assert best < sum(map(len, serve(policy, routing, slots=12, per_layer=per_layer)))

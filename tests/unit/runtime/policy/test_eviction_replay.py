@@ -8,8 +8,8 @@ import pytest
 
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
-from runtime.policy.eviction import eviction_policy
-from runtime.policy.eviction.lru import Lru
+from runtime.policy.eviction.recency import LruEviction
+from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.sim.hardware import Measured
 from runtime.sim.replay import replay
 from tests.builders.arena import random_routing, serve
@@ -49,17 +49,17 @@ class Step:
         return np.zeros((len(self.tokens_T), 1), dtype=np.float32)
 
 
-class Spy(Lru):
+class Spy(LruEviction):
     def __init__(self):
         self.events = []
 
     def begin_step(self, new_request: bool) -> None:
         self.events.append(("begin", new_request))
 
-    def routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self.events.append((layer, dict(tokens_per_expert)))
 
-    def forecast(self, layer, probability_E) -> None:
+    def on_forecast(self, layer, probability_E) -> None:
         self.events.append(("forecast", layer, np.round(probability_E, 3).tolist()))
 
     def end_step(self) -> None:
@@ -91,7 +91,7 @@ def run(steps, predictor=None, slots=8, **system):
 
 def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):
     spy = Spy()
-    monkeypatch.setattr("runtime.policy.build.eviction_policy", lambda *_, **__: spy)
+    monkeypatch.setattr("runtime.policy.build.make_eviction_policy", lambda *_, **__: spy)
     steps = [
         Step(7, [[[0, 1], [1, 2]], [[4, 5], [4, 5]]]),
         Step(7, [[[0, 3]], [[6, 5]]]),
@@ -118,7 +118,7 @@ def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):
 def test_replay__misses_what_the_cache_alone_misses(per_layer):
     routing = random_routing(3, steps=80, layers=2, experts=8, top_k=2)
     steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
-    policy = eviction_policy("lru", num_layers=2, num_experts=8)
+    policy = make_eviction_policy("lru", num_layers=2, num_experts=8)
     expected = sum(map(len, serve(policy, routing, slots=8, per_layer=per_layer)))
     assert run(steps, eviction="lru", per_layer=per_layer).total.misses == expected
 

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import TransferError
 from runtime.generation.lockstep.sequence import SequenceTask
-from runtime.policy.tier import Task
+from runtime.policy.tier import TransferTask
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.output_stream import OutputStream
 from runtime.serving.service import LoadedModel
@@ -72,7 +72,8 @@ def text_of(answer: httpx2.Response) -> str:
 
 
 def with_link(
-    open_model: Callable[[], LoadedModel], wrap: Callable[[Callable[[Task], None], Task], None]
+    open_model: Callable[[], LoadedModel],
+    wrap: Callable[[Callable[[TransferTask], None], TransferTask], None],
 ) -> Callable[[], LoadedModel]:
     """The model, what brings its experts replaced by `wrap(what brought them, task)`."""
 
@@ -99,7 +100,7 @@ def is_idle(server: RunningServer) -> bool:
 
 def pinned(server: RunningServer) -> int:
     assert server.service.loaded is not None
-    entries = server.service.loaded.model.moecast.engine.prefetcher.top.cache.entries
+    entries = server.service.loaded.model.moecast.engine.cache.top.cache.entries
     return sum(entry.pins for entry in entries.values())
 
 
@@ -111,7 +112,7 @@ def pinned(server: RunningServer) -> int:
 def test_texts__are_those_of_generate_whatever_prefetching_does(folder: Path, trouble: str) -> None:
     numbers = itertools.count(1)
 
-    def disturbed(transfer: Callable[[Task], None], task: Task) -> None:
+    def disturbed(transfer: Callable[[TransferTask], None], task: TransferTask) -> None:
         if trouble == "slow":
             time.sleep(0.001)
         elif trouble == "workers die" and not task.high and next(numbers) % 20 == 0:
@@ -134,7 +135,7 @@ def test_expert_that_can_not_be_read__fails_only_who_needs_it(tmp_path: Path) ->
     broken: set[tuple[int, int]] = set()
     read: set[tuple[int, int]] = set()
 
-    def breaking(transfer: Callable[[Task], None], task: Task) -> None:
+    def breaking(transfer: Callable[[TransferTask], None], task: TransferTask) -> None:
         read.add(task.expert)
         if task.expert in broken:
             raise TransferError(f"expert {task.expert}: input/output error")

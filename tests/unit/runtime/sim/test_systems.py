@@ -12,8 +12,8 @@ from predictors.options import known_options
 from predictors.registry import KEEPERS, KINDS
 from runtime import systems
 from runtime.config import ORACLE, SystemConfig
-from runtime.policy.build import build_prefetcher, build_scheduler
-from runtime.policy.eviction import eviction_policy
+from runtime.policy.build import build_device_cache, build_scheduler
+from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import PRIORITY_FUNCTIONS
 from runtime.sim.hardware import Measured
 from runtime.sim.replay import replay
@@ -71,7 +71,7 @@ def test_system__names_parts_that_exist(name: str) -> None:
     options = dict(one.eviction_options)
     if one.eviction == "belady":
         options["future"] = []
-    eviction_policy(one.eviction, num_layers=2, num_experts=4, options=options)
+    make_eviction_policy(one.eviction, num_layers=2, num_experts=4, options=options)
     if not one.prefetch:
         assert one.predictor is None
     elif one.predictor != ORACLE:
@@ -142,17 +142,17 @@ def forecast(layer: int, *experts: int, chance: float = 0.9, priority=None, spec
 
 
 def test_drop_used__what_was_forecast_in_vain_leaves_when_the_router_has_spoken() -> None:
-    core = build_prefetcher(
+    core = build_device_cache(
         SystemConfig(drop_used=True), SPEC, num_slots=[8], chunk_bytes=[(1, 1, 1)] * 2
     )
     core.begin_step(new_request=True)
-    core.predicted(1, [2, 3], [0.0, 1.0])
+    core.prefetch(1, [2, 3], [0.0, 1.0])
     while (task := core.top.next_task()) is not None:
-        core.top.done(task)
+        core.top.complete(task)
     assert set(core.top.cache) == {(1, 2), (1, 3)}
-    core.routed(1, {3: 1})
+    core.request_routed(1, {3: 1})
     assert set(core.top.cache) == {(1, 3)}
-    core.used((1, 3))
+    core.release((1, 3))
     assert set(core.top.cache) == set()
 
 
@@ -162,7 +162,7 @@ SIX = tiny_spec(num_layers=6, num_experts=4, top_k=1)
 def asked(forecasts, *, layer_now: int, **options):
     """Experts in the order in which the link would bring them."""
     chosen = SystemConfig(per_layer=False, **options)
-    core = build_prefetcher(chosen, SIX, num_slots=[24], chunk_bytes=[(1, 1, 1)] * 6)
+    core = build_device_cache(chosen, SIX, num_slots=[24], chunk_bytes=[(1, 1, 1)] * 6)
     build_scheduler(chosen, SIX, core).schedule(forecasts, layer_now=layer_now)
     return core.top.queue.low()
 
@@ -194,14 +194,14 @@ def test_priority__of_fmoe_is_probability_over_distance() -> None:
 def test_hot_first__computes_first_what_most_tokens_wait_for() -> None:
     counts = {0: 1, 1: 5, 2: 3}
     chosen = SystemConfig(hot_first=True)
-    core = build_prefetcher(chosen, SPEC, num_slots=[8], chunk_bytes=[(1, 1, 1)] * 2)
-    assert core.routed(0, counts) == [1, 2, 0]
+    core = build_device_cache(chosen, SPEC, num_slots=[8], chunk_bytes=[(1, 1, 1)] * 2)
+    assert core.request_routed(0, counts) == [1, 2, 0]
     # What has arrived still comes before what has not.
     for _ in range(3):
-        core.top.done(core.top.next_task())
+        core.top.complete(core.top.next_task())
     for e in counts:
-        core.used((0, e)) if core.is_ready((0, e)) else core.abandon(0, [e])
-    assert core.routed(0, {0: 9, 1: 1}) == [1, 0]
+        core.release((0, e)) if core.is_ready((0, e)) else core.cancel(0, [e])
+    assert core.request_routed(0, {0: 9, 1: 1}) == [1, 0]
 
 
 def test_klotski__prefetches_and_computes_as_its_paper_says() -> None:

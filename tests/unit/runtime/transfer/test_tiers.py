@@ -211,7 +211,7 @@ def test_watchdog__a_transfer_that_hangs_costs_its_slot_until_it_ends(tmp_path, 
             assert links[0].has_ended.wait(10)
             assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
         assert hung == 1
-        cache = engine.prefetcher.top.cache
+        cache = engine.cache.top.cache
         deadline = time.monotonic() + 10
         while cache.num_quarantined and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -42,7 +42,7 @@ def run(group: LockstepGroup) -> list:
 
 
 def pins(model) -> int:
-    return sum(e.pins for e in model.moecast.engine.prefetcher.top.cache.entries.values())
+    return sum(e.pins for e in model.moecast.engine.cache.top.cache.entries.values())
 
 
 class Everything(Predictor):

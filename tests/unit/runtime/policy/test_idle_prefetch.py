@@ -6,9 +6,9 @@ import numpy as np
 
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.policy.build import build_prefetcher
-from runtime.policy.prefetcher import Prefetcher
-from tests.unit.runtime.policy.test_prefetcher import CHUNKS, EXPERTS, LAYERS, drain, once
+from runtime.policy.build import build_device_cache
+from runtime.policy.device_cache import DeviceCache
+from tests.unit.runtime.policy.test_device_cache import CHUNKS, EXPERTS, LAYERS, drain, once
 
 SPEC = ModelSpec(
     model_id="m",
@@ -22,27 +22,27 @@ SPEC = ModelSpec(
 )
 
 
-def core(*slots: int, **options) -> Prefetcher:
+def core(*slots: int, **options) -> DeviceCache:
     system = SystemConfig(eviction="reuse", per_layer=False, idle_prefetch=True, **options)
-    return build_prefetcher(
+    return build_device_cache(
         system, SPEC, num_slots=list(slots or (4,)), chunk_bytes=[CHUNKS] * LAYERS
     )
 
 
-def step(one: Prefetcher, values: dict[int, list[float]], chosen: dict[int, list[int]]) -> None:
+def step(one: DeviceCache, values: dict[int, list[float]], chosen: dict[int, list[int]]) -> None:
     """A forward pass that computes what it chose, told the value of its layers' experts."""
     one.begin_step(new_request=False)
     for layer in range(LAYERS):
         experts = chosen.get(layer, [0])
-        one.valued(layer, values.get(layer, [0.0] * EXPERTS))
-        one.routed(layer, once(experts))
+        one.on_reuse_scores(layer, values.get(layer, [0.0] * EXPERTS))
+        one.request_routed(layer, once(experts))
         while not all(one.is_ready((layer, e)) for e in experts):
             task = one.top.next_task()
             assert task is not None
-            assert task.high or one.top.fills_idle
-            one.top.done(task)
+            assert task.high or one.top.idle_prefetch
+            one.top.complete(task)
         for e in experts:
-            one.used((layer, e))
+            one.release((layer, e))
     one.end_step()
 
 
@@ -52,7 +52,7 @@ def test_idle__brings_what_is_worth_most_in_place_of_what_is_worth_less() -> Non
     drain(one)
     # (0, 1) and (0, 3) first, (2, 1) next; nobody asked. (1, 0), worth nothing, made way.
     assert sorted(one.top.cache) == [(0, 0), (0, 1), (0, 3), (2, 1)]
-    assert one.top.total().bytes_prefetched == 3 * sum(CHUNKS)
+    assert one.top.total_counters().bytes_prefetched == 3 * sum(CHUNKS)
 
 
 def test_idle__asks_for_nothing_that_is_hardly_ever_used_or_worth_less_than_what_is_here() -> None:
@@ -70,30 +70,30 @@ def test_idle__waits_behind_forecasts_and_is_dropped_when_its_layer_is_routed() 
     first = one.top.next_task()
     assert first is not None
     assert first.expert == (1, 1)
-    one.predicted(2, [4], [0.5])
-    one.top.done(first)
+    one.prefetch(2, [4], [0.5])
+    one.top.complete(first)
     second = one.top.next_task()
     assert second is not None
     assert second.expert == (2, 4)
-    one.top.done(second)
+    one.top.complete(second)
     one.begin_step(new_request=False)
-    one.valued(1, [0.0] * EXPERTS)
-    one.routed(1, once([5]))
+    one.on_reuse_scores(1, [0.0] * EXPERTS)
+    one.request_routed(1, once([5]))
     assert not one.top.queue.is_low((1, 1))
-    one.abandon(1, [5])
+    one.cancel(1, [5])
 
 
 def test_idle__leaves_layers_that_were_forecast_to_their_forecast() -> None:
     one = core(6)
     step(one, {1: [0, 0.9, 0, 0, 0, 0], 2: [0, 0.5, 0, 0, 0, 0]}, {})
     one.begin_step(new_request=False)
-    one.forecast(1, [0.0, 0.1, 0.0, 0.0, 0.9, 0.0])
-    assert one.top.cache.wish() == (2, 1)
+    one.on_forecast(1, [0.0, 0.1, 0.0, 0.0, 0.9, 0.0])
+    assert one.top.cache.next_idle_candidate() == (2, 1)
 
 
 def test_idle__is_off_unless_asked_for() -> None:
     system = SystemConfig(eviction="reuse", per_layer=False)
-    one = build_prefetcher(system, SPEC, num_slots=[4], chunk_bytes=[CHUNKS] * LAYERS)
+    one = build_device_cache(system, SPEC, num_slots=[4], chunk_bytes=[CHUNKS] * LAYERS)
     step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0]}, {})
     assert drain(one) == []
 
@@ -110,18 +110,18 @@ def test_idle__books_stay_right_on_any_tiers() -> None:
             for layer in range(LAYERS):
                 if rng.random() < 0.5:
                     chance = [rng.random() for _ in range(EXPERTS)]
-                    one.forecast(layer, chance)
-                    one.predicted(layer, rng.sample(range(EXPERTS), 2), [0.1, 0.2])
+                    one.on_forecast(layer, chance)
+                    one.prefetch(layer, rng.sample(range(EXPERTS), 2), [0.1, 0.2])
                 for _ in range(rng.randrange(4)):
                     advance(one)
-                one.valued(layer, values[layer])
+                one.on_reuse_scores(layer, values[layer])
                 chosen = rng.sample(range(EXPERTS), 2)
-                pending = one.routed(layer, once(chosen))
+                pending = one.request_routed(layer, once(chosen))
                 for _ in range(200):
                     ready = [e for e in pending if one.is_ready((layer, e))]
                     for e in ready:
                         pending.remove(e)
-                        one.used((layer, e))
+                        one.release((layer, e))
                     if not pending:
                         break
                     advance(one)
@@ -135,8 +135,8 @@ def test_idle__books_stay_right_on_any_tiers() -> None:
         assert all(not entry.pins for entry in one.top.cache.entries.values())
 
 
-def advance(one: Prefetcher) -> None:
+def advance(one: DeviceCache) -> None:
     """Each link carries out one transfer, if it has anything to do."""
     for tier in one.tiers:
         if (task := tier.next_task()) is not None:
-            tier.done(task)
+            tier.complete(task)

@@ -5,32 +5,32 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction import eviction_policy
-from runtime.policy.prefetcher import Prefetcher, Techniques
-from runtime.policy.tier import Tier
+from runtime.policy.device_cache import DeviceCache, Techniques
+from runtime.policy.eviction.registry import make_eviction_policy
+from runtime.policy.tier import CacheTier
 
 LAYERS, EXPERTS, SLOTS, CHUNKS = 3, 6, 9, (10, 10, 20)
 
 
-def tier(slots, *, per_layer, chunked=True, below=None) -> Tier:
+def make_tier(slots, *, per_layer, chunked=True, below=None) -> CacheTier:
     cache = ExpertCache(
         num_slots=slots,
         num_layers=LAYERS,
         per_layer=per_layer,
-        policy=eviction_policy("lru", num_layers=LAYERS, num_experts=EXPERTS),
+        policy=make_eviction_policy("lru", num_layers=LAYERS, num_experts=EXPERTS),
     )
-    return Tier(cache, chunk_bytes=[CHUNKS] * LAYERS, chunked=chunked, below=below)
+    return CacheTier(cache, chunk_bytes=[CHUNKS] * LAYERS, chunked=chunked, below=below)
 
 
-def prefetcher(*, slots=(SLOTS,), per_layer=True, **switches) -> Prefetcher:
+def make_cache(*, slots=(SLOTS,), per_layer=True, **switches) -> DeviceCache:
     """Tiers of so many slots, the computing one first; only it is divided among the layers."""
     chunked = switches.get("chunked", True)
-    tiers: list[Tier] = []
+    tiers: list[CacheTier] = []
     for i, size in reversed(list(enumerate(slots))):
         below = tiers[0] if tiers else None
         share = per_layer and i == 0 and size >= LAYERS
-        tiers.insert(0, tier(size, per_layer=share, chunked=chunked, below=below))
-    return Prefetcher(tiers, techniques=Techniques(**switches))
+        tiers.insert(0, make_tier(size, per_layer=share, chunked=chunked, below=below))
+    return DeviceCache(tiers, techniques=Techniques(**switches))
 
 
 def once(experts) -> dict[int, int]:
@@ -38,13 +38,13 @@ def once(experts) -> dict[int, int]:
     return dict.fromkeys(experts, 1)
 
 
-def drain(core: Prefetcher) -> list:
+def drain(core: DeviceCache) -> list:
     """Carries out transfers until there are none; returns those of the computing tier."""
     tasks = []
     while True:
         for one in core.tiers:
             if (task := one.next_task()) is not None:
-                one.done(task)
+                one.complete(task)
                 if one is core.top:
                     tasks.append(task)
                 break
@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.core = prefetcher(slots=self.slots, cancel=self.cancel)
+        self.core = make_cache(slots=self.slots, cancel=self.cancel)
         self.flying = [[] for _ in self.slots]
         self.lost = [[] for _ in self.slots]
         self.pending: dict[int, list[int]] = {}
@@ -74,19 +74,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule(layer=layers, experts=experts)
     def predict(self, layer, experts):
-        self.core.predicted(layer, experts, [float(e) for e in experts])
-
-    @rule(layer=layers)
-    def cancel_layer(self, layer):
-        self.core.cancel(layer)
+        self.core.prefetch(layer, experts, [float(e) for e in experts])
 
     @rule(layer=layers, experts=experts)
     def route_a_part(self, layer, experts):
         if layer not in self.pending:
             early = self.early.setdefault(layer, set())
-            before = self.core.total().requests
-            assert self.core.partly_routed(layer, experts) == sorted(set(experts) - early)
-            assert self.core.total().requests - before == len(set(experts) - early)
+            before = self.core.total_counters().requests
+            assert self.core.request_early(layer, experts) == sorted(set(experts) - early)
+            assert self.core.total_counters().requests - before == len(set(experts) - early)
             early.update(experts)
 
     @rule(layer=layers, experts=experts, all_of_early=st.booleans())
@@ -95,13 +91,13 @@ class Machine(RuleBasedStateMachine):
             early = self.early.pop(layer, set())
             if all_of_early:
                 experts = sorted(early.union(experts))
-            before = self.core.total().requests
-            order = self.core.routed(layer, once(experts))
+            before = self.core.total_counters().requests
+            order = self.core.request_routed(layer, once(experts))
             # Each is counted when it is asked for first.
-            assert self.core.total().requests - before == len(set(experts) - early)
+            assert self.core.total_counters().requests - before == len(set(experts) - early)
             assert sorted(order) == experts
             if any((layer, e) in self.broken for e in experts):
-                self.core.abandon(layer, order)
+                self.core.cancel(layer, order)
             else:
                 self.pending[layer] = order
             self.broken = {expert for expert in self.broken if expert[0] != layer}
@@ -126,19 +122,21 @@ class Machine(RuleBasedStateMachine):
             assert task.high or not high_only
             self.flying[depth].append(task)
 
-    @rule(data=st.data(), depth=depths, end=st.sampled_from(["done", "done", "failed", "retry"]))
+    @rule(
+        data=st.data(), depth=depths, end=st.sampled_from(["complete", "complete", "fail", "retry"])
+    )
     def finish(self, data, depth, end):
         depth, one = self.at(depth)
         if not self.flying[depth]:
             return
         task = self.flying[depth].pop(data.draw(st.integers(0, len(self.flying[depth]) - 1)))
         getattr(one, end)(task)
-        if end == "done":
+        if end == "complete":
             self.moved += task.num_bytes if depth == 0 else 0
         layer, expert = task.expert
-        if end == "failed" and expert in self.pending.get(layer, []):
-            self.core.abandon(layer, self.pending.pop(layer))
-        if end == "failed" and expert in self.early.get(layer, ()):
+        if end == "fail" and expert in self.pending.get(layer, []):
+            self.core.cancel(layer, self.pending.pop(layer))
+        if end == "fail" and expert in self.early.get(layer, ()):
             self.broken.add(task.expert)
 
     @rule(data=st.data(), depth=depths)
@@ -146,7 +144,7 @@ class Machine(RuleBasedStateMachine):
         depth, one = self.at(depth)
         if self.flying[depth] and len(self.lost[depth]) < 2:
             i = data.draw(st.integers(0, len(self.flying[depth]) - 1))
-            if one.lose(self.flying[depth][i]):
+            if one.quarantine(self.flying[depth][i]):
                 self.lost[depth].append(self.flying[depth].pop(i))
 
     @rule(depth=depths)
@@ -159,7 +157,7 @@ class Machine(RuleBasedStateMachine):
     def compute(self, layer):
         for e in self.pending.get(layer, []):
             if self.core.is_ready((layer, e)):
-                self.core.used((layer, e))
+                self.core.release((layer, e))
                 self.pending[layer].remove(e)
                 break
         if layer in self.pending and not self.pending[layer]:
@@ -168,7 +166,7 @@ class Machine(RuleBasedStateMachine):
     @rule(layer=layers)
     def give_up(self, layer):
         if layer in self.pending:
-            self.core.abandon(layer, self.pending.pop(layer))
+            self.core.cancel(layer, self.pending.pop(layer))
 
     @invariant()
     def slots_belong_to_one_expert_and_shares_hold(self):
@@ -204,13 +202,13 @@ class Machine(RuleBasedStateMachine):
         """Routers that have asked and, until the whole layer is routed, forecasts that came true so
         far as to bring it."""
         asked = e in self.pending.get(layer, ()) or e in self.early.get(layer, ())
-        held = e in self.core._held.get(layer, ())
+        held = e in self.core._pinned_early.get(layer, ())
         assert layer in self.early or not held
         return asked + held
 
     @invariant()
     def bytes_add_up(self):
-        total = self.core.total()
+        total = self.core.total_counters()
         left = sum(entry.speculative_bytes for entry in self.core.top.cache.entries.values())
         assert total.bytes_moved == self.moved
         assert total.bytes_prefetched == total.bytes_used + total.bytes_wasted + left
@@ -220,14 +218,14 @@ class Machine(RuleBasedStateMachine):
         self.core.end_step()
         for one, flying, lost in zip(self.core.tiers, self.flying, self.lost, strict=True):
             for task in flying:
-                one.done(task)
+                one.complete(task)
             for task in lost:
                 one.restore(task)
         for layer, order in self.pending.items():
             while order:
                 drain(self.core)
                 ready = next(e for e in order if self.core.is_ready((layer, e)))
-                self.core.used((layer, ready))
+                self.core.release((layer, ready))
                 order.remove(ready)
 
 
@@ -253,47 +251,47 @@ TestSmallLowerTier = SmallLowerTier.TestCase
 TestSmallLowerTier.settings = settings(QUICK, max_examples=100)
 
 
-def test_prefetcher__more_experts_than_slots_stream_through():
-    core = prefetcher(slots=(3,))
-    order = core.routed(0, once(range(EXPERTS)))
+def test_device_cache__more_experts_than_slots_stream_through():
+    core = make_cache(slots=(3,))
+    order = core.request_routed(0, once(range(EXPERTS)))
     computed = []
     while order:
         drain(core)
         expert = next(e for e in order if core.is_ready((0, e)))
-        core.used((0, expert))
+        core.release((0, expert))
         order.remove(expert)
         computed.append(expert)
     assert sorted(computed) == list(range(EXPERTS))
-    assert core.total().bytes_moved == EXPERTS * sum(CHUNKS)
+    assert core.total_counters().bytes_moved == EXPERTS * sum(CHUNKS)
 
 
-def test_prefetcher__precise_requests_go_before_predictions_within_a_chunk():
-    core = prefetcher()
-    core.predicted(1, [0], [1.0])
+def test_device_cache__precise_requests_go_before_predictions_within_a_chunk():
+    core = make_cache()
+    core.prefetch(1, [0], [1.0])
     first = core.top.next_task()
     assert (first.expert, first.first_chunk, first.end_chunk) == ((1, 0), 0, 1)
-    core.routed(0, once([5]))
-    core.top.done(first)
+    core.request_routed(0, once([5]))
+    core.top.complete(first)
     assert [task.expert for task in drain(core)] == [(0, 5)] * 3 + [(1, 0)] * 2
 
 
-def test_prefetcher__routing_drops_what_was_only_predicted_for_the_layer():
-    core = prefetcher()
-    core.predicted(1, [0, 1], [0.0, 1.0])
-    core.top.done(core.top.next_task())
-    core.routed(1, once([4]))
+def test_device_cache__routing_drops_what_was_only_predicted_for_the_layer():
+    core = make_cache()
+    core.prefetch(1, [0, 1], [0.0, 1.0])
+    core.top.complete(core.top.next_task())
+    core.request_routed(1, once([4]))
     assert [task.expert for task in drain(core)] == [(1, 4)] * 3
     counters = core.counters[1]
     assert (counters.predicted, counters.predicted_in_time, counters.misses) == (2, 0, 1)
 
 
-def test_prefetcher__a_predicted_expert_in_flight_is_joined_not_fetched_again():
-    core = prefetcher()
-    core.predicted(1, [0], [0.0])
+def test_device_cache__a_predicted_expert_in_flight_is_joined_not_fetched_again():
+    core = make_cache()
+    core.prefetch(1, [0], [0.0])
     task = core.top.next_task()
-    core.routed(1, once([0]))
+    core.request_routed(1, once([0]))
     assert core.top.next_task() is None
-    core.top.done(task)
+    core.top.complete(task)
     drain(core)
     counters = core.counters[1]
     assert counters.bytes_moved == sum(CHUNKS)
@@ -302,49 +300,51 @@ def test_prefetcher__a_predicted_expert_in_flight_is_joined_not_fetched_again():
     assert counters.bytes_late == sum(CHUNKS)
 
 
-def test_prefetcher__order_is_cached_then_in_flight_then_missing():
-    core = prefetcher()
-    core.predicted(0, [4, 2], [0.0, 1.0])
+def test_device_cache__order_is_cached_then_in_flight_then_missing():
+    core = make_cache()
+    core.prefetch(0, [4, 2], [0.0, 1.0])
     for _ in range(4):
-        core.top.done(core.top.next_task())
-    assert core.routed(0, once([1, 2, 4])) == [4, 2, 1]
-    assert prefetcher(reordered=False).routed(0, once([4, 1, 2])) == [1, 2, 4]
+        core.top.complete(core.top.next_task())
+    assert core.request_routed(0, once([1, 2, 4])) == [4, 2, 1]
+    assert make_cache(reordered=False).request_routed(0, once([4, 1, 2])) == [1, 2, 4]
 
 
-def test_prefetcher__without_chunks_an_expert_is_one_task():
-    core = prefetcher(chunked=False)
-    core.routed(0, once([3]))
+def test_device_cache__without_chunks_an_expert_is_one_task():
+    core = make_cache(chunked=False)
+    core.request_routed(0, once([3]))
     assert [(task.first_chunk, task.end_chunk, task.num_bytes) for task in drain(core)] == [
         (0, 3, 40)
     ]
 
 
-def test_prefetcher__without_early_preemption_each_expert_is_asked_for_in_its_turn():
-    core = prefetcher(early_preemption=False)
-    order = core.routed(0, once([1, 2]))
+def test_device_cache__without_early_preemption_each_expert_is_asked_for_in_its_turn():
+    core = make_cache(early_preemption=False)
+    order = core.request_routed(0, once([1, 2]))
     assert drain(core) == []
-    core.demand((0, order[0]))
+    core.request((0, order[0]))
     assert {task.expert for task in drain(core)} == {(0, 1)}
 
 
-def test_partly_routed__what_was_forecast_stays_until_the_whole_layer_is_routed():
-    core = prefetcher(slots=(3,), per_layer=False, chunked=False, drop_used=True)
+def test_request_early__what_was_forecast_stays_until_the_whole_layer_is_routed():
+    core = make_cache(slots=(3,), per_layer=False, chunked=False, drop_used=True)
     core.begin_step(new_request=True)
-    core.predicted(1, [0, 1], [0.0, 0.1])
+    core.prefetch(1, [0, 1], [0.0, 0.1])
     drain(core)
-    core.partly_routed(1, [2, 3, 4])
+    core.request_early(1, [2, 3, 4])
     drain(core)
     # One slot is free for what was asked for; LRU alone would have pushed out what was forecast.
     assert all(core.is_ready((1, e)) for e in (0, 1))
-    order = core.routed(1, once([0, 2, 3, 4]))
+    order = core.request_routed(1, once([0, 2, 3, 4]))
     assert sorted(order) == [0, 2, 3, 4]
-    moved = core.total().bytes_moved
+    moved = core.total_counters().bytes_moved
     assert core.top.cache.get((1, 1)) is None  # forecast in vain: it leaves at once
     while order:
         drain(core)
         ready = next(e for e in order if core.is_ready((1, e)))
         order.remove(ready)
-        core.used((1, ready))
+        core.release((1, ready))
     core.end_step()
-    assert moved + 2 * sum(CHUNKS) == core.total().bytes_moved  # expert 0 was not read again
+    assert (
+        moved + 2 * sum(CHUNKS) == core.total_counters().bytes_moved
+    )  # expert 0 was not read again
     assert not any(entry.pins for entry in core.top.cache.entries.values())

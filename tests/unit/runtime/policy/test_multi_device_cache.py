@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config import SystemConfig
-from runtime.policy.build import build_prefetcher, build_shards
-from runtime.policy.placement import Placement
+from runtime.policy.build import build_device_cache, build_multi_device_cache
+from runtime.policy.placement import ExpertPlacement
 from tests.builders.traces import make_spec
 
 SPEC = make_spec(num_layers=3, num_experts=8, top_k=2)
 CHUNKS = [(10, 10, 20)] * SPEC.num_layers
 
 
-def shards(num_devices, *, slots=(4,), **switches):
-    return build_shards(
+def make_caches(num_devices, *, slots=(4,), **switches):
+    return build_multi_device_cache(
         SystemConfig(**{"per_layer": False, **switches}),
         SPEC,
         num_slots=[slots] * num_devices,
@@ -35,13 +35,13 @@ def drain(core):
             return moved
         for i, tier, task in tasks:
             if task is not None:
-                tier.done(task)
+                tier.complete(task)
                 moved.append((i, task.expert))
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
 def test_placement__every_expert_has_one_device_and_layers_are_even(num_devices):
-    placement = Placement(num_devices)
+    placement = ExpertPlacement(num_devices)
     for layer in range(5):
         owners = [placement.device((layer, e)) for e in range(60)]
         by_device = Counter(owners)
@@ -62,20 +62,20 @@ def test_placement__every_expert_has_one_device_and_layers_are_even(num_devices)
     ),
 )
 @settings(max_examples=60, deadline=None)
-def test_shards__an_expert_is_only_ever_where_it_belongs(seed, num_devices, eviction):
+def test_multi_device_cache__an_expert_is_only_ever_where_it_belongs(seed, num_devices, eviction):
     rng = random.Random(seed)
-    core = shards(num_devices, eviction=eviction, idle_prefetch=rng.random() < 0.5)
-    placement = Placement(num_devices)
+    core = make_caches(num_devices, eviction=eviction, idle_prefetch=rng.random() < 0.5)
+    placement = ExpertPlacement(num_devices)
     for step in range(6):
         core.begin_step(new_request=step == 0)
         for layer in range(SPEC.num_layers):
-            core.forecast(layer, [rng.random() for _ in range(8)])
-            core.valued(layer, np.array([rng.random() for _ in range(8)]))
+            core.on_forecast(layer, [rng.random() for _ in range(8)])
+            core.on_reuse_scores(layer, np.array([rng.random() for _ in range(8)]))
             some = rng.sample(range(8), 3)
-            core.predicted(layer, some, [rng.random() for _ in some])
+            core.prefetch(layer, some, [rng.random() for _ in some])
             drain(core)
             chosen = sorted(rng.sample(range(8), 3))
-            order = core.routed(layer, dict.fromkeys(chosen, 1))
+            order = core.request_routed(layer, dict.fromkeys(chosen, 1))
             assert sorted(order) == chosen
             while order:
                 drain(core)
@@ -83,19 +83,19 @@ def test_shards__an_expert_is_only_ever_where_it_belongs(seed, num_devices, evic
                 entry = core.entry((layer, ready))
                 assert entry is not None
                 assert entry.pins == 1
-                core.used((layer, ready))
+                core.release((layer, ready))
                 order.remove(ready)
-            for device, shard in enumerate(core.shards):
-                for expert in shard.top.cache:
+            for device, device_cache in enumerate(core.devices):
+                for expert in device_cache.top.cache:
                     assert placement.device(expert) == device
         core.end_step()
-    counters = core.total()
+    counters = core.total_counters()
     assert counters.requests == 6 * SPEC.num_layers * 3
     assert counters.hits + counters.joins + counters.misses == counters.requests
     assert sum(one.requests for one in core.counters) == counters.requests
 
 
-def test_shards__one_device_does_what_one_core_does():
+def test_multi_device_cache__one_device_does_what_one_core_does():
     """The same calls, the same transfers, the same counters, whatever the switches."""
     for switches in (
         {},
@@ -106,8 +106,8 @@ def test_shards__one_device_does_what_one_core_does():
         {"eviction": "moe-infinity-sequence", "cancel": True},
     ):
         system = SystemConfig(per_layer=False, **switches)
-        one = build_prefetcher(system, SPEC, chunk_bytes=CHUNKS, num_slots=(5,))
-        other = build_shards(system, SPEC, chunk_bytes=CHUNKS, num_slots=[(5,)])
+        one = build_device_cache(system, SPEC, chunk_bytes=CHUNKS, num_slots=(5,))
+        other = build_multi_device_cache(system, SPEC, chunk_bytes=CHUNKS, num_slots=[(5,)])
         rng = random.Random(3)
         for step in range(8):
             for core in (one, other):
@@ -118,50 +118,50 @@ def test_shards__one_device_does_what_one_core_does():
                 tokens = {e: rng.randint(1, 4) for e in chosen}
                 orders, moves = [], []
                 for core in (one, other):
-                    core.forecast(layer, score_E)
-                    core.predicted(layer, some, [score_E[e] for e in some])
+                    core.on_forecast(layer, score_E)
+                    core.prefetch(layer, some, [score_E[e] for e in some])
                     move = drain(core)
-                    order = core.routed(layer, tokens)
+                    order = core.request_routed(layer, tokens)
                     orders.append(list(order))
                     for e in order:
-                        core.demand((layer, e))
+                        core.request((layer, e))
                         move += drain(core)
                         assert core.is_ready((layer, e))
-                        core.used((layer, e))
+                        core.release((layer, e))
                     moves.append(move)
                 assert orders[0] == orders[1], switches
                 assert moves[0] == moves[1], switches
             for core in (one, other):
                 core.end_step()
-        assert one.total() == other.total(), switches
+        assert one.total_counters() == other.total_counters(), switches
 
 
-def test_shards__are_asked_for_in_the_order_of_what_has_arrived_anywhere():
-    core = shards(2)
+def test_multi_device_cache__are_asked_for_in_the_order_of_what_has_arrived_anywhere():
+    core = make_caches(2)
     core.begin_step(new_request=True)
-    core.predicted(0, [5, 2], [0.0, 1.0])
+    core.prefetch(0, [5, 2], [0.0, 1.0])
     drain(core)
-    assert core.routed(0, dict.fromkeys([0, 2, 3, 5], 1)) == [2, 5, 0, 3]
+    assert core.request_routed(0, dict.fromkeys([0, 2, 3, 5], 1)) == [2, 5, 0, 3]
 
 
-def test_shards__make_room_only_where_the_expert_belongs():
+def test_multi_device_cache__make_room_only_where_the_expert_belongs():
     """One slot on each device: expert 0 waits for nothing that device 1 holds."""
-    core = shards(2, slots=(1,), reordered=False)
+    core = make_caches(2, slots=(1,), reordered=False)
     core.begin_step(new_request=True)
-    core.routed(0, dict.fromkeys([0, 1, 2, 3], 1))
+    core.request_routed(0, dict.fromkeys([0, 1, 2, 3], 1))
     pending = [0, 1, 2, 3]
     while pending:
         core.make_room(0, pending[0], pending)
         drain(core)
         assert core.is_ready((0, pending[0])), pending
-        core.used((0, pending.pop(0)))
-    assert core.total().requests == 4
+        core.release((0, pending.pop(0)))
+    assert core.total_counters().requests == 4
 
 
-def test_shards__cut_short_are_repaired_tier_by_tier():
-    core = shards(2, slots=(2, 4))
+def test_multi_device_cache__cut_short_are_repaired_tier_by_tier():
+    core = make_caches(2, slots=(2, 4))
     core.begin_step(new_request=True)
-    core.routed(1, dict.fromkeys(range(6), 1))
+    core.request_routed(1, dict.fromkeys(range(6), 1))
     under_way = []
     for tier in core.tiers:
         task = tier.next_task()
@@ -170,50 +170,50 @@ def test_shards__cut_short_are_repaired_tier_by_tier():
     core.repair(under_way)
     for tier, tasks in zip(core.tiers, under_way, strict=True):
         for task in tasks:
-            tier.done(task)
+            tier.complete(task)
         assert all(not entry.pins for entry in tier.cache.entries.values())
     core.begin_step(new_request=True)
-    order = core.routed(1, {0: 1, 1: 1})
+    order = core.request_routed(1, {0: 1, 1: 1})
     for e in order:
         drain(core)
-        core.used((1, e))
+        core.release((1, e))
 
 
-def test_shards__of_a_fixed_set_each_device_fixes_its_own():
+def test_multi_device_cache__of_a_fixed_set_each_device_fixes_its_own():
     counts = [[8 - e for e in range(8)]] * SPEC.num_layers
     system = SystemConfig(eviction="static", eviction_options={"counts": counts}, per_layer=False)
-    core = build_shards(system, SPEC, num_slots=[(7,), (7,)], chunk_bytes=CHUNKS)
+    core = build_multi_device_cache(system, SPEC, num_slots=[(7,), (7,)], chunk_bytes=CHUNKS)
     core.begin_step(new_request=True)
     for layer in range(SPEC.num_layers):
         for e in range(8):
-            core.routed(layer, {e: 1})
+            core.request_routed(layer, {e: 1})
             drain(core)
-            core.used((layer, e))
-    for device, shard in enumerate(core.shards):
-        stay = [e for e in shard.top.cache if shard.top.cache.policy.stays(e)]
+            core.release((layer, e))
+    for device, device_cache in enumerate(core.devices):
+        stay = [e for e in device_cache.top.cache if device_cache.top.cache.policy.is_permanent(e)]
         assert len(stay) == 5
-        assert all(Placement(2).device(e) == device for e in stay)
+        assert all(ExpertPlacement(2).device(e) == device for e in stay)
 
 
-def test_shards__below_a_device_the_host_is_filled_with_what_is_its_own():
-    core = shards(2, slots=(2, 5))
-    core.fill(SPEC.num_experts)
-    for device, shard in enumerate(core.shards):
-        held = list(shard.tiers[1].cache)
+def test_multi_device_cache__below_a_device_the_host_is_filled_with_what_is_its_own():
+    core = make_caches(2, slots=(2, 5))
+    core.fill_lower_tiers(SPEC.num_experts)
+    for device, device_cache in enumerate(core.devices):
+        held = list(device_cache.tiers[1].cache)
         assert len(held) == 5
-        assert all(Placement(2).device(expert) == device for expert in held)
-        assert not list(shard.top.cache)
+        assert all(ExpertPlacement(2).device(expert) == device for expert in held)
+        assert not list(device_cache.top.cache)
 
 
-def test_shards__asked_for_early_each_device_asks_for_its_own():
-    core = shards(2)
+def test_multi_device_cache__asked_for_early_each_device_asks_for_its_own():
+    core = make_caches(2)
     core.begin_step(new_request=True)
-    assert sorted(core.partly_routed(0, [0, 1, 2])) == [0, 1, 2]
-    assert core.partly_routed(0, [1]) == []
-    assert sorted(core.early(0)) == [0, 1, 2]
+    assert sorted(core.request_early(0, [0, 1, 2])) == [0, 1, 2]
+    assert core.request_early(0, [1]) == []
+    assert sorted(core.requested_early(0)) == [0, 1, 2]
     drain(core)
-    assert sorted(core.routed(0, {0: 1, 1: 1})) == [0, 1]
-    assert core.early(0) == []
-    core.used((0, 0))
-    core.used((0, 1))
+    assert sorted(core.request_routed(0, {0: 1, 1: 1})) == [0, 1]
+    assert core.requested_early(0) == []
+    core.release((0, 0))
+    core.release((0, 1))
     assert not any(entry.pins for tier in core.tiers for entry in tier.cache.entries.values())

@@ -1,0 +1,346 @@
+"""The cache of one device: ProMoE, algorithm 2, over its tiers, and the order of computation."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.policy.cache import CacheEntry
+from runtime.policy.counters import CacheCounters
+from runtime.policy.eviction.protocol import Expert, Probabilities
+from runtime.policy.placement import ExpertPlacement
+from runtime.policy.tier import CacheTier, TransferTask
+
+
+@dataclass(frozen=True)
+class Techniques:
+    """Switches of the techniques of ProMoE (figure 12), MoE-Infinity and Klotski."""
+
+    chunked: bool = True
+    """Fetch experts linear layer by linear layer (ProMoE, section 5.1); off: whole."""
+    early_preemption: bool = True
+    """Request all of a layer's experts when its router has run (ProMoE, section 5.2); off: one by
+    one."""
+    reordered: bool = True
+    """Compute in order of readiness (ProMoE, section 5.3); off: in order of expert id."""
+    cancel: bool = False
+    """A new forecast of a layer cancels prefetches that it does not name (MoE-Infinity, request
+    level, section 5.1)."""
+    hot_first: bool = False
+    """Among equally ready experts, the one with the most tokens first (Klotski, section 5)."""
+    drop_used: bool = False
+    """Evict experts once they are used or were forecast in vain (Klotski, section 5)."""
+
+
+def order_computation(
+    techniques: Techniques, tokens_per_expert: Mapping[int, int], progress: Callable[[int], float]
+) -> list[int]:
+    """Returns a layer's experts in the order in which to compute them.
+
+    Resident experts come first, then those in flight by the chunks that have arrived, then missing
+    ones (ProMoE, section 5.3); without reordering by id, or by the number of their tokens.
+    """
+    order = sorted(tokens_per_expert)
+    if techniques.hot_first:
+        order.sort(key=lambda e: -tokens_per_expert[e])
+    if techniques.reordered:
+        order.sort(key=lambda e: -progress(e))
+    return order
+
+
+class DeviceCache:
+    """Decides in which order a layer's experts are requested and computed on one device.
+
+    Every method is given all experts of a layer; those that the placement assigns to other devices
+    are ignored. Not thread-safe: the caller holds one lock around every call.
+
+    Args:
+        tiers: The computing tier, then the one below it, and so on.
+        techniques: What to request and in which order.
+        placement: Experts of each device; None: all experts are on this one.
+        device: Number of this device in the placement.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[CacheTier],
+        *,
+        techniques: Techniques,
+        placement: ExpertPlacement | None = None,
+        device: int = 0,
+    ):
+        self.tiers = tuple(tiers)
+        self.top = self.tiers[0]
+        self.techniques = techniques
+        self._placement = placement
+        self._device = device
+        self._predicted: dict[int, dict[int, None]] = {}
+        """Experts predicted for each layer since it was last routed."""
+        self._early: dict[int, dict[int, bool]] = {}
+        """Experts of each layer that some of the step's tokens were routed to before the others
+        reached the layer, and whether they were ready then."""
+        self._pinned_early: dict[int, list[int]] = {}
+        """Experts of these layers that keep their slot though no router has requested them yet."""
+
+    # ---- ownership
+
+    def owns(self, expert: Expert) -> bool:
+        """Returns whether the expert is computed on this device."""
+        return self._placement is None or self._placement.device(expert) == self._device
+
+    def _own(self, layer: int, experts: Collection[int]) -> Collection[int]:
+        if self._placement is None:
+            return experts
+        return [e for e in experts if self.owns((layer, e))]
+
+    def _mask(self, layer: int, value_E: Probabilities) -> Probabilities:
+        """Returns 0 for other devices' experts: the eviction policy must not fetch them."""
+        if self._placement is None:
+            return value_E
+        mask_E = self._placement.mask(layer, self._device, len(value_E))
+        return np.where(mask_E, value_E, 0.0)
+
+    # ---- counters and sizes
+
+    @property
+    def counters(self) -> list[CacheCounters]:
+        """Counters of each layer in the computing tier."""
+        return self.top.counters
+
+    @counters.setter
+    def counters(self, counters: list[CacheCounters]) -> None:
+        self.top.counters = counters
+
+    def total_counters(self) -> CacheCounters:
+        """Returns the sum of the layers' counters in the computing tier."""
+        return self.top.total_counters()
+
+    @property
+    def num_slots(self) -> int:
+        """Experts that fit in the computing tier."""
+        return self.top.cache.num_slots
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes fetched on predictions whose expert has not been requested yet."""
+        return sum(entry.speculative_bytes for entry in self.top.cache.entries.values())
+
+    # ---- lookups
+
+    def is_ready(self, expert: Expert) -> bool:
+        """Returns whether all chunks are in the computing tier."""
+        return self.top.is_ready(expert)
+
+    def progress(self, expert: Expert) -> float:
+        """Returns a number that is larger the sooner the expert is ready; -1 without a slot."""
+        return self.top.progress(expert)
+
+    def entry(self, expert: Expert) -> CacheEntry | None:
+        """Returns the expert's entry in the computing tier."""
+        return self.top.cache.get(expert)
+
+    def requested_early(self, layer: int) -> Collection[int]:
+        """Returns what `request_early` has requested in a layer that is not fully routed yet."""
+        return self._early.get(layer, ())
+
+    # ---- events of a step
+
+    def begin_step(self, *, new_request: bool) -> None:
+        """Starts a forward pass; `new_request`: it is the first of a request."""
+        self._cancel_early()
+        for tier in self.tiers:
+            tier.cache.begin_step(new_request=new_request)
+
+    def end_step(self) -> None:
+        """Ends the forward pass."""
+        self._cancel_early()
+        for tier in self.tiers:
+            tier.cache.end_step()
+
+    def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
+        """Passes a predictor's probabilities for a layer to the eviction policies."""
+        probability_E = self._mask(layer, probability_E)
+        for tier in self.tiers:
+            tier.cache.on_forecast(layer, probability_E)
+
+    def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
+        """Passes scores of the layer's experts after this step to the eviction policies."""
+        score_E = self._mask(layer, score_E)
+        for tier in self.tiers:
+            tier.cache.on_reuse_scores(layer, score_E)
+
+    # ---- predictions
+
+    def prefetch(self, layer: int, experts: Sequence[int], priorities: Sequence[float]) -> None:
+        """Requests predicted experts, the most important first (PushPredictedExperts).
+
+        Experts beyond the layer's share of the cache are not queued: they would only evict those
+        predicted before them.
+        """
+        own = set(self._own(layer, experts))
+        named = self._predicted.setdefault(layer, {})
+        if self.techniques.cancel:
+            self.top.cancel_prefetches(layer, keep=frozenset(own))
+            named.clear()
+        pairs = [(e, p) for e, p in zip(experts, priorities, strict=True) if e in own]
+        for e, _ in pairs:
+            named[e] = None
+        for e, priority in pairs[: self.top.cache.share(layer)]:
+            self.top.prefetch((layer, e), priority)
+
+    def set_idle_prefetch(self, on: bool) -> None:
+        """Sets whether idle links fetch the experts with the highest scores."""
+        for tier in self.tiers:
+            tier.idle_prefetch = on
+
+    # ---- requests of routers
+
+    def request_early(self, layer: int, experts: Collection[int]) -> list[int]:
+        """Requests what some of the step's tokens are routed to before the others reach the layer.
+
+        The experts are requested at once, in the order in which they are routed (Klotski, section
+        5). Returns those that were not requested before.
+        """
+        if not self.techniques.early_preemption:
+            return []
+        if layer not in self._early:
+            self._pin_predicted(layer)
+        early = self._early.setdefault(layer, {})
+        new = [e for e in self._own(layer, experts) if e not in early]
+        for e in new:
+            early[e] = self.top.is_ready((layer, e))
+            self._count_request(layer, e)
+            self.top.request((layer, e))
+        return new
+
+    def _pin_predicted(self, layer: int) -> None:
+        """Pins resident predicted experts until the whole layer is routed.
+
+        Tokens that have yet to reach the layer may need them, and other requests would evict them.
+        """
+        pinned = [e for e in self._predicted.get(layer, {}) if self.top.cache.get((layer, e))]
+        for e in pinned:
+            self.top.pin((layer, e))
+        self._pinned_early[layer] = pinned
+
+    def _cancel_early(self) -> None:
+        for layer, experts in self._early.items():
+            self.cancel(layer, list(experts))
+            self.cancel(layer, self._pinned_early.pop(layer, []))
+        self._early.clear()
+
+    def request_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> list[int]:
+        """Requests what the router has chosen (PushPreciseExperts); returns the computing order.
+
+        Experts that have a slot are pinned until `release`; others are pinned when they get one.
+        """
+        own = {e: tokens_per_expert[e] for e in self._own(layer, tokens_per_expert)}
+        early = self._early.pop(layer, {})
+        self._count_routed(layer, own, early)
+        self.cancel(layer, [e for e in early if e not in own])
+        pinned = self._pinned_early.pop(layer, [])
+        for tier in self.tiers:
+            tier.cache.on_routed(layer, own)
+        # Prefetches that are about to be requested go on, unless experts wait for their turn.
+        keep = own if self.techniques.early_preemption else ()
+        self.top.cancel_prefetches(layer, keep=frozenset(keep))
+        if self.techniques.drop_used:
+            self._evict_unused(layer, [e for one, e in self.top.cache if one == layer], own)
+        order = order_computation(self.techniques, own, lambda e: self.progress((layer, e)))
+        if self.techniques.early_preemption:
+            for e in order:
+                if e not in early:
+                    self.top.request((layer, e))
+        self.cancel(layer, pinned)
+        if self.techniques.drop_used:
+            self._evict_unused(layer, pinned, own)
+        return order
+
+    def _evict_unused(self, layer: int, experts: Sequence[int], used: Collection[int]) -> None:
+        for e in experts:
+            if e not in used:
+                self.top.evict((layer, e))
+
+    def request(self, expert: Expert) -> None:
+        """Requests the expert that is computed next, where its layer was not requested at once."""
+        if not self.techniques.early_preemption and not self.top.is_requested(expert):
+            self.top.request(expert)
+
+    def make_room(self, layer: int, expert: int, coming: Sequence[int]) -> bool:
+        """Makes the expert the next to be computed; returns whether anything was newly requested.
+
+        Computing in order of readiness frees slots by itself. A loop in a fixed order must not wait
+        for a slot that only experts hold, or are about to get, that it computes later: as many of
+        `coming` as there are slots keep their requests, in the order in which they are computed.
+        """
+        top, num_others = self.top, max(0, self.top.cache.share(layer) - 1)
+        others = [e for e in self._own(layer, coming) if e != expert]
+        self.cancel(layer, others[num_others:])
+        ahead = others[:num_others] if self.techniques.early_preemption else []
+        new = [e for e in (expert, *ahead) if not top.is_requested((layer, e))]
+        for e in new:
+            top.request((layer, e))
+        return bool(new)
+
+    def release(self, expert: Expert) -> None:
+        """Ends the request of an expert that has been computed."""
+        assert self.top.cache.get(expert) is not None, expert
+        self.top.release(expert)
+        if self.techniques.drop_used:
+            self.top.evict(expert)
+
+    def cancel(self, layer: int, experts: Sequence[int]) -> None:
+        """Ends the requests of experts that are not going to be computed."""
+        for e in self._own(layer, experts):
+            if self.top.is_requested((layer, e)):
+                self.top.release((layer, e))
+
+    # ---- counting
+
+    def _count_routed(
+        self, layer: int, experts: Mapping[int, int], early: Mapping[int, bool]
+    ) -> None:
+        top, counters = self.top, self.top.counters[layer]
+        for e in experts:
+            if e not in early:
+                self._count_request(layer, e)
+        named = self._predicted.pop(layer, {})
+        counters.predicted += len(named)
+        counters.predicted_in_time += sum(
+            early[e] if e in early else top.is_ready((layer, e)) for e in named
+        )
+
+    def _count_request(self, layer: int, e: int) -> None:
+        """Counts the first request of an expert in a step."""
+        top, counters, expert = self.top, self.top.counters[layer], (layer, e)
+        entry = top.cache.get(expert)
+        ready = top.is_ready(expert)
+        is_named = e in self._predicted.get(layer, {})
+        top.count_request(expert)
+        counters.needed_predicted += is_named
+        counters.needed_predicted_in_time += ready and is_named
+        if entry is not None:
+            counters.bytes_used += entry.speculative_bytes
+            entry.speculative_bytes = 0
+        if is_named and not ready:
+            top.late.add(expert)
+
+    # ---- the whole cache
+
+    def fill_lower_tiers(self, num_experts: int) -> None:
+        """Fills the tiers below the computing one with the first layers' experts."""
+        for tier in self.tiers[1:]:
+            tier.fill(num_experts, owns=self.owns)
+
+    def repair(self, transfers: Sequence[Collection[TransferTask]]) -> None:
+        """Restores consistency after Ctrl-C cut one of these calls short.
+
+        Requests and predictions are forgotten; `transfers` are those running into each tier.
+        """
+        copies: Collection[TransferTask] = ()
+        for tier, tasks in zip(self.tiers, transfers, strict=True):
+            tier.repair(tasks, copies=copies)
+            copies = tasks
+        self._predicted.clear()
+        self._early.clear()
+        self._pinned_early.clear()

@@ -1,0 +1,109 @@
+"""The order that every policy with a score per expert uses.
+
+Shape suffixes: L layers, E experts, N = experts of the partition's layers, layer by layer.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.policy.eviction.protocol import Expert, IsEvictable
+
+Scores = NDArray[np.float64]
+
+PROTECTED = 1e300
+"""A score above all others: evicted only when nothing else may be. Scores must be finite."""
+
+NUM_SINGLE_TRIES = 4
+"""Victims looked up one by one; only a prefill pins so many experts that sorting is cheaper."""
+
+
+class ScoreOrder:
+    """Lowest score first; ties go to the least recently touched expert.
+
+    Scores are finite and belong to the policy, which changes them in place. Finding a victim takes
+    a few numpy calls over N and no Python loop over residents.
+
+    Args:
+        scores: Returns `[N]`, which is not written to.
+        layers: Layers of the partition.
+        num_experts: Experts of each layer.
+    """
+
+    def __init__(self, scores: Callable[[], Scores], *, layers: range, num_experts: int):
+        self._scores = scores
+        self._num_experts = num_experts
+        self._first_layer = layers.start
+        size = len(layers) * num_experts
+        self._absent_N = np.full(size, np.inf)
+        """0 for residents, infinity for others: added to the scores, it leaves only residents."""
+        self._touched_N = np.zeros(size, dtype=np.int64)
+        self._clock = 0
+
+    def index(self, expert: Expert) -> int:
+        """Returns the expert's index in `[N]`."""
+        return (expert[0] - self._first_layer) * self._num_experts + expert[1]
+
+    def touch(self, expert: Expert) -> None:
+        """Makes the expert the last among those of its score."""
+        self._clock += 1
+        self._touched_N[self.index(expert)] = self._clock
+
+    def on_admit(self, expert: Expert) -> None:
+        self._absent_N[self.index(expert)] = 0.0
+        self.touch(expert)
+
+    def on_use(self, expert: Expert) -> None:
+        self.touch(expert)
+
+    def on_predict(self, expert: Expert) -> None:
+        self.touch(expert)
+
+    def on_remove(self, expert: Expert) -> None:
+        self._absent_N[self.index(expert)] = np.inf
+
+    def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
+        score_N = self._scores() + self._absent_N
+        for _ in range(NUM_SINGLE_TRIES):
+            index = self._lowest(score_N)
+            if index is None:
+                return None
+            expert = self._expert(index)
+            if is_evictable(expert):
+                return expert
+            score_N[index] = np.inf
+        for index in np.lexsort((self._touched_N, score_N)).tolist():
+            if score_N[index] == np.inf:
+                return None
+            expert = self._expert(index)
+            if is_evictable(expert):
+                return expert
+        return None
+
+    def highest_absent(self, score_N: Scores, *, least: float) -> tuple[float, Expert]:
+        """Returns the highest score of an absent expert, and which; `least` if all are resident."""
+        absent_score_N = np.where(self._absent_N > 0.0, score_N, least)
+        index = int(absent_score_N.argmax())
+        return float(absent_score_N[index]), self._expert(index)
+
+    def _expert(self, index: int) -> Expert:
+        layer, e = divmod(index, self._num_experts)
+        return self._first_layer + layer, e
+
+    def _lowest(self, score_N: Scores) -> int | None:
+        index = int(score_N.argmin())
+        lowest = score_N[index]
+        if lowest == np.inf:
+            return None
+        ties = (score_N == lowest).nonzero()[0]
+        if len(ties) > 1:
+            index = int(ties[self._touched_N[ties].argmin()])
+        return index
+
+
+def view_scores(score_LE: Scores, layers: range) -> Callable[[], Scores]:
+    """Returns a function that gives some layers' scores as `[N]`: a view of the matrix."""
+    score_N = score_LE[layers.start : layers.stop].reshape(-1)
+    assert np.shares_memory(score_N, score_LE)
+    return lambda: score_N
