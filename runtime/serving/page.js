@@ -1,29 +1,29 @@
-// Asks /status each second and shows it. Rates are differences between answers: the server keeps
-// sums only, so that any number of pages may be open.
+// Polls /status every second and shows it. Rates are differences between two polls: the server keeps
+// totals only, so that any number of pages may be open.
 "use strict";
 
 const PERIOD_MS = 1000;
-const PATIENCE_MS = 4000;
-const WINDOW_MS = 5000; // over which rates are taken: a slow model makes no token in most seconds
-const KEPT = 120; // points of a curve: two minutes
+const TIMEOUT_MS = 4000;
+const WINDOW_MS = 5000; // window of the rates: a slow model generates no token in most seconds
+const MAX_POINTS = 120; // of a curve: two minutes
 const STATES = {
-  p: ["pinned", "in use now"],
-  c: ["cached", "here"],
-  f: ["coming", "on its way, or here in part"],
-  h: ["below", "in host memory, below the device"],
+  p: ["pinned", "in use"],
+  c: ["cached", "cached"],
+  f: ["coming", "in flight or partly loaded"],
+  h: ["below", "in host memory"],
   ".": ["absent", "on disk only"],
 };
 
-// Not relative: an address with a key in it (http://:KEY@host/) would be refused by fetch.
+// Absolute: fetch rejects URLs with credentials (http://:KEY@host/).
 const ADDRESS = `${location.origin}${location.pathname.replace(/[^/]*$/, "")}status`;
 
 const find = (id) => document.getElementById(id);
 const history = { hits: [], tokens: [], moved: [], stalls: [], queue: [] };
-let answers = []; // those of the last window and the one before it, with when they came
-let cells = []; // what the map shows
-let answered = null; // when the server answered last
+let polls = []; // responses of the last window and the one before, with their times
+let cells = []; // states of the experts on the map
+let lastResponse = null; // time of the last response
 
-// ---- numbers as people read them
+// ---- formatting
 
 function bytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -61,18 +61,18 @@ function tile(id, figure, note) {
 function curve(id, value, top) {
   const points = history[id];
   points.push(value);
-  if (points.length > KEPT) points.shift();
-  const known = points.filter((one) => one !== null);
+  if (points.length > MAX_POINTS) points.shift();
+  const known = points.filter((point) => point !== null);
   const highest = top ?? Math.max(...known, 1e-9);
-  const x = (index) => 120 * (KEPT - points.length + index) / (KEPT - 1);
-  const y = (one) => 31 - 30 * Math.min(1, one / highest);
+  const x = (index) => 120 * (MAX_POINTS - points.length + index) / (MAX_POINTS - 1);
+  const y = (point) => 31 - 30 * Math.min(1, point / highest);
   let trace = "", area = "", from = null;
-  points.forEach((one, index) => {
-    if (one === null) { from = null; return; }
-    trace += `${from === null ? "M" : "L"}${x(index).toFixed(2)} ${y(one).toFixed(2)}`;
+  points.forEach((point, index) => {
+    if (point === null) { from = null; return; }
+    trace += `${from === null ? "M" : "L"}${x(index).toFixed(2)} ${y(point).toFixed(2)}`;
     if (from !== null) {
       area += `M${x(from).toFixed(2)} 32L${x(from).toFixed(2)} ${y(points[from]).toFixed(2)}` +
-        `L${x(index).toFixed(2)} ${y(one).toFixed(2)}L${x(index).toFixed(2)} 32Z`;
+        `L${x(index).toFixed(2)} ${y(point).toFixed(2)}L${x(index).toFixed(2)} 32Z`;
     }
     from = index;
   });
@@ -113,7 +113,7 @@ function bar(target, parts, whole) {
 }
 
 function count(text, letters) {
-  return [...text].filter((one) => letters.includes(one)).length;
+  return [...text].filter((letter) => letters.includes(letter)).length;
 }
 
 // ---- the map of experts: a row for each layer, a column for each expert
@@ -174,25 +174,25 @@ function showTip(event) {
   tip.style.top = `${event.offsetY + 14}px`;
 }
 
-// ---- one answer
+// ---- one response of /status
 
-// What a sum grew by, for each second of the window; null when there is nothing to compare with.
+// Growth of a total per second of the window; null before the second poll.
 function rate(now, seconds, read) {
-  const from = answers[0] && read(answers[0].status);
+  const from = polls[0] && read(polls[0].status);
   return from === undefined || !seconds ? null : Math.max(0, read(now) - from) / seconds;
 }
 
 function show(now, seconds) {
   document.title = `${now.model} - moecast`;
   find("model").textContent = now.model;
-  tell(now.state, now.state);
+  setState(now.state, now.state);
   showQueue(now);
-  showTokens(now, rate(now, seconds, (one) => one.tokens.generated));
-  tile("memory", bytes(now.memory.resident_bytes), "of the process");
+  showTokens(now, rate(now, seconds, (status) => status.tokens.generated));
+  tile("memory", bytes(now.memory.resident_bytes), "resident");
   if (!now.experts) return;
   const { system, predictor, eviction } = now.served;
-  find("served").textContent = `${system}, forecasts by ${predictor}, drops by ${eviction}`;
-  showTraffic(now, (read) => rate(now, seconds, (one) => one.experts && read(one)));
+  find("served").textContent = `system ${system}, predictor ${predictor}, eviction ${eviction}`;
+  showTraffic(now, (read) => rate(now, seconds, (status) => status.experts && read(status)));
   showMemory(now);
   showExperts(now);
   showPrefetch(now.experts);
@@ -201,17 +201,17 @@ function show(now, seconds) {
 
 function showTraffic(now, per) {
   const { experts } = now;
-  const asked = per((one) => one.experts.requests), hit = per((one) => one.experts.hits);
+  const requested = per((status) => status.experts.requests), hit = per((status) => status.experts.hits);
   const overall = percent(experts.hits, experts.requests);
-  tile("hits", asked ? percent(hit, asked) : overall,
-    asked ? `of ${number(asked)} experts a second; ${overall} in all` : "in all; nothing runs now");
-  curve("hits", asked ? hit / asked : null, 1);
-  const moved = per((one) => one.experts.bytes_moved) ?? 0;
-  tile("moved", `${bytes(moved)}/s`, `${bytes(experts.bytes_moved)} in all`);
+  tile("hits", requested ? percent(hit, requested) : overall,
+    requested ? `of ${number(requested)} experts/s; ${overall} overall` : "overall; idle now");
+  curve("hits", requested ? hit / requested : null, 1);
+  const moved = per((status) => status.experts.bytes_moved) ?? 0;
+  tile("moved", `${bytes(moved)}/s`, `${bytes(experts.bytes_moved)} in total`);
   curve("moved", moved);
-  const stalled = Math.min(1, per((one) => one.seconds.stall) ?? 0);
+  const stalled = Math.min(1, per((status) => status.seconds.stall) ?? 0);
   tile("stalls", percent(stalled, 1),
-    `of the time; in all ${duration(now.seconds.stall)}, and ${duration(now.seconds.predictor)} in the predictor`);
+    `of the time; ${duration(now.seconds.stall)} in total, ${duration(now.seconds.predictor)} in the predictor`);
   curve("stalls", stalled, 1);
 }
 
@@ -221,14 +221,14 @@ function showQueue(now) {
   curve("queue", running + waiting, Math.max(1, max_running));
 }
 
-function showTokens(now, made) {
-  tile("tokens", number(made ?? 0),
-    `${number(now.tokens.generated)} generated, ${number(now.tokens.prompt)} of prompts`);
-  curve("tokens", made);
+function showTokens(now, throughput) {
+  tile("tokens", number(throughput ?? 0),
+    `${number(now.tokens.generated)} generated, ${number(now.tokens.prompt)} prompt tokens`);
+  curve("tokens", throughput);
 }
 
 function showMemory(now) {
-  tile("memory", bytes(now.memory.resident_bytes), "of the process; arenas of experts:");
+  tile("memory", bytes(now.memory.resident_bytes), "resident; expert caches:");
   find("tiers").replaceChildren(...now.tiers.map((tier) => {
     const line = element("div", undefined, "gauge");
     const filled = element("div", undefined, "bar");
@@ -242,8 +242,8 @@ function showExperts(now) {
   cells = now.cells;
   const text = cells.join("");
   const present = count(text, "pc");
-  find("cells-said").textContent =
-    `${number(present)} of ${number(text.length)} experts are here (${percent(present, text.length)}): ` +
+  find("cells-summary").textContent =
+    `${number(present)} of ${number(text.length)} experts are cached (${percent(present, text.length)}): ` +
     `${cells.length} layers from top to bottom, ${Math.max(...cells.map((row) => row.length))} experts each`;
   drawCells();
   const shown = Object.entries(STATES).filter(([letter]) => letter !== "h" || now.tiers.length > 1);
@@ -262,17 +262,17 @@ function showExperts(now) {
 function showPrefetch(experts) {
   const issued = experts.bytes_prefetched;
   const pending = Math.max(0, issued - experts.bytes_used - experts.bytes_wasted);
-  find("prefetch-said").textContent = issued
-    ? `${bytes(issued)} brought on forecasts, of which ${percent(experts.bytes_used, issued)} were then asked ` +
-      `for; ${percent(experts.needed_predicted, experts.requests)} of the experts asked for had been forecast`
-    : "nothing was brought on forecasts";
+  find("prefetch-summary").textContent = issued
+    ? `${bytes(issued)} prefetched, ${percent(experts.bytes_used, issued)} of it requested afterwards; ` +
+      `${percent(experts.needed_predicted, experts.requests)} of the requested experts had been predicted`
+    : "nothing was prefetched";
   bar(find("prefetch"),
     [["cached", experts.bytes_used], ["coming", pending], ["bad", experts.bytes_wasted]], issued);
   legend("prefetch-legend", [
     ["cached", `used: ${bytes(experts.bytes_used)}`],
-    ["coming", `not asked for yet: ${bytes(pending)}`],
+    ["coming", `not requested yet: ${bytes(pending)}`],
     ["bad", `wasted: ${bytes(experts.bytes_wasted)}`],
-    [null, `besides, forecast but late: ${bytes(experts.bytes_late)}`],
+    [null, `predicted but late (not prefetched): ${bytes(experts.bytes_late)}`],
   ]);
 }
 
@@ -285,52 +285,54 @@ function showFacts(now) {
     "predictor": served.predictor,
     "eviction": served.eviction,
     "budget": now.tiers.map((tier) => `${tier.name} ${bytes(tier.budget_bytes)}`).join(", "),
-    "prefetching": now.prefetching === null ? "as the system says" : now.prefetching ? "on" : "off: measured not to pay",
+    "prefetching": now.prefetching === null ? "not adaptive" : now.prefetching ? "on" : "off: it slowed decoding",
     "failed transfers": faults || "none",
-    "threads that hang": number(now.lost_threads),
-    "running for": duration(now.uptime_seconds),
+    "hung threads": number(now.lost_threads),
+    "uptime": duration(now.uptime_seconds),
     "version": now.version,
   };
   find("facts").replaceChildren(...Object.entries(facts).flatMap(
     ([name, value]) => [element("dt", name), element("dd", value)]));
 }
 
-// ---- asking
+// ---- polling
 
-// Only when it changes: screen readers read it aloud each time that it is set.
-function tell(text, kind) {
+// Set only on a change: screen readers read it aloud each time.
+function setState(text, kind) {
   if (find("state").textContent !== text) find("state").textContent = text;
   find("state").className = `state ${kind}`;
 }
 
-function lose(why) {
-  tell(answered === null ? why : `${why}; shown is what it was at ${answered.toLocaleTimeString()}`, "lost");
-  document.body.classList.add("lost-answer");
+function showDisconnected(reason) {
+  const since = lastResponse === null ? "" : `; last update at ${lastResponse.toLocaleTimeString()}`;
+  setState(reason + since, "disconnected");
+  document.body.classList.add("disconnected");
 }
 
-async function ask() {
+async function poll() {
   try {
-    const answer = await fetch(ADDRESS, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
-    if (!answer.ok) {
-      lose(answer.status === 401 ? "the key is not accepted any more: reload the page"
-        : `the server answers ${answer.status}`);
+    const response = await fetch(ADDRESS, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+    if (!response.ok) {
+      showDisconnected(response.status === 401 ? "the key is no longer accepted: reload the page"
+        : `the server answers ${response.status}`);
       return;
     }
-    const status = await answer.json();
+    const status = await response.json();
     const at = performance.now();
-    document.body.classList.remove("lost-answer");
-    answered = new Date();
-    if (status.uptime_seconds < answers.at(-1)?.status.uptime_seconds) answers = []; // restarted
-    show(status, answers.length ? (at - answers[0].at) / 1000 : 0);
-    answers.push({ status, at });
-    while (answers.length > 1 && at - answers[1].at >= WINDOW_MS) answers.shift();
+    document.body.classList.remove("disconnected");
+    lastResponse = new Date();
+    if (status.uptime_seconds < polls.at(-1)?.status.uptime_seconds) polls = []; // restarted
+    show(status, polls.length ? (at - polls[0].at) / 1000 : 0);
+    polls.push({ status, at });
+    while (polls.length > 1 && at - polls[1].at >= WINDOW_MS) polls.shift();
   } catch (error) {
-    lose(error instanceof TypeError || error.name === "TimeoutError" ? "no answer" : `fault of this page: ${error}`);
+    showDisconnected(error instanceof TypeError || error.name === "TimeoutError"
+      ? "the server does not answer" : `error of this page: ${error}`);
   }
 }
 
 async function watch() {
-  if (!document.hidden || !answers.length) await ask();
+  if (!document.hidden || !polls.length) await poll();
   setTimeout(watch, PERIOD_MS);
 }
 

@@ -1,4 +1,4 @@
-"""A server's process whose disk fails while it answers several clients."""
+"""A server whose disk fails while it answers several clients."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +35,9 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def expected(folder: Path) -> list[str]:
-    """What plain Transformers says, one prompt after another."""
+    """Texts of plain Transformers, one prompt after another."""
     model, tokenizer = plain_eager(folder), AutoTokenizer.from_pretrained(folder)
-    found = []
+    texts = []
     for prompt in PROMPTS:
         tokens = torch.tensor([tokenizer(prompt)["input_ids"]])
         with torch.no_grad():
@@ -48,8 +48,8 @@ def expected(folder: Path) -> list[str]:
                 do_sample=False,
                 eos_token_id=None,
             )
-        found.append(tokenizer.decode(output[0, tokens.shape[1] :], skip_special_tokens=True))
-    return found
+        texts.append(tokenizer.decode(output[0, tokens.shape[1] :], skip_special_tokens=True))
+    return texts
 
 
 def ask_all(running: Server) -> list[httpx2.Response]:
@@ -71,20 +71,20 @@ def texts(answers: list[httpx2.Response]) -> list[str]:
     return [answer.json()["choices"][0]["text"] for answer in answers]
 
 
-def test_server__tells_the_same_before_during_and_after_reads_that_fail(disk: Disk) -> None:
+def test_server__gives_equal_answers_before_and_after_read_errors(disk: Disk) -> None:
     plain = expected(disk.mount)
     options = {"model.id": disk.mount, "budget": "20%", "predictor": "skip"}
     with server(options) as running:
         assert texts(ask_all(running)) == plain
-        # Some reads fail, on forecasts and on demand: they are made again, and nobody notices.
+        # Some reads fail, of prefetches and on demand: they are retried, and no client notices.
         disk.fails(Rule("eio", times=3))
         assert texts(ask_all(running)) == plain
         assert disk.num_faults() == 3
-        # All reads fail: who needs an expert is told so, and the server lives.
+        # All reads fail: requests get an error, and the server stays alive.
         disk.fails(Rule("eio"))
-        refused = ask_all(running)
-        assert {answer.status_code for answer in refused} <= {200, 500}
-        codes = {a.json()["error"]["code"] for a in refused if a.status_code == 500}
+        answers = ask_all(running)
+        assert {answer.status_code for answer in answers} <= {200, 500}
+        codes = {a.json()["error"]["code"] for a in answers if a.status_code == 500}
         assert codes == {"expert_transfer_failed"}
         assert httpx2.get(f"{running.url}/health").status_code == 200
         assert running.metrics()["moecast_io_errors_total"] > 0

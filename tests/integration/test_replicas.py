@@ -19,7 +19,7 @@ import pytest
 pytestmark = [
     pytest.mark.engines,
     pytest.mark.timeout(900),
-    # Not imported: the Ray of this process is for others, which begin with a token.
+    # Not imported: other tests need Ray in this process to start with a token.
     pytest.mark.skipif(find_spec("ray") is None, reason="the `ray` extra is not installed"),
 ]
 
@@ -69,12 +69,12 @@ class Server:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def engines(self) -> list[psutil.Process]:
-        found = []
+        replicas = []
         for process in self.family():
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended
                 if "ServeReplica:moecast:server" in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
+                    replicas.append(process)
+        return replicas
 
     def end(self) -> None:
         family = self.family() if self.process.poll() is None else []
@@ -96,23 +96,25 @@ def server(tmp_path_factory):
 
 
 def listened_at(processes) -> set[str]:
-    found = set()
+    addresses = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            found |= {c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"}
-    return found
+            addresses |= {
+                c.laddr.ip for c in process.net_connections("inet") if c.status == "LISTEN"
+            }
+    return addresses
 
 
-def test_replicas__answer_alike_and_keep_to_loopback(server):
+def test_replicas__give_equal_answers_and_listen_on_loopback_only(server):
     answers = {server.complete("The heart pumps blood") for _ in range(4)}
     assert len(answers) == 1
     assert answers.pop()
     assert len(server.engines()) == 2
     assert listened_at(server.family()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    with pytest.raises(urllib.error.HTTPError) as refused:
+    with pytest.raises(urllib.error.HTTPError) as rejection:
         server.complete("")
-    assert refused.value.code == 400
-    assert "error" in json.load(refused.value)
+    assert rejection.value.code == 400
+    assert "error" in json.load(rejection.value)
 
 
 def test_replicas__stream_as_one_server_does(server):
@@ -151,7 +153,7 @@ def test_replicas__answer_429_when_their_queues_are_full(server):
     assert all(kind == "rate_limit_error" and after for kind, after in rejections)
 
 
-def test_replicas__are_replaced_without_a_rejected_request(server):
+def test_replicas__are_replaced_without_rejected_requests(server):
     over, served, failed = threading.Event(), [0], []
 
     def client(number: int) -> None:
@@ -164,16 +166,16 @@ def test_replicas__are_replaced_without_a_rejected_request(server):
 
     before = {process.pid for process in server.engines()}
     clients = [threading.Thread(target=client, args=(number,)) for number in range(3)]
-    for one in clients:
-        one.start()
+    for thread in clients:
+        thread.start()
     try:
         server.process.send_signal(signal.SIGHUP)
         server.wait_for("replaced")
         time.sleep(2)
     finally:
         over.set()
-        for one in clients:
-            one.join()
+        for thread in clients:
+            thread.join()
     assert failed == []
     assert served[0] > 3
     after = {process.pid for process in server.engines()}
@@ -181,19 +183,19 @@ def test_replicas__are_replaced_without_a_rejected_request(server):
     assert not after & before
 
 
-def test_replicas__one_that_is_killed_comes_back(server):
+def test_replicas__are_restarted_when_killed(server):
     victim = server.engines()[0]
     victim.send_signal(signal.SIGKILL)
     end = time.monotonic() + UP_SECONDS
     while time.monotonic() < end:
         if len([p for p in server.engines() if p.pid != victim.pid]) == 2:
             break
-        with contextlib.suppress(OSError):  # what it had accepted is lost with it
+        with contextlib.suppress(OSError):  # requests of the killed replica are lost
             server.complete("After that")
     assert server.complete("The heart pumps blood")
 
 
-def test_replicas__end_when_they_are_told_to(server):
+def test_replicas__end_on_sigterm(server):
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(timeout=90) == 0
     report = json.loads((server.log.parent / "run/results.json").read_text())

@@ -1,4 +1,4 @@
-"""The status page in a real browser: what it says, what it looks like, and that nothing fails."""
+"""The status page in a real browser: content, looks, and no script errors."""
 
 import asyncio
 import re
@@ -23,13 +23,13 @@ from tests.builders.browser import document, needs_chromium, picture
 KEY = "the-test's-key"
 PATHS = ["/", "/page.css", "/page.js", "/status", "/metrics"]
 CACHED = {"light": (0x1F, 0x66, 0xBD), "dark": (0x5B, 0x9B, 0xE6)}
-"""Of `--cached` in page.css."""
+"""Values of `--cached` in page.css."""
 BACKGROUND = {"light": (0xFC, 0xFC, 0xFB), "dark": (0x14, 0x14, 0x13)}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The reference model, which has answered one request."""
+    """A server of the reference model that has answered one request."""
     folder = tmp_path_factory.mktemp("server")
     options = {"system": "moecast", "budget": "50%", "model.dtype": "float32"}
     environment = {"MOECAST_API_KEY": KEY}
@@ -46,32 +46,34 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def url(server: Server) -> str:
-    """As a person opens it who gives the key where the browser asks for it."""
+    """The page's URL with the key as the password."""
     needs_chromium()
     return server.url.replace("http://", f"http://:{KEY}@") + "/"
 
 
 def text_of(dom: str, name: str) -> str:
-    """What a person reads in the element of this id."""
-    found = re.search(rf'<(\w+)[^>]* id="{name}"[^>]*>(.*?)</\1>', dom, re.DOTALL)
-    assert found, name
-    return " ".join(re.sub(r"<[^>]*>", " ", found[2]).split())
+    """The visible text of the element with this id."""
+    match = re.search(rf'<(\w+)[^>]* id="{name}"[^>]*>(.*?)</\1>', dom, re.DOTALL)
+    assert match, name
+    return " ".join(re.sub(r"<[^>]*>", " ", match[2]).split())
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_page__needs_the_key_as_everything_does(server: Server, path: str) -> None:
-    refused = httpx2.get(f"{server.url}{path}")
-    assert refused.status_code == 401
-    assert refused.headers["www-authenticate"].startswith("Basic")  # so a browser asks
+def test_status_page__needs_the_key(server: Server, path: str) -> None:
+    response = httpx2.get(f"{server.url}{path}")
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"].startswith(
+        "Basic"
+    )  # makes browsers ask for the key
     assert httpx2.get(f"{server.url}{path}", auth=("anyone", KEY)).status_code == 200
     assert httpx2.get(f"{server.url}{path}", auth=("anyone", "x")).status_code == 401
 
 
-def test_page__loads_nothing_from_elsewhere(server: Server) -> None:
+def test_status_page__loads_nothing_from_other_hosts(server: Server) -> None:
     with httpx2.Client(auth=("", KEY)) as client:
         for path in PATHS[:3]:
             answer = client.get(f"{server.url}{path}")
-            # The one address in them names the namespace of SVG.
+            # The only URL is SVG's namespace.
             assert set(re.findall(r"https?://[^\s\"'`]*", answer.text)) <= {
                 "http://www.w3.org/2000/svg",
                 "http://:KEY@host/)",
@@ -81,10 +83,10 @@ def test_page__loads_nothing_from_elsewhere(server: Server) -> None:
             assert "unsafe" not in policy
 
 
-def test_status__is_what_the_page_needs_and_tells_no_text(server: Server) -> None:
-    said = httpx2.get(f"{server.url}/status", auth=("", KEY))
-    assert "heart" not in said.text
-    status = said.json()
+def test_status__has_the_pages_fields_and_no_prompts(server: Server) -> None:
+    response = httpx2.get(f"{server.url}/status", auth=("", KEY))
+    assert "heart" not in response.text
+    status = response.json()
     assert status["state"] == "ready"
     assert status["queue"]["running"] == status["queue"]["waiting"] == 0
     assert status["tokens"]["generated"] == 24
@@ -97,7 +99,7 @@ def test_status__is_what_the_page_needs_and_tells_no_text(server: Server) -> Non
     assert names == {"system": "moecast", "predictor": "residual", "eviction": "reuse"}
 
 
-def test_metrics__tell_what_the_server_did(server: Server) -> None:
+def test_metrics__count_the_servers_requests(server: Server) -> None:
     text = httpx2.get(f"{server.url}/metrics", auth=("", KEY)).text
     status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     sums: dict[str, float] = defaultdict(float)
@@ -119,31 +121,31 @@ def test_metrics__tell_what_the_server_did(server: Server) -> None:
     assert sums["moecast_expert_cache_hits_total"] == status["experts"]["hits"] > 0
     assert sums["moecast_cache_budget_bytes"] == status["tiers"][0]["budget_bytes"] > 0
     assert sums["moecast_prefetching"] == 1
-    parts = [sums[f"vllm:request_{one}_time_seconds_sum"] for one in ("queue", "inference")]
+    parts = [sums[f"vllm:request_{phase}_time_seconds_sum"] for phase in ("queue", "inference")]
     assert sum(parts) == pytest.approx(sums["vllm:e2e_request_latency_seconds_sum"])
 
 
-def test_browser__would_complain_of_a_script_that_fails(tmp_path: Path) -> None:
+def test_browser__reports_a_script_that_fails(tmp_path: Path) -> None:
     _, complaints = document("data:text/html,<script>missing()</script>", tmp_path)
     assert "missing is not defined" in complaints
 
 
-def test_browser__shows_what_the_server_did(server: Server, url: str, tmp_path: Path) -> None:
+def test_browser__shows_the_servers_counts(server: Server, url: str, tmp_path: Path) -> None:
     dom, complaints = document(url, tmp_path)
     status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     experts = status["experts"]
     assert complaints == ""
     assert text_of(dom, "state") == "ready"
     assert text_of(dom, "model") == "qwen2-moe-tiny"
-    assert text_of(dom, "served") == "moecast, forecasts by residual, drops by reuse"
+    assert text_of(dom, "served") == "system moecast, predictor residual, eviction reuse"
     rate = 100 * experts["hits"] / experts["requests"]
-    assert f"{rate:.1f} % in all; nothing runs now" in text_of(dom, "hits")
+    assert f"{rate:.1f} % overall; idle now" in text_of(dom, "hits")
     assert "24 generated" in text_of(dom, "tokens")
     assert "0 running of 8; 0 of 64 waiting" in text_of(dom, "queue")
     present = "".join(status["cells"]).count("c")
-    assert text_of(dom, "cells-said").startswith(f"{present} of 720 experts are here")
+    assert text_of(dom, "cells-summary").startswith(f"{present} of 720 experts are cached")
     assert dom.count('<th scope="row">') == 12
-    assert 'class="trace" d="M' in dom  # a curve of more than one answer
+    assert 'class="trace" d="M' in dom  # a curve of more than one poll
     assert "failed transfers none" in text_of(dom, "facts")
 
 
@@ -156,7 +158,7 @@ def test_browser__draws_the_map(server: Server, url: str, tmp_path: Path, theme:
     assert pixels[CACHED[theme]] > 64 * "".join(status["cells"]).count("c")
 
 
-def test_browser__on_a_telephone_nothing_is_cut_off(url: str, tmp_path: Path) -> None:
+def test_browser__cuts_nothing_off_on_a_phone(url: str, tmp_path: Path) -> None:
     path = picture(url, tmp_path, size=(500, 1800))  # Chromium has no narrower windows
     image = Image.open(path).convert("RGB")
     last_columns = {image.getpixel((x, y)) for x in range(490, 500) for y in range(0, 1800, 7)}
@@ -164,28 +166,28 @@ def test_browser__on_a_telephone_nothing_is_cut_off(url: str, tmp_path: Path) ->
 
 
 def colours(path: Path) -> dict[tuple[int, int, int], int]:
-    """How many pixels have each colour."""
+    """Number of pixels of each colour."""
     image = Image.open(path).convert("RGB")
-    found = image.getcolors(image.width * image.height)
-    assert found is not None
+    colours = image.getcolors(image.width * image.height)
+    assert colours is not None
     counted: dict = defaultdict(int)
-    counted.update({colour: count for count, colour in found})
+    counted.update({colour: count for count, colour in colours})
     return counted
 
 
-def test_browser__says_when_the_server_stops_answering(tmp_path: Path) -> None:
+def test_browser__shows_that_the_server_stopped_answering(tmp_path: Path) -> None:
     needs_chromium()
-    asked: list[int] = []
+    polls: list[int] = []
 
     def status() -> dict:
-        asked.append(1)
-        if len(asked) % 100 > 2:
+        polls.append(1)
+        if len(polls) % 100 > 2:
             raise RuntimeError("the test's server has had enough")
         return {
             "model": "m",
             "version": "1",
             "state": "loading",
-            "uptime_seconds": float(len(asked)),
+            "uptime_seconds": float(len(polls)),
             "queue": {"running": 0, "waiting": 0, "max_running": 1, "max_waiting": 1},
             "tokens": {"prompt": 0, "generated": 0},
             "memory": {"resident_bytes": 1},
@@ -204,5 +206,5 @@ def test_browser__says_when_the_server_stops_answering(tmp_path: Path) -> None:
             server.should_exit = True
             thread.join(10)
     assert text_of(dom, "model") == "m"
-    assert text_of(dom, "state").startswith("the server answers 500; shown is what it was at")
-    assert 'class="lost-answer"' in dom
+    assert text_of(dom, "state").startswith("the server answers 500; last update at")
+    assert 'class="disconnected"' in dom

@@ -1,4 +1,4 @@
-"""What is done to logits, against the formulas written out; what is recorded is untouched."""
+"""Logits processors against their formulas; recorded log-probabilities are the model's own."""
 
 import math
 
@@ -15,7 +15,7 @@ from runtime.generation.sampling import (
 
 LOGITS = torch.tensor([[0.5, -1.0, 2.0, 0.0, 1.5]])
 TOKENS = torch.tensor([[4, 4, 2, 0, 0]])
-"""Two of the prompt, then three generated ones."""
+"""Two tokens of the prompt, then three generated ones."""
 
 
 def processed(recorder: LogprobRecorder | None = None, **options) -> Tensor:
@@ -26,63 +26,63 @@ def processed(recorder: LogprobRecorder | None = None, **options) -> Tensor:
     return chosen(TOKENS, LOGITS.clone())[0]
 
 
-def test_nothing_asked__changes_nothing() -> None:
+def test_processors__without_options_change_nothing() -> None:
     assert torch.equal(processed(), LOGITS[0])
 
 
 def test_penalties__count_generated_tokens_only() -> None:
-    found = processed(frequency_penalty=0.5, presence_penalty=1.0)
+    logits = processed(frequency_penalty=0.5, presence_penalty=1.0)
     counts = {2: 1, 0: 2}
     expected = [
         value - 0.5 * counts.get(token, 0) - 1.0 * (token in counts)
         for token, value in enumerate(LOGITS[0].tolist())
     ]
-    assert found.tolist() == pytest.approx(expected)
+    assert logits.tolist() == pytest.approx(expected)
 
 
-def test_repetition_penalty__is_of_the_prompt_too() -> None:
-    found = processed(repetition_penalty=2.0).tolist()
+def test_repetition_penalty__includes_the_prompt() -> None:
+    logits = processed(repetition_penalty=2.0).tolist()
     seen = {4, 2, 0}
     expected = [
         (value / 2 if value > 0 else value * 2) if token in seen else value
         for token, value in enumerate(LOGITS[0].tolist())
     ]
-    assert found == pytest.approx(expected)
+    assert logits == pytest.approx(expected)
 
 
-def test_bias__is_added() -> None:
+def test_logit_bias__is_added() -> None:
     assert processed(logit_bias={1: 100.0, 3: -2.0}).tolist() == pytest.approx(
         [0.5, 99.0, 2.0, -2.0, 1.5]
     )
 
 
 @pytest.mark.parametrize(("least", "is_kept_out"), [(3, False), (4, True)])
-def test_least_tokens__keep_the_end_out_until_then(least: int, is_kept_out: bool) -> None:
-    found = processed(min_tokens=least, stop_token_ids=frozenset({2}))
-    assert math.isinf(found[2]) == is_kept_out
-    assert found[1] == LOGITS[0, 1]
+def test_min_tokens__suppress_the_end_of_text(least: int, is_kept_out: bool) -> None:
+    logits = processed(min_tokens=least, stop_token_ids=frozenset({2}))
+    assert math.isinf(logits[2]) == is_kept_out
+    assert logits[1] == LOGITS[0, 1]
 
 
-def test_recorder__tells_the_models_own_distribution() -> None:
+def test_logprob_recorder__sees_the_unprocessed_logits() -> None:
     recorder = LogprobRecorder(2)
     processed(recorder, logit_bias={1: 100.0}, repetition_penalty=3.0, frequency_penalty=2.0)
     total = math.log(sum(math.exp(value) for value in LOGITS[0].tolist()))
-    told = recorder.take(1)
-    assert told.logprob == pytest.approx(-1.0 - total)
-    assert [token for token, _ in told.top] == [2, 4]
-    assert [logprob for _, logprob in told.top] == pytest.approx([2.0 - total, 1.5 - total])
+    entry = recorder.take(1)
+    assert entry.logprob == pytest.approx(-1.0 - total)
+    assert [token for token, _ in entry.top] == [2, 4]
+    assert [logprob for _, logprob in entry.top] == pytest.approx([2.0 - total, 1.5 - total])
 
 
-def test_prompt_logprobs__are_of_the_row_before() -> None:
+def test_prompt_logprobs__come_from_the_previous_row() -> None:
     torch.manual_seed(0)
     logits_TV = torch.randn(4, 7, dtype=torch.bfloat16)
     tokens = [3, 0, 6, 2]
-    found = prompt_logprobs(logits_TV, tokens, 1)
+    entries = prompt_logprobs(logits_TV, tokens, 1)
     rows = torch.log_softmax(logits_TV.float(), -1)
-    assert [entry.token for entry in found] == tokens
-    assert found[0].logprob is None
-    assert found[0].top == ()
-    assert [entry.logprob for entry in found[1:]] == [
-        float(rows[place, token]) for place, token in enumerate(tokens[1:])
+    assert [entry.token for entry in entries] == tokens
+    assert entries[0].logprob is None
+    assert entries[0].top == ()
+    assert [entry.logprob for entry in entries[1:]] == [
+        float(rows[index, token]) for index, token in enumerate(tokens[1:])
     ]
-    assert [entry.top[0][0] for entry in found[1:]] == rows[:3].argmax(-1).tolist()
+    assert [entry.top[0][0] for entry in entries[1:]] == rows[:3].argmax(-1).tolist()

@@ -1,4 +1,4 @@
-"""One server of a tiny model for a whole file of tests."""
+"""A tiny model, and one server of it for each module of tests."""
 
 from collections.abc import Iterator
 from pathlib import Path

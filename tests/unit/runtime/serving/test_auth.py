@@ -1,4 +1,4 @@
-"""Which keys are configured, and what shows one."""
+"""API keys: how they are configured and how requests present them."""
 
 import base64
 from pathlib import Path
@@ -23,12 +23,12 @@ def test_keys__are_read_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["", ",", "@/nowhere", "with space", "schlüssel", "line\nbreak"])
-def test_keys__that_are_none_are_refused(key: str) -> None:
+def test_invalid_keys__are_errors(key: str) -> None:
     with pytest.raises(MoecastError):
         load_api_keys(key, {})
 
 
-def test_empty_environment__is_a_mistake_and_no_open_door() -> None:
+def test_empty_key_variable__is_an_error() -> None:
     with pytest.raises(MoecastError, match=KEY_VARIABLE):
         load_api_keys(None, {KEY_VARIABLE: ""})
 
@@ -57,7 +57,7 @@ def basic(text: bytes) -> bytes:
         (b"Basic \xff", False),
     ],
 )
-def test_key__is_shown_as_bearer_or_password(shown: bytes, accepted: bool) -> None:
+def test_key__is_accepted_as_bearer_or_basic_password(shown: bytes, accepted: bool) -> None:
     assert ApiKeys({"one", "two"}).accept(shown) is accepted
 
 
@@ -81,13 +81,13 @@ def test_keys__are_kept_as_digests_only() -> None:
         ("", False),
     ],
 )
-def test_loopback__is_known_without_asking_a_name_server(host: str, local: bool) -> None:
+def test_is_loopback__needs_no_name_server(host: str, local: bool) -> None:
     assert is_loopback(host) is local
 
 
 @pytest.mark.parametrize(
     "wrong", [{"port": -1}, {"port": 65536}, {"max_running": 0}, {"max_waiting": -1}, {"grace": -1}]
 )
-def test_config__names_what_is_out_of_range(wrong: dict) -> None:
+def test_serve_config__names_the_option_out_of_range(wrong: dict) -> None:
     with pytest.raises(MoecastError, match=f"{next(iter(wrong))}="):
         ServeConfig(**wrong)

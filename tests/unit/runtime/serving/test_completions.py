@@ -1,4 +1,4 @@
-"""Answers are what the model generates, in shapes that OpenAI's own package reads strictly."""
+"""Answers equal the model's own generation, in shapes that OpenAI's client validates strictly."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -36,19 +36,19 @@ HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 
 @dataclass
 class Plain:
-    """Plain Transformers, asked without a server."""
+    """Generation by plain Transformers."""
 
     model: PreTrainedModel
 
     def tokens(self, prompt: list[int], number: int, **options: Any) -> list[int]:
         inputs = torch.tensor([prompt])
-        found = self.model.generate(
+        tokens = self.model.generate(
             inputs,
             attention_mask=torch.ones_like(inputs),
             max_new_tokens=number,
             **{"do_sample": False, **options},
         )
-        return found[0, len(prompt) :].tolist()
+        return tokens[0, len(prompt) :].tolist()
 
     def text(self, prompt: str, number: int, **options: Any) -> str:
         return text_of(self.tokens(ids(prompt), number, **options))
@@ -79,7 +79,7 @@ def raw(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
 
 
 def events(server: RunningServer, path: str, **body: Any) -> list[Any]:
-    """What a stream sends, parsed; the last one is [DONE]."""
+    """The parsed events of a stream, which ends with [DONE]."""
     with server.http() as client:
         answer = client.post(path, json={**body, "stream": True})
     assert answer.status_code == 200, answer.text
@@ -89,20 +89,18 @@ def events(server: RunningServer, path: str, **body: Any) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def test_models__are_what_openai_reads(server: RunningServer) -> None:
+def test_models__have_openais_shape(server: RunningServer) -> None:
     with server.http() as client:
         listed = client.get("/v1/models").json()
-        one = client.get(f"/v1/models/{MODEL}").json()
-    assert listed == {"object": "list", "data": [one]}
-    Model.model_validate(one, strict=True)
-    assert one["id"] == MODEL
-    assert one["max_model_len"] == 2048
+        card = client.get(f"/v1/models/{MODEL}").json()
+    assert listed == {"object": "list", "data": [card]}
+    Model.model_validate(card, strict=True)
+    assert card["id"] == MODEL
+    assert card["max_model_len"] == 2048
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_text__is_what_generate_gives(
-    server: RunningServer, plain: Plain, prompt: str
-) -> None:
+def test_greedy_text__equals_generate(server: RunningServer, plain: Plain, prompt: str) -> None:
     with server.http() as client:
         body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "model": MODEL}
         answer = client.post("/v1/completions", json=body).json()
@@ -116,17 +114,19 @@ def test_greedy_text__is_what_generate_gives(
     }
 
 
-def test_greedy_text__is_the_same_among_others(server: RunningServer, plain: Plain) -> None:
+def test_greedy_text__does_not_depend_on_concurrent_requests(
+    server: RunningServer, plain: Plain
+) -> None:
     def ask(number: int) -> str:
         body = {"prompt": PROMPTS[number], "max_tokens": 10 + number, "temperature": 0}
         return raw(server, "/v1/completions", **body)["choices"][0]["text"]
 
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(ask, range(8)))
-    assert found == [plain.text(p, 10 + i) for i, p in enumerate(PROMPTS)]
+        texts = list(pool.map(ask, range(8)))
+    assert texts == [plain.text(p, 10 + i) for i, p in enumerate(PROMPTS)]
 
 
-def test_chat__is_answered_up_to_the_end_of_its_turn(server: RunningServer, plain: Plain) -> None:
+def test_chat__answer_ends_with_its_turn(server: RunningServer, plain: Plain) -> None:
     prompt = TOKENIZER.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
     answer = raw(server, "/v1/chat/completions", messages=HELLO, max_tokens=12, temperature=0)
     ChatCompletion.model_validate(answer, strict=True)
@@ -138,7 +138,7 @@ def test_chat__is_answered_up_to_the_end_of_its_turn(server: RunningServer, plai
     assert answer["usage"]["completion_tokens"] == len(tokens)
 
 
-def test_chat__takes_its_own_answers_back_and_text_in_parts(server: RunningServer) -> None:
+def test_chat__accepts_its_own_answers_and_text_parts(server: RunningServer) -> None:
     client = server.openai()
     first = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=3)
     spoken: list[Any] = [*HELLO, first.choices[0].message.model_dump()]
@@ -146,14 +146,14 @@ def test_chat__takes_its_own_answers_back_and_text_in_parts(server: RunningServe
     spoken.append({"role": "user", "content": parts})
     again = client.chat.completions.create(model=MODEL, messages=spoken, max_tokens=3)
     plain_parts = [{"role": "user", "content": "one two"}]
-    told = [*HELLO, {"role": "assistant", "content": first.choices[0].message.content}]
-    encoded = TOKENIZER.apply_chat_template([*told, *plain_parts], add_generation_prompt=True)
+    history = [*HELLO, {"role": "assistant", "content": first.choices[0].message.content}]
+    encoded = TOKENIZER.apply_chat_template([*history, *plain_parts], add_generation_prompt=True)
     assert again.usage is not None
     assert again.usage.prompt_tokens == len(encoded["input_ids"])
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_stream__says_the_same_in_parts(server: RunningServer, chat: bool) -> None:
+def test_stream__concatenates_to_the_whole_response(server: RunningServer, chat: bool) -> None:
     path = "/v1/chat/completions" if chat else "/v1/completions"
     body: dict[str, Any] = {"messages": HELLO} if chat else {"prompt": PROMPTS[0]}
     body |= {"max_tokens": 12, "temperature": 0}
@@ -167,24 +167,24 @@ def test_stream__says_the_same_in_parts(server: RunningServer, chat: bool) -> No
         len({chunk["id"] for chunk in chunks}) == len({chunk["created"] for chunk in chunks}) == 1
     )
     choices = [part["choices"][0] for part in parts]
-    assert [one["finish_reason"] for one in choices[:-1]] == [None] * (len(choices) - 1)
+    assert [choice["finish_reason"] for choice in choices[:-1]] == [None] * (len(choices) - 1)
     assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
     if chat:
         for chunk in chunks:
             ChatCompletionChunk.model_validate(chunk, strict=True)
         assert choices[0]["delta"]["role"] == "assistant"
-        assert all("role" not in one["delta"] for one in choices[1:])
-        text = "".join(one["delta"].get("content", "") for one in choices)
+        assert all("role" not in choice["delta"] for choice in choices[1:])
+        text = "".join(choice["delta"].get("content", "") for choice in choices)
         assert text == whole["choices"][0]["message"]["content"]
     else:
-        assert "".join(one["text"] for one in choices) == whole["choices"][0]["text"]
+        assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
     assert len(choices) > 5
     unasked = events(server, path, **body)
     assert all("usage" not in chunk for chunk in unasked)
 
 
 def test_stream__never_cuts_a_character(server: RunningServer) -> None:
-    """Made to say nothing but the three bytes of one."""
+    """A stream of the three bytes of one character."""
     vocabulary = Vocabulary(TOKENIZER)
     bytes_of = {tuple(vocabulary.bytes(token)): token for token in range(256)}
     bias = {str(bytes_of[byte,]): 100 for byte in "€".encode()}
@@ -215,7 +215,7 @@ def test_several_prompts_and_answers__come_in_order(server: RunningServer, plain
     assert list(texts.values()) == expected
 
 
-def test_tokens_as_prompt__are_taken_as_they_are(server: RunningServer) -> None:
+def test_prompt_of_tokens__is_used_unchanged(server: RunningServer) -> None:
     tokens = ids(PROMPTS[0])
     body = {"max_tokens": 5, "temperature": 0}
     texts = {
@@ -225,7 +225,7 @@ def test_tokens_as_prompt__are_taken_as_they_are(server: RunningServer) -> None:
     assert len(texts) == 1
 
 
-def test_seed__draws_as_torch_does_and_the_next_answer_by_the_next_seed(
+def test_seed__draws_as_torch_does_and_each_choice_has_its_own(
     server: RunningServer, plain: Plain
 ) -> None:
     body = {"prompt": PROMPTS[0], "max_tokens": 10, "temperature": 0.8, "top_p": 0.9, "n": 2}
@@ -253,27 +253,30 @@ def test_stop_string__ends_the_text_before_it(
     stop = text[20:24]
     body = {"prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, "stop": [stop, "never\0"]}
     if stream:
-        choices = [one["choices"][0] for one in events(server, "/v1/completions", **body)]
-        found, reason = "".join(one["text"] for one in choices), choices[-1]["finish_reason"]
+        choices = [chunk["choices"][0] for chunk in events(server, "/v1/completions", **body)]
+        answer_text, reason = (
+            "".join(choice["text"] for choice in choices),
+            choices[-1]["finish_reason"],
+        )
     else:
         choice = raw(server, "/v1/completions", **body)["choices"][0]
-        found, reason = choice["text"], choice["finish_reason"]
-    assert found == text[: text.index(stop)]
+        answer_text, reason = choice["text"], choice["finish_reason"]
+    assert answer_text == text[: text.index(stop)]
     assert reason == "stop"
 
 
-def test_stop_token__ends_the_text_and_is_not_in_it(server: RunningServer, plain: Plain) -> None:
+def test_stop_token__ends_the_text_and_is_excluded(server: RunningServer, plain: Plain) -> None:
     tokens = plain.tokens(ids(PROMPTS[0]), 30)
     stop = tokens[7]
     body = {"prompt": PROMPTS[0], "max_tokens": 30, "temperature": 0, "stop_token_ids": [stop]}
     answer = raw(server, "/v1/completions", **body)
-    place = tokens.index(stop)
-    assert answer["choices"][0]["text"] == text_of(tokens[:place])
+    index = tokens.index(stop)
+    assert answer["choices"][0]["text"] == text_of(tokens[:index])
     assert answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["usage"]["completion_tokens"] == place + 1
+    assert answer["usage"]["completion_tokens"] == index + 1
 
 
-def test_end_of_text__ends_it_unless_ignored(server: RunningServer) -> None:
+def test_eos_token__ends_the_text_unless_ignored(server: RunningServer) -> None:
     bias = {"0": 100}
     body = {"prompt": PROMPTS[0], "max_tokens": 4, "temperature": 0, "logit_bias": bias}
     ended = raw(server, "/v1/completions", **body)
@@ -288,25 +291,27 @@ def test_end_of_text__ends_it_unless_ignored(server: RunningServer) -> None:
     assert later["usage"]["completion_tokens"] == 4
 
 
-def test_logprobs__are_the_models_own(server: RunningServer, plain: Plain) -> None:
+def test_logprobs__equal_the_models(server: RunningServer, plain: Plain) -> None:
     body = {"prompt": PROMPTS[0], "max_tokens": 6, "temperature": 0.5, "seed": 1, "logprobs": 3}
     answer = raw(server, "/v1/completions", **body, frequency_penalty=1)
     Completion.model_validate(answer, strict=True)
-    told = answer["choices"][0]["logprobs"]
-    assert "".join(told["tokens"]) == answer["choices"][0]["text"]
+    logprobs = answer["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == answer["choices"][0]["text"]
     tokens = ids(PROMPTS[0]) + ids(answer["choices"][0]["text"])
     rows = plain.logprobs_TV(tokens)
     start = len(ids(PROMPTS[0]))
-    if len(tokens) == start + 6:  # else the text is cut into other tokens than were drawn
-        expected = [float(rows[place - 1, tokens[place]]) for place in range(start, len(tokens))]
-        assert told["token_logprobs"] == pytest.approx(expected, abs=1e-4)
-        for place, top in enumerate(told["top_logprobs"]):
-            row = rows[start + place - 1]
-            likely = {*row.topk(3).indices.tolist(), tokens[start + place]}
+    if (
+        len(tokens) == start + 6
+    ):  # otherwise the text has another tokenization than the generated one
+        expected = [float(rows[index - 1, tokens[index]]) for index in range(start, len(tokens))]
+        assert logprobs["token_logprobs"] == pytest.approx(expected, abs=1e-4)
+        for index, top in enumerate(logprobs["top_logprobs"]):
+            row = rows[start + index - 1]
+            likely = {*row.topk(3).indices.tolist(), tokens[start + index]}
             values = sorted(row[list(likely)].tolist())
             assert sorted(top.values()) == pytest.approx(values, abs=1e-4)
-    assert told["text_offset"][0] == 0
-    for offset, token in zip(told["text_offset"], told["tokens"], strict=True):
+    assert logprobs["text_offset"][0] == 0
+    for offset, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True):
         assert answer["choices"][0]["text"][offset:].startswith(token)
 
 
@@ -315,13 +320,13 @@ def test_logprobs__are_the_models_own(server: RunningServer, plain: Plain) -> No
 def test_echo_with_logprobs__scores_the_prompt(
     server: RunningServer, plain: Plain, num_tokens: int, as_tokens: bool
 ) -> None:
-    """As lm-evaluation-harness asks of a server."""
+    """The requests that lm-evaluation-harness sends."""
     prompts = PROMPTS[:2] + [PROMPTS[4]]
-    asked: Any = [ids(prompt) for prompt in prompts] if as_tokens else prompts
+    prompt: Any = [ids(prompt) for prompt in prompts] if as_tokens else prompts
     answer = raw(
         server,
         "/v1/completions",
-        prompt=asked,
+        prompt=prompt,
         max_tokens=num_tokens,
         temperature=0,
         logprobs=1,
@@ -331,22 +336,22 @@ def test_echo_with_logprobs__scores_the_prompt(
     for prompt, choice in zip(prompts, answer["choices"], strict=True):
         tokens = ids(prompt)
         rows = plain.logprobs_TV(tokens)
-        told = choice["logprobs"]
+        logprobs = choice["logprobs"]
         length = len(tokens)
-        assert len(told["tokens"]) == length + num_tokens
-        expected = [float(rows[place, token]) for place, token in enumerate(tokens[1:])]
-        assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-        assert told["token_logprobs"][1:length] == expected
+        assert len(logprobs["tokens"]) == length + num_tokens
+        expected = [float(rows[index, token]) for index, token in enumerate(tokens[1:])]
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        assert logprobs["token_logprobs"][1:length] == expected
         best = rows.max(-1).values.tolist()
-        assert [max(top.values()) for top in told["top_logprobs"][1:length]] == best[:-1]
+        assert [max(top.values()) for top in logprobs["top_logprobs"][1:length]] == best[:-1]
         assert choice["text"].startswith(prompt)
-        assert "".join(told["tokens"]) == choice["text"]
+        assert "".join(logprobs["tokens"]) == choice["text"]
         new = plain.tokens(tokens, num_tokens) if num_tokens else []
         assert choice["text"] == prompt + text_of(new)
-        assert told["text_offset"][length:] == [len(prompt)] * num_tokens
+        assert logprobs["text_offset"][length:] == [len(prompt)] * num_tokens
 
 
-def test_echo_alone__begins_with_the_prompt(server: RunningServer, plain: Plain) -> None:
+def test_echo__begins_with_the_prompt(server: RunningServer, plain: Plain) -> None:
     body = {"prompt": PROMPTS[0], "max_tokens": 5, "temperature": 0, "echo": True}
     text = raw(server, "/v1/completions", **body)["choices"][0]["text"]
     assert text == PROMPTS[0] + plain.text(PROMPTS[0], 5)
@@ -361,34 +366,37 @@ def test_chat_logprobs__name_each_token_and_its_bytes(server: RunningServer) -> 
     choice = answer["choices"][0]
     content = choice["logprobs"]["content"]
     assert len(content) == answer["usage"]["completion_tokens"]
-    assert b"".join(bytes(one["bytes"]) for one in content).decode() == choice["message"]["content"]
-    for one in content:
-        assert one["top_logprobs"][0]["logprob"] == one["logprob"]  # greedy
-        assert len(one["top_logprobs"]) == 2
+    assert (
+        b"".join(bytes(entry["bytes"]) for entry in content).decode()
+        == choice["message"]["content"]
+    )
+    for entry in content:
+        assert entry["top_logprobs"][0]["logprob"] == entry["logprob"]  # greedy
+        assert len(entry["top_logprobs"]) == 2
     chunks = events(server, "/v1/chat/completions", **body, top_logprobs=2)
     streamed = [
-        one
+        entry
         for chunk in chunks
-        for one in (chunk["choices"][0]["logprobs"] or {}).get("content", [])
+        for entry in (chunk["choices"][0]["logprobs"] or {}).get("content", [])
     ]
     assert streamed == content
 
 
-def test_no_tokens_asked__answers_nothing(server: RunningServer) -> None:
+def test_max_tokens_zero__generates_nothing(server: RunningServer) -> None:
     answer = raw(server, "/v1/completions", prompt="a", max_tokens=0)
     assert answer["choices"][0]["text"] == ""
     assert answer["usage"]["completion_tokens"] == 0
 
 
 def test_tokenize__and_back(server: RunningServer) -> None:
-    told = raw(server, "/tokenize", prompt=PROMPTS[0])
-    assert told == {"count": 5, "max_model_len": 2048, "tokens": ids(PROMPTS[0])}
-    assert raw(server, "/detokenize", tokens=told["tokens"]) == {"prompt": PROMPTS[0]}
+    encoding = raw(server, "/tokenize", prompt=PROMPTS[0])
+    assert encoding == {"count": 5, "max_model_len": 2048, "tokens": ids(PROMPTS[0])}
+    assert raw(server, "/detokenize", tokens=encoding["tokens"]) == {"prompt": PROMPTS[0]}
     chat = raw(server, "/tokenize", messages=HELLO)["tokens"]
     assert chat == TOKENIZER.apply_chat_template(HELLO, add_generation_prompt=True)["input_ids"]
 
 
-def test_openai_client__unmodified(server: RunningServer, plain: Plain) -> None:
+def test_openai_client__works_unmodified(server: RunningServer, plain: Plain) -> None:
     client = server.openai()
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "moecast"

@@ -39,7 +39,7 @@ def completion(**body: Any) -> CompletionRequest:
     return CompletionRequest.model_validate({"prompt": "The heart", **body})
 
 
-def test_max_tokens__defaults_to_16_for_texts_and_the_rest_for_chats() -> None:
+def test_max_tokens__defaults_to_16_for_completions_only() -> None:
     assert parse_completion(completion(), info(), LIMITS).samplings[0].max_new_tokens == 16
     request = parse_completion(completion(prompt=[1] * 195), info(), LIMITS)
     assert request.samplings[0].max_new_tokens == 5
@@ -75,7 +75,7 @@ def test_kv_budget__bounds_prompt_and_answer_too() -> None:
     assert chat.samplings[0].max_new_tokens == 100 - len(chat.prompts[0].tokens)
 
 
-def test_sampling__prefers_the_request_then_the_model_then_openai() -> None:
+def test_sampling__prefers_the_request_over_the_model() -> None:
     model = info(default_sampling={"temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.05})
     sampling = parse_completion(completion(top_p=0.5), model, LIMITS).samplings[0]
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.5, 0)
@@ -115,7 +115,7 @@ def test_seeds__are_consecutive_and_wrap() -> None:
     assert len(drawn) == 3
 
 
-def test_echo__rejects_prompts_whose_logits_take_too_much_memory() -> None:
+def test_echo__rejects_prompts_with_too_many_logits() -> None:
     body = completion(prompt=[1] * 100, max_tokens=0, echo=True, logprobs=1)
     parse_completion(body, info(), LIMITS)
     with pytest.raises(ContextTooLong, match="logits of 100 tokens"):

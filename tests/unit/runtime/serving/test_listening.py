@@ -1,4 +1,4 @@
-"""Where the server listens."""
+"""The listening socket."""
 
 import socket
 
@@ -15,7 +15,7 @@ def test_listen__connections_send_each_part_at_once() -> None:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_listen__a_port_that_is_taken_is_an_error_that_says_so() -> None:
+def test_listen__on_a_taken_port_is_an_error() -> None:
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         assert server_url(listener) == f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""Many clients, clients that go, a queue that is full, reads that fail: each answer is its own."""
+"""Concurrent clients, disconnects, full queues and failed reads affect only their own requests."""
 
 import contextlib
 import gc
@@ -44,18 +44,18 @@ LONG = {"prompt": "The", "max_tokens": 2000, "temperature": 0}
 
 def expected(folder: Path, number: int) -> list[str]:
     """Greedy texts of plain Transformers."""
-    plain, found = plain_eager(folder, dtype=torch.float32), []
+    plain, texts = plain_eager(folder, dtype=torch.float32), []
     for prompt in PROMPTS:
         inputs = torch.tensor([TOKENIZER(prompt)["input_ids"]])
         tokens = plain.generate(
             inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=number, do_sample=False
         )
-        found.append(TOKENIZER.decode(tokens[0, inputs.shape[1] :], skip_special_tokens=True))
-    return found
+        texts.append(TOKENIZER.decode(tokens[0, inputs.shape[1] :], skip_special_tokens=True))
+    return texts
 
 
 def ask_all(server: RunningServer, number: int) -> list[httpx2.Response]:
-    """All prompts at once, from a thread each."""
+    """Send all prompts at once, each from its own thread."""
 
     def ask(prompt: str) -> httpx2.Response:
         body = {"prompt": prompt, "max_tokens": number, "temperature": 0}
@@ -75,7 +75,7 @@ def with_link(
     open_model: Callable[[], LoadedModel],
     wrap: Callable[[Callable[[TransferTask], None], TransferTask], None],
 ) -> Callable[[], LoadedModel]:
-    """The model, what brings its experts replaced by `wrap(what brought them, task)`."""
+    """The model with its link's `transfer(task)` replaced by `wrap(transfer, task)`."""
 
     def opened() -> LoadedModel:
         served = open_model()
@@ -87,9 +87,9 @@ def with_link(
     return opened
 
 
-def wait_for(what: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
@@ -104,12 +104,12 @@ def pinned(server: RunningServer) -> int:
     return sum(entry.pins for entry in entries.values())
 
 
-# ---- what others do changes nothing
+# ---- concurrent requests and failing transfers
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("trouble", ["none", "slow", "workers die"])
-def test_texts__are_those_of_generate_whatever_prefetching_does(folder: Path, trouble: str) -> None:
+def test_texts__equal_generate_under_any_prefetching(folder: Path, trouble: str) -> None:
     numbers = itertools.count(1)
 
     def disturbed(transfer: Callable[[TransferTask], None], task: TransferTask) -> None:
@@ -121,15 +121,15 @@ def test_texts__are_those_of_generate_whatever_prefetching_does(folder: Path, tr
 
     opened = with_link(lambda: tiny(folder, budget="30%", predictor="skip"), disturbed)
     with running_server(opened) as server:
-        found = [text_of(answer) for answer in ask_all(server, 16)]
-        assert found == expected(folder, 16)
+        texts = [text_of(answer) for answer in ask_all(server, 16)]
+        assert texts == expected(folder, 16)
         assert is_idle(server)
         assert pinned(server) == 0
         assert server.service.loaded is not None
         assert server.service.loaded.model.moecast.stats()["bytes_prefetched"] > 0
 
 
-def test_expert_that_can_not_be_read__fails_only_who_needs_it(tmp_path: Path) -> None:
+def test_unreadable_expert__fails_only_requests_that_need_it(tmp_path: Path) -> None:
     folder = speaking_model(tmp_path, num_experts=64, top_k=1)
     texts = expected(folder, 2)
     broken: set[tuple[int, int]] = set()
@@ -144,14 +144,14 @@ def test_expert_that_can_not_be_read__fails_only_who_needs_it(tmp_path: Path) ->
     with running_server(with_link(lambda: tiny(folder, budget="10%"), breaking)) as server:
         body = {"prompt": PROMPTS[0], "max_tokens": 2, "temperature": 0}
         with server.http() as client:
-            # What the first prompt alone has to read, whatever the arena kept of others'.
+            # Find experts that only the first prompt reads, even if the others' are cached.
             for prompt in PROMPTS[1:]:
                 client.post("/v1/completions", json={**body, "prompt": prompt})
-            of_others = set(read)
+            other_experts = set(read)
             read.clear()
             assert text_of(client.post("/v1/completions", json=body)) == texts[0]
-            broken |= read - of_others
-            assert broken, "the first prompt needs no expert of its own"
+            broken |= read - other_experts
+            assert broken, "no expert is read for the first prompt only"
             for prompt in PROMPTS[1:]:
                 client.post("/v1/completions", json={**body, "prompt": prompt})
         first, *others = ask_all(server, 2)
@@ -176,21 +176,19 @@ def test_expert_that_can_not_be_read__fails_only_who_needs_it(tmp_path: Path) ->
         assert pinned(server) == 0
 
 
-# ---- clients that go
+# ---- clients that disconnect
 
 
 @pytest.fixture
 def held(folder: Path) -> Iterator[RunningServer]:
-    """Every step waits until the test lets it go on."""
+    """A server whose steps wait until the test releases them."""
     with running_server(lambda: tiny(folder), max_running=2, max_waiting=2) as server:
         server.steps.hold()
         yield server
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_goes__stops_its_answer_within_a_step(
-    held: RunningServer, stream: bool
-) -> None:
+def test_disconnect__ends_the_generation_within_a_step(held: RunningServer, stream: bool) -> None:
     host, port = held.url.removeprefix("http://").split(":")
     content = json.dumps({**LONG, "stream": stream}).encode()
     connection = socket.create_connection((host, int(port)))
@@ -200,18 +198,18 @@ def test_client_that_goes__stops_its_answer_within_a_step(
         + content
     )
     wait_for(lambda: held.steps.num_steps == 1)
-    (choice,) = [what for event, what in held.steps.events if event == "started"]
+    (choice,) = [subject for event, subject in held.steps.events if event == "started"]
     connection.close()
     wait_for(lambda: choice.is_cancelled)
-    told = choice.num_tokens
+    num_tokens = choice.num_tokens
     held.steps.release()
     wait_for(lambda: is_idle(held))
-    assert choice.num_tokens == told
+    assert choice.num_tokens == num_tokens
     assert choice.finish_reason == "abort"
     assert pinned(held) == 0
 
 
-def test_client_that_times_out_in_the_queue__leaves_it(held: RunningServer) -> None:
+def test_client_timeout__removes_a_waiting_request(held: RunningServer) -> None:
     with ThreadPoolExecutor(1) as pool, held.http() as client:
         running = pool.submit(client.post, "/v1/completions", json={**LONG, "max_tokens": 3})
         wait_for(lambda: held.steps.num_steps == 1)
@@ -223,8 +221,8 @@ def test_client_that_times_out_in_the_queue__leaves_it(held: RunningServer) -> N
         assert running.result().status_code == 200
 
 
-def test_many_that_go__leave_nothing(server: RunningServer) -> None:
-    """Requests whose clients wait a moment only, then one that is answered."""
+def test_many_disconnects__leave_nothing_behind(server: RunningServer) -> None:
+    """Requests with short client timeouts, followed by one that is answered."""
     num_threads = threading.active_count()
 
     def impatient(number: int) -> None:
@@ -238,44 +236,44 @@ def test_many_that_go__leave_nothing(server: RunningServer) -> None:
     with server.http() as client:
         assert client.post("/v1/completions", json={**LONG, "max_tokens": 10}).status_code == 200
     assert pinned(server) == 0
-    # Those that tokenise stay for the next request.
+    # Threads that tokenize are reused.
     assert threading.active_count() <= num_threads + 16
 
 
-# ---- a queue that is full
+# ---- full queue
 
 
-def test_full_queue__says_so_at_once_and_keeps_what_it_took(held: RunningServer) -> None:
+def test_full_queue__rejects_at_once_and_keeps_accepted_requests(held: RunningServer) -> None:
     with ThreadPoolExecutor(4) as pool, held.http() as client:
         taken = [
             pool.submit(client.post, "/v1/completions", json={**LONG, "max_tokens": 2})
             for _ in range(4)
         ]
         wait_for(lambda: held.service.num_running + held.service.num_waiting == 4)
-        refused = client.post("/v1/completions", json=LONG)
-        assert refused.status_code == 429
-        assert int(refused.headers["retry-after"]) >= 1
-        assert refused.json()["error"]["code"] == "queue_full"
+        rejected = client.post("/v1/completions", json=LONG)
+        assert rejected.status_code == 429
+        assert int(rejected.headers["retry-after"]) >= 1
+        assert rejected.json()["error"]["code"] == "queue_full"
         chat = {"messages": [{"role": "user", "content": "hi"}]}
         assert client.post("/v1/chat/completions", json=chat).status_code == 429
         with pytest.raises(openai.RateLimitError):
             held.openai().completions.create(model="tiny", prompt="a")
         assert client.get("/health").status_code == 200
         held.steps.release()
-        assert [one.result().status_code for one in taken] == [200] * 4
+        assert [future.result().status_code for future in taken] == [200] * 4
 
 
-def test_request_that_can_never_fit__is_told_so(held: RunningServer) -> None:
+def test_request_larger_than_the_queue__is_400(held: RunningServer) -> None:
     with held.http() as client:
         answer = client.post("/v1/completions", json={"prompt": ["a"] * 5})
     assert answer.status_code == 400
     assert "exceed this server's limit of 4" in answer.json()["error"]["message"]
 
 
-# ---- the end
+# ---- shutdown and failures
 
 
-def test_ending__completes_what_was_accepted_and_takes_nothing_new(folder: Path) -> None:
+def test_shutdown__finishes_accepted_requests_and_rejects_new_ones(folder: Path) -> None:
     with running_server(lambda: tiny(folder), max_running=1, max_waiting=2) as server:
         server.steps.hold()
         with ThreadPoolExecutor(3) as pool, server.http() as client:
@@ -293,7 +291,7 @@ def test_ending__completes_what_was_accepted_and_takes_nothing_new(folder: Path)
             assert late.json()["error"]["code"] == "shutting_down"
             assert late.headers["retry-after"]
             server.steps.release()
-            answers = [one.result() for one in taken]
+            answers = [future.result() for future in taken]
         assert [answer.status_code for answer in answers] == [200] * 3
         assert answers[1].text.endswith("data: [DONE]\n\n")
         assert all("error" not in answer.text for answer in answers)
@@ -301,8 +299,8 @@ def test_ending__completes_what_was_accepted_and_takes_nothing_new(folder: Path)
         assert not server.thread.is_alive()
 
 
-@pytest.mark.parametrize("how", ["no grace", "told twice"])
-def test_ending_at_once__tells_those_who_wait(folder: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["no grace", "second request"])
+def test_immediate_shutdown__fails_open_requests(folder: Path, how: str) -> None:
     grace = 0.0 if how == "no grace" else 60.0
     with running_server(lambda: tiny(folder), max_running=1, grace_seconds=grace) as server:
         with ThreadPoolExecutor(3) as pool, server.http() as client:
@@ -312,9 +310,9 @@ def test_ending_at_once__tells_those_who_wait(folder: Path, how: str) -> None:
             ]
             wait_for(lambda: server.service.num_running + server.service.num_waiting == 3)
             server.end()
-            if how == "told twice":
+            if how == "second request":
                 server.end()
-            answers = [one.result() for one in taken]
+            answers = [future.result() for future in taken]
         errors = []
         for answer in answers:
             content = answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")[-1]
@@ -325,7 +323,7 @@ def test_ending_at_once__tells_those_who_wait(folder: Path, how: str) -> None:
         assert not server.thread.is_alive()
 
 
-def test_while_it_loads__health_is_well_and_nothing_is_ready(folder: Path) -> None:
+def test_loading__is_healthy_but_not_ready(folder: Path) -> None:
     go_on = threading.Event()
 
     def slow() -> LoadedModel:
@@ -345,7 +343,7 @@ def test_while_it_loads__health_is_well_and_nothing_is_ready(folder: Path) -> No
         assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 200
 
 
-def test_engine_that_fails__is_told_and_ends_the_server(folder: Path) -> None:
+def test_engine_failure__is_503_and_ends_the_server(folder: Path) -> None:
     with running_server(lambda: tiny(folder)) as server:
 
         def broken(*_: Any) -> None:
@@ -362,21 +360,21 @@ def test_engine_that_fails__is_told_and_ends_the_server(folder: Path) -> None:
         assert str(server.service.error) == "broken"
 
 
-def test_caches__stay_within_their_budget(folder: Path) -> None:
-    """Of 64 tokens: of ten answers of 20 tokens and their prompts two or three run together."""
+def test_kv_caches__stay_within_their_budget(folder: Path) -> None:
+    """With room for 64 tokens, two or three answers of 20 tokens run together."""
     bounded = {"kv_budget": "16KiB"}
     wanted = expected(folder, 20)
     with running_server(lambda: tiny(folder, **bounded)) as server:
         served = server.service.loaded
         assert served is not None
-        caches = served.info.kv_budget
-        assert caches is not None
+        kv_budget = served.info.kv_budget
+        assert kv_budget is not None
         with server.http() as client:
             about = client.get("/v1/models").json()["data"][0]
-            assert about["max_model_len"] == caches.max_length < 2048
-            refused = client.post("/v1/completions", json=LONG)
-            assert refused.status_code == 400
-            assert "kv_budget" in refused.json()["error"]["message"]
+            assert about["max_model_len"] == kv_budget.max_length < 2048
+            rejected = client.post("/v1/completions", json=LONG)
+            assert rejected.status_code == 400
+            assert "kv_budget" in rejected.json()["error"]["message"]
         server.steps.hold()
         seen: list[list[CompletionChoice]] = []
         with ThreadPoolExecutor(1) as pool:
@@ -389,21 +387,23 @@ def test_caches__stay_within_their_budget(folder: Path) -> None:
         server.steps.release()
         assert [text_of(answer) for answer in answers.result()] == wanted
         assert max(map(len, seen)) > 1
-        assert all(caches.fits(one.max_cached_tokens for one in running) for running in seen)
+        assert all(
+            kv_budget.fits(choice.max_cached_tokens for choice in running) for running in seen
+        )
 
 
-def of_requests() -> list[object]:
-    """What lives on behalf of requests."""
+def request_objects() -> list[object]:
+    """Objects that belong to requests."""
     types = CompletionChoice, OutputStream, SequenceTask
     return [thing for thing in gc.get_objects() if type(thing) in types]
 
 
-def test_requests__leave_nothing_to_the_search_for_cycles(folder: Path) -> None:
-    """Which may be minutes away: a server has half a million objects that live on."""
+def test_requests__are_freed_without_the_cycle_collector(folder: Path) -> None:
+    """With half a million live objects, the cycle collector may run minutes later."""
     body = {"prompt": "The", "max_tokens": 4, "n": 2, "logprobs": 1}
     with running_server(lambda: tiny(folder), max_running=2, max_waiting=2) as server:
         gc.collect()
-        before = {id(one) for one in of_requests()}
+        before = {id(thing) for thing in request_objects()}
         gc.disable()
         try:
             with server.http() as client:
@@ -420,9 +420,11 @@ def test_requests__leave_nothing_to_the_search_for_cycles(folder: Path) -> None:
                     next(gone.iter_lines())
             assert server.service.wait_idle(WAIT_SECONDS)
             deadline = time.monotonic() + WAIT_SECONDS
-            while True:  # the last answer's task may be about to end
+            while True:  # the last response's task may still be ending
                 server.steps.events.clear()
-                left = [type(one).__name__ for one in of_requests() if id(one) not in before]
+                left = [
+                    type(thing).__name__ for thing in request_objects() if id(thing) not in before
+                ]
                 if not left or time.monotonic() > deadline:
                     break
                 time.sleep(0.05)

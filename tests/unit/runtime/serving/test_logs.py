@@ -1,4 +1,4 @@
-"""Every line is JSON, says when and what, and no key stands in any."""
+"""Each log line is JSON with time and event, and without keys."""
 
 import io
 import json
@@ -17,7 +17,7 @@ KEY = "sk-secret-1"
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """What is logged while the test runs; the process's own handlers are put back."""
+    """The log of this test; the process's own handlers are restored afterwards."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     written = io.StringIO()
@@ -31,7 +31,7 @@ def lines(stream: io.StringIO) -> list[dict]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_line__has_the_event_its_fields_and_the_time(stream: io.StringIO) -> None:
+def test_log_line__has_time_event_and_fields(stream: io.StringIO) -> None:
     before = datetime.now(UTC)
     logging.getLogger("a.b").info(
         "request", extra={"fields": {"request_id": "r-1", "status": 200, "code": None}}
@@ -48,11 +48,11 @@ def test_line__has_the_event_its_fields_and_the_time(stream: io.StringIO) -> Non
     }
 
 
-def test_moment__is_utc_to_the_millisecond() -> None:
+def test_utc_timestamp__has_milliseconds() -> None:
     assert utc_timestamp(0.0416) == "1970-01-01T00:00:00.041Z"
 
 
-def test_exception__is_on_the_same_line(stream: io.StringIO) -> None:
+def test_exception__is_part_of_its_log_line(stream: io.StringIO) -> None:
     try:
         raise RuntimeError("two\nlines")
     except RuntimeError:
@@ -62,7 +62,7 @@ def test_exception__is_on_the_same_line(stream: io.StringIO) -> None:
     assert "RuntimeError: two\nlines" in line["error"]
 
 
-def test_any_librarys_line__is_json_too_and_written_once(stream: io.StringIO) -> None:
+def test_log_lines_of_libraries__are_json_and_written_once(stream: io.StringIO) -> None:
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.addHandler(logging.StreamHandler(io.StringIO()))
     configure_json_logging(stream=stream)
@@ -74,14 +74,14 @@ def test_any_librarys_line__is_json_too_and_written_once(stream: io.StringIO) ->
     ]
 
 
-def test_what_is_no_json__is_written_as_text(stream: io.StringIO) -> None:
+def test_values_without_json_form__are_logged_as_text(stream: io.StringIO) -> None:
     logging.getLogger("x").info("kept", extra={"fields": {"path": io, "at": {1, 2}}})
     (line,) = lines(stream)
     assert "module 'io'" in line["path"]
 
 
 @pytest.mark.parametrize("key", [KEY, KEY + "0"])
-def test_key__is_in_no_line_wherever_it_is_put(stream: io.StringIO, key: str) -> None:
+def test_key__is_redacted_wherever_it_is_logged(stream: io.StringIO, key: str) -> None:
     log = logging.getLogger("x")
     log.info("Bearer %s", key, extra={"fields": {"headers": {"authorization": [f"Bearer {key}"]}}})
     log.info("x", extra={"fields": {key: (key, {"a": key.encode()})}})
@@ -104,7 +104,7 @@ VALUES = st.recursive(
 
 @given(message=st.text(), value=VALUES)
 @settings(max_examples=100, deadline=None)
-def test_line__is_one_line_of_json_without_the_key_whatever_is_logged(message: str, value) -> None:
+def test_log_line__is_json_on_one_line_without_the_key(message: str, value) -> None:
     record = logging.LogRecord("x", logging.INFO, "f", 1, "%s %s", (message, KEY), None)
     record.fields = {"value": value, "text": message}
     line = JsonFormatter(secrets=[KEY]).format(record)

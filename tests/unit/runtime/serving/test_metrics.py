@@ -1,4 +1,4 @@
-"""`/metrics` parses, has every name of the table, and says what happened."""
+"""`/metrics` is parseable, has every definition, and counts requests and experts."""
 
 import math
 import re
@@ -52,8 +52,8 @@ VLLMS_DASHBOARD = {
     "vllm:request_decode_time_seconds_sum",
     "vllm:request_max_num_generation_tokens_sum",
 }
-"""What examples/observability/prometheus_grafana/grafana.json of vLLM's repository queries, all of
-it by `model_name` (commit 4b5c627c)."""
+"""Series that vLLM's examples/observability/prometheus_grafana/grafana.json queries, all by
+`model_name` (commit 4b5c627c)."""
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def metrics() -> ServerMetrics:
     return ServerMetrics(model_name="m", max_running=2, max_length=100)
 
 
-def asked(*, num_prompt_tokens: int = 3, at: float = 100.0) -> CompletionChoice:
-    """A choice whose times are ours."""
+def make_choice(*, num_prompt_tokens: int = 3, at: float = 100.0) -> CompletionChoice:
+    """A choice with given times."""
     sampling = SamplingParams(max_new_tokens=20)
     choice = CompletionChoice([1] * num_prompt_tokens, sampling, deliver=lambda _: None)
     choice.arrived_at = at
@@ -75,7 +75,7 @@ def start(metrics: ServerMetrics, choice: CompletionChoice, at: float) -> None:
 
 
 def step(metrics: ServerMetrics, at: float, *choices: CompletionChoice) -> None:
-    """Each has one token more."""
+    """Add one token to each choice."""
     for choice in choices:
         choice.num_tokens += 1
         choice.last_token_at = at
@@ -105,17 +105,17 @@ def of(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
     return value(metrics, name, **MODEL, **labels)
 
 
-def test_every_name_of_the_table__is_there_with_its_labels_and_kind(
+def test_metrics__expose_every_definition_with_labels_and_kind(
     metrics: ServerMetrics, model
 ) -> None:
     metrics.add_engine(EngineMonitor(model.moecast.engine), info=INFO)
     metrics.requests.on_rejected(QueueFull("full"))
     body, content_type = metrics.render()
     assert content_type.startswith("text/plain")
-    families = {one.name: one for one in parse_text(body.decode())}
+    families = {family.name: family for family in parse_text(body.decode())}
     for metric in DEFINITIONS.values():
         if metric.name == "moecast_prefetching":
-            continue  # this system is not governed: see below
+            continue  # this system has no adaptive prefetching: see below
         family = families[metric.family]
         assert family.type == metric.kind
         assert family.documentation == metric.help
@@ -124,11 +124,11 @@ def test_every_name_of_the_table__is_there_with_its_labels_and_kind(
             assert set(sample.labels) - {"le"} == set(metric.labels)
     ours = {name for name in families if name.startswith(("vllm:", "moecast_"))}
     ours = {name for name in ours if not name.endswith("_created")}
-    assert ours == {one.family for one in DEFINITIONS.values()}
+    assert ours == {metric.family for metric in DEFINITIONS.values()}
     assert "process_resident_memory_bytes" in families
 
 
-def test_vllms_own_dashboard__finds_every_series_before_the_first_request(
+def test_metrics__include_every_series_of_vllms_dashboard(
     metrics: ServerMetrics,
 ) -> None:
     body, _ = metrics.render()
@@ -141,19 +141,19 @@ def test_vllms_own_dashboard__finds_every_series_before_the_first_request(
     assert series >= VLLMS_DASHBOARD
 
 
-def test_sequence__adds_to_each_duration_what_it_took(metrics: ServerMetrics) -> None:
-    one = asked(num_prompt_tokens=7, at=100)
-    metrics.requests.on_queued(one)
+def test_durations__add_up_for_one_sequence(metrics: ServerMetrics) -> None:
+    choice = make_choice(num_prompt_tokens=7, at=100)
+    metrics.requests.on_queued(choice)
     assert of(metrics, "vllm:num_requests_waiting") == 1
     assert of(metrics, "vllm:num_requests_running") == 0
-    start(metrics, one, 102)
+    start(metrics, choice, 102)
     assert of(metrics, "vllm:num_requests_waiting") == 0
     assert of(metrics, "vllm:num_requests_running") == 1
     assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(7 / 200)
     for at in (105, 105.5, 107):
-        step(metrics, at, one)
+        step(metrics, at, choice)
     assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(10 / 200)
-    end(metrics, one, 107.25, FinishReason.LENGTH)
+    end(metrics, choice, 107.25, FinishReason.LENGTH)
     sums = {
         "vllm:e2e_request_latency_seconds": 7.25,
         "vllm:request_queue_time_seconds": 2,
@@ -180,14 +180,14 @@ def test_sequence__adds_to_each_duration_what_it_took(metrics: ServerMetrics) ->
     assert of(metrics, "vllm:num_requests_running") == of(metrics, "vllm:kv_cache_usage_perc") == 0
 
 
-def test_step__counts_the_tokens_that_went_through_the_model(metrics: ServerMetrics) -> None:
-    one, other = asked(num_prompt_tokens=7), asked(num_prompt_tokens=5)
-    for choice in (one, other):
+def test_on_step__counts_the_tokens_of_the_forward_pass(metrics: ServerMetrics) -> None:
+    first, second = make_choice(num_prompt_tokens=7), make_choice(num_prompt_tokens=5)
+    for choice in (first, second):
         metrics.requests.on_queued(choice)
         start(metrics, choice, 101)
-    step(metrics, 102, one)
-    step(metrics, 103, one, other)
-    metrics.requests.on_step(0.5, [one, other])  # neither had a token
+    step(metrics, 102, first)
+    step(metrics, 103, first, second)
+    metrics.requests.on_step(0.5, [first, second])  # neither has a new token
     assert of(metrics, "vllm:iteration_tokens_total_sum") == 7 + (1 + 5)
     assert of(metrics, "vllm:iteration_tokens_total_count") == 3
     assert value(metrics, "moecast_group_size", model_name="m") == 2
@@ -195,23 +195,23 @@ def test_step__counts_the_tokens_that_went_through_the_model(metrics: ServerMetr
     assert value(metrics, "moecast_step_seconds_sum", model_name="m") == pytest.approx(1.5)
 
 
-def test_refusal__is_counted_by_what_the_client_was_told(metrics: ServerMetrics) -> None:
+def test_rejected_requests__are_counted_by_status(metrics: ServerMetrics) -> None:
     metrics.requests.on_rejected(QueueFull("full"))
     assert value(metrics, "moecast_requests_rejected_total", model_name="m", status="429") == 1
 
 
-def test_cache_usage__of_a_model_without_a_longest_sequence_is_no_number() -> None:
+def test_kv_cache_usage__is_nan_without_a_context_length() -> None:
     metrics = ServerMetrics(model_name="m", max_running=2)
     assert math.isnan(of(metrics, "vllm:kv_cache_usage_perc") or 0)
 
 
-def test_cache_usage__is_of_bytes_where_these_are_bounded(metrics: ServerMetrics) -> None:
+def test_kv_cache_usage__is_a_share_of_kv_budget(metrics: ServerMetrics) -> None:
     metrics.requests.kv_budget = KVCacheBudget(CacheSize(10, 100), 1000)
-    one = asked(num_prompt_tokens=5)
-    metrics.requests.on_queued(one)
+    choice = make_choice(num_prompt_tokens=5)
+    metrics.requests.on_queued(choice)
     assert of(metrics, "vllm:kv_cache_usage_perc") == 0
-    start(metrics, one, 101)
-    step(metrics, 102, one)
+    start(metrics, choice, 101)
+    step(metrics, 102, choice)
     assert of(metrics, "vllm:kv_cache_usage_perc") == pytest.approx(0.16)  # 6 tokens
 
 
@@ -221,32 +221,34 @@ LIVES = st.tuples(st.booleans(), st.integers(0, 4), st.integers(1, 9), ENDS)
 
 @given(lives=st.lists(LIVES, max_size=8))
 @settings(max_examples=40, deadline=None)
-def test_gauges__are_zero_when_all_have_ended_wherever_they_were(lives) -> None:
+def test_gauges__are_zero_when_all_choices_have_ended(lives) -> None:
     metrics = ServerMetrics(model_name="m", max_running=4, max_length=100)
     choices = []
     for starts, num_tokens, num_prompt_tokens, reason in lives:
-        one = asked(num_prompt_tokens=num_prompt_tokens)
-        metrics.requests.on_queued(one)
+        choice = make_choice(num_prompt_tokens=num_prompt_tokens)
+        metrics.requests.on_queued(choice)
         if starts:
-            start(metrics, one, 101)
+            start(metrics, choice, 101)
             for number in range(num_tokens):
-                step(metrics, 102 + number, one)
-        choices.append((one, reason))
+                step(metrics, 102 + number, choice)
+        choices.append((choice, reason))
     running = sum(starts for starts, *_ in lives)
     assert of(metrics, "vllm:num_requests_running") == running
     assert of(metrics, "vllm:num_requests_waiting") == len(lives) - running
-    for one, reason in choices:
-        end(metrics, one, 200, reason)
+    for choice, reason in choices:
+        end(metrics, choice, 200, reason)
     assert of(metrics, "vllm:num_requests_running") == of(metrics, "vllm:num_requests_waiting") == 0
     assert of(metrics, "vllm:kv_cache_usage_perc") == 0
-    ends = [of(metrics, "vllm:request_success_total", finished_reason=one) for one in FinishReason]
+    ends = [
+        of(metrics, "vllm:request_success_total", finished_reason=reason) for reason in FinishReason
+    ]
     assert sum(ends) == len(lives)
     assert of(metrics, "vllm:e2e_request_latency_seconds_count") == running
     given_tokens = sum(num_tokens for starts, num_tokens, *_ in lives if starts)
     assert of(metrics, "vllm:generation_tokens_total") == given_tokens
 
 
-def test_experts__are_the_engines_own_counters(metrics: ServerMetrics, model) -> None:
+def test_expert_metrics__equal_the_engines_counters(metrics: ServerMetrics, model) -> None:
     monitor = EngineMonitor(model.moecast.engine)
     metrics.add_engine(monitor, info=INFO)
     state = monitor.snapshot()
@@ -261,12 +263,12 @@ def test_experts__are_the_engines_own_counters(metrics: ServerMetrics, model) ->
         assert issued == tier.total.bytes_prefetched
         for layer, counters in enumerate(tier.layers):
             here = {**at, "layer": str(layer)}
-            found = [
+            counts = [
                 value(metrics, f"moecast_expert_cache_{name}_total", **here)
                 for name in ("hits", "joins", "misses")
             ]
-            assert found == [counters.hits, counters.joins, counters.misses]
-            assert sum(found) == counters.requests > 0
+            assert counts == [counters.hits, counters.joins, counters.misses]
+            assert sum(counts) == counters.requests > 0
     layers = state.computing_layers
     recall = [
         value(metrics, "moecast_predictor_recall", model_name="m", layer=str(i)) for i in (0, 1)
@@ -277,7 +279,7 @@ def test_experts__are_the_engines_own_counters(metrics: ServerMetrics, model) ->
     assert value(metrics, "moecast_server_info", model_name="m", **INFO) == 1
 
 
-def test_io_errors__are_told_by_kind(tmp_path: Path, metrics: ServerMetrics) -> None:
+def test_io_errors__are_counted_by_kind(tmp_path: Path, metrics: ServerMetrics) -> None:
     model = serve(tiny_qwen2_moe(tmp_path), budget="50%")
     metrics.add_engine(EngineMonitor(model.moecast.engine), info=INFO)
 
@@ -296,7 +298,7 @@ def test_io_errors__are_told_by_kind(tmp_path: Path, metrics: ServerMetrics) -> 
     assert set(errors.values()) == {0}
 
 
-def test_prefetching__is_told_of_systems_that_switch(metrics: ServerMetrics, model) -> None:
+def test_prefetching_gauge__exists_for_adaptive_systems_only(metrics: ServerMetrics, model) -> None:
     engine = model.moecast.engine
     metrics.add_engine(EngineMonitor(engine), info=INFO)
     assert value(metrics, "moecast_prefetching", model_name="m") is None
@@ -314,13 +316,13 @@ def test_prefetching__is_told_of_systems_that_switch(metrics: ServerMetrics, mod
 
 
 def test_two_servers__in_one_process_do_not_add_up() -> None:
-    one, other = (ServerMetrics(model_name="m", max_running=1) for _ in range(2))
-    one.requests.on_queued(asked())
-    assert of(one, "vllm:num_requests_waiting") == 1
-    assert of(other, "vllm:num_requests_waiting") == 0
+    first, second = (ServerMetrics(model_name="m", max_running=1) for _ in range(2))
+    first.requests.on_queued(make_choice())
+    assert of(first, "vllm:num_requests_waiting") == 1
+    assert of(second, "vllm:num_requests_waiting") == 0
 
 
-def test_table__has_no_name_twice_and_ends_counters_as_prometheus_does() -> None:
+def test_definitions__are_unique_and_counters_end_with_total() -> None:
     assert len(DEFINITIONS) == len(REQUEST_METRICS) + len(EXPERT_METRICS)
     for metric in DEFINITIONS.values():
         if metric.kind is MetricKind.COUNTER:

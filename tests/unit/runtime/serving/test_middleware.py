@@ -1,4 +1,4 @@
-"""Who is let in: every route but two needs a key, and no answer or log line tells one."""
+"""Authentication, host check, body limits and the request log."""
 
 import base64
 import io
@@ -29,11 +29,11 @@ PATHS = {"{name:path}": "tiny", "{name}": "tiny"}
 
 
 def never() -> Any:
-    raise AssertionError("nothing is loaded here")
+    raise AssertionError("no model is loaded in these tests")
 
 
 def application(**settings: Any) -> tuple[FastAPI, TestClient]:
-    """The whole application as it is served; the model is still to be loaded."""
+    """The whole application with its middleware; the model is not loaded."""
     service = GenerationService(never, max_running=1, max_waiting=1)
     telemetry = Telemetry(service, ServeConfig(max_running=1, max_waiting=1))
     routers = [metrics_routes(telemetry.metrics), status_routes(telemetry.status)]
@@ -43,34 +43,41 @@ def application(**settings: Any) -> tuple[FastAPI, TestClient]:
     )
 
 
-def asked(app: FastAPI) -> list[tuple[str, str]]:
-    """Every method of every route, and what is none."""
-    found = [("GET", "/none"), ("POST", "/health/more"), ("GET", "/health/"), ("GET", "//health")]
+def list_endpoints(app: FastAPI) -> list[tuple[str, str]]:
+    """Every method of every route, and unknown paths."""
+    endpoints = [
+        ("GET", "/none"),
+        ("POST", "/health/more"),
+        ("GET", "/health/"),
+        ("GET", "//health"),
+    ]
     for route in routes_of(app):
         path = route.path
         for pattern, value in PATHS.items():
             path = path.replace(pattern, value)
-        found += [(method, path) for method in (route.methods or {"GET"}) | {"OPTIONS", "DELETE"}]
-    return found
+        endpoints += [
+            (method, path) for method in (route.methods or {"GET"}) | {"OPTIONS", "DELETE"}
+        ]
+    return endpoints
 
 
 def routes_of(app: FastAPI) -> list[Any]:
-    """Routes of included routers too, which FastAPI keeps within objects of their own."""
-    found: list[Any] = []
+    """All routes, including those of included routers, which FastAPI nests."""
+    collected: list[Any] = []
 
     def collect(routes: Any) -> None:
-        for one in routes:
-            if isinstance(one, Route):
-                found.append(one)
+        for route in routes:
+            if isinstance(route, Route):
+                collected.append(route)
             else:
-                inner = getattr(one, "routes", None) or one.original_router.routes
+                inner = getattr(route, "routes", None) or route.original_router.routes
                 collect(inner)
 
     collect(app.routes)
-    return found
+    return collected
 
 
-def test_every_route_is_known_to_this_test() -> None:
+def test_routes__are_all_covered_by_this_test() -> None:
     app, _ = application()
     assert {route.path for route in routes_of(app)} >= {
         "/health",
@@ -89,9 +96,9 @@ def test_every_route_is_known_to_this_test() -> None:
     }
 
 
-def test_key__is_needed_everywhere_but_for_two_paths() -> None:
+def test_key__is_required_on_all_but_two_paths() -> None:
     app, client = application(keys=KEYS)
-    for method, path in asked(app):
+    for method, path in list_endpoints(app):
         wrong = {"Authorization": "Bearer third-key"}
         for headers in ({}, wrong):
             answer = client.request(method, path, headers=headers)
@@ -112,13 +119,13 @@ def basic(key: str) -> str:
     return "Basic " + base64.b64encode(f"me:{key}".encode()).decode()
 
 
-def test_without_keys__none_is_asked_for() -> None:
+def test_server_without_keys__requires_none() -> None:
     _, client = application()
     assert client.get("/version").status_code == 200
     assert client.get("/metrics").status_code == 200
 
 
-def test_body__is_not_read_before_the_key_is_known() -> None:
+def test_body__is_read_only_after_authentication() -> None:
     _, client = application(keys=KEYS)
     assert client.post("/v1/completions", content=b"x" * (2 << 20)).status_code == 401
 
@@ -135,15 +142,15 @@ def test_body__is_not_read_before_the_key_is_known() -> None:
         ("192.168.1.1", 403),
     ],
 )
-def test_name_of_another_host__is_refused_where_there_is_no_key(host: str, status: int) -> None:
-    """A page whose name resolves to this machine is of the server's own origin (DNS rebinding)."""
+def test_host_check__rejects_other_host_names_without_a_key(host: str, status: int) -> None:
+    """A web page whose name resolves to this machine shares the server's origin (DNS rebinding)."""
     _, client = application(checks_host=True)
     assert client.get("/version", headers={"Host": host}).status_code == status
     _, client = application()
     assert client.get("/version", headers={"Host": host}).status_code == 200
 
 
-def test_slow_body__is_not_waited_for(folder: Path) -> None:
+def test_slow_body__times_out(folder: Path) -> None:
     with running_server(lambda: tiny(folder), ready=False, body_seconds=0.2) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as connection:
@@ -157,17 +164,17 @@ def test_slow_body__is_not_waited_for(folder: Path) -> None:
 
 
 def answer_on(connection: socket.socket) -> bytes:
-    """One whole answer whose body is a JSON object."""
-    told = b""
-    while not told.endswith(b"}"):
+    """Read one response whose body is a JSON object."""
+    content = b""
+    while not content.endswith(b"}"):
         piece = connection.recv(1000)
-        assert piece, told
-        told += piece
-    return told
+        assert piece, content
+        content += piece
+    return content
 
 
 @pytest.mark.parametrize("begin", [b"", b"GET /ready HT", b"GET /ready HTTP/1.1\r\nHost: loc"])
-def test_headers_that_do_not_end__are_not_waited_for(
+def test_unfinished_headers__time_out(
     monkeypatch: pytest.MonkeyPatch, folder: Path, begin: bytes
 ) -> None:
     monkeypatch.setattr("runtime.serving.server.HEADER_SECONDS", 0.3)
@@ -182,14 +189,14 @@ def test_headers_that_do_not_end__are_not_waited_for(
             time.sleep(0.1)
             connection.sendall(whole[10:])
             assert answer_on(connection).startswith(b"HTTP/1.1 200 ")
-            time.sleep(0.5)  # between requests a connection may rest for longer
+            time.sleep(0.5)  # between requests a connection may stay idle for longer
             connection.sendall(whole)
             assert answer_on(connection).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
-    """What is logged while the test runs."""
+    """The log of this test."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     stream = io.StringIO()
@@ -200,7 +207,7 @@ def lines() -> Iterator[io.StringIO]:
 
 
 @pytest.mark.parametrize("log_prompts", [False, True])
-def test_log__has_ids_and_counts_and_no_prompt_unless_asked(
+def test_log__has_ids_and_counts_and_prompts_only_on_request(
     folder: Path, lines: io.StringIO, log_prompts: bool
 ) -> None:
     with running_server(lambda: tiny(folder), keys=KEYS, log_prompts=log_prompts) as server:
@@ -215,8 +222,8 @@ def test_log__has_ids_and_counts_and_no_prompt_unless_asked(
     assert ("private matter" in text) is log_prompts
     for secret in (*KEYS, "wrong-key", "very private one"):
         assert secret not in text
-    told = [json.loads(line) for line in text.splitlines()]
-    requests = [line for line in told if line["event"] == "request"]
+    lines = [json.loads(line) for line in text.splitlines()]
+    requests = [line for line in lines if line["event"] == "request"]
     assert [(line["request_id"], line["status"]) for line in requests] == [
         *[("id-0", 200)] * 2,
         ("id-0", 400),
@@ -226,7 +233,7 @@ def test_log__has_ids_and_counts_and_no_prompt_unless_asked(
     assert all(line["seconds"] >= 0 and line["path"] == "/v1/completions" for line in requests)
 
 
-def test_failure_that_nobody_foresaw__is_500_with_the_requests_id(
+def test_unexpected_exception__is_500_with_the_request_id(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: Any) -> None:
@@ -240,7 +247,7 @@ def test_failure_that_nobody_foresaw__is_500_with_the_requests_id(
     assert "id-7" in answer.text
     assert "private detail" not in answer.text
     assert answer.headers["x-request-id"] == "id-7"
-    deadline = time.monotonic() + WAIT_SECONDS  # the answer may come before the line
+    deadline = time.monotonic() + WAIT_SECONDS  # the response may arrive before the line is written
     while "private detail" not in caplog.text:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What can not be answered is refused in OpenAI's shape, and names what is at fault."""
+"""Invalid requests get an error in OpenAI's shape that names the field at fault."""
 
 import json
 import socket
@@ -15,7 +15,7 @@ PROMPT = {"prompt": "The heart", "max_tokens": 2}
 
 
 def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
-    """The error, which must have OpenAI's shape and nothing beside it."""
+    """The error; checks that the body has OpenAI's shape and no other fields."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
@@ -135,15 +135,13 @@ def test_field_at_fault__is_named(
     ],
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
-def test_what_is_no_request__is_400_and_no_failure(
-    server: RunningServer, path: str, content: bytes
-) -> None:
+def test_malformed_body__is_400(server: RunningServer, path: str, content: bytes) -> None:
     with server.http() as client:
         answer = client.post(path, content=content, headers={"Content-Type": "application/json"})
     error_of(answer, 400)
 
 
-def test_context_too_long__has_openais_code(server: RunningServer) -> None:
+def test_context_too_long__has_openais_error_code(server: RunningServer) -> None:
     with server.http() as client:
         error = error_of(client.post(COMPLETIONS, json={"prompt": [1] * 2048}), 400)
         assert error["code"] == "context_length_exceeded"
@@ -154,9 +152,7 @@ def test_context_too_long__has_openais_code(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_unknown_model__is_404_and_names_the_one_that_is_served(
-    server: RunningServer, path: str
-) -> None:
+def test_unknown_model__is_404_and_names_the_served_one(server: RunningServer, path: str) -> None:
     with server.http() as client:
         body = (
             {"model": "gpt-5", "messages": HELLO} if path == CHAT else {"model": "gpt-5", **PROMPT}
@@ -167,7 +163,7 @@ def test_unknown_model__is_404_and_names_the_one_that_is_served(
         assert error_of(client.get("/v1/models/gpt-5"), 404)["code"] == "model_not_found"
 
 
-def test_unknown_path_and_method__have_the_shape_too(server: RunningServer) -> None:
+def test_unknown_path_and_method__are_errors_in_openais_shape(server: RunningServer) -> None:
     with server.http() as client:
         error_of(client.get("/v2/anything"), 404)
         answer = client.get(COMPLETIONS)
@@ -175,7 +171,7 @@ def test_unknown_path_and_method__have_the_shape_too(server: RunningServer) -> N
         assert answer.headers["allow"] == "POST"
 
 
-def test_docs__are_not_served_since_they_load_from_elsewhere(server: RunningServer) -> None:
+def test_docs__are_not_served(server: RunningServer) -> None:
     with server.http() as client:
         for path in ("/docs", "/redoc"):
             error_of(client.get(path), 404)
@@ -183,27 +179,27 @@ def test_docs__are_not_served_since_they_load_from_elsewhere(server: RunningServ
     assert described["info"]["title"] == "moecast"
     for path in (COMPLETIONS, CHAT, "/tokenize"):
         answers = described["paths"][path]["post"]["responses"]
-        assert set(answers) == {"200", "default"}  # 400, where FastAPI would say 422
+        assert set(answers) == {"200", "default"}  # 400 instead of FastAPI's 422
         shape = answers["default"]["content"]["application/json"]["schema"]["$ref"]
         assert shape.endswith("/ErrorResponse")
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
-def test_type_that_a_form_can_send__is_refused(server: RunningServer, kind: str | None) -> None:
+def test_content_types_of_html_forms__are_rejected(server: RunningServer, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
     with server.http() as client:
         answer = client.post(COMPLETIONS, content=json.dumps(PROMPT), headers=headers)
     error_of(answer, 415)
 
 
-def test_other_origins__are_granted_nothing(server: RunningServer) -> None:
+def test_cors__grants_other_origins_nothing(server: RunningServer) -> None:
     origin = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "POST"}
     with server.http() as client:
         for answer in (client.options(COMPLETIONS, headers=origin), client.get("/v1/models")):
             assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_large_body__is_refused_before_it_is_read(server: RunningServer) -> None:
+def test_large_body__is_rejected_before_it_is_read(server: RunningServer) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(
@@ -213,7 +209,7 @@ def test_large_body__is_refused_before_it_is_read(server: RunningServer) -> None
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_large_body_in_chunks__is_refused(server: RunningServer) -> None:
+def test_large_body__in_chunks_is_rejected(server: RunningServer) -> None:
     def chunks() -> Any:
         yield b'{"prompt": "'
         for _ in range(20):
@@ -227,7 +223,7 @@ def test_large_body_in_chunks__is_refused(server: RunningServer) -> None:
     error_of(answer, 413)
 
 
-def test_body_of_the_largest_size__is_read(server: RunningServer) -> None:
+def test_body__of_the_largest_size_is_accepted(server: RunningServer) -> None:
     content = json.dumps({"prompt": "a"}).encode()
     content += b" " * ((1 << 20) - len(content))
     with server.http() as client:
@@ -237,17 +233,17 @@ def test_body_of_the_largest_size__is_read(server: RunningServer) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_request_id__is_told_back_where_it_is_a_word(server: RunningServer) -> None:
+def test_request_id__is_returned_if_it_is_safe_to_log(server: RunningServer) -> None:
     with server.http() as client:
         assert (
             client.get("/health", headers={"X-Request-Id": "a-1"}).headers["x-request-id"] == "a-1"
         )
         for forged in ("a b", "x" * 129, '"', "é"):
-            told = client.get("/health", headers={"X-Request-Id": forged.encode()}).headers
-            assert told["x-request-id"] != forged
-            assert len(told["x-request-id"]) == 32
-        told = client.post(CHAT, json={}, headers={"X-Request-Id": "b"}).headers
-        assert told["x-request-id"] == "b"
+            headers = client.get("/health", headers={"X-Request-Id": forged.encode()}).headers
+            assert headers["x-request-id"] != forged
+            assert len(headers["x-request-id"]) == 32
+        headers = client.post(CHAT, json={}, headers={"X-Request-Id": "b"}).headers
+        assert headers["x-request-id"] == "b"
 
 
 @pytest.mark.parametrize(
@@ -260,9 +256,7 @@ def test_request_id__is_told_back_where_it_is_a_word(server: RunningServer) -> N
         {"logit_bias": {}, "stop": [], "frequency_penalty": 0, "model": "tiny"},
     ],
 )
-def test_fields_that_change_nothing__are_taken(
-    server: RunningServer, harmless: dict[str, Any]
-) -> None:
+def test_ignored_fields__are_accepted(server: RunningServer, harmless: dict[str, Any]) -> None:
     with server.http() as client:
         answer = client.post(CHAT, json={"messages": HELLO, "max_tokens": 1, **harmless})
     assert answer.status_code == 200, answer.text
