@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from collect.traces import Trace
-from collect.traces.reader import Step
+from collect.traces.reader import TraceStep
 from configs.compose import compose_typed
 from predictors.base import Predictor
 from predictors.metrics import Phase
@@ -52,13 +52,13 @@ TIMED = ModelSpec(
 TIMED_STEPS = 300
 
 
-def token_by_token(steps: Iterable[Step], num_tokens: int) -> Iterator[Step]:
+def token_by_token(steps: Iterable[TraceStep], num_tokens: int) -> Iterator[TraceStep]:
     """Every token, prompts included, as a step of its own."""
     left = num_tokens
     for step in steps:
         for place in range(min(left, step.num_tokens)):
             token = step.tokens_T[place : place + 1]
-            yield Step(Phase.DECODE, step.request, step.first_row + place, token, step.read)
+            yield TraceStep(Phase.DECODE, step.request, step.first_row + place, token, step.read)
         left -= min(left, step.num_tokens)
 
 
@@ -72,7 +72,7 @@ def with_gap(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compared(
-    steps: list[Step],
+    steps: list[TraceStep],
     predictor: Predictor | None,
     system: SystemConfig,
     *,

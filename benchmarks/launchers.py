@@ -32,7 +32,7 @@ from collect.config import DataConfig
 from collect.launch.config import LauncherConfig, LauncherKind
 from collect.launch.pool import WorkerPool
 from collect.record import PLAN, collect, record_with
-from collect.recording import RecordingJob, settings_of
+from collect.recording import RecordingJob, recording_settings
 from collect.traces.layout import ROUTING_SIGNALS
 from predictors.files import write_json
 from runtime.config import ModelConfig
@@ -74,7 +74,7 @@ class RecordedTrace:
 
 def make_job(folder: Path, *, num_prompts: int) -> RecordingJob:
     data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, new_tokens=16)
-    settings = replace(settings_of(data, batch_size=16), shard_bytes=PART_BYTES)
+    settings = replace(recording_settings(data, batch_size=16), shard_bytes=PART_BYTES)
     return RecordingJob(MODEL, data, str(folder), ROUTING_SIGNALS, settings, "100%")
 
 

@@ -18,11 +18,11 @@ def record(config: CollectConfig) -> dict[str, Any]:
     """Records, completes or opens the trace; returns what it holds."""
     # Transformers takes seconds to import; a wrong option is reported before that.
     from collect.record import collect
-    from collect.recording import default_folder, settings_of
+    from collect.recording import default_folder, recording_settings
 
     assert config.run_dir is not None
     console = Console()
-    settings = settings_of(
+    settings = recording_settings(
         config.data,
         temperature=config.temperature,
         top_p=config.top_p,

@@ -12,8 +12,8 @@ import numpy as np
 from collect.errors import TraceError
 from collect.plan import require_space
 from collect.routing_log import RoutingLog, read_routing_log
-from collect.traces.layout import TraceSignal, prompt_digest, row_bytes, split_of
-from collect.traces.manifest import ModelRecord, Request, TracePlan, digest_of
+from collect.traces.layout import TraceSignal, choose_split, prompt_digest, row_bytes
+from collect.traces.manifest import TraceModel, TracePlan, TraceRequest, digest_of
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter, column_arrays
 from predictors.metrics import Phase
@@ -52,7 +52,7 @@ def import_routing(
             f"num_experts - 1, of at most {MAX_EXPERTS:,} experts"
         )
     _, num_layers, top_k = log.experts_NLK.shape
-    model = ModelRecord(
+    model = TraceModel(
         model_id=model_id,
         revision=revision,
         config_hash="unknown",
@@ -100,18 +100,18 @@ def _arrays(log: RoutingLog, signals: tuple[TraceSignal, ...]) -> dict[str, np.n
     return arrays
 
 
-def _requests(log: RoutingLog, *, dataset: str, source: str) -> list[Request]:
+def _requests(log: RoutingLog, *, dataset: str, source: str) -> list[TraceRequest]:
     """Prompts are not known: a request's digest is that of its name within the log."""
     count = len(log.requests)
     prefill = np.bincount(log.request_N[log.phase_N == Phase.PREFILL], minlength=count)
     decode = np.bincount(log.request_N[log.phase_N == Phase.DECODE], minlength=count)
     digests = [prompt_digest(f"{source}/{name}") for name in log.requests]
     return [
-        Request(
+        TraceRequest(
             index=index,
             digest=digest,
             dataset=dataset,
-            split=split_of(digest),
+            split=choose_split(digest),
             prompt_tokens=int(prefill[index]),
             generated_tokens=int(decode[index]),
         )

@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from collect.config import DataConfig
 from collect.errors import DiskSpaceError, PromptError
-from collect.prompts import Prompt
+from collect.prompts import PromptText
 from collect.traces.layout import TraceSignal
-from collect.traces.manifest import ModelRecord, TracePlan, digest_of
+from collect.traces.manifest import TraceModel, TracePlan, digest_of
 from collect.traces.storage import open_writable_storage
 from predictors.spec import ModelSpec
 
@@ -22,7 +22,7 @@ SPARE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RecordingSettings:
     """How prompts become rows; every field changes the content of a trace."""
 
     new_tokens: int
@@ -47,8 +47,8 @@ class EncodedPrompt:
     tokens: tuple[int, ...]
 
 
-def encode(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, settings: Settings
+def encode_prompts(
+    prompts: Sequence[PromptText], tokenizer: PreTrainedTokenizerBase, settings: RecordingSettings
 ) -> list[EncodedPrompt]:
     """The prompts as token ids, cut at `max_prompt_tokens`; those without tokens are left out.
 
@@ -97,8 +97,8 @@ def _chats(
     ]
 
 
-def units(
-    prompts: Sequence[EncodedPrompt], settings: Settings, *, bytes_per_row: int
+def split_units(
+    prompts: Sequence[EncodedPrompt], settings: RecordingSettings, *, bytes_per_row: int
 ) -> list[list[EncodedPrompt]]:
     """Runs of prompts whose rows can not exceed `shard_bytes`; at least one prompt each."""
     rows_allowed = max(1, settings.shard_bytes // bytes_per_row)
@@ -114,7 +114,7 @@ def units(
     return found
 
 
-def batches(unit: Sequence[EncodedPrompt], batch_size: int) -> Iterator[list[EncodedPrompt]]:
+def make_batches(unit: Sequence[EncodedPrompt], batch_size: int) -> Iterator[list[EncodedPrompt]]:
     """Prompts of like length together, so that little of a batch is padding."""
     by_length = sorted(unit, key=lambda prompt: len(prompt.tokens))
     for start in range(0, len(by_length), batch_size):
@@ -126,7 +126,7 @@ def make_plan(
     *,
     signals: Sequence[TraceSignal],
     data: DataConfig,
-    settings: Settings,
+    settings: RecordingSettings,
     work: Sequence[Sequence[EncodedPrompt]],
 ) -> TracePlan:
     """The plan whose units carry the digest of model, prompts, seed and settings."""
@@ -138,7 +138,7 @@ def make_plan(
     }
     return TracePlan(
         source="recorded",
-        model=ModelRecord(**spec.as_dict()),
+        model=TraceModel(**spec.as_dict()),
         signals=tuple(signals),
         dataset=data.name,
         prompts_digest=digest_of([prompt.digest for unit in work for prompt in unit]),
@@ -150,7 +150,7 @@ def make_plan(
     )
 
 
-def most_rows(unit: Sequence[EncodedPrompt], settings: Settings) -> int:
+def max_rows(unit: Sequence[EncodedPrompt], settings: RecordingSettings) -> int:
     """Rows of a unit when every request generates all it may."""
     return sum(len(prompt.tokens) + settings.new_tokens for prompt in unit)
 

@@ -21,7 +21,7 @@ MIN_PIECE_CHARS = 200
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptText:
     """One text to run through the model."""
 
     text: str
@@ -40,7 +40,7 @@ OFFLINE = (
 )
 
 
-def pydoc_texts(_data: DataConfig) -> Iterator[str]:
+def read_pydocs(_data: DataConfig) -> Iterator[str]:
     """The language reference, topic by topic (about 0.46 M characters)."""
     from pydoc_data.topics import topics
 
@@ -61,7 +61,7 @@ SOURCE_MODULES = (
 """Modules that every Python 3 has, written in Python."""
 
 
-def source_texts(_data: DataConfig) -> Iterator[str]:
+def read_source_code(_data: DataConfig) -> Iterator[str]:
     """The standard library's source code, module by module: another language than prose."""
     for name in SOURCE_MODULES:
         found = find_spec(name)
@@ -69,7 +69,7 @@ def source_texts(_data: DataConfig) -> Iterator[str]:
             yield Path(found.origin).read_text(encoding="utf-8", errors="replace")
 
 
-def text_file(data: DataConfig) -> Iterator[str]:
+def read_text_files(data: DataConfig) -> Iterator[str]:
     """Each file as one text: the one that is named, or all `*.txt` of a folder, by name."""
     folder = Path(data.path or "").expanduser()
     if data.path is None or not folder.is_dir():
@@ -82,7 +82,7 @@ def text_file(data: DataConfig) -> Iterator[str]:
         yield path.read_text(encoding="utf-8", errors="replace")
 
 
-def jsonl_texts(data: DataConfig) -> Iterator[str]:
+def read_jsonl(data: DataConfig) -> Iterator[str]:
     """One text a line."""
     path = _local(data)
     with path.open(encoding="utf-8") as lines:
@@ -96,7 +96,7 @@ def jsonl_texts(data: DataConfig) -> Iterator[str]:
                 raise PromptError(
                     f"{where} is not JSON ({error.msg}); for plain text: data=text"
                 ) from None
-            yield row if isinstance(row, str) else text_of(row, data.fields, where=where)
+            yield row if isinstance(row, str) else extract_text(row, data.fields, where=where)
 
 
 def _local(data: DataConfig) -> Path:
@@ -108,7 +108,7 @@ def _local(data: DataConfig) -> Path:
     return path
 
 
-def hub_texts(data: DataConfig) -> Iterator[str]:
+def read_hub(data: DataConfig) -> Iterator[str]:
     """One text a row of a Hub data set; what was fetched once is read from the cache.
 
     Raises:
@@ -135,10 +135,10 @@ def hub_texts(data: DataConfig) -> Iterator[str]:
             f"({type(error).__name__}: {cause}). {OFFLINE}"
         ) from error
     for number, row in enumerate(rows):
-        yield text_of(row, data.fields, where=f"{data.path}, row {number}")
+        yield extract_text(row, data.fields, where=f"{data.path}, row {number}")
 
 
-def text_of(row: Any, fields: Sequence[str], *, where: str) -> str:
+def extract_text(row: Any, fields: Sequence[str], *, where: str) -> str:
     """The prompt in one record; PromptError that lists its keys when none fits."""
     if not isinstance(row, Mapping):
         raise PromptError(f"{where} is no record with keys, but {type(row).__name__}")
@@ -170,18 +170,18 @@ def _plain(value: Any, *, where: str) -> str:
 
 
 SOURCES: Mapping[SourceKind, Callable[[DataConfig], Iterable[str]]] = {
-    SourceKind.PYDOCS: pydoc_texts,
-    SourceKind.PYSOURCE: source_texts,
-    SourceKind.JSONL: jsonl_texts,
-    SourceKind.TEXT: text_file,
-    SourceKind.HUB: hub_texts,
+    SourceKind.PYDOCS: read_pydocs,
+    SourceKind.PYSOURCE: read_source_code,
+    SourceKind.JSONL: read_jsonl,
+    SourceKind.TEXT: read_text_files,
+    SourceKind.HUB: read_hub,
 }
 
 LONG_TEXTS = (SourceKind.PYDOCS, SourceKind.PYSOURCE, SourceKind.TEXT)
 """Sources of documents, to be cut; the others hold one prompt a record."""
 
 
-def load_prompts(data: DataConfig, *, seed: int = 0) -> list[Prompt]:
+def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
     """At most `data.num_prompts` different prompts; the same ones for the same source and seed.
 
     Raises:
@@ -190,7 +190,7 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[Prompt]:
     texts: Iterable[str] = SOURCES[data.kind](data)
     if data.kind in LONG_TEXTS:
         longest = data.max_prompt_tokens * CHARS_PER_TOKEN
-        texts = cut(list(texts), num_pieces=data.num_prompts, longest=longest)
+        texts = cut_texts(list(texts), num_pieces=data.num_prompts, longest=longest)
     # A dictionary: the first of each text, in order.
     kept = list(dict.fromkeys(text for text in texts if len(text.strip()) >= data.min_chars))
     if not kept:
@@ -201,10 +201,10 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[Prompt]:
     if len(kept) > data.num_prompts:
         chosen = sorted(random.Random(seed).sample(range(len(kept)), data.num_prompts))
         kept = [kept[i] for i in chosen]
-    return [Prompt(text, data.name) for text in kept]
+    return [PromptText(text, data.name) for text in kept]
 
 
-def cut(texts: list[str], *, num_pieces: int, longest: int) -> Iterator[str]:
+def cut_texts(texts: list[str], *, num_pieces: int, longest: int) -> Iterator[str]:
     """About `num_pieces` pieces of equal length that do not overlap.
 
     More where the texts are so long that pieces of `longest` characters do not use them up.

@@ -10,8 +10,8 @@ from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
 from collect.launch.pool import WorkerPool
 from collect.launch.worker import DoUnit
-from collect.plan import Settings, most_rows, require_space
-from collect.recording import RecordingJob, settings_of
+from collect.plan import RecordingSettings, max_rows, require_space
+from collect.recording import RecordingJob, recording_settings
 from collect.traces.layout import ALL_SIGNALS, TraceSignal, row_bytes
 from collect.traces.manifest import TracePlan, has_manifest
 from collect.traces.reader import Trace
@@ -31,7 +31,7 @@ def collect(
     *,
     folder: Path | str,
     signals: Sequence[TraceSignal] = ALL_SIGNALS,
-    settings: Settings | None = None,
+    settings: RecordingSettings | None = None,
     budget: str = "100%",
     console: Console | None = None,
     launcher: LauncherConfig | None = None,
@@ -47,7 +47,7 @@ def collect(
         data: the prompts.
         folder: a folder, or an address such as s3://BUCKET/PATH.
         signals: what to record.
-        settings: lengths, sampling, seed; `settings_of(data)` unless given.
+        settings: lengths, sampling, seed; `recording_settings(data)` unless given.
         budget: memory for experts while recording, in each worker.
         console: for progress; silent unless given.
         launcher: workers that do it; this process unless given.
@@ -62,7 +62,7 @@ def collect(
         LaunchError: workers could not be started, or units failed.
     """
     chosen = tuple(signal for signal in ALL_SIGNALS if signal in signals)
-    settings = settings or settings_of(data)
+    settings = settings or recording_settings(data)
     job = RecordingJob(model, data, str(folder), chosen, settings, budget)
     trace = job.open_finished()
     if trace is not None:
@@ -83,7 +83,7 @@ def _record_here(job: RecordingJob, console: Console | None) -> Trace:
     recorder = job.load()
     with recorder.model.moecast:
         prompts = [len(unit) for unit in recorder.work]
-        rows = [most_rows(unit, job.settings) for unit in recorder.work]
+        rows = [max_rows(unit, job.settings) for unit in recorder.work]
         writer, missing = _begin(job.where, recorder.plan, rows, prompts, console)
         total = sum(prompts[unit] for unit in missing)
         with progress(console, "recording", total=total) as advance:
@@ -119,7 +119,7 @@ def open_recording(job: dict[str, Any]) -> DoUnit:
             return {
                 "plan": recorder.plan.model_dump(mode="json"),
                 "prompts": [len(unit) for unit in recorder.work],
-                "rows": [most_rows(unit, recording.settings) for unit in recorder.work],
+                "rows": [max_rows(unit, recording.settings) for unit in recorder.work],
             }
         writer = TraceWriter(recording.where, recorder.plan, joins=True)
         if not writer.has(numbers[name]):

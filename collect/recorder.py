@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from collect.errors import TraceError
 from collect.traces.layout import TOKEN_DTYPES, TraceSignal, column_name
-from collect.traces.writer import halved
+from collect.traces.writer import to_half
 from predictors.base import Floats, Ints, Signal
 from predictors.metrics import Phase
 
@@ -25,7 +25,7 @@ PROBES = {
 """The probe that delivers each signal of a trace."""
 
 
-class Recorder:
+class SignalRecorder:
     """A `runtime.hf.probes.EventListener` that collects one work unit, batch after batch.
 
     Rows of padding, and rows of a request from its end-of-text token on, are dropped as they come.
@@ -123,7 +123,7 @@ class Recorder:
                 f"the routers of this model return no {signal}: "
                 f"record without it, signals=[{','.join(rest)}]"
             )
-        half = halved(self._kept(values_T), signal=signal, layer=layer)
+        half = to_half(self._kept(values_T), signal=signal, layer=layer)
         self._add(column_name(signal, layer), half)
 
     def _kept(self, values_T: NDArray) -> NDArray:

@@ -12,11 +12,18 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import TraceError
-from collect.plan import EncodedPrompt, Settings, batches, encode, make_plan, units
+from collect.plan import (
+    EncodedPrompt,
+    RecordingSettings,
+    encode_prompts,
+    make_batches,
+    make_plan,
+    split_units,
+)
 from collect.prompts import load_prompts
-from collect.recorder import PROBES, Recorder
-from collect.traces.layout import TraceSignal, row_bytes, split_of
-from collect.traces.manifest import Request, TracePlan, digest_of, has_manifest, read_manifest
+from collect.recorder import PROBES, SignalRecorder
+from collect.traces.layout import TraceSignal, choose_split, row_bytes
+from collect.traces.manifest import TracePlan, TraceRequest, digest_of, has_manifest, read_manifest
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
 from predictors.spec import ModelSpec
@@ -35,7 +42,7 @@ class RecordingJob:
     where: str
     """Folder or address of the trace."""
     signals: tuple[TraceSignal, ...]
-    settings: Settings
+    settings: RecordingSettings
     budget: str
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +61,7 @@ class RecordingJob:
             data=DataConfig(**data),
             where=fields["where"],
             signals=tuple(TraceSignal(signal) for signal in fields["signals"]),
-            settings=Settings(**fields["settings"]),
+            settings=RecordingSettings(**fields["settings"]),
             budget=fields["budget"],
         )
 
@@ -62,11 +69,11 @@ class RecordingJob:
     def prompts(self) -> list[EncodedPrompt]:
         tokenizer = AutoTokenizer.from_pretrained(resolve(self.model), local_files_only=True)
         texts = load_prompts(self.data, seed=self.settings.seed)
-        return encode(texts, tokenizer, self.settings)
+        return encode_prompts(texts, tokenizer, self.settings)
 
     def plan(self, spec: ModelSpec) -> tuple[TracePlan, list[list[EncodedPrompt]]]:
         """Returns the plan and the prompts of each of its units."""
-        work = units(self.prompts, self.settings, bytes_per_row=row_bytes(spec, self.signals))
+        work = split_units(self.prompts, self.settings, bytes_per_row=row_bytes(spec, self.signals))
         plan = make_plan(
             spec, signals=self.signals, data=self.data, settings=self.settings, work=work
         )
@@ -118,7 +125,7 @@ class UnitRecorder:
     plan: TracePlan
     work: Sequence[Sequence[EncodedPrompt]]
     """Prompts of each unit."""
-    settings: Settings
+    settings: RecordingSettings
 
     def check_model(self) -> None:
         """Check that traces can be made of this model.
@@ -144,15 +151,15 @@ class UnitRecorder:
 
     def record(
         self, unit: int, advance: Callable[[int], object] = lambda _: None
-    ) -> tuple[dict[str, Any], list[Request]]:
+    ) -> tuple[dict[str, Any], list[TraceRequest]]:
         """Returns the arrays and requests of a unit, which depend on neither worker nor order.
 
         `advance` is called after each batch with its number of prompts.
         """
-        recorder = Recorder(self.plan.signals, end_tokens=eos_token_ids(self.model))
+        recorder = SignalRecorder(self.plan.signals, end_tokens=eos_token_ids(self.model))
         probes = {PROBES[signal] for signal in self.plan.signals}
         with Probes(self.model, probes, recorder, complete=True), torch.random.fork_rng():
-            for number, batch in enumerate(batches(self.work[unit], self.settings.batch_size)):
+            for number, batch in enumerate(make_batches(self.work[unit], self.settings.batch_size)):
                 seed = digest_of([self.plan.units[unit], number])
                 torch.manual_seed(int(seed[:15], 16))
                 generate(self.model, batch, self.settings, recorder.begin_batch)
@@ -160,11 +167,11 @@ class UnitRecorder:
         arrays = recorder.take()
         rows = np.bincount(arrays["request"], minlength=self.work[unit][-1].index + 1)
         requests = [
-            Request(
+            TraceRequest(
                 index=prompt.index,
                 digest=prompt.digest,
                 dataset=prompt.dataset,
-                split=split_of(prompt.digest),
+                split=choose_split(prompt.digest),
                 prompt_tokens=len(prompt.tokens),
                 generated_tokens=int(rows[prompt.index]) - len(prompt.tokens),
             )
@@ -176,7 +183,7 @@ class UnitRecorder:
 def generate(
     model: PreTrainedModel,
     batch: Sequence[EncodedPrompt],
-    settings: Settings,
+    settings: RecordingSettings,
     begin_batch: Callable[[list[int], Any], None],
 ) -> None:
     """Left-padded prefill, then token by token as the model goes on by itself.
@@ -207,9 +214,9 @@ def generate(
     )
 
 
-def settings_of(data: DataConfig, **options: Any) -> Settings:
+def recording_settings(data: DataConfig, **options: Any) -> RecordingSettings:
     """Returns settings with the lengths of the data; `options` are the other fields."""
-    return Settings(
+    return RecordingSettings(
         new_tokens=data.new_tokens,
         max_prompt_tokens=data.max_prompt_tokens,
         chat=data.chat,
@@ -218,7 +225,11 @@ def settings_of(data: DataConfig, **options: Any) -> Settings:
 
 
 def default_folder(
-    model: ModelConfig, data: DataConfig, *, signals: Sequence[TraceSignal], settings: Settings
+    model: ModelConfig,
+    data: DataConfig,
+    *,
+    signals: Sequence[TraceSignal],
+    settings: RecordingSettings,
 ) -> Path:
     """Returns runs/traces/MODEL/DATA-DIGEST: other settings, another folder."""
     parts = [vars(model), vars(data), list(signals), vars(settings)]

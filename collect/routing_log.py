@@ -24,7 +24,7 @@ UNKNOWN_TOKEN = -1
 PHASES = {"prefill": Phase.PREFILL, "decode": Phase.DECODE}
 
 
-class Line(BaseModel):
+class LogLine(BaseModel):
     """One line; an unknown key is an error, because it may be what the user counts on."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -66,7 +66,7 @@ class _Lines:
     experts: list[list[int]] = field(default_factory=list)
     weights: list[list[float] | None] = field(default_factory=list)
 
-    def add(self, line: Line) -> None:
+    def add(self, line: LogLine) -> None:
         name = str(line.request)
         number = self.numbers.setdefault(name, len(self.numbers))
         position = line.position
@@ -95,7 +95,7 @@ def read_routing_log(path: Path) -> RoutingLog:
     return _arranged(path, lines)
 
 
-def _parsed(path: Path) -> Iterator[Line]:
+def _parsed(path: Path) -> Iterator[LogLine]:
     if not path.is_file():
         raise TraceError(f"source={path}: there is no such file")
     top_k = None
@@ -117,15 +117,15 @@ def _parsed(path: Path) -> Iterator[Line]:
             yield line
 
 
-def _line(text: str, where: str) -> Line:
+def _line(text: str, where: str) -> LogLine:
     try:
-        return Line.model_validate(json.loads(text))
+        return LogLine.model_validate(json.loads(text))
     except json.JSONDecodeError as error:
         raise TraceError(f"{where} is not JSON: {error.msg}") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the line"
-        known = ", ".join(Line.model_fields)
+        known = ", ".join(LogLine.model_fields)
         raise TraceError(f"{where}: {key}: {first['msg']}. Keys: {known}") from None
 
 

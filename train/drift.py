@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from collect.traces import Trace
-from collect.traces.reader import Step
+from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.correlation import Correlation
 from predictors.eam.request import EamRequest
@@ -44,7 +44,7 @@ def remade(predictor: Predictor, **changed: Any) -> Predictor:
     return from_files(predictor.kind, predictor.spec, files=predictor.files(), options=options)
 
 
-def curve(predictor: Predictor, steps: Iterable[Step]) -> list[dict[str, Any]]:
+def curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dict[str, Any]]:
     """For each mark that is reached, accuracy over the requests since the mark before.
 
     Null where nothing was forecast.

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from collect.traces import Trace
-from collect.traces.reader import Step
+from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.metrics import Phase
 from predictors.reuse.forecaster import Reuse
@@ -45,13 +45,13 @@ def eviction_system() -> SystemConfig:
     return replace(load_system(ON_DEMAND), early_preemption=True, reordered=True)
 
 
-def token_by_token(steps: Iterable[Step], num_tokens: int) -> Iterator[Step]:
+def token_by_token(steps: Iterable[TraceStep], num_tokens: int) -> Iterator[TraceStep]:
     """Every token, prompts included, as a step of its own."""
     left = num_tokens
     for step in steps:
         for place in range(min(left, step.num_tokens)):
             token = step.tokens_T[place : place + 1]
-            yield Step(Phase.DECODE, step.request, step.first_row + place, token, step.read)
+            yield TraceStep(Phase.DECODE, step.request, step.first_row + place, token, step.read)
         left -= min(left, step.num_tokens)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
 from collect.record import LOGS, collect
-from collect.recording import default_folder, settings_of
+from collect.recording import default_folder, recording_settings
 from collect.traces import Trace, TraceSignal
 from collect.traces.layout import ALL_SIGNALS
 from collect.traces.manifest import has_manifest, read_manifest
@@ -105,7 +105,7 @@ def _trace(
                 f"[{','.join(needed)}], or name a folder that is not there yet"
             )
         return trace
-    settings = settings_of(data, seed=config.seed)
+    settings = recording_settings(data, seed=config.seed)
     if named is None:
         whole = default_folder(config.model, data, signals=ALL_SIGNALS, settings=settings)
         if has_manifest(whole):

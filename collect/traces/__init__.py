@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collect.traces.layout import TraceSignal
-    from collect.traces.manifest import Request, TracePlan
+    from collect.traces.manifest import TracePlan, TraceRequest
     from collect.traces.reader import Trace
     from collect.traces.writer import TraceWriter
 
-__all__ = ["Request", "Trace", "TracePlan", "TraceSignal", "TraceWriter"]
+__all__ = ["TraceRequest", "Trace", "TracePlan", "TraceSignal", "TraceWriter"]
 
 MODULES = {
-    "Request": "manifest",
+    "TraceRequest": "manifest",
     "Trace": "reader",
     "TracePlan": "manifest",
     "TraceSignal": "layout",

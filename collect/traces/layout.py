@@ -41,30 +41,34 @@ def column_name(signal: TraceSignal, layer: int) -> str:
     return f"{signal}.{layer:02d}"
 
 
-def dtype_of(signal: TraceSignal) -> np.dtype:
+def signal_dtype(signal: TraceSignal) -> np.dtype:
     """Half precision, and int16 for ids: the largest models have a few hundred experts."""
     return np.dtype(np.int16 if signal is TraceSignal.EXPERTS else np.float16)
 
 
-def width_of(signal: TraceSignal, spec: ModelSpec) -> int:
+def signal_width(signal: TraceSignal, spec: ModelSpec) -> int:
     """Elements per token and layer."""
     if signal in (TraceSignal.LAYER_INPUT, TraceSignal.GATE_INPUT):
         return spec.hidden_size
     return spec.num_experts if signal is TraceSignal.GATE_LOGITS else spec.top_k
 
 
-def columns(spec: ModelSpec, signals: Iterable[TraceSignal]) -> dict[str, tuple[np.dtype, int]]:
+def trace_columns(
+    spec: ModelSpec, signals: Iterable[TraceSignal]
+) -> dict[str, tuple[np.dtype, int]]:
     """Name to element type and width of every column; width 0 is a plain number per token."""
     found = {name: (dtype, 0) for name, dtype in TOKEN_DTYPES.items()}
     for signal in signals:
         for layer in range(spec.num_layers):
-            found[column_name(signal, layer)] = dtype_of(signal), width_of(signal, spec)
+            found[column_name(signal, layer)] = signal_dtype(signal), signal_width(signal, spec)
     return found
 
 
 def row_bytes(spec: ModelSpec, signals: Iterable[TraceSignal]) -> int:
     """Bytes of one token on disk."""
-    return sum(dtype.itemsize * max(1, width) for dtype, width in columns(spec, signals).values())
+    return sum(
+        dtype.itemsize * max(1, width) for dtype, width in trace_columns(spec, signals).values()
+    )
 
 
 HELD_OUT_OF = 10
@@ -83,6 +87,6 @@ def prompt_digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 
-def split_of(digest: str) -> Split:
+def choose_split(digest: str) -> Split:
     """The same prompt is on the same side in every trace, so that traces can be joined."""
     return Split.HELD_OUT if int(digest[:12], 16) % HELD_OUT_OF == 0 else Split.TRAIN

@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 
 from collect.errors import DiskSpaceError, TraceError
-from collect.traces.manifest import MANIFEST, FileRecord, TraceManifest, to_json
+from collect.traces.manifest import MANIFEST, TraceFile, TraceManifest, to_json
 from predictors.files import CACHE, cache_folder
 from zoo.storage import FolderStorage, Storage
 
@@ -36,11 +36,11 @@ def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
     return copy.folder
 
 
-def _is_whole(copy: FolderStorage, record: FileRecord) -> bool:
+def _is_whole(copy: FolderStorage, record: TraceFile) -> bool:
     return copy.size(record.name) == record.size and copy.sha256(record.name) == record.sha256
 
 
-def _copy_file(source: Storage, copy: FolderStorage, record: FileRecord) -> None:
+def _copy_file(source: Storage, copy: FolderStorage, record: TraceFile) -> None:
     path = f"{source.address}/{record.name}"
     digest = hashlib.sha256()
     with copy.open_new(record.name) as file:

@@ -22,13 +22,13 @@ FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z_][0-9A-Za-z_.-]*$")]
 Count = Annotated[int, Field(ge=0)]
 
 
-class Strict(BaseModel):
+class TraceRecord(BaseModel):
     """An unknown key is an error, everywhere."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ModelRecord(Strict):
+class TraceModel(TraceRecord):
     """`predictors.spec.ModelSpec`, as it stands in the file."""
 
     model_id: str
@@ -42,7 +42,7 @@ class ModelRecord(Strict):
     dtype: str
 
 
-class FileRecord(Strict):
+class TraceFile(TraceRecord):
     """One file of the trace."""
 
     name: FileName
@@ -50,7 +50,7 @@ class FileRecord(Strict):
     size: Count
 
 
-class Request(Strict):
+class TraceRequest(TraceRecord):
     """One prompt and what the model made of it."""
 
     index: Count
@@ -64,23 +64,23 @@ class Request(Strict):
     """Rows of phase decode: generated tokens that went through the model."""
 
 
-class ShardRecord(Strict):
+class ShardRecord(TraceRecord):
     """The rows of one work unit."""
 
     unit: Count
     """Position in `TracePlan.units`."""
     rows: Count
-    data: FileRecord
-    requests: FileRecord
-    """JSON list of `Request`."""
+    data: TraceFile
+    requests: TraceFile
+    """JSON list of `TraceRequest`."""
 
 
-class TracePlan(Strict):
+class TracePlan(TraceRecord):
     """All that decides a trace's content; equal plans make equal traces."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     source: Literal["recorded", "imported"]
-    model: ModelRecord
+    model: TraceModel
     signals: tuple[TraceSignal, ...]
     dataset: str
     """Name of the prompts' source."""
@@ -96,7 +96,7 @@ class TracePlan(Strict):
         return ModelSpec(**self.model.model_dump())
 
 
-class TraceManifest(Strict):
+class TraceManifest(TraceRecord):
     """The whole of `trace.json`."""
 
     plan: TracePlan
@@ -105,7 +105,7 @@ class TraceManifest(Strict):
     """True once every unit is there; only then does `datasets.load_from_disk` open the folder."""
     shards: tuple[ShardRecord, ...]
     """By unit, ascending."""
-    extra: tuple[FileRecord, ...] = ()
+    extra: tuple[TraceFile, ...] = ()
     """`dataset_info.json` and `state.json`."""
     digest: Sha256
     """sha256 of all the rest: names the trace, and betrays a flipped bit in this file."""
@@ -114,7 +114,7 @@ class TraceManifest(Strict):
     def num_tokens(self) -> int:
         return sum(shard.rows for shard in self.shards)
 
-    def files(self) -> list[FileRecord]:
+    def files(self) -> list[TraceFile]:
         """Every file but `trace.json` itself."""
         named = [record for shard in self.shards for record in (shard.data, shard.requests)]
         return [*named, *self.extra]

@@ -15,12 +15,12 @@ from pydantic import TypeAdapter
 from collect.errors import TraceError
 from collect.traces.arrow import map_stream
 from collect.traces.column import Column
-from collect.traces.layout import Split, TraceSignal, column_name, columns
+from collect.traces.layout import Split, TraceSignal, column_name, trace_columns
 from collect.traces.local_copy import copy_trace
 from collect.traces.manifest import (
-    FileRecord,
-    Request,
+    TraceFile,
     TraceManifest,
+    TraceRequest,
     read_manifest,
 )
 from collect.traces.storage import open_trace_storage
@@ -30,13 +30,13 @@ from predictors.metrics import Phase
 from predictors.spec import ModelSpec
 from zoo.storage import FileStorage, FolderStorage, Storage
 
-REQUESTS = TypeAdapter(list[Request])
+REQUESTS = TypeAdapter(list[TraceRequest])
 
 AGAIN = "run the same `python -m collect` again: it records what is missing"
 
 
 def check_file(
-    storage: FileStorage, record: FileRecord, *, verify: bool = True, again: str = AGAIN
+    storage: FileStorage, record: TraceFile, *, verify: bool = True, again: str = AGAIN
 ) -> None:
     """TraceError when it is not a plain file with the promised bytes; `again` says what to do."""
     path = f"{storage.address}/{record.name}"
@@ -59,7 +59,7 @@ def check_file(
 
 
 @dataclass(frozen=True)
-class Step:
+class TraceStep:
     """The prompt of a request (T tokens), or one token that it generated (T = 1)."""
 
     phase: Phase
@@ -113,7 +113,7 @@ class Trace:
         folder: Path,
         manifest: TraceManifest,
         shards: list[dict[str, NDArray]],
-        requests: list[Request],
+        requests: list[TraceRequest],
         *,
         where: str | None = None,
     ):
@@ -124,7 +124,7 @@ class Trace:
         self.manifest = manifest
         self.spec: ModelSpec = manifest.plan.spec
         self.request_table = requests
-        """By `Request.index`."""
+        """By `TraceRequest.index`."""
         self._shards = shards
         self._columns: dict[str, Column] = {}
 
@@ -165,7 +165,7 @@ class Trace:
                 check_file(storage, record, verify=verify)
         else:
             folder = copy_trace(storage, manifest)
-        wanted = columns(plan.spec, plan.signals)
+        wanted = trace_columns(plan.spec, plan.signals)
         shards, requests = [], []
         for shard in manifest.shards:
             arrays = map_stream(folder / shard.data.name, wanted)
@@ -235,7 +235,7 @@ class Trace:
         belongs = np.array([request.split is side for request in self.request_table], dtype=bool)
         return np.flatnonzero(belongs[self.requests])
 
-    def steps(self, split: str | None = None) -> Iterator[Step]:
+    def steps(self, split: str | None = None) -> Iterator[TraceStep]:
         """Each request's forward passes in order: its prompt, then token by token (batch 1).
 
         `split` None means every request.
@@ -249,10 +249,10 @@ class Trace:
             prompt = request.prompt_tokens
             read = _Rows(self, first, last).read
             if prompt:
-                yield Step(Phase.PREFILL, request.index, first, tokens[:prompt], read)
+                yield TraceStep(Phase.PREFILL, request.index, first, tokens[:prompt], read)
             for place in range(prompt, last - first):
                 token = tokens[place : place + 1]
-                yield Step(Phase.DECODE, request.index, first + place, token, read)
+                yield TraceStep(Phase.DECODE, request.index, first + place, token, read)
 
 
 class _Rows:

@@ -20,14 +20,14 @@ from pydantic import ValidationError
 
 from collect.errors import TraceError
 from collect.traces.arrow import DATASET_INFO, STATE, dataset_info, dataset_state, write_stream
-from collect.traces.layout import TraceSignal, column_name, columns, dtype_of
+from collect.traces.layout import TraceSignal, column_name, signal_dtype, trace_columns
 from collect.traces.manifest import (
     MANIFEST,
-    FileRecord,
-    Request,
     ShardRecord,
+    TraceFile,
     TraceManifest,
     TracePlan,
+    TraceRequest,
     has_manifest,
     make_manifest,
     read_manifest,
@@ -66,14 +66,14 @@ class HashingFile:
         return self._sha256.hexdigest()
 
 
-def halved(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
+def to_half(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
     """As stored: float16, or int16 for expert ids.
 
     Raises:
         TraceError: a value that half precision does not hold, or that was not finite before.
     """
     if signal is TraceSignal.EXPERTS:
-        return values.astype(dtype_of(signal))
+        return values.astype(signal_dtype(signal))
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
     # All ones in the exponent: infinity or nan. Ten times as fast as `isfinite` on halves.
@@ -98,7 +98,7 @@ class TraceWriter:
         """
         self.storage = open_writable_storage(where)
         self.plan = plan
-        self._columns = columns(plan.spec, plan.signals)
+        self._columns = trace_columns(plan.spec, plan.signals)
         if not joins:
             self.storage.remove_temporary(everything=False)
         if not has_manifest(self.storage):
@@ -112,7 +112,7 @@ class TraceWriter:
 
     def missing(self) -> list[int]:
         """Units still to be written, ascending."""
-        done = committed(self.storage, self.plan)
+        done = committed_units(self.storage, self.plan)
         return [unit for unit in range(len(self.plan.units)) if unit not in done]
 
     def has(self, unit: int) -> bool:
@@ -120,7 +120,7 @@ class TraceWriter:
         return self.storage.size(f"{unit_stem(self.plan, unit)}{RECORD}") is not None
 
     def write(
-        self, unit: int, arrays: Mapping[str, NDArray], requests: Sequence[Request]
+        self, unit: int, arrays: Mapping[str, NDArray], requests: Sequence[TraceRequest]
     ) -> ShardRecord:
         """Adds a unit's rows; `arrays` by column name, rows of a request together and in order.
 
@@ -146,7 +146,7 @@ class TraceWriter:
         Until now it had no `state.json`, so nobody took the part for the whole.
         """
         if not read_manifest(self.storage).complete:
-            done = committed(self.storage, self.plan)
+            done = committed_units(self.storage, self.plan)
             missing = len(self.plan.units) - len(done)
             assert not missing, f"finish with {missing} units missing"
             draft = self._manifest([done[unit] for unit in sorted(done)])
@@ -160,21 +160,21 @@ class TraceWriter:
         self.storage.remove_temporary(everything=True)
         return Trace.open(self.storage, verify=False)
 
-    def _write_data(self, name: str, arrays: Mapping[str, NDArray]) -> FileRecord:
+    def _write_data(self, name: str, arrays: Mapping[str, NDArray]) -> TraceFile:
         with self.storage.open_new(name) as file:
             sink = HashingFile(file)
             write_stream(sink, self._columns, arrays)
-        return FileRecord(name=name, sha256=sink.hexdigest(), size=sink.size)
+        return TraceFile(name=name, sha256=sink.hexdigest(), size=sink.size)
 
-    def _write_small(self, name: str, data: bytes) -> FileRecord:
+    def _write_small(self, name: str, data: bytes) -> TraceFile:
         self.storage.write(name, data)
-        return FileRecord(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        return TraceFile(name=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
     def _manifest(
         self,
         shards: Sequence[ShardRecord],
         *,
-        extra: Sequence[FileRecord] = (),
+        extra: Sequence[TraceFile] = (),
         complete: bool = False,
     ) -> TraceManifest:
         return make_manifest(
@@ -209,7 +209,7 @@ class TraceWriter:
     def _check_whole(self, manifest: TraceManifest) -> None:
         """TraceError for a damaged file; what was deleted is no longer said to be there."""
         sizes: dict[str, int | None] = {}
-        done = committed(self.storage, self.plan)
+        done = committed_units(self.storage, self.plan)
         named = [record for shard in done.values() for record in (shard.data, shard.requests)]
         for record in (*named, *manifest.extra):
             sizes[record.name] = self.storage.size(record.name)
@@ -250,7 +250,7 @@ def unit_stem(plan: TracePlan, unit: int) -> str:
     return f"{unit:05d}-{plan.units[unit][:12]}"
 
 
-def committed(where: str | Path | Storage, plan: TracePlan) -> dict[int, ShardRecord]:
+def committed_units(where: str | Path | Storage, plan: TracePlan) -> dict[int, ShardRecord]:
     """The units that are there: those in `trace.json`, and those that have a record beside it."""
     storage = open_writable_storage(where)
     stems = {unit_stem(plan, unit): unit for unit in range(len(plan.units))}
@@ -284,4 +284,4 @@ def _short(value: object) -> str:
 
 def column_arrays(signal: TraceSignal, layer: int, values: NDArray) -> dict[str, NDArray]:
     """One entry of `TraceWriter.write`'s `arrays`, checked and halved."""
-    return {column_name(signal, layer): halved(values, signal=signal, layer=layer)}
+    return {column_name(signal, layer): to_half(values, signal=signal, layer=layer)}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from collect.traces import Request, Trace, TracePlan, TraceSignal, TraceWriter
-from collect.traces.layout import ALL_SIGNALS, prompt_digest, split_of
-from collect.traces.manifest import ModelRecord, digest_of
+from collect.traces import Trace, TracePlan, TraceRequest, TraceSignal, TraceWriter
+from collect.traces.layout import ALL_SIGNALS, choose_split, prompt_digest
+from collect.traces.manifest import TraceModel, digest_of
 from collect.traces.writer import column_arrays
 from predictors.spec import ModelSpec
 
@@ -44,7 +44,7 @@ def make_plan(
     settings = {"seed": seed, "requests_per_unit": requests_per_unit}
     return TracePlan(
         source="recorded",
-        model=ModelRecord(**spec.as_dict()),
+        model=TraceModel(**spec.as_dict()),
         signals=tuple(signals),
         dataset="synthetic",
         prompts_digest=digest_of(settings),
@@ -96,11 +96,11 @@ def unit_content(plan: TracePlan, unit: int, *, prompt_tokens: int = 6, new_toke
     for index in range(first, first + per_unit):
         digest = prompt_digest(f"prompt {seed} {index}")
         requests.append(
-            Request(
+            TraceRequest(
                 index=index,
                 digest=digest,
                 dataset=plan.dataset,
-                split=split_of(digest),
+                split=choose_split(digest),
                 prompt_tokens=prompt_tokens,
                 generated_tokens=new_tokens,
             )

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from collect.traces import Trace
 from collect.traces.layout import Split
-from collect.traces.reader import Step
+from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.metrics import total
 from predictors.popularity import Popularity
@@ -39,7 +39,7 @@ class Fewer(Trace):
             return rows
         return rows[np.isin(self.requests[rows], self._kept)]
 
-    def steps(self, split: str | None = None) -> Iterator[Step]:
+    def steps(self, split: str | None = None) -> Iterator[TraceStep]:
         for step in super().steps(split):
             training = self.request_table[step.request].split is Split.TRAIN
             if not training or step.request in self._kept:

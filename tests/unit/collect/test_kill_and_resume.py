@@ -13,7 +13,7 @@ import pytest
 from collect.config import DataConfig, SourceKind
 from collect.errors import TraceError
 from collect.record import collect
-from collect.recording import settings_of
+from collect.recording import recording_settings
 from collect.traces import Trace
 from runtime.config import ModelConfig
 from tests.builders.recordable import prompts_file, recordable
@@ -71,7 +71,7 @@ def record(home: Path, folder: Path) -> Trace:
         kind=SourceKind.JSONL, path=str(home / "prompts.jsonl"), min_chars=1, new_tokens=8
     )
     model = ModelConfig(name="tiny", id=str(home / "model"), dtype="float32")
-    settings = settings_of(data, shard_bytes=1, temperature=1.0)
+    settings = recording_settings(data, shard_bytes=1, temperature=1.0)
     return collect(model, data, folder=folder, settings=settings)
 
 

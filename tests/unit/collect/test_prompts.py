@@ -7,8 +7,8 @@ import pytest
 
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
-from collect.plan import EncodedPrompt, Settings, batches, units
-from collect.prompts import cut, load_prompts, text_of
+from collect.plan import EncodedPrompt, RecordingSettings, make_batches, split_units
+from collect.prompts import cut_texts, extract_text, load_prompts
 from configs.compose import ConfigError, compose_typed
 from predictors.errors import MoecastError
 
@@ -28,13 +28,13 @@ def test_prompts__repeat_and_depend_on_the_seed() -> None:
 
 def test_cut__loses_and_repeats_nothing() -> None:
     text = " ".join(f"word{i}" for i in range(5_000))
-    pieces = list(cut([text], num_pieces=20, longest=10_000))
+    pieces = list(cut_texts([text], num_pieces=20, longest=10_000))
     assert " ".join(pieces) == text
     assert 18 <= len(pieces) <= 22
 
 
 def test_cut__comes_through_a_text_without_spaces() -> None:
-    assert "".join(cut(["x" * 1_000], num_pieces=4, longest=500)) == "x" * 1_000
+    assert "".join(cut_texts(["x" * 1_000], num_pieces=4, longest=500)) == "x" * 1_000
 
 
 def test_jsonl__finds_the_usual_key_and_drops_doubles(tmp_path: Path) -> None:
@@ -68,12 +68,12 @@ def test_text__is_cut(tmp_path: Path) -> None:
     ],
 )
 def test_text_of__takes_the_users_words(row: dict, fields: list[str], expected: str) -> None:
-    assert text_of(row, fields, where="here") == expected
+    assert extract_text(row, fields, where="here") == expected
 
 
 def test_text_of__unknown_key_lists_what_there_is() -> None:
     with pytest.raises(PromptError, match=r"has no promt; it has id, prompt.*data\.fields"):
-        text_of({"id": 1, "prompt": "x"}, ["promt"], where="f.jsonl, line 1")
+        extract_text({"id": 1, "prompt": "x"}, ["promt"], where="f.jsonl, line 1")
 
 
 def test_hub__out_of_reach_says_what_to_do() -> None:
@@ -116,14 +116,14 @@ def make_prompts(lengths: list[int]) -> list[EncodedPrompt]:
 
 
 def test_units__are_runs_of_prompts_within_the_size() -> None:
-    settings = Settings(new_tokens=2, max_prompt_tokens=99, chat=False, shard_bytes=100)
-    work = units(make_prompts([3, 3, 50, 1, 1, 1]), settings, bytes_per_row=10)
+    settings = RecordingSettings(new_tokens=2, max_prompt_tokens=99, chat=False, shard_bytes=100)
+    work = split_units(make_prompts([3, 3, 50, 1, 1, 1]), settings, bytes_per_row=10)
     assert [[prompt.index for prompt in unit] for unit in work] == [[0, 1], [2], [3, 4, 5]]
 
 
 def test_batches__put_like_lengths_together() -> None:
     unit = make_prompts([9, 1, 8, 2])
-    assert [[p.index for p in batch] for batch in batches(unit, 2)] == [[1, 3], [2, 0]]
+    assert [[p.index for p in batch] for batch in make_batches(unit, 2)] == [[1, 3], [2, 0]]
 
 
 def test_pysource__is_code_that_every_python_brings_along() -> None:

@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 from collect.config import DataConfig, SourceKind
 from collect.errors import DiskSpaceError, TraceError
 from collect.launch.config import LauncherConfig
-from collect.plan import Settings, encode
-from collect.prompts import Prompt
+from collect.plan import RecordingSettings, encode_prompts
+from collect.prompts import PromptText
 from collect.record import collect
-from collect.recording import RecordingJob, settings_of
+from collect.recording import RecordingJob, recording_settings
 from collect.traces import Trace
 from collect.traces.layout import ROUTING_SIGNALS
 from predictors.metrics import Phase
@@ -111,7 +111,7 @@ def test_collect__again_loads_no_model(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_collect__workers_make_the_same_trace(tmp_path: Path) -> None:
     model, data = recordable(tmp_path / "model"), make_data(tmp_path, count=8)
-    settings = settings_of(data, batch_size=2, shard_bytes=1, temperature=1.0, seed=7)
+    settings = recording_settings(data, batch_size=2, shard_bytes=1, temperature=1.0, seed=7)
     alone = collect(model, data, folder=tmp_path / "alone", settings=settings)
     launched: list[dict[str, int]] = []
 
@@ -141,7 +141,7 @@ def test_recording_job__is_the_same_in_a_worker_that_runs_elsewhere(
     model.id = "model"
     data = make_data(tmp_path)
     data.path = "prompts.jsonl"
-    job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, settings_of(data), "100%")
+    job = RecordingJob(model, data, "trace", ROUTING_SIGNALS, recording_settings(data), "100%")
     text = json.dumps(job.to_json())
     spec = make_spec()
     plan, _ = job.plan(spec)
@@ -151,7 +151,7 @@ def test_recording_job__is_the_same_in_a_worker_that_runs_elsewhere(
     assert there.plan(spec)[0] == plan
     assert there.where == str(tmp_path / "trace")
     builtin = RecordingJob(
-        ModelConfig(), data, "s3://b/t", ROUTING_SIGNALS, settings_of(data), "1GiB"
+        ModelConfig(), data, "s3://b/t", ROUTING_SIGNALS, recording_settings(data), "1GiB"
     ).to_json()
     assert (builtin["model"]["id"], builtin["where"]) == ("builtin", "s3://b/t")
 
@@ -160,7 +160,7 @@ def test_collect__sampling_repeats_by_seed(tmp_path: Path) -> None:
     model, data = recordable(tmp_path / "model"), make_data(tmp_path)
 
     def tokens(name: str, seed: int) -> list[int]:
-        settings = settings_of(data, temperature=1.0, seed=seed)
+        settings = recording_settings(data, temperature=1.0, seed=seed)
         return collect(model, data, folder=tmp_path / name, settings=settings).tokens.tolist()
 
     assert tokens("a", 1) == tokens("b", 1)
@@ -209,7 +209,9 @@ def test_encode__cuts_a_chat_inside_the_users_turn(tmp_path: Path) -> None:
     recordable(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     tokenizer.chat_template = "A{{ messages[0].content }}B"
-    settings = Settings(new_tokens=0, max_prompt_tokens=5, chat=True)
-    prompts = [Prompt("abcdefgh", "d"), Prompt("ab", "d")]
-    texts = [tokenizer.decode(encoded.tokens) for encoded in encode(prompts, tokenizer, settings)]
+    settings = RecordingSettings(new_tokens=0, max_prompt_tokens=5, chat=True)
+    prompts = [PromptText("abcdefgh", "d"), PromptText("ab", "d")]
+    texts = [
+        tokenizer.decode(encoded.tokens) for encoded in encode_prompts(prompts, tokenizer, settings)
+    ]
     assert texts == ["AabcB", "AabB"]

@@ -15,7 +15,7 @@ from collect.errors import DiskSpaceError, TraceError
 from collect.traces import Trace, TraceWriter
 from collect.traces.manifest import TracePlan, read_manifest
 from collect.traces.storage import open_writable_storage
-from collect.traces.writer import RECORD, committed
+from collect.traces.writer import RECORD, committed_units
 from predictors.files import cache_folder
 from tests.builders.stores import s3_bucket
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
@@ -170,7 +170,7 @@ def test_trace__three_processes_write_at_once(
         ]
         assert [process.wait(120) for process in processes] == [0, 0, 0]
         plan = read_manifest(where).plan
-        assert len(committed(where, plan)) == 12
+        assert len(committed_units(where, plan)) == 12
         assert TraceWriter(where, plan).finish().digest == alone.digest
 
     if kind == "folder":
@@ -195,7 +195,7 @@ def test_writers__in_any_order_lose_nothing_and_finish_once(
             written.add(unit)
         elif move == "finish" and len(written) == 4:
             writer.finish()
-        assert set(committed(folder, plan)) == written
+        assert set(committed_units(folder, plan)) == written
         assert writer.missing() == sorted({0, 1, 2, 3} - written)
     TraceWriter(folder, plan)
     if read_manifest(folder).complete:

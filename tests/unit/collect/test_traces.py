@@ -10,8 +10,8 @@ import pytest
 
 from collect.errors import TraceError
 from collect.traces import Trace, TraceSignal, TraceWriter
-from collect.traces.layout import ROUTING_SIGNALS, prompt_digest, row_bytes, split_of
-from collect.traces.writer import halved
+from collect.traces.layout import ROUTING_SIGNALS, choose_split, prompt_digest, row_bytes
+from collect.traces.writer import to_half
 from predictors.metrics import Phase
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 
@@ -91,7 +91,7 @@ def test_split__is_by_request(tmp_path: Path) -> None:
 
 
 def test_split__holds_out_a_tenth() -> None:
-    held = sum(split_of(prompt_digest(str(i))) == "held_out" for i in range(10_000))
+    held = sum(choose_split(prompt_digest(str(i))) == "held_out" for i in range(10_000))
     assert 900 <= held <= 1_100
 
 
@@ -208,4 +208,4 @@ def test_halved__refuses_what_half_precision_cannot_hold(value: float) -> None:
     values = np.zeros((3, 4), np.float32)
     values[1, 2] = value
     with pytest.raises(TraceError, match=r"gate_input of layer 7.*not finite in half precision"):
-        halved(values, signal=TraceSignal.GATE_INPUT, layer=7)
+        to_half(values, signal=TraceSignal.GATE_INPUT, layer=7)

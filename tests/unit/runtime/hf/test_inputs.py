@@ -7,7 +7,7 @@ from transformers import DynamicCache
 
 import runtime
 from collect.errors import TraceError
-from collect.recorder import Recorder
+from collect.recorder import SignalRecorder
 from collect.traces.layout import TraceSignal
 from predictors.base import Signal
 from predictors.spec import ModelSpec
@@ -104,7 +104,7 @@ def test_token__answers_nothing_for_embeddings():
 
 
 def test_recorder__refuses_embeddings_and_tokens_that_it_was_not_given():
-    recorder = Recorder([TraceSignal.EXPERTS], end_tokens=[])
+    recorder = SignalRecorder([TraceSignal.EXPERTS], end_tokens=[])
     recorder.begin_batch([0], np.ones((1, 2), dtype=bool))
     with pytest.raises(TraceError, match="input_ids"):
         recorder.begin_step(np.array([NO_TOKEN, NO_TOKEN]), np.zeros(2, dtype=np.int64))
