@@ -34,7 +34,7 @@ from runtime.profiling.local import measure
 from runtime.sim.hardware import Measured
 from runtime.sim.replay import replay
 from runtime.tools.doctor.recording import CapturedStep, Recorder
-from runtime.tools.verify.prompts import token_prompts
+from runtime.tools.verify.reference import token_prompts
 
 BUDGETS = ("25%", "50%", "75%")
 REACTIVE: dict[str, Any] = {

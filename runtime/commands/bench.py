@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +15,40 @@ from runtime.profiling.bandwidth import disk_bandwidth
 from runtime.profiling.facts import hardware, versions
 from runtime.store.model_source import resolve
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.figures import bound_rows, rows_of
-from runtime.tools.bench.process import answer
-from runtime.tools.bench.requests import Request, requests_of
-from runtime.tools.bench.rounds import Outcome, Tokens, first_difference, run_rounds
-from runtime.tools.bench.show import in_cells, show, wide_console
-from runtime.tools.bench.tasks import Failure, Plain, Replayed
+from runtime.tools.bench.rounds import LIMIT_SECONDS, CaseOutcome, find_token_difference, run_rounds
+from runtime.tools.bench.rows import BenchRow, compare_bounds, make_rows, sort_by_condition
+from runtime.tools.bench.table import print_tables, wide_console
+from runtime.tools.bench.tasks import PlainTask, ReplayTask, Tokens
 from runtime.tools.bench.variants import find_bounds, list_conditions, live_cases
-from runtime.tools.doctor.files import weights_files
+from runtime.tools.bench.workload import BenchRequest, make_requests
+from runtime.tools.child_process import ChildFailure, run_in_child
+from runtime.tools.doctor.model_files import list_weight_files
 from runtime.tools.verify.reference import plain_bytes
 
 
 class TokensDiffer(RuntimeError):
-    """Ours, not the user's: two cases gave different tokens for the same prompts."""
+    """An internal error: two cases generated different tokens for the same prompts."""
 
 
 class NothingRan(RuntimeError):
-    """No variant ran."""
+    """No variant could be run."""
 
 
 def run(config: BenchConfig) -> dict[str, Any]:
-    """Runs, shows and returns the comparison; the page is written beside the results."""
+    """Run the comparison, print it and write the report next to the results."""
     console = wide_console()
     folder = resolve(config.model)
-    requests, what = requests_of(config, folder)
+    requests, description = make_requests(config, folder)
     if config.verify:
         require_memory(folder, config)
     cases = live_cases(config)
     bounds = find_bounds(config.system)
-    # Before anything runs: how busy the machine was with other things.
+    # Measured before anything runs: the load of other programs.
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     machine = {
         "hardware": hardware(folder),
         "versions": versions(),
-        "disk": disk_bandwidth(weights_files(folder), seed=config.seed),
+        "disk": disk_bandwidth(list_weight_files(folder), seed=config.seed),
         "load_average_at_start": load_average,
     }
     total = len(cases) * config.repetitions + config.verify + bool(bounds)
@@ -60,14 +61,15 @@ def run(config: BenchConfig) -> dict[str, Any]:
         outcomes = run_rounds(
             config, cases, requests, folder=folder, scratch=Path(scratch), advance=advance
         )
-        replayed: dict[str, Any] = {"hardware": None, "rows": []}
+        measured: dict[str, Any] | None = None
+        bound_rows: list[BenchRow] = []
         if bounds:
-            replayed = replay_bounds(config, requests, Path(scratch))
+            measured, bound_rows = replay_bounds(config, requests, Path(scratch))
             advance(1)
-    live = rows_of(outcomes)
-    rows = in_cells([*live, *bound_rows(replayed["rows"], live)])
-    about = described(config, what)
-    show(console, config.model.name, rows)
+    live = make_rows(outcomes)
+    rows = sort_by_condition([*live, *compare_bounds(bound_rows, live)])
+    about = describe_comparison(config, description)
+    print_tables(console, config.model.name, rows)
     console.print(about, highlight=False, soft_wrap=True, markup=False)
     check(outcomes, expected, console)
     results = {
@@ -77,30 +79,34 @@ def run(config: BenchConfig) -> dict[str, Any]:
         "tokens_equal": True,
         "equal_to_plain_transformers": True if config.verify else None,
         "machine": machine,
-        "measured": replayed["hardware"],
-        "rows": rows,
+        "measured": measured,
+        "rows": [asdict(row) for row in rows],
     }
-    write_page(config, results, console)
+    write_report(config, results, rows, console)
     return results
 
 
-def described(config: BenchConfig, what: str) -> str:
-    """What was run, for the reader of the table."""
+def describe_comparison(config: BenchConfig, prompts: str) -> str:
+    """Describe what was run, for the reader of the table."""
     warm_up = (
-        f"one of {config.warm_up_tokens} tokens to warm up"
+        f"a warm-up request of {config.warm_up_tokens} tokens"
         if config.warm_up_tokens
         else "no warm-up"
     )
     return (
-        f"each run in a process of its own, from an empty arena: {warm_up}, then "
+        f"each run in its own process, from an empty arena: {warm_up}, then "
         f"{config.requests} requests of {config.max_new_tokens} greedy tokens for each row of the "
-        f"batch, from {what}; {config.repetitions} repetitions, systems in turns, medians; "
+        f"batch, from {prompts}; {config.repetitions} repetitions, systems in turns, medians; "
         "percentiles over all decode steps; speed-ups within a repetition"
     )
 
 
 def require_memory(folder: Path, config: BenchConfig) -> None:
-    """Raises MoecastError when plain Transformers would not fit."""
+    """Refuse a verification that does not fit in memory.
+
+    Raises:
+        MoecastError: the message names needed and available bytes.
+    """
     needed, available = plain_bytes(folder, config.model.dtype), available_memory_bytes()
     if needed > available:
         raise MoecastError(
@@ -110,72 +116,85 @@ def require_memory(folder: Path, config: BenchConfig) -> None:
 
 
 def plain_tokens(
-    config: BenchConfig, requests: dict[int, list[Request]], scratch: Path
+    config: BenchConfig, requests: dict[int, list[BenchRequest]], scratch: Path
 ) -> dict[int, Tokens]:
-    """What plain Transformers answers, by batch size.
+    """Generate with plain Transformers; tokens by batch size.
 
     Raises:
         MoecastError: it could not be run.
     """
-    task = Plain(model=config.model, device=config.device, requests=requests)
-    found = answer(task, scratch / "plain")
-    if isinstance(found, Failure):
+    task = PlainTask(model=config.model, device=config.device, requests=requests)
+    result = run_in_child(
+        "runtime.tools.bench.serve:run_plain_task",
+        task,
+        scratch / "plain",
+        limit_seconds=LIMIT_SECONDS,
+    )
+    if isinstance(result, ChildFailure):
         raise MoecastError(
-            f"verify=true: plain Transformers could not be run: {found.reason}; leave verify out"
+            f"verify=true: plain Transformers could not be run: {result.reason}; leave verify out"
         )
-    return {int(batch): tokens for batch, tokens in found.items()}
+    return {int(batch): tokens for batch, tokens in result.items()}
 
 
 def replay_bounds(
-    config: BenchConfig, requests: dict[int, list[Request]], scratch: Path
-) -> dict[str, Any]:
-    """The bounds' rows; where they can not be made, rows that say why."""
+    config: BenchConfig, requests: dict[int, list[BenchRequest]], scratch: Path
+) -> tuple[dict[str, Any] | None, list[BenchRow]]:
+    """Replay the bounds; returns the measured hardware and the rows."""
     conditions, bounds = list_conditions(config), find_bounds(config.system)
-    task = Replayed(
+    task = ReplayTask(
         model=config.model,
         systems=bounds,
         conditions=conditions,
         device=config.device,
         requests=requests,
     )
-    found = answer(task, scratch / "bounds")
-    if not isinstance(found, Failure):
-        return found
+    result = run_in_child(
+        "runtime.tools.bench.bound:replay_bounds",
+        task,
+        scratch / "bounds",
+        limit_seconds=LIMIT_SECONDS,
+    )
+    if not isinstance(result, ChildFailure):
+        return result["hardware"], [BenchRow(**row) for row in result["rows"]]
     rows = [
-        {
-            "budget": condition.budget,
-            "batch": condition.batch,
-            "system": system.name,
-            "failed": found.reason,
-        }
+        BenchRow(
+            budget=condition.budget,
+            batch=condition.batch,
+            system=system.name,
+            simulated=True,
+            failed=result.reason,
+        )
         for condition in conditions
         for system in bounds
     ]
-    return {"hardware": None, "rows": rows}
+    return None, rows
 
 
-def check(outcomes: list[Outcome], expected: dict[int, Tokens], console: Console) -> None:
-    """Says that every variant gave the same tokens.
+def check(outcomes: list[CaseOutcome], expected: dict[int, Tokens], console: Console) -> None:
+    """Check that all runs generated the same tokens.
 
     Raises:
         TokensDiffer: one did not.
-        NothingRan: there are none.
+        NothingRan: there are no runs.
     """
     if not any(outcome.runs for outcome in outcomes):
-        raise NothingRan(f"no variant ran; the first one: {outcomes[0].failed}")
-    different = first_difference(outcomes, expected)
+        raise NothingRan(f"no variant could be run; the first failed with: {outcomes[0].failed}")
+    different = find_token_difference(outcomes, expected)
     if different is not None:
         raise TokensDiffer(f"the output depends on the system or the budget: {different}")
     num_runs = sum(len(outcome.runs) for outcome in outcomes)
-    beside = " and plain Transformers" if expected else ""
-    console.print(f"the same tokens in all {num_runs} runs{beside}", highlight=False)
+    plain = " and plain Transformers" if expected else ""
+    console.print(f"the same tokens in all {num_runs} runs{plain}", highlight=False)
 
 
-def write_page(config: BenchConfig, results: dict[str, Any], console: Console) -> None:
-    """report.html with its figures, beside results.json."""
+def write_report(
+    config: BenchConfig, results: dict[str, Any], rows: list[BenchRow], console: Console
+) -> None:
+    """Write report.html and its figures to the run folder."""
     if config.run_dir is None:
         return
-    from runtime.tools.bench.page import page_of
+    from runtime.tools.bench.html_report import make_report
 
-    path = page_of(results).write(config.run_dir)
+    path = make_report(results, rows).write(config.run_dir)
     console.print(str(path), highlight=False, soft_wrap=True, markup=False)

@@ -23,7 +23,7 @@ from runtime.systems import ON_DEMAND, PROMOE, load_system
 from runtime.tools.doctor.capacity import Ground, Load, better
 from runtime.tools.doctor.capacity_page import NOTE, capacity_page, capacity_table
 from runtime.tools.doctor.recording import record
-from runtime.tools.verify.prompts import token_prompts
+from runtime.tools.verify.reference import token_prompts
 
 REQUESTS = 32
 """Recorded at most: no larger batch is tried."""

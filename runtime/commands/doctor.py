@@ -24,10 +24,10 @@ from runtime.profiling.local import measure_parts
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.model_source import resolve
 from runtime.systems import PROMOE, load_system
-from runtime.tools.doctor.files import check_files, weights_files
+from runtime.tools.doctor.model_files import check_files, list_weight_files
 from runtime.tools.doctor.outlook import outlook, suggestion
 from runtime.tools.doctor.recording import record
-from runtime.tools.verify.prompts import token_prompts
+from runtime.tools.verify.reference import token_prompts
 
 PROMPTS = ["The heart pumps blood", "It was a dark and stormy night", "Return a new list"]
 STAGES = 4
@@ -49,7 +49,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         }
         advance(1)
         report["bandwidth"] = {
-            "disk": disk_bandwidth(weights_files(folder), seed=config.seed),
+            "disk": disk_bandwidth(list_weight_files(folder), seed=config.seed),
             "memory_bytes_per_second": memory_bandwidth(),
             "links_bytes_per_second": link_bandwidth(),
         }

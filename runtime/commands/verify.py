@@ -1,7 +1,7 @@
-"""`python -m runtime verify`: is what we serve exactly the model, and in how much memory?"""
+"""`python -m runtime verify`: compare a served model with plain Transformers bit by bit."""
 
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,50 +14,71 @@ from runtime.commands.progress import progress
 from runtime.config import VerifyConfig
 from runtime.engine.machine import available_memory_bytes
 from runtime.store.model_source import resolve
-from runtime.tools.verify.answers import compare
-from runtime.tools.verify.prompts import token_prompts
-from runtime.tools.verify.reference import plain_bytes
-from runtime.tools.verify.request import Request, Side
-from runtime.tools.verify.sides import run_side
+from runtime.tools.verify.answers import PromptComparison, compare_answers
+from runtime.tools.verify.reference import plain_bytes, token_prompts
+from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_side
 
 BOUND_BYTES = 300 * MIB
-"""Of memory beside the weights that are not experts and the budget."""
+"""Limit on the peak memory less non-expert weights and arena."""
 
 
 class NotExact(RuntimeError):
-    """Ours, not the user's: a budgeted model differed from the plain one."""
+    """An internal error: the served model differed from the reference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyRow:
+    """Comparison and memory at one budget; sizes in bytes."""
+
+    budget: str
+    equal: bool
+    tokens_compared: int
+    logit_positions_compared: int
+    max_abs_difference: float | None
+    """None if a difference is NaN or infinite."""
+    peak_memory_bytes: int
+    non_expert_bytes: int
+    arena_bytes: int
+    overhead_bytes: int | None
+    """Peak memory less weights and arena; None on a GPU, where host memory is not compared."""
+    overhead_bound_bytes: int
+    overhead_within_bound: bool | None
+    prompts: list[PromptComparison]
+    misses: int
+    hits: int
+    bytes_moved: int
 
 
 def run(config: VerifyConfig) -> dict[str, Any]:
-    """Compares every prompt at every budget; fails at the end if anything differed."""
+    """Compare every prompt at every budget; fails at the end if anything differed."""
     console = Console()
     folder = resolve(config.model)
-    prompts, described = token_prompts(folder, config.prompts, seed=config.seed)
-    side = Side(config.reference.value)
-    if side is Side.PLAIN:
+    prompts, description = token_prompts(folder, config.prompts, seed=config.seed)
+    side = VerifySide(config.reference.value)
+    if side is VerifySide.PLAIN:
         require_memory(folder, config)
-    rows: list[dict[str, Any]] = []
+    rows: list[VerifyRow] = []
     with (
         tempfile.TemporaryDirectory(prefix="moecast-verify-") as scratch,
         progress(console, "verifying", total=1 + len(config.budgets)) as advance,
     ):
         expected = Path(scratch, "reference")
-        asked = Request(side=side, config=config, budget="", prompts=prompts, output=expected)
-        reference = run_side(asked)
+        task = VerifyTask(side=side, config=config, prompts=prompts, output=expected)
+        reference = run_side(task)
         advance(1)
         for number, budget in enumerate(config.budgets):
-            found = Path(scratch, f"served-{number}")
-            report = run_side(replace(asked, side=Side.SERVED, budget=budget, output=found))
-            pairs = [compare(expected, found, i) for i in range(len(prompts))]
-            rows.append({"budget": budget, **summed(pairs), **memory(report), "prompts": pairs})
-            rows[-1] |= {key: report["stats"][key] for key in ("misses", "hits", "bytes_moved")}
+            served = Path(scratch, f"served-{number}")
+            report = run_side(replace(task, side=VerifySide.SERVED, budget=budget, output=served))
+            comparisons = [compare_answers(expected, served, i) for i in range(len(prompts))]
+            rows.append(make_row(budget, comparisons, report))
             advance(1)
+    experts = "all experts in memory" if side is VerifySide.PLAIN else "experts read one at a time"
     what = (
-        f"reference: Transformers {reference['transformers']} {reference['class']}, "
-        f"experts_implementation={reference['experts_implementation']}, "
-        f"{'all experts in memory' if side is Side.PLAIN else 'experts read one at a time'}, "
-        f"weights aligned, {reference['dtype']} on {reference['device']}, torch "
-        f"{reference['torch']}, {reference['threads']} threads; {described}; logits of every "
+        f"reference: Transformers {reference.transformers} {reference.model_class}, "
+        f"experts_implementation={reference.experts_implementation}, "
+        f"{experts}, "
+        f"weights aligned, {reference.dtype} on {reference.device}, torch "
+        f"{reference.torch}, {reference.threads} threads; {description}; logits of every "
         "prompt position and every new token, bit by bit; greedy tokens"
     )
     console.print(what, highlight=False, soft_wrap=True)
@@ -67,91 +88,91 @@ def run(config: VerifyConfig) -> dict[str, Any]:
         "model": config.model.name,
         "folder": str(folder),
         "compared": what,
-        "reference": reference,
-        "rows": rows,
+        "reference": asdict(reference),
+        "rows": [asdict(row) for row in rows],
     }
-    wrong = [row["budget"] for row in rows if not row["equal"]]
+    wrong = [row.budget for row in rows if not row.equal]
     if wrong:
-        first = next(p for row in rows for p in row["prompts"] if not p["equal"])
+        first = next(p for row in rows for p in row.prompts if not p.equal)
         raise NotExact(
-            f"output differs from Transformers eager at budgets {', '.join(wrong)}; first: {first}"
+            f"output differs from Transformers eager at budgets {', '.join(wrong)}; first: {asdict(first)}"
         )
     return results
 
 
 def require_memory(folder: Path, config: VerifyConfig) -> None:
-    """Refuses a reference that would not fit.
+    """Refuse a reference that does not fit in memory.
 
     Raises:
-        MoecastError: with what is needed, what there is, and the way that needs less.
+        MoecastError: the message names needed and available bytes and the alternative.
     """
     needed, available = plain_bytes(folder, config.model.dtype), available_memory_bytes()
     if needed > available:
         raise MoecastError(
             f"plain Transformers needs {needed} bytes for all experts of {folder}, {available} are "
-            "available; add reference=lazy, which reads one expert at a time"
+            "available; use reference=lazy, which reads one expert at a time"
         )
 
 
-def summed(pairs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The prompts' comparisons as one."""
-    differences = [pair["max_abs_difference"] for pair in pairs]
-    return {
-        "equal": all(pair["equal"] for pair in pairs),
-        "tokens_compared": sum(pair["tokens_compared"] for pair in pairs),
-        "logit_positions_compared": sum(pair["logit_positions_compared"] for pair in pairs),
-        "max_abs_difference": None if None in differences else max(differences, default=0.0),
-    }
+def make_row(budget: str, comparisons: list[PromptComparison], report: SideReport) -> VerifyRow:
+    """Summarise the comparisons at one budget and the memory of the serving process."""
+    differences = [comparison.max_abs_difference for comparison in comparisons]
+    known = [difference for difference in differences if difference is not None]
+    assert report.stats is not None
+    arena_bytes = report.stats["arena_bytes"]
+    overhead = report.peak_memory_bytes - report.weights_bytes - arena_bytes
+    on_host = report.device == "cpu"
+    return VerifyRow(
+        budget=budget,
+        equal=all(comparison.equal for comparison in comparisons),
+        tokens_compared=sum(comparison.tokens_compared for comparison in comparisons),
+        logit_positions_compared=sum(c.logit_positions_compared for c in comparisons),
+        max_abs_difference=max(known, default=0.0) if len(known) == len(differences) else None,
+        peak_memory_bytes=report.peak_memory_bytes,
+        non_expert_bytes=report.weights_bytes,
+        arena_bytes=arena_bytes,
+        overhead_bytes=overhead if on_host else None,
+        overhead_bound_bytes=BOUND_BYTES,
+        overhead_within_bound=overhead < BOUND_BYTES if on_host else None,
+        prompts=comparisons,
+        misses=report.stats["misses"],
+        hits=report.stats["hits"],
+        bytes_moved=report.stats["bytes_moved"],
+    )
 
 
-def memory(report: dict[str, Any]) -> dict[str, Any]:
-    """Peak of the serving process beside what it is told it may use; on a device, not compared."""
-    peak, weights = report["peak_memory_bytes"], report["weights_bytes"]
-    arenas = report["stats"]["arena_bytes"]
-    on_host = report["device"] == "cpu"
-    overhead = peak - weights - arenas if on_host else None
-    return {
-        "peak_memory_bytes": peak,
-        "non_expert_bytes": weights,
-        "arena_bytes": arenas,
-        "overhead_bytes": overhead,
-        "overhead_bound_bytes": BOUND_BYTES,
-        "overhead_within_bound": None if overhead is None else overhead < BOUND_BYTES,
-    }
-
-
-def exactness_table(rows: list[dict[str, Any]], model: str) -> Table:
-    """What was compared at each budget."""
+def exactness_table(rows: list[VerifyRow], model: str) -> Table:
+    """Make the table of comparisons at each budget."""
     table = Table(title=f"{model} against Transformers eager")
     columns = ("budget", "logits at", "tokens", "bitwise equal", "largest difference", "misses")
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
-            row["budget"],
-            f"{row['logit_positions_compared']} positions",
-            str(row["tokens_compared"]),
-            "yes" if row["equal"] else "NO",
-            str(row["max_abs_difference"]),
-            str(row["misses"]),
+            row.budget,
+            f"{row.logit_positions_compared} positions",
+            str(row.tokens_compared),
+            "yes" if row.equal else "NO",
+            str(row.max_abs_difference),
+            str(row.misses),
         )
     return table
 
 
-def memory_table(rows: list[dict[str, Any]], model: str) -> Table:
-    """Where the serving process's memory went at each budget."""
+def memory_table(rows: list[VerifyRow], model: str) -> Table:
+    """Make the table of the serving process's memory at each budget."""
     table = Table(title=f"memory of the process that served {model}, MiB")
-    for column in ("budget", "peak", "not experts", "experts", "beside these", "bound"):
+    for column in ("budget", "peak", "non-expert weights", "arena", "overhead", "limit"):
         table.add_column(column, justify="right")
     for row in rows:
         sizes = ("peak_memory_bytes", "non_expert_bytes", "arena_bytes")
-        overhead = row["overhead_bytes"]
+        overhead = row.overhead_bytes
         table.add_row(
-            row["budget"],
-            *(f"{row[size] / MIB:.0f}" for size in sizes),
+            row.budget,
+            *(f"{getattr(row, size) / MIB:.0f}" for size in sizes),
             "on a device" if overhead is None else f"{overhead / MIB:.0f}",
             {True: "within 300", False: "OVER 300", None: "not compared"}[
-                row["overhead_within_bound"]
+                row.overhead_within_bound
             ],
         )
     return table

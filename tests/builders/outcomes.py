@@ -1,9 +1,10 @@
-"""Outcomes made by hand."""
+"""Bench outcomes made by hand."""
 
 from typing import Any
 
 from runtime.config import SystemConfig
-from runtime.tools.bench.rounds import Outcome
+from runtime.tools.bench.rounds import CaseOutcome
+from runtime.tools.bench.tasks import ServedRun
 from runtime.tools.comparison import Case, Condition, Variant
 
 ZERO = {
@@ -12,9 +13,9 @@ ZERO = {
 }  # fmt: skip
 
 
-def made_run(**fields: Any) -> dict[str, Any]:
-    """A run of one request of three new tokens, of which each field may be another."""
-    return {
+def made_run(**fields: Any) -> ServedRun:
+    """Make a run of one request of three new tokens; `fields` replace the defaults."""
+    values = {
         "tokens": [[[1, 2, 3]]],
         "ttft_seconds": [1.0],
         "tpot_seconds": [0.1, 0.1],
@@ -29,14 +30,16 @@ def made_run(**fields: Any) -> dict[str, Any]:
         "arena_slots": 10,
         "weights_bytes": 50,
         "peak_memory_bytes": 400,
-        "left_in_page_cache": 0,
+        "threads": 2,
+        "page_cache_bytes": 0,
         **fields,
     }
+    return ServedRun(**values)
 
 
 def outcome(
     name: str, *, budget: str = "50%", batch: int = 1, number: int = 1, **fields: Any
-) -> Outcome:
+) -> CaseOutcome:
     """A case with `number` equal runs."""
     case = Case(Variant(label=name, system=SystemConfig(name=name)), Condition(budget, batch))
-    return Outcome(case, [made_run(**fields) for _ in range(number)])
+    return CaseOutcome(case, [made_run(**fields) for _ in range(number)])

@@ -3,75 +3,89 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.process import answer
-from runtime.tools.bench.requests import Request
-from runtime.tools.bench.residue import forget, remembered_bytes
-from runtime.tools.bench.tasks import Failure, Served
+from runtime.tools.bench.page_cache import cached_bytes, drop_pages
+from runtime.tools.bench.tasks import ServedRun, ServeTask, Tokens
+from runtime.tools.bench.workload import BenchRequest
+from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.comparison import Case
-from runtime.tools.doctor.files import weights_files
+from runtime.tools.doctor.model_files import list_weight_files
 
-Run = dict[str, Any]
-Tokens = list[list[list[int]]]
-"""Of each request, of each row."""
+LIMIT_SECONDS = 900.0
+"""A run that takes longer hangs: its row says so, and the others continue."""
 
 
 @dataclass
-class Outcome:
+class CaseOutcome:
     """Results of the runs of a case, or why there are none."""
 
     case: Case
-    runs: list[Run] = field(default_factory=list)
+    runs: list[ServedRun] = field(default_factory=list)
     failed: str | None = None
 
 
 def run_rounds(
     config: BenchConfig,
     cases: Sequence[Case],
-    requests: dict[int, list[Request]],
+    requests: dict[int, list[BenchRequest]],
     *,
     folder: Path,
     scratch: Path,
     advance: Callable[[int], None],
-) -> list[Outcome]:
+) -> list[CaseOutcome]:
     """Run all cases once, then all of them again, `repetitions` times.
 
-    A case that fails is not tried again. Before each run the system is asked to forget what it has
-    of the model's files.
+    A case that fails is not run again. Before each run the pages of the model's files are dropped
+    from the page cache.
 
     Args:
-        folder: the model's.
-        scratch: an existing one, for the children's files.
-        advance: told of every run that is over or will not come.
+        config: settings of the bench.
+        cases: cases in the order of each round.
+        requests: by batch size.
+        folder: the model's folder.
+        scratch: existing folder for the children's files.
+        advance: called with 1 for each run that has ended or is skipped.
     """
-    outcomes = [Outcome(case) for case in cases]
-    files = weights_files(folder)
+    outcomes = [CaseOutcome(case) for case in cases]
+    files = list_weight_files(folder)
     if config.store.path is not None:
         files += [file for file in config.store.path.iterdir() if file.is_file()]
     for repetition in range(config.repetitions):
         for number, outcome in enumerate(outcomes):
             if outcome.failed is None:
-                task = served(config, outcome.case, requests, first=repetition == 0, number=number)
-                forget(files)
-                found = answer(task, scratch / f"{number}-{repetition}")
-                if isinstance(found, Failure):
-                    outcome.failed = found.reason
+                task = make_task(
+                    config, outcome.case, requests, first=repetition == 0, number=number
+                )
+                drop_pages(files)
+                result = run_in_child(
+                    "runtime.tools.bench.serve:run_serve_task",
+                    task,
+                    scratch / f"{number}-{repetition}",
+                    limit_seconds=LIMIT_SECONDS,
+                )
+                if isinstance(result, ChildFailure):
+                    outcome.failed = result.reason
                 else:
-                    outcome.runs.append({**found, "left_in_page_cache": remembered_bytes(files)})
+                    run = ServedRun(**result | {"page_cache_bytes": cached_bytes(files)})
+                    outcome.runs.append(run)
             advance(1)
     return outcomes
 
 
-def served(
-    config: BenchConfig, case: Case, requests: dict[int, list[Request]], *, first: bool, number: int
-) -> Served:
-    """What a child is asked for a run of the case."""
+def make_task(
+    config: BenchConfig,
+    case: Case,
+    requests: dict[int, list[BenchRequest]],
+    *,
+    first: bool,
+    number: int,
+) -> ServeTask:
+    """Make the task of one run of a case."""
     trace = None
     if config.trace_events and first and config.run_dir is not None:
         trace = config.run_dir / "timelines" / f"{number:02d}-{case.variant.label}.json"
-    return Served(
+    return ServeTask(
         model=config.model,
         store=config.store,
         system=case.variant.system,
@@ -84,30 +98,33 @@ def served(
     )
 
 
-def first_difference(outcomes: Sequence[Outcome], expected: dict[int, Tokens]) -> str | None:
-    """Return where tokens of one batch size first differ, in words; None if nowhere.
+def find_token_difference(
+    outcomes: Sequence[CaseOutcome], expected: dict[int, Tokens]
+) -> str | None:
+    """Describe where tokens of one batch size first differ; None if nowhere.
 
     Args:
-        expected: by batch size; without one, the first case's first run is what others must equal.
+        outcomes: the cases' runs.
+        expected: reference tokens by batch size; the first case's first run by default.
     """
     known = {batch: ("plain Transformers", tokens) for batch, tokens in expected.items()}
     for outcome in outcomes:
         for repetition, run in enumerate(outcome.runs):
             named = f"{outcome.case}, run {repetition + 1}"
-            whose, tokens = known.setdefault(outcome.case.condition.batch, (named, run["tokens"]))
-            if run["tokens"] != tokens:
-                return difference(run["tokens"], tokens, named, whose)
+            whose, tokens = known.setdefault(outcome.case.condition.batch, (named, run.tokens))
+            if run.tokens != tokens:
+                return describe_difference(run.tokens, tokens, named, whose)
     return None
 
 
-def difference(left: Tokens, right: Tokens, named: str, other: str) -> str:
-    """The first place where two sides' tokens differ."""
+def describe_difference(left: Tokens, right: Tokens, named: str, other: str) -> str:
+    """Describe the first token that differs."""
     for number, (a, b) in enumerate(zip(left, right, strict=True)):
         for row, (mine, theirs) in enumerate(zip(a, b, strict=True)):
-            for place, (one, two) in enumerate(zip(mine, theirs, strict=True)):
-                if one != two:
+            for position, (token, expected) in enumerate(zip(mine, theirs, strict=True)):
+                if token != expected:
                     return (
-                        f"request {number}, row {row}, new token {place}: {named} gave {one}, "
-                        f"{other} gave {two}"
+                        f"request {number}, row {row}, new token {position}: {named} gave "
+                        f"{token}, {other} gave {expected}"
                     )
     raise AssertionError("they are equal")

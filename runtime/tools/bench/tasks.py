@@ -1,16 +1,20 @@
-"""What a child process is asked to do, and what it answers."""
+"""Tasks of the bench's child processes and the results of a served run."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runtime.config import ModelConfig, StoreConfig, SystemConfig
-from runtime.tools.bench.requests import Request
+from runtime.tools.bench.workload import BenchRequest
 from runtime.tools.comparison import Condition
+
+Tokens = list[list[list[int]]]
+"""New token ids by request and row."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
-    """Serve the requests with a system, from an empty arena, and measure."""
+class ServeTask:
+    """Serve the requests with a system from an empty arena and measure."""
 
     model: ModelConfig
     store: StoreConfig
@@ -19,37 +23,55 @@ class Served:
     predictor: str | None
     entries: Path | None
     device: str
-    requests: list[Request]
+    requests: list[BenchRequest]
     trace_events: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
-    """Plain Transformers' tokens, all experts in memory."""
+class PlainTask:
+    """Generate the tokens of plain Transformers with all experts in memory."""
 
     model: ModelConfig
     device: str
-    requests: dict[int, list[Request]]
+    requests: dict[int, list[BenchRequest]]
     """By batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replayed:
-    """Record the requests' routing, measure the machine, replay what knows the future."""
+class ReplayTask:
+    """Record the requests' routing, measure the machine, and replay the bounds."""
 
     model: ModelConfig
     systems: list[SystemConfig]
     conditions: list[Condition]
     device: str
-    requests: dict[int, list[Request]]
+    requests: dict[int, list[BenchRequest]]
     """By batch size."""
 
 
-Task = Served | Plain | Replayed
+@dataclass(frozen=True, kw_only=True)
+class ServedRun:
+    """Measurements of one served run; all but `tokens` are of the measured requests alone."""
 
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a child gave no answer."""
-
-    reason: str
+    tokens: Tokens
+    """Of all requests, the warm-up included."""
+    ttft_seconds: list[float]
+    tpot_seconds: list[float]
+    """Times of all decode steps."""
+    wall_seconds: float
+    prefill: dict[str, float]
+    """Counters and times (`*_seconds`) summed over the prefills."""
+    decode: dict[str, float]
+    """The same, summed over the decode steps."""
+    adaptive_prefetch: dict[str, Any] | None
+    predictor: str | None
+    reuse_predictor: str | None
+    note: str | None
+    """How the run deviates from its system's definition, if it does."""
+    arena_bytes: int
+    arena_slots: int
+    weights_bytes: int
+    peak_memory_bytes: int
+    threads: int
+    page_cache_bytes: int | None = None
+    """Bytes of the model's files that the run left in the page cache; None where unknown."""

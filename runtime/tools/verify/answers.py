@@ -1,10 +1,11 @@
-"""What is compared: a model's logits and tokens for a prompt.
+"""Write a model's logits and tokens for a prompt and compare those of two sides bit by bit.
 
 Shape suffixes: T prompt tokens, N new tokens, V vocabulary.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -16,8 +17,9 @@ from runtime.store.base import as_memoryview
 
 
 class StepLogits(LogitsProcessor):
-    """Writes each step's logits `(1, V)` to a file as float32, and keeps none: what is checked
-    must not add to the memory that is measured.
+    """Writes each step's logits `(1, V)` to a file as float32.
+
+    None are kept, because they would add to the memory that is measured.
     """
 
     def __init__(self, file: BinaryIO):
@@ -28,8 +30,22 @@ class StepLogits(LogitsProcessor):
         return scores
 
 
+@dataclass(kw_only=True)
+class PromptComparison:
+    """Differences between two sides' answers to one prompt."""
+
+    prompt: int
+    equal: bool = True
+    tokens_compared: int = 0
+    logit_positions_compared: int = 0
+    max_abs_difference: float | None = 0.0
+    """None if a difference is NaN or infinite."""
+    first_token_that_differs: int | None = None
+    first_logits_that_differ: str | None = None
+
+
 @torch.no_grad()
-def answer(
+def write_answers(
     model: PreTrainedModel,
     prompt: list[int],
     folder: Path,
@@ -38,7 +54,7 @@ def answer(
     max_new_tokens: int,
     seed: int,
 ) -> None:
-    """Writes logits of the prompt `(T, V)`, greedy tokens `(N,)`, and their logits `(N, V)`.
+    """Write logits of the prompt `(T, V)`, greedy tokens `(N,)`, and their logits `(N, V)`.
 
     An encoder-decoder model reads the prompt in its encoder, and in its decoder shifted by one.
     """
@@ -50,13 +66,13 @@ def answer(
         first = model.generation_config.decoder_start_token_id or 0
         start = torch.tensor([[first]], device=device)
         decoder = {"decoder_input_ids": torch.cat([start, inputs[:, :-1]], dim=1)}
-    # Diffusion models draw random numbers in every forward pass, greedy or not.
+    # Diffusion models draw random numbers in every forward pass, even with greedy decoding.
     torch.manual_seed(seed)
     logits = model(input_ids=inputs, attention_mask=mask, **decoder).logits[0]
-    save_file({"logits": logits.cpu().contiguous()}, file_of(folder, number, "prompt"))
+    save_file({"logits": logits.cpu().contiguous()}, answer_path(folder, number, "prompt"))
     del logits
     tokens = torch.empty(0, dtype=torch.long)
-    with file_of(folder, number, "steps").open("wb") as file:
+    with answer_path(folder, number, "steps").open("wb") as file:
         if model.can_generate():
             torch.manual_seed(seed)
             output = model.generate(
@@ -68,69 +84,60 @@ def answer(
             )
             tokens = getattr(output, "sequences", output)[0].cpu()
     new = tokens if decoder else tokens[len(prompt) :]
-    save_file({"tokens": new.contiguous()}, file_of(folder, number, "tokens"))
+    save_file({"tokens": new.contiguous()}, answer_path(folder, number, "tokens"))
 
 
-def file_of(folder: Path, number: int, what: str) -> Path:
-    """Where one part of the answer to a prompt is kept."""
+def answer_path(folder: Path, number: int, what: str) -> Path:
+    """Return the path of one part of the answer to a prompt."""
     return folder / f"{number:04d}-{what}"
 
 
-def answers_of(folder: Path, number: int) -> dict[str, Tensor]:
-    """All parts of the answer to a prompt."""
+def read_answers(folder: Path, number: int) -> dict[str, Tensor]:
+    """Read all parts of the answer to a prompt."""
     parts = ("prompt", "tokens")
-    found = {k: v for part in parts for k, v in load_file(file_of(folder, number, part)).items()}
-    steps = np.fromfile(file_of(folder, number, "steps"), dtype=np.float32)
-    found["logits of new tokens"] = torch.from_numpy(steps).view(-1, found["logits"].shape[-1])
-    return found
-
-
-def compare(expected: Path, found: Path, number: int) -> dict[str, Any]:
-    """One prompt's answers of two sides, bit by bit.
-
-    Returns:
-        `equal`, positions and tokens compared, and where and by how much the first of each differ
-        (null where nothing does).
-    """
-    left, right = answers_of(expected, number), answers_of(found, number)
-    row: dict[str, Any] = {
-        "prompt": number,
-        "equal": True,
-        "tokens_compared": 0,
-        "logit_positions_compared": 0,
-        "max_abs_difference": 0.0,
-        "first_token_that_differs": None,
-        "first_logits_that_differ": None,
+    answers = {
+        k: v for part in parts for k, v in load_file(answer_path(folder, number, part)).items()
     }
+    steps = np.fromfile(answer_path(folder, number, "steps"), dtype=np.float32)
+    answers["logits of new tokens"] = torch.from_numpy(steps).view(-1, answers["logits"].shape[-1])
+    return answers
+
+
+def compare_answers(expected: Path, served: Path, number: int) -> PromptComparison:
+    """Compare the two sides' answers to one prompt bit by bit."""
+    left, right = read_answers(expected, number), read_answers(served, number)
+    result = PromptComparison(prompt=number)
     for name, a in left.items():
         b = right[name]
-        row["equal"] &= torch.equal(bits(a), bits(b)) and a.dtype == b.dtype
+        result.equal &= torch.equal(as_bytes(a), as_bytes(b)) and a.dtype == b.dtype
         if name == "tokens":
-            row["tokens_compared"] = max(len(a), len(b))
-            row["first_token_that_differs"] = first_difference(a[:, None], b[:, None])
+            result.tokens_compared = max(len(a), len(b))
+            result.first_token_that_differs = first_differing_row(a[:, None], b[:, None])
             continue
-        row["logit_positions_compared"] += max(len(a), len(b))
-        where = first_difference(a, b)
-        if where is not None:
-            first = row["first_logits_that_differ"]
-            row["first_logits_that_differ"] = first or f"position {where} of {name}"
+        result.logit_positions_compared += max(len(a), len(b))
+        position = first_differing_row(a, b)
+        if position is not None:
+            first = result.first_logits_that_differ
+            result.first_logits_that_differ = first or f"position {position} of {name}"
             length = min(len(a), len(b))
             difference = (a[:length].double() - b[:length].double()).abs().max()
-            largest = torch.maximum(difference, torch.tensor(row["max_abs_difference"] or 0.0))
-            # JSON has no NaN and no infinity: a difference that is no number is null.
-            row["max_abs_difference"] = float(largest) if largest.isfinite() else None
-    return row
+            largest = torch.maximum(difference, torch.tensor(result.max_abs_difference or 0.0))
+            # JSON has neither NaN nor infinity.
+            result.max_abs_difference = float(largest) if largest.isfinite() else None
+    return result
 
 
-def bits(tensor: Tensor) -> Tensor:
-    """The bytes: NaN equals NaN, and 0 is not -0."""
+def as_bytes(tensor: Tensor) -> Tensor:
+    """View a tensor as bytes: NaN equals NaN, and 0 differs from -0."""
     return tensor.view(torch.uint8) if tensor.numel() else tensor
 
 
-def first_difference(a: Tensor, b: Tensor) -> int | None:
-    """First row in which two matrices differ; the shorter one's end, if they agree up to there."""
+def first_differing_row(a: Tensor, b: Tensor) -> int | None:
+    """Return the first row that differs, or the shorter one's length if all before are equal."""
     length = min(len(a), len(b))
-    differing = (bits(a[:length]) != bits(b[:length])).any(dim=-1) if length else torch.tensor([])
+    differing = (
+        (as_bytes(a[:length]) != as_bytes(b[:length])).any(dim=-1) if length else torch.tensor([])
+    )
     if differing.any():
         return int(differing.float().argmax())
     return None if len(a) == len(b) else length

@@ -1,55 +1,117 @@
-"""Runs each side in a child process and reads what it answered."""
+"""The two sides of a verification, each of which answers the prompts in its own child process."""
 
-import json
-import os
-import subprocess
-import sys
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import runtime
-from predictors.errors import MoecastError
-from runtime.tools.verify.child import USAGE
-from runtime.tools.verify.request import Request, dumped
+import torch
+import transformers
 
-LINES_SHOWN = 5
-"""Of what a child wrote before it failed."""
+from predictors.errors import MoecastError
+from runtime.config import VerifyConfig
+from runtime.engine.loading import first_device, load_served
+from runtime.engine.machine import peak_memory_bytes
+from runtime.engine.plain import load_plain
+from runtime.store.model_source import resolve
+from runtime.tools.child_process import ChildFailure, run_in_child
+from runtime.tools.verify.answers import write_answers
+from runtime.tools.verify.reference import load_lazy
+
+
+class VerifySide(StrEnum):
+    """The model that answers."""
+
+    SERVED = "served"
+    """The model as moecast serves it."""
+    PLAIN = "plain"
+    """Transformers with all experts in memory."""
+    LAZY = "lazy"
+    """Transformers' eager loop over experts that are read one at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyTask:
+    """The prompts for one side."""
+
+    side: VerifySide
+    config: VerifyConfig
+    budget: str = ""
+    """For `SERVED` only."""
+    prompts: list[list[int]]
+    """Token ids."""
+    output: Path
+    """New folder for the answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideReport:
+    """Description of a side's model and process; sizes in bytes."""
+
+    model_class: str
+    transformers: str
+    torch: str
+    dtype: str
+    device: str
+    threads: int
+    experts_implementation: str | None
+    weights_bytes: int
+    peak_memory_bytes: int
+    stats: dict[str, Any] | None = None
+    """Statistics of the engine, for `SERVED`."""
 
 
 class ChildFailed(RuntimeError):
-    """A child process that ended without an answer."""
+    """A side's process ended without an answer."""
 
 
-def run_side(request: Request) -> dict[str, Any]:
-    """The child's report; its answers lie in the request's output folder.
+def run_side(task: VerifyTask) -> SideReport:
+    """Answer the prompts in a child process; the answers are in the task's output folder.
 
     Raises:
-        MoecastError: what the child said is the user's to mend.
-        ChildFailed: it died.
+        MoecastError: the model cannot be loaded or run with these settings.
+        ChildFailed: the process died.
     """
-    request.output.mkdir(parents=True)
-    path = request.output / "request.json"
-    path.write_text(dumped(request))
-    root = str(Path(runtime.__file__).parents[1])
-    search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", "runtime.tools.verify.child", str(path)],
-        env=os.environ | {"PYTHONPATH": search},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    said = done.stderr.strip().splitlines()
-    if done.returncode == USAGE and said:
-        raise MoecastError(said[-1])
-    if done.returncode != 0:
-        how = (
-            f"was killed by signal {-done.returncode}" + " (out of memory?)"
-            if done.returncode < 0
-            else f"ended with exit code {done.returncode}"
+    result = run_in_child("runtime.tools.verify.sides:answer_prompts", task, task.output)
+    if isinstance(result, ChildFailure):
+        if result.is_user_error:
+            raise MoecastError(result.reason)
+        raise ChildFailed(f"side {task.side.value}: {result.reason}")
+    return SideReport(**result)
+
+
+def answer_prompts(task: VerifyTask) -> dict[str, Any]:
+    """Load the side's model, write its answers, and return a `SideReport` as a dictionary."""
+    config = task.config
+    if task.side is VerifySide.SERVED:
+        model = load_served(config, budget=task.budget)
+    elif task.side is VerifySide.LAZY:
+        model = load_lazy(resolve(config.model), config.model.dtype)
+    else:
+        dtype = "auto" if config.model.dtype == "auto" else getattr(torch, config.model.dtype)
+        model = load_plain(resolve(config.model), dtype=dtype).to(first_device(config))
+    for number, prompt in enumerate(task.prompts):
+        write_answers(
+            model,
+            prompt,
+            task.output,
+            number,
+            max_new_tokens=config.max_new_tokens,
+            seed=config.seed,
         )
-        tail = " | ".join(said[-LINES_SHOWN:])
-        raise ChildFailed(f"the process of side {request.side.value} {how}: {tail}")
-    return json.loads((request.output / "report.json").read_text())
+    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
+    report = SideReport(
+        model_class=type(model).__name__,
+        transformers=transformers.__version__,
+        torch=torch.__version__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        threads=torch.get_num_threads(),
+        experts_implementation=model.config._experts_implementation,
+        weights_bytes=sum(tensors.values()),
+        peak_memory_bytes=peak_memory_bytes(),
+        stats=model.moecast.stats() if task.side is VerifySide.SERVED else None,
+    )
+    if task.side is VerifySide.SERVED:
+        model.moecast.close()
+    return asdict(report)

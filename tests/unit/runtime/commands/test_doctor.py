@@ -17,7 +17,7 @@ from runtime.hf.own_routers import build_skip_predictor
 from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import disk_bandwidth, timed_reads
 from runtime.sim.hardware import Measured
-from runtime.tools.doctor.files import check_files
+from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.outlook import PROCESS_BYTES, outlook, suggestion
 from runtime.tools.doctor.recording import CapturedStep, record
 from tests.builders.models import plain_eager, tiny_qwen2_moe

@@ -1,8 +1,6 @@
 """`verify`: what it compares, what it finds, and how its child processes end."""
 
-import os
-import signal
-import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +10,12 @@ from safetensors.torch import save_file
 
 from predictors.errors import MoecastError
 from runtime.commands import verify
-from runtime.config import ModelConfig, PageCache, StoreConfig, VerifyConfig, VerifyReference
+from runtime.config import ModelConfig, VerifyConfig
+from runtime.tools.child_process import ChildFailure
 from runtime.tools.verify import reference, sides
-from runtime.tools.verify.answers import answer, answers_of, compare, file_of
-from runtime.tools.verify.prompts import token_prompts
-from runtime.tools.verify.reference import load_lazy, plain_bytes
-from runtime.tools.verify.request import Request, Side, dumped, loaded
+from runtime.tools.verify.answers import answer_path, compare_answers, read_answers, write_answers
+from runtime.tools.verify.reference import load_lazy, plain_bytes, token_prompts
+from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -31,17 +29,17 @@ def settings(folder: Path, **kwargs) -> VerifyConfig:
     )
 
 
-def request(folder: Path, output: Path) -> Request:
-    return Request(
-        side=Side.PLAIN, config=settings(folder), budget="", prompts=[[5, 6]], output=output
+def make_task(folder: Path, output: Path) -> VerifyTask:
+    return VerifyTask(
+        side=VerifySide.PLAIN, config=settings(folder), prompts=[[5, 6]], output=output
     )
 
 
 def kept(folder: Path, *, logits, tokens, steps) -> Path:
     folder.mkdir()
-    save_file({"logits": torch.tensor(logits)}, file_of(folder, 0, "prompt"))
-    save_file({"tokens": torch.tensor(tokens)}, file_of(folder, 0, "tokens"))
-    np.array(steps, dtype=np.float32).tofile(file_of(folder, 0, "steps"))
+    save_file({"logits": torch.tensor(logits)}, answer_path(folder, 0, "prompt"))
+    save_file({"tokens": torch.tensor(tokens)}, answer_path(folder, 0, "tokens"))
+    np.array(steps, dtype=np.float32).tofile(answer_path(folder, 0, "steps"))
     return folder
 
 
@@ -68,18 +66,17 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
     logits = [[[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, 4.5]]]
 
     def answered(asked):
-        served = asked.side is Side.SERVED
+        served = asked.side is VerifySide.SERVED
         kept(asked.output, **(SAME | {"logits": logits[served]}))
         for number in (1, 2):
             for what in ("prompt", "tokens", "steps"):
-                file = file_of(asked.output, 0, what)
-                file_of(asked.output, number, what).write_bytes(file.read_bytes())
-        return {
-            "transformers": "0", "torch": "0", "class": "C", "experts_implementation": "eager",
-            "dtype": "float32", "device": "cpu", "threads": 1, "weights_bytes": 1,
-            "peak_memory_bytes": 3,
-            "stats": {"arena_bytes": 1, "misses": 0, "hits": 0, "bytes_moved": 0},
-        }  # fmt: skip
+                file = answer_path(asked.output, 0, what)
+                answer_path(asked.output, number, what).write_bytes(file.read_bytes())
+        return SideReport(
+            transformers="0", torch="0", model_class="C", experts_implementation="eager",
+            dtype="float32", device="cpu", threads=1, weights_bytes=1, peak_memory_bytes=3,
+            stats={"arena_bytes": 1, "misses": 0, "hits": 0, "bytes_moved": 0},
+        )  # fmt: skip
 
     monkeypatch.setattr(verify, "run_side", answered)
     with pytest.raises(verify.NotExact, match=r"budgets 30%.*position 1 of logits") as failure:
@@ -115,22 +112,22 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
 def test_compare__finds_the_first_difference(tmp_path, change, expected):
     left = kept(tmp_path / "left", **SAME)
     right = kept(tmp_path / "right", **(SAME | change))
-    row = compare(left, right, 0)
+    row = asdict(compare_answers(left, right, 0))
     assert {key: row[key] for key in expected} == expected
 
 
 def test_compare__zero_is_not_minus_zero_and_nan_is_nan(tmp_path):
     nan = SAME | {"logits": [[float("nan"), 0.0]]}
     left, right = kept(tmp_path / "left", **nan), kept(tmp_path / "right", **nan)
-    assert compare(left, right, 0)["equal"]
+    assert compare_answers(left, right, 0).equal
     other = kept(tmp_path / "other", **(nan | {"logits": [[float("nan"), -0.0]]}))
-    assert not compare(left, other, 0)["equal"]
+    assert not compare_answers(left, other, 0).equal
 
 
 def test_answer__is_what_generate_and_forward_give(tmp_path):
     model = plain_eager(tiny_qwen2_moe(tmp_path / "model"))
-    answer(model, [5, 6, 7], tmp_path, 0, max_new_tokens=4, seed=0)
-    found = answers_of(tmp_path, 0)
+    write_answers(model, [5, 6, 7], tmp_path, 0, max_new_tokens=4, seed=0)
+    found = read_answers(tmp_path, 0)
     tokens = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         assert torch.equal(found["logits"], model(tokens).logits[0])
@@ -160,24 +157,12 @@ def plain_eager_of(folder: Path):
     return load_plain(folder, dtype="auto")
 
 
-def test_request__survives_json(tmp_path):
-    config = settings(
-        tmp_path,
-        store=StoreConfig(path=tmp_path / "packed", page_cache=PageCache.DROP),
-        reference=VerifyReference.LAZY,
-    )
-    asked = Request(
-        side=Side.SERVED, config=config, budget="3%", prompts=[[1], [2, 3]], output=tmp_path
-    )
-    assert loaded(dumped(asked)) == asked
-
-
 def test_prompts__without_tokenizer_are_random_by_seed(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
     tokens, described = token_prompts(folder, ["unread"], seed=3)
     assert [len(ids) for ids in tokens] == [7, 16, 33]
     assert all(4 <= one < 64 for ids in tokens for one in ids)
-    assert described == "3 prompts of random tokens, seed 3: there is no tokenizer"
+    assert described == "3 prompts of random tokens, seed 3 (the model has no tokenizer)"
     assert token_prompts(folder, [], seed=3)[0] == tokens != token_prompts(folder, [], seed=4)[0]
 
 
@@ -194,19 +179,14 @@ def test_verify__a_reference_that_does_not_fit_is_refused_with_the_way_out(tmp_p
         verify.run(config)
 
 
-def test_side__what_the_user_can_mend_keeps_its_words(tmp_path):
+def test_side__a_user_error_keeps_its_message(tmp_path):
     with pytest.raises(MoecastError, match=r"nowhere.*is not on this machine"):
-        sides.run_side(request(tmp_path / "nowhere", tmp_path / "out"))
+        sides.run_side(make_task(tmp_path / "nowhere", tmp_path / "out"))
 
 
 def test_side__a_killed_child_is_named(tmp_path, monkeypatch):
-    run = subprocess.run
-
-    def killed(command, **kwargs):
-        code = f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})"
-        return run([command[0], "-c", code], **kwargs)
-
-    monkeypatch.setattr(subprocess, "run", killed)
-    with pytest.raises(sides.ChildFailed, match=r"plain was killed by signal 9"):
-        sides.run_side(request(tmp_path, tmp_path / "out"))
-    assert os.listdir(tmp_path / "out") == ["request.json"]  # noqa: PTH208
+    monkeypatch.setattr(
+        sides, "run_in_child", lambda *_: ChildFailure("the process was killed by signal 9")
+    )
+    with pytest.raises(sides.ChildFailed, match=r"side plain: .* killed by signal 9"):
+        sides.run_side(make_task(tmp_path, tmp_path / "out"))

@@ -1,6 +1,7 @@
 """The whole of `python -m runtime bench` on a tiny random model, and what it refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -99,7 +100,7 @@ def test_check__another_token_is_an_error_that_names_the_place():
     console = bench.wide_console()
     check(arms, {}, console)
     check(arms, {1: same}, console)
-    arms[1].runs[1]["tokens"] = other
+    arms[1].runs[1] = replace(arms[1].runs[1], tokens=other)
     where = "request 1, row 0, new token 1: moecast, budget 50%, batch 1, run 2 gave 9, on-demand"
     with pytest.raises(TokensDiffer, match=where):
         check(arms, {}, console)

@@ -2,6 +2,7 @@
 
 import mmap
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,14 +12,14 @@ from predictors.popularity import Popularity
 from runtime.config import ModelConfig, SystemConfig
 from runtime.tools.bench import rounds
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.figures import bound_rows, rows_of
-from runtime.tools.bench.popular import with_counts
-from runtime.tools.bench.process import answer, cause
-from runtime.tools.bench.requests import batched, requests_of
-from runtime.tools.bench.residue import remembered_bytes
+from runtime.tools.bench.page_cache import cached_bytes
 from runtime.tools.bench.rounds import run_rounds
-from runtime.tools.bench.tasks import Failure, Plain
+from runtime.tools.bench.rows import BenchRow, compare_bounds, make_rows
+from runtime.tools.bench.serve import with_counts
+from runtime.tools.bench.tasks import PlainTask
 from runtime.tools.bench.variants import find_bounds, live_cases
+from runtime.tools.bench.workload import batch_prompts, make_requests
+from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
 from tests.builders.entries import tiny_entry, tiny_spec
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import ZERO, made_run, outcome
@@ -75,35 +76,35 @@ def test_static__holds_what_the_zoo_s_popularity_names(tmp_path):
 
 def test_requests__take_the_prompts_in_turn_and_warm_up_first():
     config = BenchConfig(system=[LFU], requests=2, max_new_tokens=5, warm_up_tokens=3)
-    found = batched([[1], [2], [3]], 2, config)
+    found = batch_prompts([[1], [2], [3]], 2, config)
     assert [one.prompts for one in found] == [((1,), (2,)), ((3,), (1,)), ((2,), (3,))]
     assert [one.new_tokens for one in found] == [3, 5, 5]
     assert [one.is_measured for one in found] == [False, True, True]
     config = BenchConfig(system=[LFU], warm_up_tokens=0)
-    assert [one.is_measured for one in batched([[1]], 1, config)] == [True]
+    assert [one.is_measured for one in batch_prompts([[1]], 1, config)] == [True]
 
 
 def test_requests__longer_than_the_context_are_refused(tmp_path):
     folder = tiny_qwen2_moe(tmp_path)
     config = BenchConfig(system=[LFU], max_new_tokens=100_000)
     with pytest.raises(MoecastError, match="lower max_new_tokens"):
-        requests_of(config, folder)
+        make_requests(config, folder)
 
 
 def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path, monkeypatch):
     asked = []
 
-    def answered(task, _folder):
+    def run_in_child(_function, task, _folder, **_):
         asked.append((task.system.name, task.budget))
         if task.system.name == "lfu" and task.budget == "20%":
-            return Failure("no room")
-        return made_run()
+            return ChildFailure("no room")
+        return asdict(made_run())
 
-    monkeypatch.setattr(rounds, "answer", answered)
+    monkeypatch.setattr(rounds, "run_in_child", run_in_child)
     config = BenchConfig(system=[LFU], budget=["10%", "20%"])
     done = []
     folder = tiny_qwen2_moe(tmp_path / "model")
-    requests = {1: batched([[1]], 1, config)}
+    requests = {1: batch_prompts([[1]], 1, config)}
     outcomes = run_rounds(
         config, live_cases(config), requests, folder=folder, scratch=tmp_path, advance=done.append
     )
@@ -114,31 +115,36 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
     assert outcomes[3].failed == "no room"
 
 
-def test_answer__a_child_that_fails_says_why(tmp_path):
-    nowhere = Plain(model=ModelConfig(id="nowhere"), device="cpu", requests={})
-    found = answer(nowhere, tmp_path / "refused")
-    assert isinstance(found, Failure)
-    assert found.reason.startswith("model 'nowhere' is not on this machine")
+PLAIN = "runtime.tools.bench.serve:run_plain_task"
+
+
+def test_run_in_child__a_failing_child_gives_its_reason(tmp_path):
+    nowhere = PlainTask(model=ModelConfig(id="nowhere"), device="cpu", requests={})
+    failure = run_in_child(PLAIN, nowhere, tmp_path / "refused")
+    assert isinstance(failure, ChildFailure)
+    assert failure.is_user_error
+    assert failure.reason.startswith("model 'nowhere' is not on this machine")
     folder = tiny_qwen2_moe(tmp_path / "model")
-    broken = Plain(model=ModelConfig(id=str(folder)), device="no device", requests={})
-    found = answer(broken, tmp_path / "broken")
-    assert isinstance(found, Failure)
-    assert "no device" in found.reason
-    wrong = answer("no task", tmp_path / "wrong")  # type: ignore[arg-type]
-    assert isinstance(wrong, Failure)
-    assert "AssertionError" in wrong.reason
+    broken = PlainTask(model=ModelConfig(id=str(folder)), device="no device", requests={})
+    failure = run_in_child(PLAIN, broken, tmp_path / "broken")
+    assert isinstance(failure, ChildFailure)
+    assert "no device" in failure.reason
+    wrong = run_in_child(PLAIN, "not a task", tmp_path / "wrong")
+    assert isinstance(wrong, ChildFailure)
+    assert not wrong.is_user_error
+    assert "AttributeError" in wrong.reason
 
 
-def test_answer__a_child_that_takes_too_long_is_ended(tmp_path):
-    task = Plain(model=ModelConfig(id="nowhere"), device="cpu", requests={})
-    found = answer(task, tmp_path / "late", limit_seconds=0.0)
-    assert found == Failure("took more than 0 s and was ended")
+def test_run_in_child__a_child_over_its_limit_is_killed(tmp_path):
+    task = PlainTask(model=ModelConfig(id="nowhere"), device="cpu", requests={})
+    failure = run_in_child(PLAIN, task, tmp_path / "late", limit_seconds=0.0)
+    assert failure == ChildFailure("took more than 0 s and was ended")
 
 
-def test_cause__is_the_last_line_or_the_signal():
-    assert cause(1, "Traceback\n  ...\nKeyError: 'x'\n\n") == "KeyError: 'x'"
-    assert cause(1, "") == "the process ended with exit code 1"
-    assert cause(-9, "whatever") == "the process was killed by signal 9 (out of memory?)"
+def test_describe_exit__is_the_last_line_or_the_signal():
+    assert describe_exit(1, "Traceback\n  ...\nKeyError: 'x'\n\n") == "KeyError: 'x'"
+    assert describe_exit(1, "") == "the process ended with exit code 1"
+    assert describe_exit(-9, "any") == "the process was killed by signal 9 (out of memory?)"
 
 
 def test_figures__are_medians_of_runs_and_ratios_within_a_repetition():
@@ -159,33 +165,33 @@ def test_figures__are_medians_of_runs_and_ratios_within_a_repetition():
         made_run(tpot_seconds=[0.2, 0.2, 0.1], decode=decode, prefill=prefill, wall_seconds=1.0),
         made_run(tpot_seconds=[0.4, 0.4, 0.2], decode=decode, prefill=prefill, wall_seconds=3.0),
     ]
-    row = rows_of([base, one])[1]
-    assert row["tpot_of_runs"] == [0.1, 0.2, 0.4]
-    assert row["tpot_seconds"] == 0.2
+    row = make_rows([base, one])[1]
+    assert row.tpot_of_runs == [0.1, 0.2, 0.4]
+    assert row.tpot_seconds == 0.2
     # Within the repetitions: 4, 4 and 1.
-    assert row["tpot_speed_up"] == 4.0
-    assert row["ttft_speed_up"] == 2.0
+    assert row.tpot_speed_up == 4.0
+    assert row.ttft_speed_up == 2.0
     steps = [0.1, 0.3, 0.1, 0.2, 0.2, 0.1, 0.4, 0.4, 0.2]
-    assert row["tpot_p95_seconds"] == np.percentile(steps, 95)
+    assert row.tpot_p95_seconds == np.percentile(steps, 95)
     # Three tokens of one row, in 2, 1 and 3 seconds.
-    assert row["tokens_per_second"] == 1.5
-    assert (row["decode_hit_rate"], row["prefill_hit_rate"]) == (0.75, 0.1)
-    assert row["decode_stall_share"] == pytest.approx(0.1 / 0.5)
-    assert row["decode_predictor_share"] == pytest.approx(0.05 / 0.5)
-    assert (row["bytes_moved"], row["bytes_late"]) == (100, 5)
-    assert row["bytes_moved_per_decode_step"] == 20
-    assert row["read_bytes_per_second"] == pytest.approx(200)
-    assert row["memory_beside_bytes"] == 400 - 50 - 100
+    assert row.tokens_per_second == 1.5
+    assert (row.decode_hit_rate, row.prefill_hit_rate) == (0.75, 0.1)
+    assert row.decode_stall_share == pytest.approx(0.1 / 0.5)
+    assert row.decode_predictor_share == pytest.approx(0.05 / 0.5)
+    assert (row.bytes_moved, row.bytes_late) == (100, 5)
+    assert row.bytes_moved_per_decode_step == 20
+    assert row.read_bytes_per_second == pytest.approx(200)
+    assert row.memory_beside_bytes == 400 - 50 - 100
 
 
 def test_figures__of_a_bound_stand_beside_on_demand_of_the_same_cell():
-    live = rows_of([outcome("on-demand", tpot_seconds=[0.4, 0.4]), outcome("lfu", budget="9%")])
-    found = {"budget": "50%", "batch": 1, "system": "oracle", "tpot_seconds": 0.1,
-             "ttft_seconds": 0.5, "hit_rate": 0.9}  # fmt: skip
-    here, elsewhere = bound_rows([found, {**found, "budget": "9%"}], live)
-    assert (here["simulated"], here["decode_hit_rate"]) == (True, 0.9)
-    assert (here["tpot_speed_up"], here["ttft_speed_up"]) == (4.0, 2.0)
-    assert "tpot_speed_up" not in elsewhere
+    live = make_rows([outcome("on-demand", tpot_seconds=[0.4, 0.4]), outcome("lfu", budget="9%")])
+    figures = {"batch": 1, "system": "oracle", "simulated": True, "tpot_seconds": 0.1,
+               "ttft_seconds": 0.5}  # fmt: skip
+    bounds = [BenchRow(budget=budget, **figures) for budget in ("50%", "9%")]
+    here, elsewhere = compare_bounds(bounds, live)
+    assert (here.tpot_speed_up, here.ttft_speed_up) == (4.0, 2.0)
+    assert elsewhere.tpot_speed_up is None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux")
@@ -194,4 +200,4 @@ def test_remembered_bytes__counts_pages_that_were_read(tmp_path):
     file.write_bytes(bytes(3 * mmap.PAGESIZE + 1))
     empty.touch()
     file.read_bytes()
-    assert remembered_bytes([file, empty]) == 4 * mmap.PAGESIZE
+    assert cached_bytes([file, empty]) == 4 * mmap.PAGESIZE

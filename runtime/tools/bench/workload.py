@@ -1,4 +1,4 @@
-"""Requests of a live comparison: the same for every system, the first of them to warm up."""
+"""Requests of a live comparison: the same for every system, the first one for warm-up."""
 
 import itertools
 import json
@@ -8,25 +8,25 @@ from pathlib import Path
 
 from predictors.errors import MoecastError
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.verify.prompts import token_prompts
+from runtime.tools.verify.reference import token_prompts
 
 
 @dataclass(frozen=True)
-class Request:
-    """Prompts that are continued together."""
+class BenchRequest:
+    """One batch of prompts."""
 
     prompts: tuple[tuple[int, ...], ...]
-    """Token ids, one prompt for each row of the batch."""
+    """Token ids of each row of the batch."""
     new_tokens: int
-    """Greedy tokens of each row."""
+    """Greedy tokens to generate for each row."""
     is_measured: bool
 
 
-def requests_of(config: BenchConfig, folder: Path) -> tuple[dict[int, list[Request]], str]:
-    """For each batch size the requests, and what their prompts are, in words.
+def make_requests(config: BenchConfig, folder: Path) -> tuple[dict[int, list[BenchRequest]], str]:
+    """Make the requests for each batch size; also returns a description of their prompts.
 
     Raises:
-        MoecastError: a prompt has no tokens, or is too long for the model with its answer.
+        MoecastError: a prompt has no tokens, or exceeds the model's context with its answer.
     """
     prompts, what = token_prompts(folder, config.prompts, seed=config.seed)
     context = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
@@ -36,15 +36,17 @@ def requests_of(config: BenchConfig, folder: Path) -> tuple[dict[int, list[Reque
             f"a prompt and its answer take {longest} tokens and the model's context has {context}; "
             "lower max_new_tokens, or give shorter prompts"
         )
-    return {batch: batched(prompts, batch, config) for batch in config.batch}, what
+    return {batch: batch_prompts(prompts, batch, config) for batch in config.batch}, what
 
 
-def batched(prompts: Sequence[list[int]], batch: int, config: BenchConfig) -> list[Request]:
-    """The prompts in turn, `batch` for each request."""
+def batch_prompts(
+    prompts: Sequence[list[int]], batch: int, config: BenchConfig
+) -> list[BenchRequest]:
+    """Distribute the prompts in turn, `batch` to each request."""
     turns = itertools.cycle(map(tuple, prompts))
     lengths = [(config.warm_up_tokens, False)] if config.warm_up_tokens else []
     lengths += [(config.max_new_tokens, True)] * config.requests
     return [
-        Request(tuple(itertools.islice(turns, batch)), new_tokens, is_measured)
+        BenchRequest(tuple(itertools.islice(turns, batch)), new_tokens, is_measured)
         for new_tokens, is_measured in lengths
     ]

@@ -13,7 +13,7 @@ from runtime.store.model_source import DIGESTS, is_weights
 INDEX = "model.safetensors.index.json"
 
 
-def weights_files(folder: Path) -> list[Path]:
+def list_weight_files(folder: Path) -> list[Path]:
     """The model's safetensors files, in order."""
     return sorted(file for file in folder.iterdir() if is_weights(file.name))
 
@@ -24,7 +24,7 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
     Raises:
         CheckpointError: damaged, cut short, missing, or not what its origin says.
     """
-    files = weights_files(folder)
+    files = list_weight_files(folder)
     if not files:
         raise CheckpointError(f"{folder} has no safetensors files; convert or fetch the checkpoint")
     extents = read_tensor_index(files)

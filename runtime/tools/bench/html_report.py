@@ -1,4 +1,4 @@
-"""The comparison as a page: the papers' figures, drawn from this run's rows."""
+"""HTML report of a live comparison, with the papers' figures drawn from this run's rows."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,64 +7,63 @@ import numpy as np
 
 from predictors.units import GIB
 from runtime.systems import ON_DEMAND, PROMOE
-from runtime.tools.bench.show import BYTES, SPEED, Cellwise, label, remarks
+from runtime.tools.bench.rows import BenchRow
+from runtime.tools.bench.table import BYTES, SPEED, Columns, list_remarks, row_label
 from runtime.tools.bench.variants import ABLATIONS
 from runtime.tools.report.page import Page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Row = dict[str, Any]
 Series = dict[str, tuple[list[str], list[float]]]
-"""Label to places on the axis and values."""
+"""Label to positions on the axis and values."""
 EMPHASISED = (ON_DEMAND, PROMOE, "moecast", "oracle (simulated)")
-"""Lines in colour; the others stand behind them."""
+"""Lines drawn on top; the others are paler."""
 
 
-def page_of(results: dict[str, Any]) -> Page:
-    """Tables of everything, and a figure for each question that the papers ask."""
-    rows: list[Row] = results["rows"]
-    good = [row for row in rows if not row.get("failed")]
+def make_report(results: dict[str, Any], rows: Sequence[BenchRow]) -> Page:
+    """Make the report: all tables, and a figure for each comparison in the papers."""
+    good = [row for row in rows if not row.failed]
     page = Page(f"Systems side by side, live: {results['model']}", results["compared"])
-    page.text("Where it was run", machine_lines(results))
-    page.table("Speed", *cells_of(SPEED, good), note=SPEED_NOTE)
-    page.table("Bytes and memory", *cells_of(BYTES, [r for r in good if not r["simulated"]]),
+    page.text("Machine", describe_machine(results))
+    page.table("Speed", *make_cells(SPEED, good), note=SPEED_NOTE)
+    page.table("Bytes and memory", *make_cells(BYTES, [r for r in good if not r.simulated]),
                note=BYTES_NOTE)  # fmt: skip
-    said = remarks(rows)
+    said = list_remarks(rows)
     if said:
-        columns = ["budget", "batch", "system", "why"]
+        columns = ["budget", "batch", "system", "reason"]
         page.table(
-            "What did not run, or not as its name says",
+            "Failures and deviations",
             columns,
-            [[r["budget"], r["batch"], label(r), r.get("failed") or r["note"]] for r in said],
+            [[r.budget, r.batch, row_label(r), r.failed or r.note] for r in said],
         )
-    for batch in dict.fromkeys(row["batch"] for row in good):
-        of_batch = [row for row in good if row["batch"] == batch]
+    for batch in dict.fromkeys(row.batch for row in good):
+        of_batch = [row for row in good if row.batch == batch]
         add_budgets(page, of_batch, batch)
         add_ablation(page, of_batch, batch)
-        for budget in dict.fromkeys(row["budget"] for row in of_batch):
-            add_cdf(page, [row for row in of_batch if row["budget"] == budget], batch, budget)
+        for budget in dict.fromkeys(row.budget for row in of_batch):
+            add_cdf(page, [row for row in of_batch if row.budget == budget], batch, budget)
     add_batches(page, good)
     return page
 
 
 SPEED_NOTE = (
     "Times in ms, medians of the repetitions; p95 and p99 over all decode steps; `x`: on-demand's "
-    "time over this one's, within a repetition (TPOT, then TTFT). Hits, stalls and time in the "
-    "predictor: of decode steps. Simulated rows replay this run's own routing on this machine as "
-    "measured, knowing it beforehand: no system can be faster."
+    "time divided by this one's, within a repetition (TPOT, then TTFT). Hits, stalls and time in "
+    "the predictor: of decode steps. Simulated rows replay this run's own routing on this machine "
+    "as measured, with the routing known in advance."
 )
 BYTES_NOTE = (
-    "MiB, medians. Moved, wasted (fetched on a forecast and dropped unused) and late (forecast, "
-    "but still under way when asked for): of a run's measured requests. Link busy: two readers, "
-    "the link's thread and the waiting computation, make up to 200 %. Beside: the process's "
-    "peak memory less its weights and its budget. Page cache: what a run left there of the "
-    "model's files."
+    "MiB, medians. Moved, wasted (prefetched and evicted unused) and late (prefetched "
+    "but still in transfer when requested): of a run's measured requests. Link busy: two readers, "
+    "the link's thread and the waiting computation, make up to 200 %. Overhead: the process's "
+    "peak memory less its weights and its arena. Page cache: bytes of the model's files that a "
+    "run left there."
 )
 
 
-def machine_lines(results: dict[str, Any]) -> list[str]:
-    """Processor, memory, disk, versions, and whether the machine was quiet."""
+def describe_machine(results: dict[str, Any]) -> list[str]:
+    """Describe processor, memory, disk, versions and the load of the machine."""
     machine = results["machine"]
     hardware = machine["hardware"]
     reads = ", ".join(
@@ -74,44 +73,44 @@ def machine_lines(results: dict[str, Any]) -> list[str]:
     )
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items() if v)
     checked = (
-        "Every token of every system equals plain Transformers'."
+        "All tokens of all systems equal those of plain Transformers."
         if results["equal_to_plain_transformers"]
-        else "Every system gave the same tokens."
+        else "All systems generated the same tokens."
     )
     return [
         f"{hardware['processor']}, {hardware['cores']} cores, {hardware['threads_used']} threads, "
         f"{hardware['memory_bytes'] / GIB:.0f} GiB of memory; {hardware['system']}. Load average "
-        f"when it began: {machine['load_average_at_start']}.",
+        f"at start: {machine['load_average_at_start']}.",
         f"Reads of the model's files past the page cache, one thread: {reads}.",
         f"Versions: {versions}.",
         checked,
     ]
 
 
-def cells_of(columns: Cellwise, rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
-    """As in the terminal."""
+def make_cells(columns: Columns, rows: Sequence[BenchRow]) -> tuple[list[str], list[list[Any]]]:
+    """Make the cells of the terminal's table."""
     return (
         ["budget", "batch", "system", *columns],
         [
-            [row["budget"], row["batch"], label(row), *(write(row) for write in columns.values())]
+            [row.budget, row.batch, row_label(row), *(write(row) for write in columns.values())]
             for row in rows
         ],
     )
 
 
-def series(rows: Sequence[Row], axis: str, key: str, scale: float) -> Series:
-    """For each system its values along an axis, in the rows' order."""
+def collect_series(rows: Sequence[BenchRow], axis: str, key: str, scale: float) -> Series:
+    """Collect each system's values along an axis, in the order of the rows."""
     found: Series = {}
     for row in rows:
-        if row.get(key) is not None:
-            places, values = found.setdefault(label(row), ([], []))
-            places.append(str(row[axis]))
-            values.append(row[key] * scale)
+        if getattr(row, key) is not None:
+            places, values = found.setdefault(row_label(row), ([], []))
+            places.append(str(getattr(row, axis)))
+            values.append(getattr(row, key) * scale)
     return found
 
 
-def lines_of(found: Series, x_label: str, y_label: str) -> Callable[["Figure"], None]:
-    """A line for each system; those that matter most on top."""
+def draw_lines(found: Series, x_label: str, y_label: str) -> Callable[["Figure"], None]:
+    """Draw a line for each system, the emphasised ones on top."""
     emphasised = [name for name in EMPHASISED if name in found]
     others = [name for name in found if name not in emphasised]
 
@@ -130,48 +129,48 @@ def lines_of(found: Series, x_label: str, y_label: str) -> Callable[["Figure"], 
     return draw
 
 
-def long(found: Series) -> list[list[Any]]:
+def long_rows(found: Series) -> list[list[Any]]:
     return [[name, *pair] for name, (x, y) in found.items() for pair in zip(x, y, strict=True)]
 
 
-def add_budgets(page: Page, rows: Sequence[Row], batch: int) -> None:
+def add_budgets(page: Page, rows: Sequence[BenchRow], batch: int) -> None:
     """Latency against the share of experts in memory (promoe figure 10, fmoe figure 9)."""
-    if len({row["budget"] for row in rows}) < 2:
+    if len({row.budget for row in rows}) < 2:
         return
     for name, key in (("TPOT", "tpot_seconds"), ("TTFT", "ttft_seconds")):
-        found = series(rows, "budget", key, 1000)
+        found = collect_series(rows, "budget", key, 1000)
         page.figure(
             f"{name.lower()}-budget-batch-{batch}",
             f"{name} against the budget, batch {batch}",
-            lines_of(found, "memory for experts", f"{name}, ms"),
+            draw_lines(found, "memory for experts", f"{name}, ms"),
             ["system", "budget", f"{name} ms"],
-            long(found),
+            long_rows(found),
         )
 
 
-def add_batches(page: Page, rows: Sequence[Row]) -> None:
+def add_batches(page: Page, rows: Sequence[BenchRow]) -> None:
     """Latency against the batch size (promoe figure 14)."""
-    if len({row["batch"] for row in rows}) < 2:
+    if len({row.batch for row in rows}) < 2:
         return
-    for budget in dict.fromkeys(row["budget"] for row in rows):
-        of_budget = [row for row in rows if row["budget"] == budget]
-        found = series(of_budget, "batch", "tpot_seconds", 1000)
+    for budget in dict.fromkeys(row.budget for row in rows):
+        of_budget = [row for row in rows if row.budget == budget]
+        found = collect_series(of_budget, "batch", "tpot_seconds", 1000)
         page.figure(
-            f"tpot-batch-{slug(budget)}",
+            f"tpot-batch-{file_label(budget)}",
             f"TPOT against the batch size, budget {budget}",
-            lines_of(found, "prompts together", "TPOT, ms"),
+            draw_lines(found, "batch size", "TPOT, ms"),
             ["system", "batch", "TPOT ms"],
-            long(found),
+            long_rows(found),
         )
 
 
-def add_cdf(page: Page, rows: Sequence[Row], batch: int, budget: str) -> None:
+def add_cdf(page: Page, rows: Sequence[BenchRow], batch: int, budget: str) -> None:
     """How the decode steps' times are distributed (fmoe figure 10)."""
     shares = list(range(0, 101, 2))
     found: dict[str, list[float]] = {
-        label(row): [1000 * float(t) for t in np.percentile(row["steps"], shares)]
+        row_label(row): [1000 * float(t) for t in np.percentile(row.steps, shares)]
         for row in rows
-        if row.get("steps")
+        if row.steps
     }
     emphasised = [name for name in EMPHASISED if name in found]
 
@@ -196,7 +195,7 @@ def add_cdf(page: Page, rows: Sequence[Row], batch: int, budget: str) -> None:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
     page.figure(
-        f"cdf-{slug(budget)}-batch-{batch}",
+        f"cdf-{file_label(budget)}-batch-{batch}",
         f"Decode steps' times, budget {budget}, batch {batch}",
         draw,
         ["system", "share of steps", "ms"],
@@ -208,14 +207,14 @@ def add_cdf(page: Page, rows: Sequence[Row], batch: int, budget: str) -> None:
     )
 
 
-def add_ablation(page: Page, rows: Sequence[Row], batch: int) -> None:
+def add_ablation(page: Page, rows: Sequence[BenchRow], batch: int) -> None:
     """ProMoE without each of its techniques (ProMoE, figure 12)."""
     names = [ON_DEMAND, PROMOE, *ABLATIONS]
-    kept = [row for row in rows if row["system"] in names]
-    if not any(row["system"] in ABLATIONS for row in kept):
+    kept = [row for row in rows if row.system in names]
+    if not any(row.system in ABLATIONS for row in kept):
         return
-    found = series(kept, "budget", "tpot_seconds", 1000)
-    budgets = list(dict.fromkeys(row["budget"] for row in kept))
+    found = collect_series(kept, "budget", "tpot_seconds", 1000)
+    budgets = list(dict.fromkeys(row.budget for row in kept))
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -230,13 +229,13 @@ def add_ablation(page: Page, rows: Sequence[Row], batch: int) -> None:
 
     page.figure(
         f"ablation-batch-{batch}",
-        f"promoe without each of its techniques, batch {batch}",
+        f"promoe without each technique, batch {batch}",
         draw,
         ["system", "budget", "TPOT ms"],
-        long(found),
+        long_rows(found),
     )
 
 
-def slug(budget: str) -> str:
-    """A budget in a file's name."""
+def file_label(budget: str) -> str:
+    """Write a budget as part of a file name."""
     return budget.replace("%", "pct").replace(".", "_")

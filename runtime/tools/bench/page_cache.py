@@ -1,4 +1,4 @@
-"""What the system keeps of files in its page cache, and asking it to forget."""
+"""Drop files from the operating system's page cache and count their cached bytes."""
 
 import ctypes
 import mmap
@@ -9,20 +9,20 @@ from pathlib import Path
 from runtime.profiling.bandwidth import drop
 
 
-def forget(files: Sequence[Path]) -> None:
-    """Asks the system to drop the files' pages."""
+def drop_pages(files: Sequence[Path]) -> None:
+    """Ask the operating system to drop the files' pages."""
     for file in files:
         drop(file)
 
 
-def remembered_bytes(files: Sequence[Path]) -> int | None:
-    """Bytes of the files in the page cache; None where the system does not tell (not Linux)."""
+def cached_bytes(files: Sequence[Path]) -> int | None:
+    """Count the files' bytes in the page cache; None on systems other than Linux."""
     if not sys.platform.startswith("linux"):
         return None
-    return sum(map(_remembered, files))
+    return sum(map(_cached_file_bytes, files))
 
 
-def _remembered(file: Path) -> int:
+def _cached_file_bytes(file: Path) -> int:
     size = file.stat().st_size
     if not size:
         return 0
@@ -30,7 +30,7 @@ def _remembered(file: Path) -> int:
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
     pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as view:
-        # Mapped, not touched: asking brings no page in.
+        # Mapping a file without touching it loads no page.
         first = ctypes.c_char.from_buffer(view)
         failed = libc.mincore(ctypes.addressof(first), size, pages)
         del first

@@ -1,0 +1,184 @@
+"""Rows of the comparison: medians over repetitions, speed-ups within a repetition."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime.systems import ON_DEMAND
+from runtime.tools.bench.rounds import CaseOutcome
+from runtime.tools.bench.tasks import ServedRun
+from runtime.tools.comparison import Condition
+
+
+@dataclass(kw_only=True)
+class BenchRow:
+    """A case's figures; times in seconds, sizes in bytes, shares of 1, None where not measured."""
+
+    budget: str
+    batch: int
+    system: str
+    simulated: bool = False
+    failed: str | None = None
+    """The reason why there are no figures."""
+    note: str | None = None
+    """How the runs deviate from the system's definition."""
+    predictor: str | None = None
+    reuse_predictor: str | None = None
+    adaptive_prefetch: dict[str, Any] | None = None
+    ttft_seconds: float | None = None
+    ttft_speed_up: float | None = None
+    """On-demand's time divided by this one's."""
+    tpot_seconds: float | None = None
+    tpot_speed_up: float | None = None
+    tpot_p95_seconds: float | None = None
+    tpot_p99_seconds: float | None = None
+    tpot_of_runs: list[float] | None = None
+    steps: list[float] | None = None
+    """Times of all decode steps of all runs."""
+    tokens_per_second: float | None = None
+    decode_hit_rate: float | None = None
+    prefill_hit_rate: float | None = None
+    decode_stall_share: float | None = None
+    decode_predictor_share: float | None = None
+    decode_link_share: float | None = None
+    bytes_moved: float | None = None
+    bytes_wasted: float | None = None
+    bytes_late: float | None = None
+    bytes_moved_per_decode_step: float | None = None
+    read_bytes_per_second: float | None = None
+    peak_memory_bytes: float | None = None
+    memory_beside_bytes: float | None = None
+    """Peak memory less weights and arena."""
+    left_in_page_cache: float | None = None
+    arena_bytes: int | None = None
+    arena_slots: int | None = None
+    weights_bytes: int | None = None
+
+    @property
+    def condition(self) -> tuple[str, int]:
+        return self.budget, self.batch
+
+
+FIGURES: dict[str, Callable[[ServedRun], float | None]] = {
+    "ttft_seconds": lambda run: statistics.median(run.ttft_seconds),
+    "tpot_seconds": lambda run: statistics.median(run.tpot_seconds),
+    "tokens_per_second": lambda run: count_measured_tokens(run) / run.wall_seconds,
+    "decode_hit_rate": lambda run: ratio(run.decode["hits"], run.decode["requests"]),
+    "prefill_hit_rate": lambda run: ratio(run.prefill["hits"], run.prefill["requests"]),
+    "decode_stall_share": lambda run: decode_share(run, "stall_seconds"),
+    "decode_predictor_share": lambda run: decode_share(run, "predictor_seconds"),
+    "decode_link_share": lambda run: decode_share(run, "link_seconds"),
+    "bytes_moved": lambda run: sum_phases(run, "bytes_moved"),
+    "bytes_wasted": lambda run: sum_phases(run, "bytes_wasted"),
+    "bytes_late": lambda run: sum_phases(run, "bytes_late"),
+    "bytes_moved_per_decode_step": lambda run: run.decode["bytes_moved"] / len(run.tpot_seconds),
+    "read_bytes_per_second": lambda run: ratio(
+        sum_phases(run, "bytes_moved"), sum_phases(run, "link_seconds")
+    ),
+    "peak_memory_bytes": lambda run: run.peak_memory_bytes,
+    "memory_beside_bytes": lambda run: run.peak_memory_bytes - run.weights_bytes - run.arena_bytes,
+    "left_in_page_cache": lambda run: run.page_cache_bytes,
+}
+"""Figures of a run, of which a row has the median."""
+
+
+def make_rows(outcomes: Sequence[CaseOutcome]) -> list[BenchRow]:
+    """Make a row for each case, in the order of the cases."""
+    baselines = {
+        outcome.case.condition: outcome.runs
+        for outcome in outcomes
+        if outcome.case.variant.label == ON_DEMAND
+    }
+    return [make_row(outcome, baselines) for outcome in outcomes]
+
+
+def make_row(outcome: CaseOutcome, baselines: dict[Condition, list[ServedRun]]) -> BenchRow:
+    """Summarise one case's runs; `baselines` are on-demand's runs in each condition."""
+    case, runs = outcome.case, outcome.runs
+    row = BenchRow(
+        budget=case.condition.budget, batch=case.condition.batch, system=case.variant.label
+    )
+    if outcome.failed is not None or not runs:
+        row.failed = outcome.failed
+        return row
+    for name, figure in FIGURES.items():
+        setattr(row, name, median_of_known([figure(run) for run in runs]))
+    row.steps = [seconds for run in runs for seconds in run.tpot_seconds]
+    row.tpot_p95_seconds = float(np.percentile(row.steps, 95))
+    row.tpot_p99_seconds = float(np.percentile(row.steps, 99))
+    row.tpot_of_runs = [statistics.median(run.tpot_seconds) for run in runs]
+    pairs = list(zip(runs, baselines.get(case.condition, []), strict=False))
+    row.tpot_speed_up = median_of_known(
+        [
+            statistics.median(base.tpot_seconds) / statistics.median(run.tpot_seconds)
+            for run, base in pairs
+        ]
+    )
+    row.ttft_speed_up = median_of_known(
+        [
+            statistics.median(base.ttft_seconds) / statistics.median(run.ttft_seconds)
+            for run, base in pairs
+        ]
+    )
+    first = runs[0]
+    row.predictor, row.reuse_predictor = first.predictor, first.reuse_predictor
+    row.note, row.adaptive_prefetch = first.note, runs[-1].adaptive_prefetch
+    row.arena_bytes, row.arena_slots = first.arena_bytes, first.arena_slots
+    row.weights_bytes = first.weights_bytes
+    return row
+
+
+def count_measured_tokens(run: ServedRun) -> int:
+    """Count new tokens of the measured requests, which come last."""
+    measured = run.tokens[-len(run.ttft_seconds) :]
+    return sum(len(row) for request in measured for row in request)
+
+
+def sum_phases(run: ServedRun, counter: str) -> float:
+    """Sum a counter over the measured prefills and decode steps."""
+    return run.prefill[counter] + run.decode[counter]
+
+
+def decode_share(run: ServedRun, counter: str) -> float:
+    """Share of the decode steps' time."""
+    return run.decode[counter] / sum(run.tpot_seconds)
+
+
+def ratio(part: float, whole: float) -> float | None:
+    """Divide; None for a whole of 0."""
+    return part / whole if whole else None
+
+
+def median_of_known(values: Sequence[float | None]) -> float | None:
+    """Median of the values that are not None."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def compare_bounds(bounds: Sequence[BenchRow], live: Sequence[BenchRow]) -> list[BenchRow]:
+    """Add speed-ups over on-demand's live runs to the rows of replayed bounds."""
+    on_demand = {
+        row.condition: row for row in live if row.system == ON_DEMAND and row.failed is None
+    }
+    for row in bounds:
+        base = on_demand.get(row.condition)
+        if base is not None and row.failed is None:
+            row.tpot_speed_up = speed_up(base.tpot_seconds, row.tpot_seconds)
+            row.ttft_speed_up = speed_up(base.ttft_seconds, row.ttft_seconds)
+    return list(bounds)
+
+
+def speed_up(base: float | None, own: float | None) -> float | None:
+    """Divide the baseline's time by the own one; None if one was not measured."""
+    return base / own if base is not None and own else None
+
+
+def sort_by_condition(rows: Sequence[BenchRow]) -> list[BenchRow]:
+    """Group rows by condition, in the order of first appearance, live ones first."""
+    order: dict[tuple[str, int], int] = {}
+    for row in rows:
+        order.setdefault(row.condition, len(order))
+    return sorted(rows, key=lambda row: (order[row.condition], row.simulated))

@@ -1,0 +1,210 @@
+"""Child-process tasks of the bench: serve requests and measure, or run plain Transformers.
+
+Shape suffixes: B rows of the batch, S positions with padding.
+"""
+
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from predictors.errors import MoecastError
+from runtime.config import ModelConfig, SystemConfig
+from runtime.engine.engine import Engine
+from runtime.engine.forecasters import reference
+from runtime.engine.loading import choose_device, load
+from runtime.engine.machine import peak_memory_bytes
+from runtime.engine.plain import load_plain
+from runtime.hf.tokens import pad_batch, pad_token_id
+from runtime.store.model_source import identity, resolve
+from runtime.tools.bench.tasks import PlainTask, ServedRun, ServeTask
+from runtime.tools.bench.workload import BenchRequest
+
+
+class PrefillMark(LogitsProcessor):
+    """Reads the engine's counters after the first forward pass, which is the prefill."""
+
+    def __init__(self, engine: Engine | None):
+        self._engine = engine
+        self.after_prefill: dict[str, float] | None = None
+
+    def __call__(self, _tokens: Tensor, scores: Tensor) -> Tensor:
+        if self.after_prefill is None and self._engine is not None:
+            self.after_prefill = read_counters(self._engine)
+        return scores
+
+
+def read_counters(engine: Engine) -> dict[str, float]:
+    """Read all counters of an engine that only grow; times in seconds."""
+    return {
+        **engine.cache.total_counters().as_dict(),
+        "stall_seconds": engine.stats.stall_seconds,
+        "predictor_seconds": engine.driver.seconds,
+        "link_seconds": sum(worker.busy_seconds for worker in engine.workers[-1:]),
+    }
+
+
+def generate_tokens(
+    model: PreTrainedModel, request: BenchRequest, mark: PrefillMark
+) -> list[list[int]]:
+    """Generate greedy tokens for each row; an end-of-text token does not end it."""
+    pad = pad_token_id(model)
+    tokens_BS, mask_BS = pad_batch(request.prompts, pad)
+    output = model.generate(
+        tokens_BS.to(model.device),
+        attention_mask=mask_BS.to(model.device),
+        min_new_tokens=request.new_tokens,
+        max_new_tokens=request.new_tokens,
+        do_sample=False,
+        pad_token_id=pad,
+        logits_processor=LogitsProcessorList([mark]),
+    )
+    return output[:, tokens_BS.shape[1] :].tolist()
+
+
+@dataclass
+class PhaseCounters:
+    """Counters summed over the measured requests, by phase."""
+
+    prefill: dict[str, float] = field(default_factory=dict)
+    decode: dict[str, float] = field(default_factory=dict)
+
+    def add(self, before: dict[str, float], between: dict[str, float], after: dict[str, float]):
+        """Add a request: the growth during its prefill and the growth after it."""
+        for phase, start, end in ((self.prefill, before, between), (self.decode, between, after)):
+            for key in end:
+                phase[key] = phase.get(key, 0) + end[key] - start[key]
+
+
+def run_serve_task(task: ServeTask) -> dict[str, Any]:
+    """Serve all requests and return a `ServedRun` as a dictionary.
+
+    Raises:
+        MoecastError: the model or the system's predictor is missing.
+    """
+    task = replace(task, system=with_counts(task.system, task.model, task.entries))
+    model = load(
+        task.model,
+        predictor=task.predictor if task.system.prefetch else None,
+        budget=task.budget,
+        system=task.system,
+        device=task.device,
+        store=task.store,
+        entries=task.entries,
+        trace_events=task.trace_events,
+    )
+    with model.moecast as handle:
+        engine = handle.engine
+        require_predictor(task, engine)
+        phases, tokens = PhaseCounters(), []
+        ttft, tpot, seconds = [], [], 0.0
+        for request in task.requests:
+            mark, before = PrefillMark(engine), read_counters(engine)
+            first = len(engine.stats.decode_seconds)
+            started = time.perf_counter()
+            tokens.append(generate_tokens(model, request, mark))
+            if not request.is_measured:
+                continue
+            seconds += time.perf_counter() - started
+            assert mark.after_prefill is not None
+            phases.add(before, mark.after_prefill, read_counters(engine))
+            ttft.append(engine.stats.prefill_seconds[-1])
+            tpot += engine.stats.decode_seconds[first:]
+        run = ServedRun(
+            tokens=tokens,
+            ttft_seconds=ttft,
+            tpot_seconds=tpot,
+            wall_seconds=seconds,
+            prefill=phases.prefill,
+            decode=phases.decode,
+            adaptive_prefetch=engine.report()["adaptive_prefetch"],
+            predictor=engine.driver.forecasts_with,
+            reuse_predictor=engine.driver.keeps_by,
+            note=describe_deviation(task, engine),
+            arena_bytes=engine.arena_bytes,
+            arena_slots=engine.cache.top.cache.num_slots,
+            weights_bytes=count_weight_bytes(model),
+            peak_memory_bytes=peak_memory_bytes(),
+            threads=torch.get_num_threads(),
+        )
+        return asdict(run)
+
+
+def require_predictor(task: ServeTask, engine: Engine) -> None:
+    """Refuse to run a system without the predictor that its definition names.
+
+    Raises:
+        MoecastError: no entry was found; the message tells how to make one.
+    """
+    wanted = task.predictor or task.system.predictor
+    if task.system.prefetch and wanted is not None and engine.driver.forecasts_with is None:
+        raise MoecastError(
+            f"no zoo entry of kind {wanted} for {task.model.name}: python -m train "
+            f"predictor={wanted} makes one; or name another with entries=FOLDER or predictor=NAME"
+        )
+
+
+def describe_deviation(task: ServeTask, engine: Engine) -> str | None:
+    """Describe how the run deviates from its system's definition; None if it does not."""
+    if needs_counts(task.system):
+        return f"LRU for its first steps: no zoo entry of kind popularity for {task.model.name}"
+    wanted = task.system.reuse_predictor
+    if wanted is None or engine.driver.keeps_by is not None:
+        return None
+    return f"evicts by usage counts: no zoo entry of kind {wanted} for {task.model.name}"
+
+
+def count_weight_bytes(model: PreTrainedModel) -> int:
+    """Count the bytes of all weights but the routed experts'."""
+    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
+    return sum(tensors.values())
+
+
+def run_plain_task(task: PlainTask) -> dict[str, Any]:
+    """Generate with Transformers' eager experts; tokens by batch size and request."""
+    dtype = "auto" if task.model.dtype == "auto" else getattr(torch, task.model.dtype)
+    model = load_plain(resolve(task.model), dtype=dtype).to(choose_device(task.device))
+    return {
+        str(batch): [generate_tokens(model, request, PrefillMark(None)) for request in requests]
+        for batch, requests in task.requests.items()
+    }
+
+
+PARTS = 1_000_000
+"""Scale from shares to the integer counts that the `static` policy takes."""
+
+
+def needs_counts(system: SystemConfig) -> bool:
+    """Return whether a static system would have to learn its fixed set during the measurement."""
+    options = system.eviction_options
+    return system.eviction == "static" and not (
+        options.get("counts") or options.get("first_layers")
+    )
+
+
+def with_counts(system: SystemConfig, model: ModelConfig, entries: Path | None) -> SystemConfig:
+    """Give a static system its fixed set from the zoo's popularity entry.
+
+    Returns the same system if it needs no counts or no entry has them.
+
+    Raises:
+        ZooError: the entry is damaged.
+    """
+    if not needs_counts(system):
+        return system
+    from zoo.load import load_predictor
+
+    names = [model.name, identity(resolve(model), model)["model_id"]]
+    where, found = reference("popularity", names, entries=entries)
+    if not found:
+        return system
+    popularity = load_predictor(where, spec=None, options={"ahead": None})
+    token = np.zeros(1, dtype=np.int64)
+    shares_LE = np.stack([one.scores_TE[0] for one in popularity.begin_step(token, token)])
+    counts = np.rint(PARTS * shares_LE).astype(int).tolist()
+    return replace(system, eviction_options={**system.eviction_options, "counts": counts})
