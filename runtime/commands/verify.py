@@ -95,7 +95,8 @@ def run(config: VerifyConfig) -> dict[str, Any]:
     if wrong:
         first = next(p for row in rows for p in row.prompts if not p.equal)
         raise NotExact(
-            f"output differs from Transformers eager at budgets {', '.join(wrong)}; first: {asdict(first)}"
+            f"output differs from Transformers eager at budgets {', '.join(wrong)}; first: "
+            f"{asdict(first)}"
         )
     return results
 
