@@ -14,7 +14,7 @@ const STATES = {
   ".": ["absent", "on disk only"],
 };
 
-// Absolute: fetch rejects URLs with credentials (http://:KEY@host/).
+// An absolute URL: fetch rejects credentials in a URL, as in (http://:KEY@host/)
 const ADDRESS = `${location.origin}${location.pathname.replace(/[^/]*$/, "")}status`;
 
 const find = (id) => document.getElementById(id);
