@@ -138,7 +138,7 @@ def make_plan(
     }
     return TracePlan(
         source="recorded",
-        model=TraceModel(**spec.as_dict()),
+        model=TraceModel.from_spec(spec),
         signals=tuple(signals),
         dataset=data.name,
         prompts_digest=digest_of([prompt.digest for unit in work for prompt in unit]),

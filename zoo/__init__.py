@@ -1,24 +1,24 @@
-"""Entries: predictors in folders and zoos, every byte checked before it is parsed."""
+"""Zoo entries: predictors in folders and zoos, every byte checked before it is parsed."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zoo.entry import Entry, open_entry, write_entry
+    from zoo.entry import ZooEntry, open_entry, write_entry
     from zoo.errors import ZooError
-    from zoo.load import find, load_predictor
+    from zoo.load import find_entry, load_predictor
 
-__all__ = ["Entry", "ZooError", "find", "load_predictor", "open_entry", "write_entry"]
+__all__ = ["ZooEntry", "ZooError", "find_entry", "load_predictor", "open_entry", "write_entry"]
 
 HOMES = {
-    "Entry": "zoo.entry",
+    "ZooEntry": "zoo.entry",
     "ZooError": "zoo.errors",
-    "find": "zoo.load",
+    "find_entry": "zoo.load",
     "load_predictor": "zoo.load",
     "open_entry": "zoo.entry",
     "write_entry": "zoo.entry",
 }
-"""Imported when first asked for: `--help` needs none of it."""
+"""Imported on first use: `--help` needs none of it."""
 
 
 def __getattr__(name: str) -> Any:

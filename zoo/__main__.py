@@ -1,4 +1,4 @@
-"""python -m zoo: the entries there are, and getting, checking and publishing them."""
+"""python -m zoo: lists, checks, pulls and publishes entries."""
 
 import sys
 
@@ -6,16 +6,16 @@ from configs.cli import main
 from configs.command import Command
 
 FACES = (
-    ("list", "looking:list_entries", None, "Lists the entries that `predictor=` accepts."),
-    ("show", "looking:show", "name", "Shows an entry's card, and what its manifest says."),
-    ("verify", "looking:verify", "name", "Reads every byte of an entry, compares digests."),
-    ("pull", "getting:pull", "name", "Copies entries from another zoo into this user's."),
-    ("lock", "getting:lock", None, "Writes zoo.lock: the digest of each name."),
-    ("push", "keeping:push", "path", "Publishes an entry's folder in a zoo."),
-    ("sign", "keeping:sign", "path", "Signs an entry's folder (OpenSSF model signing)."),
-    ("index", "keeping:index", "path", "Makes a zoo of a folder of entries, for any web server."),
-    ("rm", "keeping:remove", "name", "Takes an entry, or a version of it, out of a zoo."),
-    ("gc", "keeping:collect_garbage", None, "Removes the files that no entry names."),
+    ("list", "list:list_entries", None, "Lists the entries that `predictor=` accepts."),
+    ("show", "list:show", "name", "Shows an entry's card and manifest."),
+    ("verify", "list:verify", "name", "Checks the digest of every file of an entry."),
+    ("pull", "pull:pull", "name", "Copies entries from another zoo into the user's."),
+    ("lock", "lock:lock", None, "Writes zoo.lock, the digest of each entry."),
+    ("push", "publish:push", "path", "Publishes an entry's folder in a zoo."),
+    ("sign", "publish:sign", "path", "Signs an entry's folder (OpenSSF model signing)."),
+    ("index", "publish:index", "path", "Makes a zoo of a folder of entries, for any web server."),
+    ("rm", "publish:remove", "name", "Removes an entry, or a version of it, from a zoo."),
+    ("gc", "publish:collect_garbage", None, "Removes the files that no entry references."),
 )
 
 COMMANDS = tuple(

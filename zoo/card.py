@@ -1,9 +1,9 @@
-"""The model card (README.md) of an entry, generated from what was measured."""
+"""The model card (README.md) of an entry, generated from its manifest and metrics."""
 
 from collections.abc import Mapping
 
 from zoo.errors import ZooError
-from zoo.manifest import Manifest
+from zoo.manifest import EntryManifest
 
 DEFINITIONS = """\
 * **accuracy**: mean over tokens of |predicted top_k and chosen| / top_k.
@@ -12,8 +12,8 @@ DEFINITIONS = """\
 * **good_pred**: accuracy x fetch_rate."""
 
 
-def write_card(manifest: Manifest, *, extra: str = "") -> bytes:
-    """Front matter that the Hub reads, and a page for people; `extra` is put before the limits."""
+def write_card(manifest: EntryManifest, *, extra: str = "") -> bytes:
+    """Writes front matter for the Hub and a page; `extra` precedes the section on limits."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     model = manifest.model
@@ -50,20 +50,20 @@ def write_card(manifest: Manifest, *, extra: str = "") -> bytes:
     body = f"""# {manifest.name}
 
 A `{manifest.kind}` predictor: it forecasts which experts `{model.model_id}` will route to, so that
-their weights can be fetched before they are asked for.
+their weights can be fetched before the layer needs them.
 
     python -m runtime generate predictor={manifest.name} budget=50% prompt="..."
 
 ## Made for
 
-{table(made_for)}
+{format_table(made_for)}
 
-Any other model, revision or shape is refused on load. Signals it is shown while the model runs:
+Any other model, revision or shape is refused on load. Signals that it needs while the model runs:
 {", ".join(f"`{signal}`" for signal in manifest.signals) or "none"}.
 
 ## Measured on held-out requests
 
-{table(manifest.metrics) if manifest.metrics else "Not measured."}
+{format_table(manifest.metrics) if manifest.metrics else "Not measured."}
 
 {DEFINITIONS}
 
@@ -72,24 +72,25 @@ Any other model, revision or shape is refused on load. Signals it is shown while
 
 ## Export
 
-{table(manifest.parity) if manifest.parity else "Nothing was exported from torch."}
+{format_table(manifest.parity) if manifest.parity else "Nothing was exported from torch."}
 
 {extra.strip()}
 
 ## Limits
 
-The figures hold for the trace named above; text of another kind is routed differently, and
-accuracy falls with it. A wrong forecast costs time, never a different output.
+The figures hold for the trace named above. Text of another kind is routed differently, which lowers
+accuracy. A wrong forecast costs time and never changes the output.
 
 Licence: {manifest.licence}.
 """
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")).encode()
 
 
-def front_page(cards: Mapping[str, bytes]) -> bytes:
-    """The page of a whole zoo, for places that show one: a single entry's card as it is.
+def write_front_page(cards: Mapping[str, bytes]) -> bytes:
+    """Writes the page of a zoo, for storages that show one.
 
-    Of several their figures, so that the Hub lists all of them, and where to look for more.
+    A single entry's card is used as it is. Of several entries, the figures are listed so that the
+    Hub shows all of them.
     """
     import yaml
     from huggingface_hub import ModelCard
@@ -98,14 +99,14 @@ def front_page(cards: Mapping[str, bytes]) -> bytes:
     if len(parsed) == 1 == len(cards):
         return next(iter(cards.values()))
     data = [card.data.to_dict() for card in parsed.values()]
-    licences = {one.get("license") for one in data}
+    licences = {card.get("license") for card in data}
     front: dict[str, object] = {
         "library_name": "moecast",
         "tags": ["moecast", "mixture-of-experts", "expert-prediction"],
         "license": licences.pop() if len(licences) == 1 else "other",
-        "model-index": [model for one in data for model in one.get("model-index", [])],
+        "model-index": [model for card in data for model in card.get("model-index", [])],
     }
-    bases = sorted({one["base_model"] for one in data if one.get("base_model")})
+    bases = sorted({card["base_model"] for card in data if card.get("base_model")})
     if bases:
         front["base_model"] = bases
     lines = [f"| `{name}` |" for name in cards]
@@ -114,7 +115,7 @@ def front_page(cards: Mapping[str, bytes]) -> bytes:
             "# Predictors of expert routing",
             "",
             "Each forecasts which experts of a Mixture-of-Experts model will be needed, so that "
-            "they can be fetched before they are asked for (moecast).",
+            "they can be fetched before the layer needs them (moecast).",
             "",
             "| entry |",
             "|---|",
@@ -128,20 +129,23 @@ def front_page(cards: Mapping[str, bytes]) -> bytes:
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n{body}".encode()
 
 
-def table(rows: Mapping[str, object]) -> str:
-    """Two columns of Markdown; None is written as not measured."""
-
-    def cell(value: object) -> str:
-        if value is None:
-            return "not measured"
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-    lines = [f"| {name.replace('_', ' ')} | {cell(value)} |" for name, value in rows.items()]
+def format_table(rows: Mapping[str, object]) -> str:
+    """Formats two columns of Markdown."""
+    lines = [
+        f"| {name.replace('_', ' ')} | {format_figure(value)} |" for name, value in rows.items()
+    ]
     return "\n".join(["| | |", "|---|---|", *lines])
 
 
-def check_card(data: bytes, manifest: Manifest) -> None:
-    """ZooError unless the card says something and names the manifest's licence."""
+def format_figure(value: object) -> str:
+    """Formats a metric; None is "not measured"."""
+    if value is None:
+        return "not measured"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def check_card(data: bytes, manifest: EntryManifest) -> None:
+    """Raises ZooError if the card is empty or its licence differs from the manifest."""
     import yaml
     from huggingface_hub import ModelCard
 

@@ -1,7 +1,7 @@
-"""What the zoo's commands take.
+"""Configurations of the zoo's commands.
 
-A place is a folder, `builtin`, https://, s3://, hf:// or package://; several are separated by
-commas.
+A zoo is given by a folder, `builtin`, or an https://, s3://, hf:// or package:// address; several
+are separated by commas.
 """
 
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ class ListConfig(RunConfig):
     """`python -m zoo list`."""
 
     zoo: str | None = None
-    """Places to list; default: what was pulled, the built-in zoo, and those of MOECAST_ZOO."""
+    """Zoos to list; default: the pulled entries, the built-in zoo and those of MOECAST_ZOO."""
     model: str | None = None
     """Only predictors of this model: part of its name or id, or a pattern such as qwen*."""
     predictor: str | None = None
     """Only this kind, such as stride."""
     metric: str = "accuracy"
-    """Sort by this held-out figure, the best first."""
+    """Held-out metric to sort by, the best first."""
     least: float | None = None
-    """Only entries whose `metric` is at least this."""
+    """Only entries whose `metric` is at least this value."""
     json: bool = False
-    """Print JSON in place of the table."""
+    """Print JSON instead of a table."""
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,7 @@ class ShowConfig(RunConfig):
     name: str = MISSING
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
     json: bool = False
-    """Print the manifest as JSON in place of the card."""
+    """Print the manifest as JSON instead of the card."""
 
 
 @dataclass(kw_only=True)
@@ -46,9 +46,9 @@ class VerifyConfig(RunConfig):
     """`python -m zoo verify PATH`."""
 
     name: str = MISSING
-    """As for show."""
+    """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
     require_signature: Path | None = None
-    """Public key (PEM) of whoever must have signed it."""
+    """Public key (PEM) with which the entry must be signed."""
 
 
 @dataclass(kw_only=True)
@@ -58,24 +58,24 @@ class PullConfig(RunConfig):
     name: str | None = None
     """NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST."""
     zoo: str | None = None
-    """Places to look in, in this order; those of MOECAST_ZOO unless given."""
+    """Zoos to pull from, in order of preference; default: those of MOECAST_ZOO."""
     all: bool = False
-    """Every version of every entry, to mirror a zoo."""
+    """Pull every version of every entry, to mirror a zoo."""
     locked: Path | None = None
-    """What this lock file names, by digest."""
+    """Pull the entries of this lock file, by digest."""
     output: Path | None = None
-    """Also write the entry as a folder."""
+    """Folder to write the entry to as well."""
     require_signature: Path | None = None
-    """Public key (PEM) of whoever must have signed it."""
+    """Public key (PEM) with which the entry must be signed."""
     accept_rollback: bool = False
-    """Take an index that is older than one seen before, as after a zoo was made anew."""
+    """Accept an index that is older than one seen before, as after a zoo was made anew."""
 
     def __post_init__(self) -> None:
-        asked = [self.name is not None, self.all, self.locked is not None]
-        if sum(asked) != 1:
-            raise MoecastError("name one entry, or say all=true, or locked=zoo.lock")
+        selections = [self.name is not None, self.all, self.locked is not None]
+        if sum(selections) != 1:
+            raise MoecastError("give one of name=NAME, all=true and locked=zoo.lock")
         if self.output is not None and self.name is None:
-            raise MoecastError(f"output={self.output} is for one entry: name it")
+            raise MoecastError(f"output={self.output} is for one entry: give name=NAME")
 
 
 @dataclass(kw_only=True)
@@ -85,11 +85,11 @@ class PushConfig(RunConfig):
     path: Path = MISSING
     """Folder of the entry."""
     to: str | None = None
-    """Folder, `builtin`, s3:// or hf:// to publish in; default: the folder of what was pulled."""
+    """Zoo to publish in: a folder, `builtin`, s3:// or hf://; default: the pulled entries."""
     alias: str | None = None
-    """Also name this version so, such as stable."""
+    """Another name for this version, such as stable."""
     replace: bool = False
-    """Forget the entry's earlier versions."""
+    """Remove the entry's earlier versions."""
 
 
 @dataclass(kw_only=True)
@@ -99,7 +99,7 @@ class RemoveConfig(RunConfig):
     name: str = MISSING
     """NAME for all its versions, NAME@ALIAS or NAME@DIGEST for one."""
     zoo: str | None = None
-    """Storage to remove it from; default: what was pulled."""
+    """Zoo to remove it from; default: the pulled entries."""
 
 
 @dataclass(kw_only=True)
@@ -107,7 +107,7 @@ class CollectGarbageConfig(RunConfig):
     """`python -m zoo gc`."""
 
     zoo: str | None = None
-    """Storage to clean; default: what was pulled."""
+    """Zoo to clean; default: the pulled entries."""
 
 
 @dataclass(kw_only=True)
@@ -115,7 +115,7 @@ class LockConfig(RunConfig):
     """`python -m zoo lock`."""
 
     names: list[str] = field(default_factory=list)
-    """Entries to pin; none: all that were pulled."""
+    """Entries to lock; default: all pulled entries."""
     output: Path = Path("zoo.lock")
     """File to write."""
 
@@ -125,12 +125,12 @@ class IndexConfig(RunConfig):
     """`python -m zoo index PATH`."""
 
     path: Path = MISSING
-    """Folder with entries in it, at any depth."""
+    """Folder that contains entries, at any depth."""
     output: Path | None = None
-    """Folder of the zoo: what to serve; `path` unless given."""
+    """Folder of the zoo, to be served; default: `path`."""
     expires_days: float | None = None
-    """Days after which readers refuse this index, so that nobody can serve an old one for ever;
-    run the command again before."""
+    """Days until readers refuse this index, so that an old one cannot be served forever; run the
+    command again before."""
 
     def __post_init__(self) -> None:
         if self.expires_days is not None and self.expires_days <= 0:

@@ -1,4 +1,4 @@
-"""The one gate between bytes from outside and any parser: digest, size, and where they may lie."""
+"""Checks of bytes from outside before any parser sees them: digest, size and path."""
 
 import hashlib
 import os
@@ -13,32 +13,32 @@ from zoo.errors import DamagedError, ZooError
 
 HEX64 = re.compile(r"[0-9a-f]{64}")
 SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-"""No hidden files, no `..`, no drive letters, no separators of another system."""
+"""Excludes hidden files, `..`, drive letters and the separators of other systems."""
 
 
-def digest_of(data: bytes) -> str:
-    """sha256 as 64 hex digits."""
+def hash_bytes(data: bytes) -> str:
+    """Returns the sha256 as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 
-def check(data: bytes, *, sha256: str, size: int | None, what: str) -> bytes:
-    """The same bytes, when they are the promised ones; DamagedError otherwise."""
+def check_digest(data: bytes, *, sha256: str, size: int | None, what: str) -> bytes:
+    """Returns the bytes if size and digest are as expected; raises DamagedError otherwise."""
     if size is not None and len(data) != size:
         raise DamagedError(
-            f"{what} is damaged: {len(data):,} bytes (or more) where {size:,} were promised. "
-            "Nothing of it was read; get the entry again."
+            f"{what} is damaged: got {len(data):,} bytes (or more), expected {size:,}. "
+            "Nothing of it was parsed; pull the entry again."
         )
-    found = digest_of(data)
-    if found != sha256:
+    actual = hash_bytes(data)
+    if actual != sha256:
         raise DamagedError(
-            f"{what} is damaged: sha256 {found[:12]}... where {sha256[:12]}... was promised. "
-            "Nothing of it was read; get the entry again."
+            f"{what} is damaged: got sha256 {actual[:12]}..., expected {sha256[:12]}.... "
+            "Nothing of it was parsed; pull the entry again."
         )
     return data
 
 
 def check_path(path: str) -> str:
-    """The same relative path, when it stays inside the entry; ZooError otherwise."""
+    """Returns the relative path if it stays inside its folder; raises ZooError otherwise."""
     parts = PurePosixPath(path).parts
     if not parts or "/".join(parts) != path or not all(map(SAFE_PART.fullmatch, parts)):
         raise ZooError(
@@ -50,10 +50,13 @@ def check_path(path: str) -> str:
 
 @contextmanager
 def open_inside(folder: Path, path: str) -> Iterator[BinaryIO]:
-    """A regular file under `folder`, for reading.
+    """Opens a plain file below `folder` for reading.
 
-    Links are refused at every step below the folder, so that no entry can name a file outside it.
-    FileNotFoundError when there is no such file.
+    Links are refused at every step below the folder, so that no path leads outside it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ZooError: the path, or what is there, is not allowed.
     """
     current = folder
     for part in PurePosixPath(check_path(path)).parts:
@@ -68,9 +71,6 @@ def open_inside(folder: Path, path: str) -> Iterator[BinaryIO]:
 
 
 def read_inside(folder: Path, path: str, *, limit: int) -> bytes:
-    """At most `limit` + 1 bytes of it: one byte more than the limit, so that an appended one shows.
-
-    Raises as `open_inside`.
-    """
+    """Reads at most `limit` + 1 bytes, so that an appended byte shows; raises as `open_inside`."""
     with open_inside(folder, path) as file:
         return file.read(limit + 1)

@@ -1,4 +1,4 @@
-"""An entry: a folder with a manifest, and the reading of its files through their digests."""
+"""An entry: a folder with a manifest, whose files are read through their digests."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -9,21 +9,21 @@ from typing import Any
 
 from predictors.base import Signal
 from predictors.files import new_folder, write_atomic
+from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from predictors.versions import package_version
 from zoo.card import write_card
-from zoo.digest import HEX64, check, digest_of, read_inside
+from zoo.digest import HEX64, check_digest, hash_bytes, read_inside
 from zoo.errors import DamagedError, ZooError
 from zoo.graph import check_declared, check_graph
 from zoo.manifest import (
     FORMAT_VERSION,
     MAX_MANIFEST_BYTES,
     NAME,
-    Manifest,
-    ModelRecord,
+    EntryManifest,
     Scalar,
     parse_manifest,
-    records,
+    record_files,
 )
 
 MANIFEST, MANIFEST_DIGEST = "manifest.json", "manifest.sha256"
@@ -31,26 +31,28 @@ CARD, METRICS = "README.md", "metrics.json"
 SIGNATURE = "signature.json"
 MAX_SIGNATURE_BYTES = 1 << 20
 
-Fetch = Callable[[str, int], bytes]
+FetchFile = Callable[[str, int], bytes]
 """(path, limit) to at most limit + 1 raw bytes; FileNotFoundError if there is no such file."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZooEntry:
     """An entry whose manifest was checked; its files are checked as they are read."""
 
-    manifest: Manifest
+    manifest: EntryManifest
     where: str
-    """Folder or zoo that it was found in, for messages."""
-    fetch: Fetch
-    signature: Callable[[], bytes | None] = lambda: None
-    """Bytes of the signature that came with it, unchecked; None where it is not signed."""
+    """The folder or zoo that contains it, for messages."""
+    fetch: FetchFile
+    read_signature: Callable[[], bytes | None] = lambda: None
+    """Returns the signature's bytes, unchecked; None if the entry is not signed."""
 
     def read(self, path: str) -> bytes:
-        """One file's bytes, after size and sha256 were found right (DamagedError otherwise).
+        """Reads a file and checks it before anything parses it.
 
-        An ONNX graph has also been found to be one self-contained file with the inputs and outputs
-        that the manifest declares (ZooError otherwise).
+        Raises:
+            DamagedError: it is missing, or its size or sha256 differs from the manifest.
+            ZooError: it is not in the manifest, or is an ONNX graph that is not self-contained or
+                has other inputs and outputs than the manifest declares.
         """
         record = self.manifest.files.get(path)
         what = f"{path} of {self.manifest.name} in {self.where}"
@@ -59,24 +61,24 @@ class Entry:
         try:
             raw = self.fetch(path, record.size)
         except FileNotFoundError as error:
-            raise DamagedError(f"{what} is missing; get the entry again") from error
-        data = check(raw, sha256=record.sha256, size=record.size, what=what)
+            raise DamagedError(f"{what} is missing; pull the entry again") from error
+        data = check_digest(raw, sha256=record.sha256, size=record.size, what=what)
         if path.endswith(".onnx"):
             check_declared(check_graph(data, what=what), record.graph, what=what)
         return data
 
     def payload(self) -> dict[str, bytes]:
-        """What the predictor is made of: every file but the card and the metrics."""
+        """Reads the predictor's files: all but the card and the metrics."""
         return {
             path: self.read(path) for path in self.manifest.files if path not in (CARD, METRICS)
         }
 
     def metrics(self) -> dict[str, Any]:
-        """The whole of `metrics.json`; empty when the entry has none."""
+        """Reads `metrics.json`; empty if the entry has none."""
         return json.loads(self.read(METRICS)) if METRICS in self.manifest.files else {}
 
     def verify(self) -> None:
-        """Reads everything; raises at the first file that is not as promised."""
+        """Reads every file; raises as `read` at the first that differs from the manifest."""
         for path in self.manifest.files:
             self.read(path)
 
@@ -96,23 +98,23 @@ def write_entry(
     licence: str = "Apache-2.0",
     card_extra: str = "",
     created: str | None = None,
-) -> Manifest:
-    """Makes the folder in one step: complete, or as it was before.
+) -> EntryManifest:
+    """Writes an entry's folder in one step, so that it is complete or as it was before.
 
-    `files` is the predictor's payload; `metrics` is written whole to metrics.json, and its
-    "held_out" table (name to number, None for not measured) goes into manifest and card.
-    An entry that stands at `folder` is replaced; any other folder there is refused.
+    `files` is the predictor's payload. `metrics` is written to metrics.json; its "held_out" table
+    (name to number, None if not measured) is also in manifest and card. An entry at `folder` is
+    replaced; any other folder there is refused.
     """
     if not NAME.fullmatch(name):
         raise ZooError(f"the name {name!r} is not MODEL/PREDICTOR in lower case letters and digits")
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise ZooError(f"{folder} exists and is not an entry; name another folder")
-    draft = Manifest(
+    draft = EntryManifest(
         format_version=FORMAT_VERSION,
         name=name,
         kind=kind,
         options=dict(options),
-        model=ModelRecord(**spec.as_dict()),
+        model=ModelRecord.from_spec(spec),
         signals=sorted(signals),
         licence=licence,
         trace_digest=trace_digest,
@@ -122,7 +124,7 @@ def write_entry(
         created=created or datetime.now(UTC).isoformat(timespec="seconds"),
         files={},
     )
-    everything = {
+    all_files = {
         **files,
         METRICS: (json.dumps(metrics, indent=2, allow_nan=False) + "\n").encode(),
         CARD: write_card(draft, extra=card_extra),
@@ -130,30 +132,35 @@ def write_entry(
     graphs = {
         path: check_graph(data, what=path) for path, data in files.items() if path.endswith(".onnx")
     }
-    # Built again, not copied, so that the checks on paths, suffixes and sizes run.
-    manifest = Manifest(**{**dict(draft), "files": records(everything, graphs)})
-    write_folder(folder, manifest, everything)
+    # Constructed again, not copied, so that the checks of paths, suffixes and sizes run.
+    manifest = EntryManifest(**{**dict(draft), "files": record_files(all_files, graphs)})
+    write_folder(folder, manifest, all_files)
     return manifest
 
 
 def write_folder(
-    folder: Path, manifest: Manifest, files: Mapping[str, bytes], signature: bytes | None = None
+    folder: Path,
+    manifest: EntryManifest,
+    files: Mapping[str, bytes],
+    signature: bytes | None = None,
 ) -> None:
-    """An entry as a folder, in one step: complete, or as it was before."""
+    """Writes an entry's files in one step, so that it is complete or as it was before."""
     data = manifest.to_bytes()
     with new_folder(folder) as temporary:
         for path, content in files.items():
             write_atomic(temporary / path, content)
         if signature is not None:
             write_atomic(temporary / SIGNATURE, signature)
-        write_atomic(temporary / MANIFEST_DIGEST, f"{digest_of(data)}  {MANIFEST}\n".encode())
+        write_atomic(temporary / MANIFEST_DIGEST, f"{hash_bytes(data)}  {MANIFEST}\n".encode())
         write_atomic(temporary / MANIFEST, data)
 
 
-def open_entry(folder: Path | str) -> Entry:
-    """The entry in a folder. Its manifest is parsed only after `manifest.sha256` agrees with it.
+def open_entry(folder: Path | str) -> ZooEntry:
+    """Opens an entry's folder; the manifest is parsed after `manifest.sha256` agrees with it.
 
-    Raises ZooError when there is no entry, DamagedError when the manifest is torn or altered.
+    Raises:
+        ZooError: there is no entry.
+        DamagedError: the manifest is torn or altered.
     """
     folder = Path(folder)
     try:
@@ -166,11 +173,11 @@ def open_entry(folder: Path | str) -> Entry:
         ) from error
     promised, _, rest = line.decode("utf-8", errors="replace").partition(" ")
     if not HEX64.fullmatch(promised) or rest != f" {MANIFEST}\n":
-        raise DamagedError(f"{folder / MANIFEST_DIGEST} is damaged; get the entry again")
-    check(data, sha256=promised, size=None, what=str(folder / MANIFEST))
+        raise DamagedError(f"{folder / MANIFEST_DIGEST} is damaged; pull the entry again")
+    check_digest(data, sha256=promised, size=None, what=str(folder / MANIFEST))
     manifest = parse_manifest(data, what=str(folder / MANIFEST))
 
-    def signature() -> bytes | None:
+    def read_signature() -> bytes | None:
         if not (folder / SIGNATURE).exists():
             return None
         return read_inside(folder, SIGNATURE, limit=MAX_SIGNATURE_BYTES)
@@ -178,10 +185,17 @@ def open_entry(folder: Path | str) -> Entry:
     def fetch(path: str, limit: int) -> bytes:
         return read_inside(folder, path, limit=limit)
 
-    return Entry(manifest, str(folder), fetch, signature)
+    return ZooEntry(manifest, str(folder), fetch, read_signature)
 
 
-def strangers(folder: Path, manifest: Manifest) -> list[str]:
-    """Files in the folder that the manifest does not name."""
-    found = {str(one.relative_to(folder)) for one in folder.rglob("*") if not one.is_dir()}
-    return sorted(found - {*manifest.files, MANIFEST, MANIFEST_DIGEST, SIGNATURE})
+def find_untracked_files(folder: Path, manifest: EntryManifest) -> list[str]:
+    """Returns the files in the folder that the manifest does not list."""
+    paths = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    return sorted(paths - {*manifest.files, MANIFEST, MANIFEST_DIGEST, SIGNATURE})
+
+
+def require_tracked_files(folder: Path, manifest: EntryManifest) -> None:
+    """Raises DamagedError if the folder has files that the manifest does not list."""
+    untracked = find_untracked_files(folder, manifest)
+    if untracked:
+        raise DamagedError(f"{folder} has files that its manifest does not list: {untracked}")

@@ -1,14 +1,14 @@
-"""What can be wrong with an entry, as the user sees it."""
+"""Faults of entries and storages that the user can correct."""
 
 from predictors.errors import MoecastError
 
 
 class ZooError(MoecastError):
-    """An entry that is not there, not complete, or not allowed."""
+    """An entry that is missing, incomplete or not allowed."""
 
 
 class DamagedError(ZooError):
-    """Bytes that are not those that the digest promises: torn, altered or from elsewhere."""
+    """Bytes that do not have the expected digest: torn, altered, or of something else."""
 
 
 class MismatchError(ZooError):
@@ -16,7 +16,7 @@ class MismatchError(ZooError):
 
 
 class RefusedError(ZooError):
-    """An entry that may not be published yet: no card, licence, held-out metrics or trace."""
+    """An entry that cannot be published: card, licence, held-out metrics or trace are missing."""
 
 
 class StorageError(ZooError):
@@ -28,8 +28,8 @@ class UnreachableError(StorageError):
 
 
 class StaleError(ZooError):
-    """An index that is older than one seen before, or past its date."""
+    """An index that is older than one seen before, or has expired."""
 
 
 class SignatureError(ZooError):
-    """An entry without a signature, with one by another key, or changed since it was signed."""
+    """An entry that is not signed, is signed with another key, or has changed since."""

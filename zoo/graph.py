@@ -1,4 +1,4 @@
-"""What an ONNX file may be before onnxruntime sees it: one graph, all of it in this one file."""
+"""Checks of an ONNX file before onnxruntime sees it: it must be one self-contained graph."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     import onnx
 
 DOMAINS = ("", "ai.onnx")
-"""The standard's own operators; any other domain may need a library from somewhere."""
+"""The standard operators; any other domain may need a library."""
 
 
 def check_graph(data: bytes, *, what: str) -> GraphRecord:
-    """What the graph takes and gives.
+    """Returns the graph's inputs and outputs.
 
     Raises:
         ZooError: it is too large, keeps tensors in other files, needs foreign operators, or has
@@ -29,64 +29,64 @@ def check_graph(data: bytes, *, what: str) -> GraphRecord:
         model = onnx.load_model_from_string(data)
     except DecodeError as error:
         raise ZooError(f"{what} is not an ONNX model ({error})") from error
-    foreign = sorted({node.domain for node in nodes(model.graph)} - set(DOMAINS))
+    foreign = sorted({node.domain for node in iterate_nodes(model.graph)} - set(DOMAINS))
     if foreign or model.functions:
-        named = foreign or "its own"
-        raise ZooError(f"{what} uses operators of {named}; allowed are the standard ones")
-    for tensor in tensors(model.graph):
+        domains = foreign or "functions of the model"
+        raise ZooError(f"{what} uses operators of {domains}; allowed are the standard ones")
+    for tensor in iterate_tensors(model.graph):
         if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ZooError(f"{what} keeps the tensor {tensor.name!r} in another file: not allowed")
-    # Old graphs list their weights among the inputs.
+    # Old graphs list their weights as inputs too.
     weights = {tensor.name for tensor in model.graph.initializer}
-    inputs = [one for one in model.graph.input if one.name not in weights]
+    inputs = [value for value in model.graph.input if value.name not in weights]
     return GraphRecord(
-        inputs={one.name: shape(one, what=what) for one in inputs},
-        outputs={one.name: shape(one, what=what) for one in model.graph.output},
+        inputs={value.name: read_shape(value, what=what) for value in inputs},
+        outputs={value.name: read_shape(value, what=what) for value in model.graph.output},
     )
 
 
-def check_declared(found: GraphRecord, declared: GraphRecord | None, *, what: str) -> None:
-    """ZooError when a graph takes or gives something else than its manifest says."""
-    if declared is not None and found != declared:
+def check_declared(actual: GraphRecord, declared: GraphRecord | None, *, what: str) -> None:
+    """Raises ZooError if the graph's inputs or outputs differ from the manifest."""
+    if declared is not None and actual != declared:
         raise ZooError(
-            f"{what} takes {found.inputs} and gives {found.outputs}; its manifest declares "
-            f"{declared.inputs} and {declared.outputs}"
+            f"{what} maps {actual.inputs} to {actual.outputs}; its manifest declares "
+            f"{declared.inputs} to {declared.outputs}"
         )
 
 
-def shape(value: "onnx.ValueInfoProto", *, what: str) -> list[int | str]:
-    """Sizes of a tensor's dimensions; the name, or "?", of one that is free."""
+def read_shape(value: "onnx.ValueInfoProto", *, what: str) -> list[int | str]:
+    """Returns the sizes of a tensor's dimensions; name or "?" of a dynamic one."""
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
         raise ZooError(f"{what}: {value.name!r} is not a tensor with a declared shape")
     return [
-        one.dim_value if one.HasField("dim_value") else one.dim_param or "?"
-        for one in value.type.tensor_type.shape.dim
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
+        for dim in value.type.tensor_type.shape.dim
     ]
 
 
-def graphs(graph: "onnx.GraphProto") -> Iterator["onnx.GraphProto"]:
-    """The graph and all graphs inside its operators."""
+def iterate_graphs(graph: "onnx.GraphProto") -> Iterator["onnx.GraphProto"]:
+    """Yields the graph and the subgraphs of its operators."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
             inner = [attribute.g] if attribute.HasField("g") else []
             for subgraph in (*inner, *attribute.graphs):
-                yield from graphs(subgraph)
+                yield from iterate_graphs(subgraph)
 
 
-def nodes(graph: "onnx.GraphProto") -> Iterator["onnx.NodeProto"]:
-    """Every operator of a graph and of its subgraphs."""
-    for one in graphs(graph):
-        yield from one.node
+def iterate_nodes(graph: "onnx.GraphProto") -> Iterator["onnx.NodeProto"]:
+    """Yields the operators of a graph and of its subgraphs."""
+    for subgraph in iterate_graphs(graph):
+        yield from subgraph.node
 
 
-def tensors(graph: "onnx.GraphProto") -> Iterator["onnx.TensorProto"]:
-    """Every tensor of a graph: initialisers, sparse ones, attributes, those of its subgraphs."""
-    for one in graphs(graph):
-        yield from one.initializer
-        for sparse in one.sparse_initializer:
+def iterate_tensors(graph: "onnx.GraphProto") -> Iterator["onnx.TensorProto"]:
+    """Yields the tensors of a graph and its subgraphs: initializers, sparse ones, attributes."""
+    for subgraph in iterate_graphs(graph):
+        yield from subgraph.initializer
+        for sparse in subgraph.sparse_initializer:
             yield from (sparse.values, sparse.indices)
-        for node in one.node:
+        for node in subgraph.node:
             for attribute in node.attribute:
                 yield from (attribute.t, *attribute.tensors)
                 for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):

@@ -1,7 +1,7 @@
-"""`index.json` and the names in it.
+"""`index.json`, and references to the entries in it.
 
-An entry's digest is that of its manifest, and the manifest names the digest of each file: so a name
-resolved once names every byte.
+An entry's digest is that of its manifest, and the manifest has the digest of each file: a resolved
+reference therefore determines every byte.
 """
 
 import re
@@ -11,59 +11,24 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
+from predictors.errors import unknown
+from predictors.records import Sha256, StrictRecord
 from zoo.digest import HEX64
 from zoo.errors import ZooError
-from zoo.manifest import NAME, FileRecord, Sha256, Strict
+from zoo.manifest import NAME, FileRecord
 
 INDEX = "index.json"
 BLOBS = "blobs/sha256"
 MAX_INDEX_BYTES = 64 << 20
 LATEST = "latest"
 PREFIX = re.compile(r"[0-9a-f]{8,64}")
-"""A digest, or enough of its beginning to be meant."""
+"""A digest or the beginning of one."""
 ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 Alias = Annotated[str, Field(pattern=f"^{ALIAS.pattern}$")]
 
 
-class Version(Strict):
-    """One revision of an entry."""
-
-    created: str
-    size: int
-    signature: FileRecord | None = None
-    """Made by `zoo sign`, beside the entry: it cannot be among the files that it signs."""
-
-
-class Listing(Strict):
-    """All revisions of an entry that a zoo holds, by digest."""
-
-    latest: Sha256
-    versions: dict[Sha256, Version]
-    aliases: dict[Alias, Sha256] = {}
-    """Other names of revisions, such as `stable`."""
-
-
-class Index(Strict):
-    """The whole of `index.json`."""
-
-    format_version: Literal[1] = 1
-    serial: Annotated[int, Field(ge=0)] = 0
-    """Grows with every change, so that an older index can be told from a newer one."""
-    expires: AwareDatetime | None = None
-    """After which the index is not to be trusted any more; None: never."""
-    entries: dict[str, Listing] = {}
-
-    def to_bytes(self) -> bytes:
-        """As it is written."""
-        return (self.model_dump_json(indent=2) + "\n").encode()
-
-    def has_expired(self) -> bool:
-        """Whether its date is past."""
-        return self.expires is not None and datetime.now(UTC) > self.expires
-
-
 @dataclass(frozen=True)
-class Reference:
+class EntryReference:
     """`NAME`, `NAME@latest`, `NAME@ALIAS` or `NAME@DIGEST`."""
 
     name: str
@@ -72,32 +37,86 @@ class Reference:
     def __str__(self) -> str:
         return self.name if self.version == LATEST else f"{self.name}@{self.version}"
 
-    def matches(self, index: Index) -> list[str]:
-        """The digests that it can mean there."""
-        listing = index.entries.get(self.name)
+
+class EntryVersion(StrictRecord):
+    """One version of an entry."""
+
+    created: str
+    size: int
+    signature: FileRecord | None = None
+    """Made by `zoo sign`. It signs the entry's files, so it is not one of them."""
+
+
+class EntryListing(StrictRecord):
+    """All versions of an entry in a zoo, by digest."""
+
+    latest: Sha256
+    versions: dict[Sha256, EntryVersion]
+    aliases: dict[Alias, Sha256] = {}
+    """Other names of versions, such as `stable`."""
+
+
+class ZooIndex(StrictRecord):
+    """The content of `index.json`."""
+
+    format_version: Literal[1] = 1
+    serial: Annotated[int, Field(ge=0)] = 0
+    """Grows with every change, so that an older index is recognised."""
+    expires: AwareDatetime | None = None
+    """Time after which readers refuse the index; None means never."""
+    entries: dict[str, EntryListing] = {}
+
+    def to_bytes(self) -> bytes:
+        return (self.model_dump_json(indent=2) + "\n").encode()
+
+    def has_expired(self) -> bool:
+        return self.expires is not None and datetime.now(UTC) > self.expires
+
+    def match(self, reference: EntryReference) -> list[str]:
+        """Returns the digests that the reference can mean."""
+        listing = self.entries.get(reference.name)
         if listing is None:
             return []
-        if self.version == LATEST:
+        if reference.version == LATEST:
             return [listing.latest]
-        if self.version in listing.aliases:
-            return [listing.aliases[self.version]]
-        if not PREFIX.fullmatch(self.version):
+        if reference.version in listing.aliases:
+            return [listing.aliases[reference.version]]
+        if not PREFIX.fullmatch(reference.version):
             return []
-        return [one for one in listing.versions if one.startswith(self.version)]
+        return [digest for digest in listing.versions if digest.startswith(reference.version)]
+
+    def has(self, reference: EntryReference) -> bool:
+        """Whether the reference means exactly one version."""
+        return len(self.match(reference)) == 1
+
+    def resolve(self, reference: EntryReference) -> str:
+        """Returns the digest that a reference means; ZooError with the choices if it means none."""
+        if reference.name not in self.entries:
+            raise ZooError(unknown("zoo entry", reference.name, self.entries))
+        digests = self.match(reference)
+        if len(digests) != 1:
+            listing = self.entries[reference.name]
+            known = [*listing.aliases, *(digest[:12] for digest in listing.versions)]
+            raise ZooError(unknown(f"version of {reference.name}", reference.version, known))
+        return digests[0]
+
+    def version(self, name: str, digest: str) -> EntryVersion:
+        """Returns the record of a version that is in the index."""
+        return self.entries[name].versions[digest]
 
 
-def parse_reference(text: str) -> Reference:
-    """ZooError when the text cannot name an entry."""
+def parse_reference(text: str) -> EntryReference:
+    """Parses a reference; ZooError if the text cannot name an entry."""
     name, at, version = text.partition("@")
-    known = PREFIX.fullmatch(version) or ALIAS.fullmatch(version)
-    if not NAME.fullmatch(name) or (at and not known):
+    is_version = PREFIX.fullmatch(version) or ALIAS.fullmatch(version)
+    if not NAME.fullmatch(name) or (at and not is_version):
         raise ZooError(
             f"{text!r} is not NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST; see: python -m zoo list"
         )
-    return Reference(name, version or LATEST)
+    return EntryReference(name, version or LATEST)
 
 
-def blob(digest: str) -> str:
-    """Path of the file with these bytes."""
+def blob_path(digest: str) -> str:
+    """Returns the path of the file with this digest."""
     assert HEX64.fullmatch(digest)
     return f"{BLOBS}/{digest}"

@@ -1,4 +1,4 @@
-"""From what a user writes after `predictor=` to an entry, and to a predictor that fits a model."""
+"""Loads a predictor by what a user writes after `predictor=`: a name, a folder or an address."""
 
 import os
 import sys
@@ -9,42 +9,40 @@ from typing import Any
 from predictors.base import Predictor
 from predictors.errors import unknown
 from predictors.spec import ModelSpec
-from zoo.catalogue import Zoo
-from zoo.entry import Entry, open_entry
+from zoo.catalog import Zoo
+from zoo.entry import ZooEntry, open_entry
 from zoo.errors import MismatchError, ZooError
-from zoo.index import Reference, parse_reference
+from zoo.index import EntryReference, ZooIndex, parse_reference
 from zoo.locations import builtin_storage, cache_storage, configured_storages, open_zoo_storage
 from zoo.manifest import NAME
-from zoo.storage import Storage
 
 REQUIRE_SIGNATURE = "MOECAST_REQUIRE_SIGNATURE"
-"""A public key: entries that its owner did not sign are not used. Ours ship inside the package."""
+"""Path of a public key. Entries that are not signed with it are refused, except built-in ones."""
 
 
-def zoos() -> list[Zoo]:
-    """Where names are looked up without a network, first match wins: what was pulled, then what
-    ships with us.
-    """
+def local_zoos() -> list[Zoo]:
+    """Returns the zoos that need no network, in the order of lookup: cache, then built-in zoo."""
     return [Zoo(cache_storage()), Zoo(builtin_storage())]
 
 
-def listed() -> set[str]:
-    """Names of all entries that are here."""
-    return {name for zoo in zoos() for name in zoo.index().entries}
+def list_names() -> set[str]:
+    """Returns the names of all entries in the local zoos."""
+    return {name for zoo in local_zoos() for name in zoo.read_index().entries}
 
 
-def find(reference: str | Path) -> Entry:
-    """The entry that is meant by a name (`NAME`, `NAME@latest`, `NAME@ALIAS`, `NAME@DIGEST`), the
-    path of a folder, or an address: `ZOO#NAME`, or `ZOO` alone where it has one entry.
+def find_entry(reference: str | Path) -> ZooEntry:
+    """Finds an entry by name, folder or address.
 
-    A name that was pulled, or ships with us, is that, and no network is used. Another one is pulled
-    from the zoos of MOECAST_ZOO, in their order, when there are any.
+    A name (`NAME`, `NAME@latest`, `NAME@ALIAS`, `NAME@DIGEST`) is looked up in the local zoos
+    without a network; if it is in none, the entry is pulled from the first zoo of MOECAST_ZOO that
+    lists it. An address is `ZOO#NAME`, or `ZOO` alone if that zoo has one entry.
 
     Raises:
-        ZooError: it is none of these, and the message has the choices; UnreachableError,
-            DamagedError, StaleError, SignatureError: as pulling does.
+        ZooError: there is no such entry; the message lists the choices.
+        UnreachableError, DamagedError, StaleError: as pulling does.
+        SignatureError: MOECAST_REQUIRE_SIGNATURE is set and the entry is not signed with that key.
     """
-    entry = _find(reference)
+    entry = _find_unchecked(reference)
     key = os.environ.get(REQUIRE_SIGNATURE)
     if key and entry.where != builtin_storage().address:
         from zoo.signing import check_signature
@@ -53,85 +51,117 @@ def find(reference: str | Path) -> Entry:
     return entry
 
 
-def _find(reference: str | Path) -> Entry:
+def _find_unchecked(reference: str | Path) -> ZooEntry:
     if isinstance(reference, str) and "://" in reference:
-        return by_address(reference)
+        return find_by_address(reference)
     named = None
     if isinstance(reference, str) and NAME.fullmatch(reference.partition("@")[0]):
         named = parse_reference(reference)
-        holders = [zoo for zoo in zoos() if named.name in zoo.index().entries]
-        for zoo in holders:
-            if zoo.holds(named):
-                return zoo.open(named)
-        if holders and not configured_storages():
-            return holders[0].open(named)  # which says what versions there are
+        entry = _find_local(named)
+        if entry is not None:
+            return entry
     if Path(reference).is_dir():
         return open_entry(reference)
     if named is not None:
-        for place in configured_storages():
-            if Zoo(place).holds(named):
-                return pulled(place, named)
-    raise ZooError(_unknown(str(reference)))
-
-
-def _unknown(reference: str) -> str:
-    return (
-        f"{unknown('zoo entry', reference, listed())}. Or name an entry's folder; python -m "
-        "zoo list shows what is here, python -m zoo pull NAME zoo=ADDRESS gets others"
+        entry = _find_configured(named)
+        if entry is not None:
+            return entry
+    raise ZooError(
+        f"{unknown('zoo entry', str(reference), list_names())}. Or name an entry's folder; python "
+        "-m zoo list shows the entries here, python -m zoo pull NAME zoo=ADDRESS gets others"
     )
 
 
-def by_address(address: str) -> Entry:
-    """The entry `ZOO#NAME[@VERSION]`, or the only one of `ZOO`.
+def _find_local(reference: EntryReference) -> ZooEntry | None:
+    known = None
+    for zoo in local_zoos():
+        index = zoo.read_index()
+        if index.has(reference):
+            return zoo.open(reference, index)
+        if known is None and reference.name in index.entries:
+            known = index
+    if known is not None and not configured_storages():
+        known.resolve(reference)  # raises, with the versions there are
+    return None
 
-    From the cache if it is there and names one digest, otherwise pulled.
+
+def _find_configured(reference: EntryReference) -> ZooEntry | None:
+    from zoo.rollback_protection import check_fresh
+
+    for storage in configured_storages():
+        zoo = Zoo(storage)
+        data = zoo.read_index_bytes()
+        index = zoo.parse_index(data)
+        if data is not None and index.has(reference):
+            check_fresh(zoo, index, data)
+            return pull_reference(zoo, reference, index)
+    return None
+
+
+def find_by_address(address: str) -> ZooEntry:
+    """Finds `ZOO#NAME[@VERSION]`, or the only entry of `ZOO`.
+
+    An entry that is named by its whole digest comes from the cache if it is there; any other is
+    pulled.
     """
+    from zoo.rollback_protection import read_fresh_index
+
     where, _, name = address.partition("#")
-    place = open_zoo_storage(where)
-    if not name:
-        names = list(Zoo(place).index(required=True).entries)
-        if len(names) != 1:
-            raise ZooError(
-                f"{where} has {len(names)} entries; write {where}#NAME: {', '.join(names[:8])}"
-            )
-        name = names[0]
-    reference = parse_reference(name)
-    kept = Zoo(cache_storage())
-    if len(reference.version) == 64 and kept.holds(reference):
-        return kept.open(reference)
-    return pulled(place, reference)
+    zoo = Zoo(open_zoo_storage(where))
+    if name:
+        reference = parse_reference(name)
+        if len(reference.version) == 64:
+            cached = Zoo(cache_storage())
+            cached_index = cached.read_index()
+            if cached_index.has(reference):
+                return cached.open(reference, cached_index)
+        return pull_reference(zoo, reference)
+    index = read_fresh_index(zoo)
+    names = list(index.entries)
+    if len(names) != 1:
+        raise ZooError(
+            f"{where} has {len(names)} entries; write {where}#NAME: {', '.join(names[:8])}"
+        )
+    return pull_reference(zoo, EntryReference(names[0]), index)
 
 
-def pulled(place: Storage, reference: Reference) -> Entry:
-    """The entry, from the cache, after what of it is not there was brought, as a line on stderr
-    says.
+def pull_reference(zoo: Zoo, reference: EntryReference, index: ZooIndex | None = None) -> ZooEntry:
+    """Pulls an entry, unless the cache has it, and reports that on stderr.
+
+    Args:
+        zoo: the zoo to pull from.
+        reference: the entry.
+        index: the zoo's index, if it was read and checked by `rollback_protection` before.
     """
-    from zoo.freshness import fresh_index
-    from zoo.pulling import Cache, pull
+    from zoo.pull import PullCache, pull_entry
+    from zoo.rollback_protection import read_fresh_index
 
-    zoo = Zoo(place)
-    index = fresh_index(zoo)
-    digest = zoo.resolve(reference, index)
-    version = index.entries[reference.name].versions[digest]
-    target = Cache(cache_storage())
-    if not target.has(digest, None):
-        sys.stderr.write(f"pulling {reference.name}@{digest[:12]} from {place.address}\n")
-    return pull(zoo, reference.name, digest, version, cache=target)
+    index = read_fresh_index(zoo) if index is None else index
+    digest = index.resolve(reference)
+    cache = PullCache(cache_storage())
+    if not cache.has(digest, None):
+        sys.stderr.write(f"pulling {reference.name}@{digest[:12]} from {zoo.storage.address}\n")
+    version = index.version(reference.name, digest)
+    return pull_entry(zoo, reference.name, digest, version, cache=cache)
 
 
 def load_predictor(
     reference: str | Path, *, spec: ModelSpec | None, options: Mapping[str, Any] | None = None
 ) -> Predictor:
-    """A predictor from the zoo or a folder, every byte of it checked.
+    """Loads a predictor from the zoo or a folder, every byte of it checked.
 
-    `options` take the place of the entry's own of that name.
+    Args:
+        reference: as for `find_entry`.
+        spec: the model that it is to serve; None skips the check.
+        options: replace the entry's options of the same names.
 
-    `spec` is the model that it is to serve: MismatchError, naming both sides, when the entry was
-    made for another; None takes the entry's own word for it. Otherwise raises as `find`.
+    Raises:
+        MismatchError: the entry was made for another model; the message names both sides.
+        ZooError: as `find_entry`.
     """
     from predictors.registry import from_files
 
-    entry = find(reference)
+    entry = find_entry(reference)
     manifest = entry.manifest
     if spec is not None:
         manifest.spec.require(

@@ -1,87 +1,68 @@
-"""`manifest.json`: what an entry is, what it was made for, and the digest of each of its files."""
+"""`manifest.json`: the description of an entry, and the digest of each of its files."""
 
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from predictors.base import Signal
+from predictors.records import ModelRecord, Sha256, StrictRecord, explain_validation_error
 from predictors.spec import ModelSpec
-from zoo.digest import check_path, digest_of
+from zoo.digest import check_path, hash_bytes
 from zoo.errors import ZooError
 
 FORMAT_VERSION: Final = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
 SUFFIXES = (".onnx", ".safetensors", ".json", ".md")
-"""What an entry may hold: formats whose parsers run no code. No pickle under any name."""
+"""Formats that an entry may contain: their parsers run no code. Pickle is none of them."""
 
 MAX_MANIFEST_BYTES = 4 << 20
 MAX_ONNX_BYTES = 64 << 20
-"""A predictor's graph is a few MB; far above it something else is meant."""
+"""A predictor's graph takes a few MB."""
 MAX_FILE_BYTES = 2 << 30
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Scalar = float | int | str | bool | None
 
 
-class Strict(BaseModel):
-    """An unknown key is an error, everywhere."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class GraphRecord(Strict):
-    """What an ONNX graph takes and gives: names to shapes, a free dimension by its name."""
+class GraphRecord(StrictRecord):
+    """Inputs and outputs of an ONNX graph: names to shapes, a dynamic dimension by its name."""
 
     inputs: dict[str, list[int | str]]
     outputs: dict[str, list[int | str]]
 
 
-class FileRecord(Strict):
-    """One file of the entry."""
+class FileRecord(StrictRecord):
+    """A file of an entry."""
 
     sha256: Sha256
     size: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
     graph: GraphRecord | None = None
-    """Of an ONNX file."""
+    """None unless it is an ONNX file."""
 
 
-class ModelRecord(Strict):
-    """`predictors.spec.ModelSpec`, as it stands in the file."""
-
-    model_id: str
-    revision: str
-    config_hash: str
-    num_layers: Annotated[int, Field(gt=0)]
-    num_experts: Annotated[int, Field(gt=0)]
-    top_k: Annotated[int, Field(gt=0)]
-    hidden_size: Annotated[int, Field(gt=0)]
-    dtype: str
-
-
-class Manifest(Strict):
-    """The whole of `manifest.json`; its sha256 is the entry's digest and so names every byte."""
+class EntryManifest(StrictRecord):
+    """The content of `manifest.json`; its sha256 is the entry's digest and so names every byte."""
 
     format_version: Literal[1]
     name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
     """MODEL/PREDICTOR, for example `qwen2-moe-tiny/stride`."""
     kind: str
-    """Row of `predictors.registry`."""
+    """A kind of `predictors.registry`."""
     options: dict[str, JsonValue]
-    """Handed to the predictor's `from_files`."""
+    """Arguments of the predictor's `from_files`."""
     model: ModelRecord
     signals: list[Signal]
-    """What the predictor asks to be shown."""
+    """Signals that the predictor needs."""
     licence: str
     """SPDX identifier."""
     trace_digest: Sha256 | None
-    """The trace it was trained on; None when no trace was needed."""
+    """Digest of the training trace; None if no trace was needed."""
     metrics: dict[str, Scalar]
-    """Means over held-out requests; the whole is in `metrics.json`. None means not measured."""
+    """Means over held-out requests, None if not measured; `metrics.json` has every layer."""
     parity: dict[str, Scalar]
-    """Export against torch: tokens compared, share with the same top-k set, largest difference."""
+    """Export against torch: number of tokens, share with the same top-k set, largest difference."""
     code_version: str
     created: str
     """UTC, ISO 8601."""
@@ -93,50 +74,44 @@ class Manifest(Strict):
         for path, record in files.items():
             check_path(path)
             if PurePosixPath(path).suffix not in SUFFIXES:
-                raise ValueError(f"{path!r}: an entry holds only {', '.join(SUFFIXES)} files")
+                raise ValueError(f"{path!r}: an entry has only {', '.join(SUFFIXES)} files")
             if path.endswith(".onnx") and record.size > MAX_ONNX_BYTES:
                 raise ValueError(f"{path!r}: {record.size:,} bytes, over {MAX_ONNX_BYTES:,}")
         return files
 
     @property
     def spec(self) -> ModelSpec:
-        return ModelSpec(**self.model.model_dump())
+        return self.model.spec
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(record.size for record in self.files.values())
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: the same manifest always has the same digest."""
+        """Returns canonical JSON: equal manifests have equal digests."""
         return (self.model_dump_json(indent=2) + "\n").encode()
 
     @property
     def digest(self) -> str:
-        return digest_of(self.to_bytes())
+        return hash_bytes(self.to_bytes())
 
 
-def parse_manifest(data: bytes, *, what: str) -> Manifest:
-    """The manifest in these bytes (already checked by digest); ZooError naming the field."""
+def parse_manifest(data: bytes, *, what: str) -> EntryManifest:
+    """Parses a manifest, whose digest was checked before; ZooError names the wrong field."""
     try:
-        return Manifest.model_validate_json(data)
+        return EntryManifest.model_validate_json(data)
     except ValidationError as error:
-        raise ZooError(f"{what} is not a manifest: {explain(error)}") from error
+        raise ZooError(f"{what} is not a manifest: {explain_validation_error(error)}") from error
 
 
-def explain(error: ValidationError) -> str:
-    """A pydantic error on one line: the dotted field and what is wrong with it."""
-    return "; ".join(
-        f"{'.'.join(map(str, one['loc'])) or 'file'}: {one['msg']}"
-        for one in error.errors(include_url=False, include_input=False)[:3]
-    )
-
-
-def records(files: Mapping[str, bytes], graphs: Mapping[str, GraphRecord]) -> dict[str, FileRecord]:
-    """Digest and size of each file, in the order of their names, and what its graph is."""
+def record_files(
+    files: Mapping[str, bytes], graphs: Mapping[str, GraphRecord]
+) -> dict[str, FileRecord]:
+    """Returns a record of each file, ascending by name."""
     return {
         path: FileRecord(
-            sha256=digest_of(files[path]), size=len(files[path]), graph=graphs.get(path)
+            sha256=hash_bytes(files[path]), size=len(files[path]), graph=graphs.get(path)
         )
         for path in sorted(files)
     }

@@ -1,7 +1,7 @@
-"""Signatures of entries, in OpenSSF's model-signing format: whoever has that tool can check them.
+"""Signatures of entries in OpenSSF's model-signing format, whose own tool can check them too.
 
-What is signed is the entry's folder, every file of it by name and digest; the signature lies beside
-them as `signature.json`.
+A signature covers every file of the entry's folder by name and digest; it is stored there as
+`signature.json`.
 """
 
 import tempfile
@@ -11,45 +11,44 @@ from pathlib import Path
 from types import ModuleType
 
 from predictors.files import write_atomic
-from zoo.entry import SIGNATURE, Entry, open_entry, strangers, write_folder
+from zoo.entry import MANIFEST, SIGNATURE, ZooEntry, open_entry, require_tracked_files, write_folder
 from zoo.errors import SignatureError, ZooError
 
 
-def library() -> ModuleType:
-    """model_signing; ZooError that says how to get it."""
+def import_model_signing() -> ModuleType:
+    """Imports model_signing; ZooError says how to install it."""
     try:
         import model_signing
     except ImportError as error:
         raise ZooError(
-            f"signatures need another package: pip install 'moecast[sign]' ({error})"
+            f"signatures need another package; install it: pip install 'moecast[sign]' ({error})"
         ) from error
     return model_signing
 
 
-def sign(folder: Path, *, key: Path) -> Path:
+def sign_folder(folder: Path, *, key: Path) -> Path:
     """Signs an entry's folder with a private key (PEM, elliptic curve).
 
     Returns the signature's path. An earlier signature is replaced.
 
     Raises:
-        ZooError: no entry, files that its manifest does not name, or no usable key.
-        DamagedError: a file is not as promised.
+        ZooError: there is no entry or no usable key.
+        DamagedError: a file differs from the manifest, or is not in it.
     """
     entry = open_entry(folder)
     entry.verify()
-    extra = strangers(folder, entry.manifest)
-    if extra:
-        raise ZooError(f"{folder} holds files that its manifest does not name: {extra}")
-    signing = library()
+    require_tracked_files(folder, entry.manifest)
+    signing = import_model_signing()
     if not key.is_file():
         raise ZooError(
-            f"{key}: no such key; openssl ecparam -name prime256v1 -genkey -noout -out {key}"
+            f"{key}: no such file; make a key: openssl ecparam -name prime256v1 -genkey -noout "
+            f"-out {key}"
         )
     with tempfile.TemporaryDirectory() as temporary:
         signature = Path(temporary) / SIGNATURE
         try:
             signing.signing.Config().set_hashing_config(
-                hashing(signing, folder)
+                configure_hashing(signing, folder)
             ).use_elliptic_key_signer(private_key=key).sign(folder, signature)
         except (ValueError, TypeError) as error:
             raise ZooError(
@@ -59,26 +58,26 @@ def sign(folder: Path, *, key: Path) -> Path:
     return folder / SIGNATURE
 
 
-def check_signature(entry: Entry, *, key: Path) -> None:
-    """Every file of the entry is what the owner of this public key (PEM) signed.
+def check_signature(entry: ZooEntry, *, key: Path) -> None:
+    """Checks that the owner of this public key (PEM) signed every file of the entry.
 
     Raises:
-        SignatureError: there is no signature, one by another key, or files that differ.
+        SignatureError: there is no signature, it is by another key, or files differ.
     """
-    signing = library()
+    signing = import_model_signing()
     name = entry.manifest.name
     if not key.is_file():
-        raise ZooError(f"{key}: no such key; require_signature names a public key in PEM")
-    signature = entry.signature()
+        raise ZooError(f"{key}: no such file; require_signature takes a public key in PEM")
+    signature = entry.read_signature()
     if signature is None:
         raise SignatureError(
             f"{name} in {entry.where} is not signed, and a signature by {key} is required; sign it "
-            "with python -m zoo sign, or get it from who did"
+            "with python -m zoo sign, or pull a signed version"
         )
-    with written(entry, signature) as folder:
+    with open_as_folder(entry, signature) as folder:
         try:
             signing.verifying.Config().set_hashing_config(
-                hashing(signing, folder)
+                configure_hashing(signing, folder)
             ).use_elliptic_key_verifier(public_key=key).verify(folder, folder / SIGNATURE)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SignatureError(
@@ -86,17 +85,17 @@ def check_signature(entry: Entry, *, key: Path) -> None:
             ) from error
 
 
-def hashing(signing: ModuleType, folder: Path) -> object:
-    """All files of the folder but the signature."""
+def configure_hashing(signing: ModuleType, folder: Path) -> object:
+    """Configures hashing of all files of the folder but the signature."""
     return signing.hashing.Config().set_ignored_paths(
         paths=[folder / SIGNATURE], ignore_git_paths=False
     )
 
 
 @contextmanager
-def written(entry: Entry, signature: bytes) -> Iterator[Path]:
-    """The entry as a folder: itself where it is one, so that files nobody signed are seen."""
-    if Path(entry.where, "manifest.json").is_file():
+def open_as_folder(entry: ZooEntry, signature: bytes) -> Iterator[Path]:
+    """Yields the entry's own folder, so that unsigned files in it are found, or else a copy."""
+    if Path(entry.where, MANIFEST).is_file():
         yield Path(entry.where)
         return
     with tempfile.TemporaryDirectory() as temporary:

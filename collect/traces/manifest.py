@@ -5,44 +5,31 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from collect.errors import TraceError
 from collect.traces.layout import Split, TraceSignal
 from collect.traces.storage import open_trace_storage
+from predictors.records import Count, ModelRecord, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from zoo.storage import Storage
 
 SCHEMA_VERSION: Final = 1
 MANIFEST = "trace.json"
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z_][0-9A-Za-z_.-]*$")]
 """A plain name: no trace can name a file outside its folder."""
-Count = Annotated[int, Field(ge=0)]
 
 
-class TraceRecord(BaseModel):
-    """An unknown key is an error, everywhere."""
+class TraceModel(ModelRecord):
+    """A `ModelSpec` as a trace records it."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TraceModel(TraceRecord):
-    """`predictors.spec.ModelSpec`, as it stands in the file."""
-
-    model_id: str
-    revision: str
-    config_hash: str
-    num_layers: Annotated[int, Field(gt=0)]
     num_experts: Annotated[int, Field(gt=0, lt=2**15)]
-    top_k: Annotated[int, Field(gt=0)]
     hidden_size: Count
-    """0 where the routing was imported and nobody knows."""
-    dtype: str
+    """0 if the routing was imported and the size is not known."""
 
 
-class TraceFile(TraceRecord):
+class TraceFile(StrictRecord):
     """One file of the trace."""
 
     name: FileName
@@ -50,7 +37,7 @@ class TraceFile(TraceRecord):
     size: Count
 
 
-class TraceRequest(TraceRecord):
+class TraceRequest(StrictRecord):
     """One prompt and what the model made of it."""
 
     index: Count
@@ -64,7 +51,7 @@ class TraceRequest(TraceRecord):
     """Rows of phase decode: generated tokens that went through the model."""
 
 
-class ShardRecord(TraceRecord):
+class ShardRecord(StrictRecord):
     """The rows of one work unit."""
 
     unit: Count
@@ -75,7 +62,7 @@ class ShardRecord(TraceRecord):
     """JSON list of `TraceRequest`."""
 
 
-class TracePlan(TraceRecord):
+class TracePlan(StrictRecord):
     """All that decides a trace's content; equal plans make equal traces."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -93,10 +80,10 @@ class TracePlan(TraceRecord):
 
     @property
     def spec(self) -> ModelSpec:
-        return ModelSpec(**self.model.model_dump())
+        return self.model.spec
 
 
-class TraceManifest(TraceRecord):
+class TraceManifest(StrictRecord):
     """The whole of `trace.json`."""
 
     plan: TracePlan

@@ -31,13 +31,13 @@ def reference(
         entries: folder whose subfolders are looked at before the zoo, as `python -m train` writes.
     """
     from predictors.registry import KEEPERS, KINDS
-    from zoo.load import listed
+    from zoo.load import list_names
 
     if str(what) not in {*KINDS, *KEEPERS}:
         return what, True
     if entries is not None and (entries / str(what)).is_dir():
         return entries / str(what), True
-    known = listed()
+    known = list_names()
     for name in names:
         if f"{name}/{what}" in known:
             return f"{name}/{what}", True
@@ -119,7 +119,7 @@ def systems_forecaster(
         return None
     # Here, because the zoo and what it imports take 10 MiB that serving on demand has no use for.
     from zoo.errors import MismatchError
-    from zoo.load import find
+    from zoo.load import find_entry
 
     options = system.predictor_options if what == system.predictor else None
     try:
@@ -131,7 +131,7 @@ def systems_forecaster(
         return None
     if made is None and chosen is not None:
         # What the user asked for by name is not left out: this says what there is.
-        find(f"{name}/{what}")
+        find_entry(f"{name}/{what}")
     if made is None and system.fallback is not None:
         made = forecaster(system.fallback, spec, name=name, entries=entries, makers=makers)
         if made is not None:

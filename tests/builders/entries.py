@@ -12,7 +12,7 @@ from predictors.base import Signal
 from predictors.learned import INPUT, OUTPUT
 from predictors.spec import ModelSpec
 from zoo.entry import write_entry
-from zoo.manifest import Manifest
+from zoo.manifest import EntryManifest
 
 
 def tiny_spec(**changes: Any) -> ModelSpec:
@@ -49,7 +49,7 @@ def tiny_graph(*, external: bool = False, domain: str = "") -> bytes:
     return model.SerializeToString()
 
 
-def tiny_entry(folder: Path, **changes: Any) -> Manifest:
+def tiny_entry(folder: Path, **changes: Any) -> EntryManifest:
     """A publishable entry with a graph, tensors, metrics and a card."""
     arguments: dict[str, Any] = {
         "name": "tiny/stride",

@@ -44,7 +44,7 @@ def make_plan(
     settings = {"seed": seed, "requests_per_unit": requests_per_unit}
     return TracePlan(
         source="recorded",
-        model=TraceModel(**spec.as_dict()),
+        model=TraceModel.from_spec(spec),
         signals=tuple(signals),
         dataset="synthetic",
         prompts_digest=digest_of(settings),

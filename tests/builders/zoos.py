@@ -3,9 +3,9 @@
 from configs.cli import main
 from tests.builders.web import Site
 from zoo.__main__ import COMMANDS
-from zoo.catalogue import Zoo
-from zoo.index import Reference, blob
-from zoo.load import pulled
+from zoo.catalog import Zoo
+from zoo.index import EntryReference, blob_path
+from zoo.load import pull_reference
 from zoo.storage import FolderStorage
 from zoo.storage.http import HttpStorage
 
@@ -20,11 +20,11 @@ def zoo(*arguments: object) -> int:
 
 def files_of(site: Site) -> dict[str, int]:
     """Paths of everything that a pull of its entry brings, with their sizes."""
-    manifest = Zoo(FolderStorage(site.folder)).open(Reference("tiny/stride")).manifest
-    found = {blob(one.sha256): one.size for one in manifest.files.values()}
-    return {**found, blob(manifest.digest): len(manifest.to_bytes())}
+    manifest = Zoo(FolderStorage(site.folder)).open(EntryReference("tiny/stride")).manifest
+    found = {blob_path(one.sha256): one.size for one in manifest.files.values()}
+    return {**found, blob_path(manifest.digest): len(manifest.to_bytes())}
 
 
 def pull_tiny(address: str) -> None:
     """Pulls its entry."""
-    pulled(HttpStorage(address), Reference("tiny/stride"))
+    pull_reference(Zoo(HttpStorage(address)), EntryReference("tiny/stride"))

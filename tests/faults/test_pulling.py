@@ -14,9 +14,9 @@ from tests.builders.faults.disk import ROOT
 from tests.builders.web import served
 from tests.faults.conftest import skip
 from tests.unit.zoo.test_load import mlp_entry
+from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
 from zoo.storage import FolderStorage
-from zoo.writing import WritableZoo
 
 pytestmark = pytest.mark.faults
 

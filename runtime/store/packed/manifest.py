@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from predictors.records import Count, ModelRecord, Positive, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError
 from runtime.store.direct import BLOCK
@@ -33,18 +34,8 @@ DTYPES = {
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 }
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(gt=0)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
-
-class Strict(BaseModel):
-    """An unknown key is an error, and so is a number written as text."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class PartRecord(Strict):
+class PartRecord(StrictRecord):
     """`runtime.store.packed.layout.PackedPart`."""
 
     parameter: str
@@ -55,18 +46,18 @@ class PartRecord(Strict):
     offset: Count
 
 
-class ParameterRecord(Strict):
+class ParameterRecord(StrictRecord):
     shape: list[Positive]
     dtype: str
 
 
-class ChunkRecord(Strict):
+class ChunkRecord(StrictRecord):
     parts: list[PartRecord]
     end: Positive
     """Bytes of the record up to here; the next chunk begins here."""
 
 
-class LayerRecord(Strict):
+class LayerRecord(StrictRecord):
     """One layer's experts: records of the same size, one after another, in one file."""
 
     file: Annotated[str, Field(pattern=r"^layer-[0-9]{3,6}\.bin$")]
@@ -75,20 +66,7 @@ class LayerRecord(Strict):
     chunks: list[ChunkRecord]
 
 
-class StoreModelRecord(Strict):
-    """`predictors.spec.ModelSpec`."""
-
-    model_id: str
-    revision: str
-    config_hash: str
-    num_layers: Positive
-    num_experts: Positive
-    top_k: Positive
-    hidden_size: Positive
-    dtype: str
-
-
-class StoreContents(Strict):
+class StoreContents(StrictRecord):
     """All that is known before the first expert is written."""
 
     format: Literal["moecast-packed"]
@@ -103,7 +81,7 @@ class StoreContents(Strict):
     layers: list[LayerRecord]
 
 
-class StoreManifest(Strict):
+class StoreManifest(StrictRecord):
     contents: StoreContents
     checksums_sha256: Sha256
     digest: Sha256
@@ -126,7 +104,7 @@ def contents_of(
         format="moecast-packed",
         version=VERSION,
         tool=tool,
-        model=StoreModelRecord(**spec.as_dict()),
+        model=ModelRecord.from_spec(spec),
         fingerprint=fingerprint,
         checksum="xxh3_64",
         layers=[
@@ -249,7 +227,7 @@ def read_manifest(folder: Path) -> tuple[StoreContents, bytes]:
                 f"{file} has format version {version!r}, this moecast reads {VERSION}; {again}"
             )
     try:
-        manifest = StoreManifest.model_validate(value)
+        manifest = StoreManifest.model_validate(value, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -141,7 +141,7 @@ def open_store(
     contents, checksums = read_manifest(folder)
     again = "Pack this model: python -m runtime pack model=... output=PATH"
     if spec is not None:
-        packed = ModelSpec(**contents.model.model_dump())
+        packed = contents.model.spec
         spec.require(
             packed, this="this model", that=f"the store {folder}", error=StoreError, hint=again
         )

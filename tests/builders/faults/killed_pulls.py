@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.builders.faults.syscalls import CannotTraceError, injected
-from zoo.catalogue import Zoo
-from zoo.digest import digest_of
-from zoo.index import BLOBS, Reference
-from zoo.load import pulled
+from zoo.catalog import Zoo
+from zoo.digest import hash_bytes
+from zoo.index import BLOBS, EntryReference
+from zoo.load import pull_reference
 from zoo.locations import cache_storage
 from zoo.storage.http import HttpStorage
 
@@ -37,7 +37,7 @@ def in_a_child(run: Callable[[], None]) -> int:
 
 
 def pull(address: str) -> None:
-    pulled(HttpStorage(address), Reference(NAME)).verify()
+    pull_reference(Zoo(HttpStorage(address)), EntryReference(NAME)).verify()
 
 
 def pull_and_die(address: str, number: int, log: Path) -> None:
@@ -50,11 +50,11 @@ def left_behind() -> str:
     """What is wrong under a final name; nothing, if all is as it should be."""
     blobs = cache_storage().folder / BLOBS
     for one in blobs.glob("*") if blobs.is_dir() else ():
-        if not one.name.startswith(".") and digest_of(one.read_bytes()) != one.name:
+        if not one.name.startswith(".") and hash_bytes(one.read_bytes()) != one.name:
             return f"{one} is not whole"
     zoo = Zoo(cache_storage())
-    for name in zoo.index().entries:
-        zoo.open(Reference(name)).verify()
+    for name in zoo.read_index().entries:
+        zoo.open(EntryReference(name)).verify()
     return ""
 
 

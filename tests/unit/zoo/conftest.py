@@ -8,9 +8,9 @@ import pytest
 from tests.builders.entries import tiny_entry
 from tests.builders.web import served
 from tests.builders.zoos import Far
+from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
 from zoo.storage import FolderStorage
-from zoo.writing import WritableZoo
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.builders.entries import tiny_entry
-from zoo.catalogue import Zoo
+from zoo.catalog import WritableZoo, Zoo
 from zoo.digest import check_path
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, ZooError
-from zoo.index import Reference
+from zoo.index import EntryReference
 from zoo.load import load_predictor
 from zoo.storage import FolderStorage
-from zoo.writing import WritableZoo
 
 FILES = [
     "manifest.json",
@@ -80,8 +79,8 @@ def test_pull__refuses_a_damaged_blob_and_lists_nothing(damage: str, tmp_path: P
         blob.write_bytes(DAMAGE[damage](good))
         near = WritableZoo(FolderStorage(tmp_path / "near"))
         with pytest.raises(DamagedError):
-            near.add(Zoo(FolderStorage(tmp_path / "far")).open(Reference("tiny/stride")))
-        assert near.index().entries == {}
+            near.add(Zoo(FolderStorage(tmp_path / "far")).open(EntryReference("tiny/stride")))
+        assert near.read_index().entries == {}
         blob.write_bytes(good)
 
 

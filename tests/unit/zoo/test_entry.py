@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
-from zoo.digest import digest_of
-from zoo.entry import open_entry, strangers
+from zoo.digest import hash_bytes
+from zoo.entry import find_untracked_files, open_entry
 from zoo.errors import MismatchError, ZooError
 from zoo.load import load_predictor
-from zoo.manifest import ModelRecord, parse_manifest
+from zoo.manifest import parse_manifest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,12 +26,12 @@ def test_entry__gives_back_what_was_written(tmp_path: Path) -> None:
     written = tiny_entry(tmp_path / "e")
     entry = open_entry(tmp_path / "e")
     assert entry.manifest == written
-    assert entry.manifest.digest == digest_of((tmp_path / "e/manifest.json").read_bytes())
+    assert entry.manifest.digest == hash_bytes((tmp_path / "e/manifest.json").read_bytes())
     assert set(entry.payload()) == {"predictors/layer-00.onnx", "weights.safetensors"}
     assert entry.payload()["predictors/layer-00.onnx"] == tiny_graph()
     assert entry.manifest.spec == tiny_spec()
     assert entry.metrics()["held_out"]["accuracy"] == 0.9
-    assert strangers(tmp_path / "e", entry.manifest) == []
+    assert find_untracked_files(tmp_path / "e", entry.manifest) == []
 
 
 def test_manifest__has_every_field_of_the_spec() -> None:
@@ -129,7 +130,7 @@ def test_load__for_another_model_names_both_sides(
         ("name", "../x", "name: String should match"),
         ("trace_digest", "abc", "trace_digest: String should match"),
         ("files", {"../x.json": {"sha256": "a" * 64, "size": 1}}, "is not allowed"),
-        ("files", {"x.pkl": {"sha256": "a" * 64, "size": 1}}, "an entry holds only"),
+        ("files", {"x.pkl": {"sha256": "a" * 64, "size": 1}}, "an entry has only"),
         ("files", {"x.onnx": {"sha256": "a" * 64, "size": 65 << 20}}, "over 67,108,864"),
     ],
 )

@@ -9,9 +9,9 @@ import zoo
 from predictors.errors import PredictorError
 from predictors.learned import graph_path
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
+from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
 from zoo.locations import cache_storage
-from zoo.writing import WritableZoo
 
 
 def mlp_entry(folder: Path, **changes: object) -> None:

@@ -11,8 +11,8 @@ from tests.builders.web import served
 from zoo.__main__ import COMMANDS
 from zoo.entry import open_entry
 from zoo.errors import SignatureError
-from zoo.load import find
-from zoo.signing import check_signature, sign
+from zoo.load import find_entry
+from zoo.signing import check_signature, sign_folder
 
 pytest.importorskip("model_signing", reason="model-signing is not installed (extra: sign)")
 
@@ -62,13 +62,13 @@ def test_signature__travels_with_the_entry(
         pull = ("pull", "tiny/stride", f"zoo={address}")
         assert zoo(*pull, f"require_signature={theirs}") == 2
         with pytest.raises(Exception, match="unknown zoo entry"):
-            find("tiny/stride")
+            find_entry("tiny/stride")
         assert zoo(*pull, f"require_signature={ours}", f"output={tmp_path / 'out'}") == 0
-    check_signature(find("tiny/stride"), key=ours)
+    check_signature(find_entry("tiny/stride"), key=ours)
     check_signature(open_entry(tmp_path / "out"), key=ours)
     monkeypatch.setenv("MOECAST_REQUIRE_SIGNATURE", str(theirs))
     with pytest.raises(SignatureError, match="is not what the owner of"):
-        find("tiny/stride")
+        find_entry("tiny/stride")
 
 
 def test_unsigned__is_refused_where_a_signature_is_required(
@@ -110,7 +110,7 @@ def test_wrong_keys__are_named(tmp_path: Path, keys: dict[str, Path]) -> None:
     (tmp_path / "bad.pem").write_text("x")
     assert zoo("sign", tmp_path / "e", f"key={tmp_path / 'bad.pem'}") == 2
     assert not (tmp_path / "e/signature.json").exists()
-    sign(tmp_path / "e", key=keys["ours"])
+    sign_folder(tmp_path / "e", key=keys["ours"])
     assert zoo("verify", tmp_path / "e", "require_signature=nowhere.pub") == 2
     assert zoo("verify", tmp_path / "e", f"require_signature={tmp_path / 'bad.pem'}") == 2
 
@@ -123,7 +123,7 @@ def test_twenty_megabytes__are_signed_and_verified(tmp_path: Path, keys: dict[st
     weights = np.random.default_rng(0).random(5 << 20, dtype=np.float32)
     tiny_entry(tmp_path / "e", files={"weights.safetensors": save({"w": weights})})
     started = time.perf_counter()
-    sign(tmp_path / "e", key=keys["ours"])
+    sign_folder(tmp_path / "e", key=keys["ours"])
     between = time.perf_counter()
     check_signature(open_entry(tmp_path / "e"), key=keys["ours.pub"])
     print(f"sign {between - started:.2f} s, verify {time.perf_counter() - between:.2f} s")  # noqa: T201

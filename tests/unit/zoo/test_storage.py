@@ -12,20 +12,19 @@ from tests.builders.entries import tiny_entry
 from tests.builders.hub import fake_hub
 from tests.builders.stores import s3_bucket
 from tests.builders.web import served
-from zoo.catalogue import Zoo
-from zoo.digest import digest_of
+from zoo.catalog import WritableZoo, Zoo
+from zoo.digest import hash_bytes
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, UnreachableError
-from zoo.index import INDEX, Reference, blob
-from zoo.load import find
+from zoo.index import INDEX, EntryReference, blob_path
+from zoo.load import find_entry
 from zoo.locations import cache_storage
-from zoo.pulling import Cache, pull
+from zoo.pull import PullCache, pull_entry
 from zoo.storage import FileStorage, FolderStorage, Storage, WritableStorage
 from zoo.storage.http import HttpStorage
 from zoo.storage.hub import HubStorage
 from zoo.storage.objects import ObjectStorage
 from zoo.storage.package import PackageStorage
-from zoo.writing import WritableZoo
 
 
 @contextmanager
@@ -101,49 +100,50 @@ def fill(storage: Storage, tmp_path: Path, **changes: object) -> str:
 
 def damage(storage: Storage, tmp_path: Path, digest: str) -> None:
     """Flips the last bit of a blob where it lies."""
-    data = bytearray(storage.read(blob(digest), limit=1 << 20))
+    data = bytearray(storage.read(blob_path(digest), limit=1 << 20))
     data[-1] ^= 1
     if isinstance(storage, WritableStorage):
         index = storage.read(INDEX, limit=1 << 20)
-        storage.publish({blob(digest): bytes(data)}, index=(INDEX, index))
+        storage.publish({blob_path(digest): bytes(data)}, index=(INDEX, index))
     else:
-        (tmp_path / "far" / blob(digest)).write_bytes(data)
+        (tmp_path / "far" / blob_path(digest)).write_bytes(data)
 
 
 def pull_tiny(storage: Storage, name: str = "tiny/stride") -> None:
     zoo = Zoo(storage)
-    digest, version = zoo.version(Reference(name))
-    pull(zoo, name, digest, version, cache=Cache(cache_storage()))
+    index = zoo.read_index()
+    digest = index.resolve(EntryReference(name))
+    pull_entry(zoo, name, digest, index.version(name, digest), cache=PullCache(cache_storage()))
 
 
 def test_storage__gives_what_was_put_in(storage: Storage, tmp_path: Path) -> None:
     """List, open, read through every file; pull; then it is here without the storage."""
-    assert Zoo(storage).index().entries == {}
+    assert Zoo(storage).read_index().entries == {}
     digest = fill(storage, tmp_path)
     zoo = Zoo(storage)
-    assert list(zoo.index(required=True).entries) == ["tiny/stride"]
-    entry = zoo.open(Reference("tiny/stride"))
+    assert list(zoo.read_index(required=True).entries) == ["tiny/stride"]
+    entry = zoo.open(EntryReference("tiny/stride"))
     entry.verify()
     assert entry.manifest.digest == digest
     pull_tiny(storage)
     shutil.rmtree(tmp_path / "far", ignore_errors=True)
-    found = find("tiny/stride")
+    found = find_entry("tiny/stride")
     found.verify()
     assert found.manifest == entry.manifest
 
 
 def test_storage__resumes_or_begins_again(storage: Storage, tmp_path: Path) -> None:
     digest = fill(storage, tmp_path)
-    whole = storage.read(blob(digest), limit=1 << 20)
-    with storage.stream(blob(digest), offset=10) as stream:
+    whole = storage.read(blob_path(digest), limit=1 << 20)
+    with storage.stream(blob_path(digest), offset=10) as stream:
         assert b"".join(stream.chunks) == whole[stream.offset :]
         assert stream.offset in (0, 10)
-    assert len(storage.read(blob(digest), limit=7)) == 8
+    assert len(storage.read(blob_path(digest), limit=7)) == 8
 
 
 def test_storage__has_no_such_file(storage: Storage, tmp_path: Path) -> None:
     fill(storage, tmp_path)
-    with pytest.raises(FileNotFoundError), storage.stream(blob("0" * 64)):
+    with pytest.raises(FileNotFoundError), storage.stream(blob_path("0" * 64)):
         pass
 
 
@@ -171,7 +171,7 @@ def test_file__is_whole_or_not_there(file_storage: FileStorage) -> None:
     with file_storage.open_new("c") as file:
         file.write(b"whole")
     assert file_storage.read("c") == b"whole"
-    assert file_storage.sha256("c") == digest_of(b"whole")
+    assert file_storage.sha256("c") == hash_bytes(b"whole")
     file_storage.remove("a")
     file_storage.remove("a")
     assert file_storage.names() == ["b", "c"]
@@ -179,11 +179,11 @@ def test_file__is_whole_or_not_there(file_storage: FileStorage) -> None:
 
 def test_damaged_blob__is_refused_and_not_kept(storage: Storage, tmp_path: Path) -> None:
     fill(storage, tmp_path)
-    manifest = Zoo(storage).open(Reference("tiny/stride")).manifest
+    manifest = Zoo(storage).open(EntryReference("tiny/stride")).manifest
     damage(storage, tmp_path, manifest.files["metrics.json"].sha256)
     with pytest.raises(DamagedError, match=r"metrics\.json of tiny/stride .* is damaged"):
         pull_tiny(storage)
-    assert Zoo(cache_storage()).index().entries == {}
+    assert Zoo(cache_storage()).read_index().entries == {}
     assert not list((cache_storage().folder / "partial").iterdir())
 
 
@@ -192,18 +192,18 @@ def test_second_version__becomes_the_latest_and_can_be_taken_back(
 ) -> None:
     first = fill(storage, tmp_path)
     second = fill(storage, tmp_path, licence="MIT")
-    assert Zoo(storage).resolve(Reference("tiny/stride")) == second
+    assert Zoo(storage).read_index().resolve(EntryReference("tiny/stride")) == second
     if not isinstance(storage, WritableStorage):
         return
     zoo = WritableZoo(storage)
-    assert zoo.remove(Reference("tiny/stride", second)) == [second]
-    assert zoo.resolve(Reference("tiny/stride")) == first
-    manifest = zoo.open(Reference("tiny/stride")).manifest
+    assert zoo.remove(EntryReference("tiny/stride", second)) == [second]
+    assert zoo.read_index().resolve(EntryReference("tiny/stride")) == first
+    manifest = zoo.open(EntryReference("tiny/stride")).manifest
     removed = zoo.prune()
     assert second in removed
     left = {first, *(one.sha256 for one in manifest.files.values())}
     assert set(storage.names("blobs/sha256")) == left
-    zoo.open(Reference("tiny/stride")).verify()
+    zoo.open(EntryReference("tiny/stride")).verify()
 
 
 def test_hub__shows_the_cards_and_refuses_a_commit_on_an_old_head(
@@ -227,14 +227,14 @@ def test_hub__shows_the_cards_and_refuses_a_commit_on_an_old_head(
         with pytest.raises(UnreachableError, match=r"after a conflict, try again"):
             fill(storage, tmp_path, name="tiny/token")
         fill(storage, tmp_path, name="tiny/token")
-        assert "tiny/token" in Zoo(storage).index().entries
+        assert "tiny/token" in Zoo(storage).read_index().entries
 
 
 def test_hub__that_is_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     storage = HubStorage("somebody/zoo", endpoint="http://127.0.0.1:9")
     with pytest.raises(UnreachableError, match="cannot be read"):
-        Zoo(storage).index()
+        Zoo(storage).read_index()
     with pytest.raises(UnreachableError, match="check the name, the network and your login"):
         storage.has("index.json")
 
@@ -244,14 +244,14 @@ def test_web__tells_what_the_server_answers(status: int, tmp_path: Path) -> None
     with served(tmp_path) as (address, site):
         site.status["index.json"] = status
         with pytest.raises(UnreachableError, match=f"the server answers {status}"):
-            Zoo(HttpStorage(address)).index()
+            Zoo(HttpStorage(address)).read_index()
 
 
 def test_web__follows_to_where_the_bytes_are(tmp_path: Path) -> None:
     fill(HttpStorage("http://127.0.0.1:1"), tmp_path)
     with served(tmp_path / "far") as (address, site):
         site.redirects["moved/index.json"] = f"{address}/index.json"
-        assert list(Zoo(HttpStorage(f"{address}/moved")).index().entries) == ["tiny/stride"]
+        assert list(Zoo(HttpStorage(f"{address}/moved")).read_index().entries) == ["tiny/stride"]
 
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:9/zoo", "s3://bucket/zoo", "hf://a/b"])
@@ -261,4 +261,4 @@ def test_offline__asks_nobody(where: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("MOECAST_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(UnreachableError, match="MOECAST_OFFLINE is set"):
-        Zoo(open_zoo_storage(where)).index()
+        Zoo(open_zoo_storage(where)).read_index()

@@ -10,14 +10,13 @@ import pytest
 from tests.builders.entries import tiny_entry
 from tests.builders.web import served
 from tests.builders.zoos import Far, zoo
-from zoo.catalogue import Zoo
+from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import open_entry
 from zoo.errors import ZooError
-from zoo.index import Reference
-from zoo.load import find, load_predictor
+from zoo.index import EntryReference
+from zoo.load import find_entry, load_predictor
 from zoo.locations import cache_storage
 from zoo.storage import FolderStorage
-from zoo.writing import WritableZoo
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -35,30 +34,31 @@ def test_configured_zoos__are_searched_in_order_and_pulled_at_first_use(
     tiny_entry(tmp_path / "o", name="tiny/stride", licence="MIT")
     assert zoo("push", tmp_path / "o", f"to={tmp_path / 'last'}") == 0
     monkeypatch.setenv("MOECAST_ZOO", f"{tmp_path / 'first'}, {address},{tmp_path / 'last'}")
-    assert find("tiny/stride").manifest.licence == "Apache-2.0"
-    assert f"pulling tiny/stride@{find('tiny/stride').manifest.digest[:12]} from {address}" in (
-        capfd.readouterr().err
+    assert find_entry("tiny/stride").manifest.licence == "Apache-2.0"
+    assert (
+        f"pulling tiny/stride@{find_entry('tiny/stride').manifest.digest[:12]} from {address}"
+        in (capfd.readouterr().err)
     )
-    assert find("tiny/mlp").manifest.kind == "mlp"
+    assert find_entry("tiny/mlp").manifest.kind == "mlp"
     asked = site.gets["index.json"]
-    find("tiny/stride")
+    find_entry("tiny/stride")
     assert site.gets["index.json"] == asked
 
 
 def test_unknown_name__says_which_command_pulls(far: Far) -> None:
     with pytest.raises(ZooError, match="python -m zoo pull NAME zoo=ADDRESS"):
-        find("tiny/stride")
+        find_entry("tiny/stride")
 
 
 def test_address__names_zoo_and_entry(far: Far, tmp_path: Path) -> None:
     address, site = far
-    digest = Zoo(FolderStorage(site.folder)).resolve(Reference("tiny/stride"))
+    digest = Zoo(FolderStorage(site.folder)).read_index().resolve(EntryReference("tiny/stride"))
     for reference in (f"{address}#tiny/stride", address, f"{address}#tiny/stride@{digest}"):
-        assert find(reference).manifest.digest == digest
+        assert find_entry(reference).manifest.digest == digest
     site.folder = tmp_path  # the zoo is gone: what names one digest is here all the same
-    assert find(f"{address}#tiny/stride@{digest}").manifest.digest == digest
+    assert find_entry(f"{address}#tiny/stride@{digest}").manifest.digest == digest
     with pytest.raises(ZooError, match="is not a zoo"):
-        find(address)
+        find_entry(address)
 
 
 def test_alias__names_a_version(tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ def test_alias__names_a_version(tmp_path: Path) -> None:
     tiny_entry(tmp_path / "2", licence="MIT")
     assert zoo("push", tmp_path / "1", "alias=stable") == 0
     assert zoo("push", tmp_path / "2") == 0
-    assert find("tiny/stride@stable").manifest == first
-    assert find("tiny/stride").manifest.licence == "MIT"
+    assert find_entry("tiny/stride@stable").manifest == first
+    assert find_entry("tiny/stride").manifest.licence == "MIT"
     for bad in ("latest", "deadbeef", "Stable", "-x"):
         assert zoo("push", tmp_path / "1", f"alias={bad}") == 2
     with pytest.raises(ZooError, match=r"Choices: stable, |stable"):
-        find("tiny/stride@unstable")
+        find_entry("tiny/stride@unstable")
 
 
 # ---- the same again later
@@ -82,7 +82,7 @@ def test_lock__brings_the_same_bytes_a_year_later(
 ) -> None:
     address, site = far
     monkeypatch.setenv("MOECAST_ZOO", address)
-    digest = find("tiny/stride").manifest.digest
+    digest = find_entry("tiny/stride").manifest.digest
     assert zoo("lock", f"output={tmp_path / 'zoo.lock'}") == 0
     pins = json.loads((tmp_path / "zoo.lock").read_text())["entries"]
     assert pins == {"tiny/stride": {"digest": digest, "zoo": address}}
@@ -91,7 +91,7 @@ def test_lock__brings_the_same_bytes_a_year_later(
     monkeypatch.delenv("MOECAST_ZOO")
     monkeypatch.setenv("MOECAST_CACHE", str(tmp_path / "another machine"))
     assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 0
-    assert find("tiny/stride").manifest.digest == digest
+    assert find_entry("tiny/stride").manifest.digest == digest
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_mirror__has_every_version(far: Far, tmp_path: Path) -> None:
     for folder in ("2", "m"):
         WritableZoo(FolderStorage(site.folder)).add(open_entry(tmp_path / folder))
     assert zoo("pull", "all=true", f"zoo={address}") == 0
-    near, there = Zoo(cache_storage()).index(), Zoo(FolderStorage(site.folder)).index()
+    near, there = Zoo(cache_storage()).read_index(), Zoo(FolderStorage(site.folder)).read_index()
     assert {name: {*one.versions} for name, one in near.entries.items()} == {
         name: {*one.versions} for name, one in there.entries.items()
     }
@@ -124,7 +124,7 @@ def test_mirror__has_every_version(far: Far, tmp_path: Path) -> None:
 
 def test_pull__as_a_folder(far: Far, tmp_path: Path) -> None:
     assert zoo("pull", "tiny/stride", f"zoo={far[0]}", f"output={tmp_path / 'out'}") == 0
-    assert open_entry(tmp_path / "out").manifest == find("tiny/stride").manifest
+    assert open_entry(tmp_path / "out").manifest == find_entry("tiny/stride").manifest
     assert zoo("verify", tmp_path / "out") == 0
 
 
@@ -143,7 +143,7 @@ def test_index__makes_a_zoo_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert zoo("index", tmp_path / "all", f"output={tmp_path / 'zoo'}", "expires_days=30") == 0
     assert "python -m http.server --bind 127.0.0.1" in capsys.readouterr().out
     with served(tmp_path / "zoo") as (address, _):
-        assert find(f"{address}#tiny/stride").manifest == new
+        assert find_entry(f"{address}#tiny/stride").manifest == new
         assert zoo("list", f"zoo={address}", "predictor=mlp", f"run_dir={tmp_path / 'r'}") == 0
     rows = json.loads((tmp_path / "r/results.json").read_text())["entries"]
     assert [one["name"] for one in rows] == ["tiny/mlp"]
@@ -158,7 +158,7 @@ def test_rm_and_gc__free_what_nothing_names(tmp_path: Path) -> None:
     assert zoo("push", tmp_path / "1") == 0
     assert zoo("push", tmp_path / "2") == 0
     assert zoo("rm", f"tiny/stride@{second.digest}") == 0
-    assert find("tiny/stride").manifest == first
+    assert find_entry("tiny/stride").manifest == first
     (cache_storage().folder / "partial").mkdir()
     (cache_storage().folder / "partial/x").write_bytes(b"x")
     assert zoo("gc") == 0

@@ -10,15 +10,14 @@ import pytest
 from configs.cli import main
 from tests.builders.entries import tiny_entry
 from zoo.__main__ import COMMANDS
-from zoo.catalogue import Zoo
+from zoo.catalog import WritableZoo, Zoo
+from zoo.commands.publish import check_publishable
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, RefusedError, ZooError
-from zoo.index import Reference
-from zoo.load import find
+from zoo.index import EntryReference
+from zoo.load import find_entry
 from zoo.locations import BUILTIN
-from zoo.publish import check_publishable
 from zoo.storage import FolderStorage
-from zoo.writing import WritableZoo
 
 
 def zoo(*arguments: object) -> int:
@@ -29,10 +28,10 @@ def test_push_and_pull__carry_an_entry_over(tmp_path: Path) -> None:
     written = tiny_entry(tmp_path / "e")
     assert zoo("push", tmp_path / "e", f"to={tmp_path / 'far'}") == 0
     with pytest.raises(ZooError, match="unknown zoo entry 'tiny/stride'"):
-        find("tiny/stride")
+        find_entry("tiny/stride")
     assert zoo("pull", "tiny/stride", f"zoo={tmp_path / 'far'}") == 0
     for reference in ("tiny/stride", "tiny/stride@latest", f"tiny/stride@{written.digest[:8]}"):
-        entry = find(reference)
+        entry = find_entry(reference)
         entry.verify()
         assert entry.manifest == written
     assert zoo("verify", "tiny/stride") == 0
@@ -43,10 +42,10 @@ def test_latest__moves_and_older_versions_stay(tmp_path: Path) -> None:
     second = tiny_entry(tmp_path / "2", licence="BSD-3-Clause")
     assert zoo("push", tmp_path / "1") == 0
     assert zoo("push", tmp_path / "2") == 0
-    assert find("tiny/stride").manifest == second
-    assert find(f"tiny/stride@{first.digest}").manifest == first
+    assert find_entry("tiny/stride").manifest == second
+    assert find_entry(f"tiny/stride@{first.digest}").manifest == first
     with pytest.raises(ZooError, match=f"unknown version of tiny/stride.*{first.digest[:12]}"):
-        find("tiny/stride@00000000")
+        find_entry("tiny/stride@00000000")
 
 
 def test_replace__forgets_older_versions_and_their_blobs(tmp_path: Path) -> None:
@@ -57,7 +56,7 @@ def test_replace__forgets_older_versions_and_their_blobs(tmp_path: Path) -> None
     assert zoo("push", tmp_path / "2", f"to={target.address}", "replace=true") == 0
     named = {second.digest, *(one.sha256 for one in second.files.values())}
     assert set(target.names("blobs/sha256")) == named
-    assert list(Zoo(target).index().entries["tiny/stride"].versions) == [second.digest]
+    assert list(Zoo(target).read_index().entries["tiny/stride"].versions) == [second.digest]
 
 
 def test_same_entry_twice__changes_nothing(tmp_path: Path) -> None:
@@ -75,8 +74,8 @@ def test_writers_at_once__lose_no_listing(tmp_path: Path) -> None:
     target = WritableZoo(FolderStorage(tmp_path / "zoo"))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: target.add(open_entry(tmp_path / str(n))), range(8)))
-    assert sorted(target.index().entries) == names
-    assert target.index().serial == 8
+    assert sorted(target.read_index().entries) == names
+    assert target.read_index().serial == 8
 
 
 def test_pull__that_fails_names_nothing_half(
@@ -101,10 +100,10 @@ def test_pull__that_fails_names_nothing_half(
         try:
             target.add(entry)
         except OSError:
-            for name in target.index().entries:
-                target.open(Reference(name)).verify()
+            for name in target.read_index().entries:
+                target.open(EntryReference(name)).verify()
             target.add(entry)
-        target.open(Reference("tiny/stride")).verify()
+        target.open(EntryReference("tiny/stride")).verify()
         blobs = {one.sha256 for one in entry.manifest.files.values()}
         assert len(target.storage.names("blobs/sha256")) == len(blobs) + 1
         if left > 0:
@@ -118,7 +117,7 @@ def test_pull__that_fails_names_nothing_half(
         ({"licence": " "}, "a licence"),
         ({"metrics": {}}, "metrics on held-out requests"),
         ({"metrics": {"held_out": {"accuracy": None}}}, "metrics on held-out requests"),
-        ({"trace_digest": None}, "the digest of the trace"),
+        ({"trace_digest": None}, "the digest of its training trace"),
     ],
 )
 def test_push__refuses_what_lacks_something(
@@ -132,7 +131,7 @@ def test_push__refuses_what_lacks_something(
 
 def rewrite(folder: Path, **files: bytes | None) -> None:
     """Changes files of an entry and makes its digests right again, as a forger would."""
-    from zoo.digest import digest_of
+    from zoo.digest import hash_bytes
 
     content = json.loads((folder / "manifest.json").read_text())
     for name, data in files.items():
@@ -142,10 +141,10 @@ def rewrite(folder: Path, **files: bytes | None) -> None:
             del content["files"][name]
         else:
             (folder / name).write_bytes(data)
-            content["files"][name] = {"sha256": digest_of(data), "size": len(data)}
+            content["files"][name] = {"sha256": hash_bytes(data), "size": len(data)}
     data = json.dumps(content).encode()
     (folder / "manifest.json").write_bytes(data)
-    (folder / "manifest.sha256").write_text(f"{digest_of(data)}  manifest.json\n")
+    (folder / "manifest.sha256").write_text(f"{hash_bytes(data)}  manifest.json\n")
 
 
 @pytest.mark.parametrize(
@@ -181,15 +180,15 @@ def test_index__that_names_another_entry_is_refused(tmp_path: Path) -> None:
     target.add(open_entry(tmp_path / "e"))
     index = tmp_path / "zoo/index.json"
     index.write_text(index.read_text().replace("tiny/stride", "tiny/mlp"))
-    with pytest.raises(DamagedError, match="says that it is 'tiny/stride'"):
-        target.open(Reference("tiny/mlp"))
+    with pytest.raises(DamagedError, match="is that of 'tiny/stride'"):
+        target.open(EntryReference("tiny/mlp"))
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"format_version": 2}', '{"surprise": 1}'])
 def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text(content)
     with pytest.raises(DamagedError, match="is not an index"):
-        Zoo(FolderStorage(tmp_path)).index()
+        Zoo(FolderStorage(tmp_path)).read_index()
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
         (["pull", "tiny/stride", "zoo=hf://x"], "is not hf://OWNER/REPO"),
         (["pull", "tiny/stride", "zoo=package://no.such"], "no package 'no.such' is installed"),
         (["pull", "tiny/stride", "zoo=nope://x"], "use https://, s3:// or hf://"),
-        (["pull", "tiny/stride"], "pull from where?"),
+        (["pull", "tiny/stride"], "no zoo to pull from"),
         (["push", "nowhere", "to=https://x/zoo"], "is read-only"),
         (["pull", "../x", "zoo=builtin"], "is not NAME"),
         (["push", "nowhere"], "nowhere is not a zoo entry"),
@@ -229,5 +228,5 @@ def test_list__writes_results_where_asked(tmp_path: Path) -> None:
 
 def test_builtin_zoo__is_whole_and_publishable() -> None:
     place = Zoo(FolderStorage(BUILTIN))
-    for name in place.index(required=True).entries:
-        check_publishable(place.open(Reference(name)))
+    for name in place.read_index(required=True).entries:
+        check_publishable(place.open(EntryReference(name)))

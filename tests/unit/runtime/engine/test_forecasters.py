@@ -41,7 +41,7 @@ def popularity(folder, **changes):
 
 
 def test_reference__of_a_kind_is_the_models_entry(monkeypatch, tmp_path):
-    monkeypatch.setattr("zoo.load.listed", lambda: {"tiny/stride", "other/stride"})
+    monkeypatch.setattr("zoo.load.list_names", lambda: {"tiny/stride", "other/stride"})
     assert reference("stride", ["copy", "tiny"]) == ("tiny/stride", True)
     assert reference("mlp", ["copy", "tiny"]) == ("copy/mlp", False)
     assert reference("other/stride", ["copy"]) == ("other/stride", True)

@@ -1,0 +1,289 @@
+"""A zoo as static files in a storage: its index and its entries, read and changed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pydantic import ValidationError
+
+from predictors.records import explain_validation_error
+from zoo.card import write_front_page
+from zoo.digest import check_digest, hash_bytes
+from zoo.entry import CARD, ZooEntry
+from zoo.errors import DamagedError, ZooError
+from zoo.index import (
+    BLOBS,
+    INDEX,
+    LATEST,
+    MAX_INDEX_BYTES,
+    EntryListing,
+    EntryReference,
+    EntryVersion,
+    ZooIndex,
+    blob_path,
+)
+from zoo.manifest import MAX_MANIFEST_BYTES, EntryManifest, FileRecord, parse_manifest
+from zoo.storage import Storage, WritableStorage
+
+
+@dataclass(frozen=True)
+class Zoo:
+    """The entries of one storage."""
+
+    storage: Storage
+
+    def read_index_bytes(self) -> bytes | None:
+        """Reads `index.json`; None if there is none."""
+        try:
+            return self.storage.read(INDEX, limit=MAX_INDEX_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def parse_index(self, data: bytes | None, *, required: bool = False) -> ZooIndex:
+        """Parses `index.json`; without data, returns an empty index unless one is required.
+
+        Raises:
+            ZooError: there is no index and one is required.
+            DamagedError: the data is not an index.
+        """
+        if data is None:
+            if required:
+                raise ZooError(f"{self.storage.address} is not a zoo: it has no {INDEX}")
+            return ZooIndex()
+        try:
+            return ZooIndex.model_validate_json(data)
+        except ValidationError as error:
+            what = f"{self.storage.address}/{INDEX}"
+            reason = explain_validation_error(error)
+            raise DamagedError(f"{what} is not an index: {reason}") from error
+
+    def read_index(self, *, required: bool = False) -> ZooIndex:
+        """Reads and parses `index.json`.
+
+        Raises:
+            ZooError, DamagedError: as `parse_index`.
+            UnreachableError: the storage does not answer.
+        """
+        return self.parse_index(self.read_index_bytes(), required=required)
+
+    def open(self, reference: EntryReference, index: ZooIndex | None = None) -> ZooEntry:
+        """Opens an entry, its manifest checked against the digest in the index.
+
+        Args:
+            reference: the entry.
+            index: the zoo's index, if it was read before.
+        """
+        index = self.read_index() if index is None else index
+        digest = index.resolve(reference)
+        version = index.version(reference.name, digest)
+        return self.open_digest(digest, name=reference.name, version=version)
+
+    def open_digest(
+        self, digest: str, *, name: str, version: EntryVersion | None = None
+    ) -> ZooEntry:
+        """Opens an entry by its digest, without the index."""
+        manifest, _ = self.read_manifest(digest, name=name)
+        signed = None if version is None else version.signature
+
+        def fetch(path: str, limit: int) -> bytes:
+            return self.storage.read(blob_path(manifest.files[path].sha256), limit=limit)
+
+        def read_signature() -> bytes | None:
+            if signed is None:
+                return None
+            what = f"the signature of {name} in {self.storage.address}"
+            data = self._read_blob(signed.sha256, signed.size, what)
+            return check_digest(data, sha256=signed.sha256, size=signed.size, what=what)
+
+        return ZooEntry(manifest, self.storage.address, fetch, read_signature)
+
+    def read_manifest(self, digest: str, *, name: str) -> tuple[EntryManifest, bytes]:
+        """Reads a manifest by its digest, checked before it is parsed.
+
+        Raises:
+            DamagedError: it is missing, has another digest, or is that of another entry.
+        """
+        what = f"the manifest of {name} in {self.storage.address}"
+        data = self._read_blob(digest, MAX_MANIFEST_BYTES, what)
+        check_digest(data, sha256=digest, size=None, what=what)
+        manifest = parse_manifest(data, what=what)
+        if manifest.name != name:
+            raise DamagedError(f"{what} is that of {manifest.name!r}: the index is wrong")
+        return manifest, data
+
+    def _read_blob(self, digest: str, limit: int, what: str) -> bytes:
+        """Reads a blob, unchecked; DamagedError if it is missing."""
+        try:
+            return self.storage.read(blob_path(digest), limit=limit)
+        except FileNotFoundError as error:
+            raise DamagedError(f"{what} is missing; pull the entry again") from error
+
+
+@dataclass(frozen=True)
+class WritableZoo(Zoo):
+    """A zoo that can be changed. The index is written last, in one step."""
+
+    storage: WritableStorage
+
+    def add(self, entry: ZooEntry, *, replace: bool = False, alias: str | None = None) -> str:
+        """Copies an entry, every byte checked, then lists it in the index; returns its digest.
+
+        Interrupted at any point, the index lists complete entries only; unreferenced blobs are
+        harmless and are reused by the next attempt. `replace` removes the entry's earlier versions
+        and the blobs that nothing references any more.
+        """
+        manifest = entry.manifest
+        files = {
+            blob_path(record.sha256): entry.read(path) for path, record in manifest.files.items()
+        }
+        files[blob_path(manifest.digest)] = manifest.to_bytes()
+        signature = entry.read_signature()
+        if signature is not None:
+            files[blob_path(hash_bytes(signature))] = signature
+        self.register(manifest, signature=signature, files=files, replace=replace, alias=alias)
+        return manifest.digest
+
+    def register(
+        self,
+        manifest: EntryManifest,
+        *,
+        signature: bytes | None = None,
+        files: Mapping[str, bytes] | None = None,
+        replace: bool = False,
+        alias: str | None = None,
+    ) -> None:
+        """Writes the files that are missing, then lists the entry in the index."""
+        signed = None
+        if signature is not None:
+            signed = FileRecord(sha256=hash_bytes(signature), size=len(signature))
+
+        def list_version(index: ZooIndex) -> dict[str, EntryListing]:
+            known = index.entries.get(manifest.name)
+            versions = {} if known is None or replace else known.versions
+            aliases = {} if known is None or replace else known.aliases
+            version = EntryVersion(created=manifest.created, size=manifest.size, signature=signed)
+            listing = EntryListing(
+                latest=manifest.digest,
+                versions={**versions, manifest.digest: version},
+                aliases=aliases if alias is None else {**aliases, alias: manifest.digest},
+            )
+            return {**index.entries, manifest.name: listing}
+
+        self._update_index(list_version, files or {}, prune=replace)
+
+    def remove(self, reference: EntryReference) -> list[str]:
+        """Removes an entry, or one version of it, from the index; returns the digests.
+
+        The blobs stay until `prune`.
+        """
+        removed: list[str] = []
+
+        def unlist_versions(index: ZooIndex) -> dict[str, EntryListing]:
+            digest = index.resolve(reference)
+            listing = index.entries[reference.name]
+            entries = dict(index.entries)
+            removed[:] = list(listing.versions) if reference.version == LATEST else [digest]
+            kept = {
+                digest: version
+                for digest, version in listing.versions.items()
+                if digest not in removed
+            }
+            del entries[reference.name]
+            if kept:
+                newest = max(kept, key=lambda digest: kept[digest].created)
+                entries[reference.name] = EntryListing(
+                    latest=newest if listing.latest in removed else listing.latest,
+                    versions=kept,
+                    aliases={
+                        alias: digest
+                        for alias, digest in listing.aliases.items()
+                        if digest not in removed
+                    },
+                )
+            return entries
+
+        self._update_index(unlist_versions, {})
+        return removed
+
+    def prune(self) -> list[str]:
+        """Removes the blobs that no listed entry references; returns their digests."""
+        with self.storage.exclusive():
+            index = self.read_index()
+            removed = self._unreferenced_blobs(index)
+            if removed:
+                self._publish({}, index, removed)
+        return removed
+
+    def renew_index(self, *, expires_days: float | None) -> ZooIndex:
+        """Writes the index again with a higher serial and another date of expiry, or none."""
+        expires = None
+        if expires_days is not None:
+            expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=expires_days)
+        with self.storage.exclusive():
+            index = self.read_index()
+            renewed = index.model_copy(update={"serial": index.serial + 1, "expires": expires})
+            self._publish({}, renewed, [])
+        return renewed
+
+    def _update_index(
+        self,
+        change: Callable[[ZooIndex], dict[str, EntryListing]],
+        files: Mapping[str, bytes],
+        *,
+        prune: bool = False,
+    ) -> None:
+        # Two writers would lose one's listing; blobs need no lock, equal names are equal bytes.
+        with self.storage.exclusive():
+            index = self.read_index()
+            entries = dict(sorted(change(index).items()))
+            missing = {path: data for path, data in files.items() if not self._has(path, data)}
+            changed = index.model_copy(update={"serial": index.serial + 1, "entries": entries})
+            removed = self._unreferenced_blobs(changed, added=files) if prune else []
+            if entries != index.entries or missing or removed:
+                self._publish(missing, changed if entries != index.entries else index, removed)
+
+    def _publish(self, files: Mapping[str, bytes], index: ZooIndex, removed: list[str]) -> None:
+        paths = [blob_path(digest) for digest in removed]
+        written = dict(files)
+        if self.storage.has_front_page:
+            written[CARD] = write_front_page(self._read_cards(files, index))
+        self.storage.publish(written, index=(INDEX, index.to_bytes()), removed=paths)
+
+    def _read_cards(self, added: Mapping[str, bytes], index: ZooIndex) -> dict[str, bytes]:
+        """Returns the card of every entry's latest version; `added` blobs are not stored yet."""
+        cards = {}
+        for name, listing in index.entries.items():
+            data = added.get(blob_path(listing.latest))
+            if data is None:
+                entry = self.open_digest(listing.latest, name=name)
+                cards[name] = entry.read(CARD) if CARD in entry.manifest.files else b""
+                continue
+            record = parse_manifest(data, what=name).files.get(CARD)
+            if record is None:
+                cards[name] = b""
+            elif blob_path(record.sha256) in added:
+                cards[name] = added[blob_path(record.sha256)]
+            else:
+                cards[name] = self._read_blob(record.sha256, record.size, f"the card of {name}")
+        return cards
+
+    def _has(self, path: str, data: bytes) -> bool:
+        """Whether the same bytes are stored: a damaged blob is written again."""
+        if not self.storage.has(path):
+            return False
+        return self.storage.is_remote or self.storage.read(path, limit=len(data)) == data
+
+    def _unreferenced_blobs(
+        self, index: ZooIndex, *, added: Mapping[str, bytes] | None = None
+    ) -> list[str]:
+        referenced: set[str] = set()
+        for name, listing in index.entries.items():
+            for digest, version in listing.versions.items():
+                referenced.add(digest)
+                if version.signature is not None:
+                    referenced.add(version.signature.sha256)
+                if added is None or blob_path(digest) not in added:
+                    manifest, _ = self.read_manifest(digest, name=name)
+                    referenced |= {record.sha256 for record in manifest.files.values()}
+        referenced |= {path.rpartition("/")[2] for path in added or ()}
+        return [name for name in self.storage.names(BLOBS) if name not in referenced]

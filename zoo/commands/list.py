@@ -1,0 +1,142 @@
+"""The commands list, show and verify: they only read."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from zoo.card import format_figure
+from zoo.catalog import Zoo
+from zoo.commands.format import EntrySummary, print_line, summarize
+from zoo.config import ListConfig, ShowConfig, VerifyConfig
+from zoo.entry import CARD, MANIFEST, ZooEntry, require_tracked_files
+from zoo.index import EntryReference
+from zoo.load import find_entry, local_zoos
+from zoo.locations import configured_storages
+
+WIDE = 160
+"""Columns of a table that is not printed on a terminal."""
+
+
+def list_entries(config: ListConfig) -> dict[str, Any]:
+    """Lists entries, the best first; an entry that two zoos have is listed for both."""
+    configured = configured_storages(config.zoo)
+    zoos = ([] if config.zoo else local_zoos()) + [Zoo(storage) for storage in configured]
+    rows = [
+        summarize(entry)
+        for zoo in zoos
+        for entry in open_latest(zoo, required=zoo.storage in configured)
+        if matches_filters(entry, config)
+    ]
+    rows.sort(key=lambda row: -sort_value(row.metrics.get(config.metric)))
+    listed = {"entries": [asdict(row) for row in rows]}
+    if config.json:
+        print_line(json.dumps(listed, indent=2))
+    elif rows:
+        # Names are for copying: in a file, lines are as long as they need to be.
+        console = Console()
+        wide = console if console.is_terminal else Console(width=WIDE)
+        wide.print(entries_table(rows, config.metric))
+    else:
+        addresses = " and ".join(zoo.storage.address for zoo in zoos)
+        print_line(f"no such entries in {addresses}")
+        print_line("python -m train makes one; python -m zoo pull NAME zoo=ADDRESS gets one")
+    return listed
+
+
+def open_latest(zoo: Zoo, *, required: bool) -> Iterator[ZooEntry]:
+    """Yields the latest version of every entry in the zoo."""
+    index = zoo.read_index(required=required)
+    for name in index.entries:
+        yield zoo.open(EntryReference(name), index)
+
+
+def matches_filters(entry: ZooEntry, config: ListConfig) -> bool:
+    """Whether the entry passes the filters of the command line."""
+    manifest = entry.manifest
+    if config.predictor is not None and manifest.kind != config.predictor:
+        return False
+    if config.model is not None:
+        names = (manifest.name.partition("/")[0], manifest.model.model_id.lower())
+        pattern = config.model.lower()
+        if not any(fnmatch(name, pattern) or pattern in name for name in names):
+            return False
+    value = manifest.metrics.get(config.metric)
+    return config.least is None or sort_value(value) >= config.least
+
+
+def sort_value(metric: Any) -> float:
+    """Returns a metric for comparison; one that was not measured comes last."""
+    is_number = isinstance(metric, int | float) and not isinstance(metric, bool)
+    return float(metric) if is_number else float("-inf")
+
+
+def entries_table(rows: list[EntrySummary], metric: str) -> Table:
+    """Builds a table of names, kinds, metrics, sizes and the beginnings of digests."""
+    table = Table(box=None)
+    metrics = list(dict.fromkeys((metric, "accuracy", "good_pred")))
+    for column in ("name", "kind", *metrics, "size", "digest"):
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.name,
+            row.kind,
+            *(format_figure(row.metrics.get(name)) for name in metrics),
+            f"{row.size / 2**20:.1f} MiB",
+            row.digest[:12],
+        )
+    return table
+
+
+def show(config: ShowConfig) -> dict[str, Any]:
+    """Prints an entry's card and a summary of its manifest."""
+    entry = find_entry(config.name)
+    manifest = entry.manifest
+    results = {"manifest": manifest.model_dump(mode="json"), **asdict(summarize(entry))}
+    if config.json:
+        print_line(json.dumps(results["manifest"], indent=2))
+        return results
+    console = Console()
+    if CARD in manifest.files:
+        _, _, body = entry.read(CARD).decode().partition("\n---\n")
+        console.print(Markdown(body))
+    table = Table(box=None, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    fields: dict[str, Any] = {
+        "digest": manifest.digest,
+        "found in": entry.where,
+        "signed": "yes" if entry.read_signature() is not None else "no",
+        "trace": manifest.trace_digest or "none",
+        "made": f"{manifest.created}, version {manifest.code_version}",
+        "files": f"{len(manifest.files)}, {manifest.size / 2**20:.1f} MiB",
+    }
+    for name, value in fields.items():
+        table.add_row(name, str(value))
+    console.print(table)
+    return results
+
+
+def verify(config: VerifyConfig) -> dict[str, Any]:
+    """Reads and checks every file; in a folder, a file not in the manifest is an error."""
+    entry = find_entry(config.name)
+    entry.verify()
+    if Path(entry.where, MANIFEST).is_file():
+        require_tracked_files(Path(entry.where), entry.manifest)
+    if config.require_signature is not None:
+        from zoo.signing import check_signature
+
+        check_signature(entry, key=config.require_signature)
+    files = entry.manifest.files
+    signed = "" if config.require_signature is None else f", signed by {config.require_signature}"
+    print_line(
+        f"{entry.manifest.name}: {len(files)} files, {entry.manifest.size:,} bytes, all digests "
+        f"correct{signed}"
+    )
+    return {"verified": True, **asdict(summarize(entry))}

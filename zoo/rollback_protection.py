@@ -1,0 +1,104 @@
+"""Refuses an index older than one seen before: an old one would hide what was withdrawn since."""
+
+from filelock import FileLock
+from pydantic import ValidationError
+
+from predictors.files import write_atomic
+from predictors.records import Sha256, StrictRecord
+from zoo.catalog import Zoo
+from zoo.digest import hash_bytes
+from zoo.errors import StaleError
+from zoo.index import ZooIndex
+from zoo.locations import builtin_storage, cache_storage
+
+SEEN = "seen.json"
+
+
+class SeenIndex(StrictRecord):
+    """The newest index that this user has seen of a zoo."""
+
+    serial: int
+    sha256: Sha256
+
+
+class SeenIndexes(StrictRecord):
+    """The content of `seen.json`: the newest index of each zoo, by address."""
+
+    places: dict[str, SeenIndex] = {}
+
+
+def read_fresh_index(zoo: Zoo, *, accept_rollback: bool = False) -> ZooIndex:
+    """Reads a zoo's index and checks it as `check_fresh`.
+
+    Raises:
+        StaleError: as `check_fresh`.
+        ZooError, DamagedError, UnreachableError: as `Zoo.read_index`.
+    """
+    data = zoo.read_index_bytes()
+    index = zoo.parse_index(data, required=True)
+    assert data is not None
+    check_fresh(zoo, index, data, accept_rollback=accept_rollback)
+    return index
+
+
+def check_fresh(zoo: Zoo, index: ZooIndex, data: bytes, *, accept_rollback: bool = False) -> None:
+    """Compares an index with the newest one seen of the zoo, and remembers it.
+
+    Args:
+        zoo: the zoo that the index was read from.
+        index: its index.
+        data: the index as it was read.
+        accept_rollback: accept an older index, as after a zoo was made anew.
+
+    Raises:
+        StaleError: the index has expired, is older than one seen before, or differs from one with
+            the same serial.
+    """
+    address = zoo.storage.address
+    if index.has_expired():
+        raise StaleError(
+            f"the index of {address} expired on {index.expires}; ask its owner to renew it "
+            "(python -m zoo index)"
+        )
+    if address == builtin_storage().address:
+        return  # an older release of moecast has an older one
+    current = SeenIndex(serial=index.serial, sha256=hash_bytes(data))
+    folder = cache_storage().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f".{SEEN}.lock"):
+        seen = read_seen_indexes()
+        last = seen.places.get(address)
+        if last is not None and not accept_rollback:
+            refuse_rollback(current, last, address=address)
+        if current != last:
+            changed = SeenIndexes(places={**seen.places, address: current})
+            write_atomic(folder / SEEN, changed.model_dump_json(indent=2).encode())
+
+
+def refuse_rollback(current: SeenIndex, last: SeenIndex, *, address: str) -> None:
+    """Raises StaleError unless the index is the last one or a later one."""
+    hint = "If the zoo was made anew, set accept_rollback=true."
+    if current.serial < last.serial:
+        raise StaleError(
+            f"the index of {address} has serial {current.serial}, but {last.serial} was seen "
+            f"before: an old index is being served. {hint}"
+        )
+    if current.serial == last.serial and current.sha256 != last.sha256:
+        raise StaleError(
+            f"the index of {address} has changed without a new serial ({current.serial}): it was "
+            f"altered. {hint}"
+        )
+
+
+def read_seen_indexes() -> SeenIndexes:
+    """Reads `seen.json`; empty if there is none."""
+    path = cache_storage().folder / SEEN
+    try:
+        return SeenIndexes.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return SeenIndexes()
+    except ValidationError as error:
+        raise StaleError(
+            f"{path} is damaged, so a served index cannot be compared with earlier ones; remove it "
+            "to start again"
+        ) from error
