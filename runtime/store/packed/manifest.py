@@ -73,7 +73,7 @@ class StoreContents(StrictRecord):
     version: int
     tool: str
     """Version of moecast that wrote it."""
-    model: StoreModelRecord
+    model: ModelRecord
     fingerprint: Sha256
     """Of the checkpoint's weights, sampled: `runtime.store.packed.fingerprint`."""
     checksum: Literal["xxh3_64"]
