@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before any library reads them.
 os.environ.update(
@@ -24,6 +25,10 @@ faulthandler.enable()
 # A shell starts what runs in its background with interrupts ignored, and children inherit that.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is the machine's affair.
+settings.register_profile("moecast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("moecast")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

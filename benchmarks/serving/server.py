@@ -18,7 +18,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = re.compile(rb"http://\S+(?=/v1)")
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 SAMPLE = re.compile(r"^([\w:]+)(\{.*\})? (\S+)$", re.MULTILINE)
 
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
@@ -61,7 +61,7 @@ class Server:
         metrics = self.metrics()
         return {name: metrics[name] for name in TAKEN}
 
-    def wait_idle(self, timeout_seconds: float = 60.0) -> float:
+    def wait_idle(self, timeout_seconds: float = 240.0) -> float:
         """Seconds until nothing runs, waits or is pinned.
 
         Raises:
@@ -89,14 +89,16 @@ class Server:
             "threads": process.num_threads(),
         }
 
-    def end(self, number: int = signal.SIGTERM, *, timeout_seconds: float = 60.0) -> dict[str, Any]:
+    def end(
+        self, number: int = signal.SIGTERM, *, timeout_seconds: float = 240.0
+    ) -> dict[str, Any]:
         """Sends a signal; how long it took to exit, with which code, and which children live on."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         start = time.monotonic()
         self.process.send_signal(number)
         code = self.process.wait(timeout_seconds)
         seconds = time.monotonic() - start
-        _, alive = psutil.wait_procs(children, timeout=1)
+        _, alive = psutil.wait_procs(children, timeout=10)
         return {"seconds": seconds, "exit_code": code, "children_left": len(alive)}
 
 

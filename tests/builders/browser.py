@@ -54,4 +54,4 @@ def _run(url: str, folder: Path, options: Sequence[str]) -> subprocess.Completed
         *options,
         url,
     ]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)

@@ -24,7 +24,7 @@ from runtime.serving.server import ShutdownRequest, listen, serve, server_url
 from runtime.serving.service import GenerationService, ServiceObserver, ServiceState
 from tests.builders.models import tiny_qwen2_moe
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 240.0
 CONFIGURED = {
     "config.json": {"max_position_embeddings": 2048, "eos_token_id": 0},
     "generation_config.json": {"eos_token_id": 0},

@@ -72,7 +72,7 @@ def run_ranks(folder: Path, tmp_path: Path, world: int, budget: str) -> list[dic
             rank.stdin.write(json.dumps(TOKENS))
             rank.stdin.close()
         for rank in ranks:
-            code = rank.wait(timeout=100)
+            code = rank.wait(timeout=500)
             assert rank.stderr is not None
             assert code == 0, rank.stderr.read()[-3000:]
     finally:
@@ -82,7 +82,6 @@ def run_ranks(folder: Path, tmp_path: Path, world: int, budget: str) -> list[dic
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_ranks__share_the_experts_and_give_what_one_gives(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=2, num_experts=8)
     plain = plain_eager(folder)

@@ -28,7 +28,7 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=500,
         check=False,
     )
 
@@ -163,7 +163,7 @@ def test_models__an_altered_reference_model_is_refused(tmp_path):
         cwd=copy,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 2

@@ -28,7 +28,7 @@ PROMPTS = [
     "It was late in the evening when the old man came to the door",
     "def",
 ]
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 def greedy(folder: Path, prompts: list[str], number: int) -> list[str]:

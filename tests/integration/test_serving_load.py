@@ -14,7 +14,6 @@ from benchmarks.serving.server import TAKEN, Server, server
 from benchmarks.serving.storm import storm
 from tests.builders.serving import speaking_model
 
-pytestmark = pytest.mark.timeout(240)
 NOTHING = dict.fromkeys(TAKEN, 0.0)
 
 
@@ -59,7 +58,7 @@ def test_full_queue__answers_429_with_retry_after(
     model: Path,
 ) -> None:
     with server({"model.id": model, "max_running": RUNNING, "max_waiting": WAITING}) as started:
-        report = full(started, requests=20, tokens=200)
+        report = full(started, requests=20, tokens=800)
         assert started.taken() == NOTHING
     for result in (report["one_after_another"], report["8_at_a_time"]):
         assert result["statuses"] == {"429": 20}

@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             f"{server.url}/v1/completions",
             headers={"Authorization": f"Bearer {KEY}"},
             json={"prompt": "The heart pumps blood", "max_tokens": 24, "temperature": 0},
-            timeout=60,
+            timeout=240,
         )
         answer.raise_for_status()
         yield server
@@ -204,7 +204,7 @@ def test_browser__shows_that_the_server_stopped_answering(tmp_path: Path) -> Non
             dom, _ = document(f"{server_url(listener)}/", tmp_path)
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(240)
     assert text_of(dom, "model") == "m"
     assert text_of(dom, "state").startswith("the server answers 500; last update at")
     assert 'class="disconnected"' in dom

@@ -38,7 +38,7 @@ def test_wheel__runs_outside_the_checkout(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert done.stdout

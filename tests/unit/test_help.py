@@ -47,7 +47,7 @@ def test_help__imports_nothing_slow(program: str) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     *text, last = done.stdout.splitlines()

@@ -44,14 +44,14 @@ def run_pytest(folder, content, *arguments):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     return result.returncode, result.stdout + result.stderr
 
 
 def test_timeout__shows_the_stacks_of_all_threads(tmp_path):
-    code, output = run_pytest(tmp_path, HANGS, "--timeout=1")
+    code, output = run_pytest(tmp_path, HANGS, "--timeout=5")
     assert code != 0
     assert "Timeout" in output
     assert "in test_deadlock__of_two_locks" in output

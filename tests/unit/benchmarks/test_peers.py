@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -144,10 +146,10 @@ def test_mapping__gives_the_part_of_a_file_that_it_holds() -> None:
 
 READS_ALL = """
 import mmap, sys, time
+from pathlib import Path
 file = open(sys.argv[1], "rb")
 pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-end = time.monotonic() + 1.5
-while time.monotonic() < end:
+while not Path(sys.argv[2]).exists():
     total = sum(pages[::4096])
     time.sleep(0.05)
 """
@@ -164,21 +166,31 @@ def test_limiter__drops_what_a_process_maps_beyond_its_limit(tmp_path: Path) -> 
         watched.cached_bytes()
     except OSError as error:
         pytest.skip(str(error))
-    process = subprocess.Popen([sys.executable, "-c", READS_ALL, str(path)])
+    end = tmp_path / "end"
+    process = subprocess.Popen([sys.executable, "-c", READS_ALL, str(path), str(end)])
     limiter = Limiter(process, [path], limit_bytes=40 * BLOCK)
-    limiter.watch(timeout_seconds=60)
+
+    def end_when_dropped() -> None:
+        # All of it is read, again and again; it is held to less but for what comes between looks.
+        while limiter.dropped_bytes < 20 * BLOCK and process.poll() is None:
+            time.sleep(0.01)
+        end.touch()
+
+    ending = threading.Thread(target=end_when_dropped)
+    ending.start()
+    limiter.watch(timeout_seconds=240)
+    ending.join()
     assert process.returncode == 0
-    # All of it was read, again and again; it is held to less but for what comes between two looks.
     assert limiter.dropped_bytes >= 20 * BLOCK
     assert watched.cached_bytes() < 112 * BLOCK
     watched.close()
 
 
 def test_limiter__kills_what_needs_more_than_its_limit_for_itself(tmp_path: Path) -> None:
-    grows = "import time; data = bytearray(b'1' * (96 << 20)); time.sleep(60)"
+    grows = "import time; data = bytearray(b'1' * (96 << 20)); time.sleep(400)"
     process = subprocess.Popen([sys.executable, "-c", grows])
     limiter = Limiter(process, [], limit_bytes=64 * BLOCK)
-    limiter.watch(timeout_seconds=60)
+    limiter.watch(timeout_seconds=240)
     assert limiter.was_killed
 
 

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import datasets
@@ -20,7 +19,6 @@ from tests.builders.recordable import prompts_file, recordable
 from tests.builders.traces import make_trace
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_SECONDS = 120
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -60,7 +58,16 @@ def assert_no_part_is_taken_for_the_whole(folder: Path, *, num_rows: int) -> Non
 RECORD = """
 import sys
 from pathlib import Path
+from collect.traces import TraceWriter
 from tests.unit.collect.test_kill_and_resume import record
+write = TraceWriter.write
+def pause_after_two(writer, unit, *rows):
+    written = write(writer, unit, *rows)
+    if unit == 1:
+        print("PAUSED", flush=True)
+        sys.stdin.read()
+    return written
+TraceWriter.write = pause_after_two
 record(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
@@ -80,14 +87,14 @@ def test_collect__killed_while_recording_resumes(tmp_path: Path) -> None:
     prompts_file(tmp_path / "prompts.jsonl", count=12)
     record(tmp_path, tmp_path / "whole")
     folder = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-c", RECORD, tmp_path, folder], cwd=ROOT)
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while len(list(folder.glob("*.arrow"))) < 2:
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    command = [sys.executable, "-c", RECORD, tmp_path, folder]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert b"PAUSED\n" in iter(process.stdout.readline, b""), "it ended before it was killed"
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
     with pytest.raises(TraceError, match="not finished"):
         Trace.open(folder)
     written = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.requests.json")}

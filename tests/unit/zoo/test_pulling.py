@@ -92,7 +92,7 @@ def test_eight_processes__bring_each_file_once(far: Far, tmp_path: Path) -> None
         assert all(child.poll() is None for child in children)
         time.sleep(0.01)
     go.touch()
-    assert [child.wait(60) for child in children] == [0] * 8
+    assert [child.wait(240) for child in children] == [0] * 8
     manifest = blob_path(Zoo(cache_storage()).read_index().resolve(EntryReference("tiny/stride")))
     for path in files_of(site):
         # The manifest, which says what there is to bring, may be asked for by each.

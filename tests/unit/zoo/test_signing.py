@@ -1,6 +1,5 @@
 """Signatures: made, carried along, and refused when anything differs."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -116,14 +115,10 @@ def test_wrong_keys__are_named(tmp_path: Path, keys: dict[str, Path]) -> None:
 
 
 def test_twenty_megabytes__are_signed_and_verified(tmp_path: Path, keys: dict[str, Path]) -> None:
-    """The time is a benchmark's; here it only must not hang."""
     import numpy as np
     from safetensors.numpy import save
 
     weights = np.random.default_rng(0).random(5 << 20, dtype=np.float32)
     tiny_entry(tmp_path / "e", files={"weights.safetensors": save({"w": weights})})
-    started = time.perf_counter()
     sign_folder(tmp_path / "e", key=keys["ours"])
-    between = time.perf_counter()
     check_signature(open_entry(tmp_path / "e"), key=keys["ours.pub"])
-    print(f"sign {between - started:.2f} s, verify {time.perf_counter() - between:.2f} s")  # noqa: T201

@@ -217,7 +217,7 @@ assert zoo("pull", "tiny/mlp", f"zoo={{folder / 'far'}}") == 0
 load_predictor("tiny/mlp", spec=tiny_spec())
 assert seen == [], seen
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=240, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
 
 
@@ -230,7 +230,7 @@ sys.addaudithook(lambda event, args: seen.append(args) if event == "pickle.find_
 pickle.loads(pickle.dumps(fractions.Fraction(1, 2)))
 assert seen
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0
 
 
 def test_load__of_an_address_is_a_predictor(far: Far, tmp_path: Path) -> None:

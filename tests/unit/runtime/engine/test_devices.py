@@ -112,14 +112,20 @@ def test_devices__one_with_a_slow_link_does_not_keep_the_others_waiting(
     folder, expected, monkeypatch
 ):
     """Experts of the other device are computed first, and every bit is as before."""
-    computed, connect = [], assemble.connect
+    computed, order, connect = [], [], assemble.connect
+    is_ordered = threading.Event()
 
     class Slow:
         def __init__(self, link):
             self._link = link
 
         def transfer(self, task):
-            time.sleep(0.003)
+            """Slower than the other device's: than its first transfer, or those under way."""
+            in_worker = threading.current_thread() is not threading.main_thread()
+            while is_ordered.is_set() and (
+                not order if in_worker else not engine.workers[0].is_idle
+            ):
+                time.sleep(0.001)
             self._link.transfer(task)
 
         def computed(self, slot):
@@ -140,7 +146,9 @@ def test_devices__one_with_a_slow_link_does_not_keep_the_others_waiting(
         assert torch.equal(model(TOKENS).logits, expected[0])
         wanted = list(range(6))
         engine.begin_step(TOKENS[0].numpy(), TOKENS[0].numpy() * 0 + 99)
-        order = [expert for expert, _ in engine.ready(0, wanted)]
+        is_ordered.set()
+        for expert, _ in engine.ready(0, wanted):
+            order.append(expert)
         engine.end_step()
     assert computed
     assert sorted(order) == wanted

@@ -51,7 +51,7 @@ def test_load__peak_is_below_weights_and_budget_and_300_mib():
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=True,
     )
     overhead = int(done.stdout.splitlines()[-1]) / 2**20

@@ -153,13 +153,13 @@ def test_snapshot__while_a_model_generates_never_breaks_it(folder: Path) -> None
         looker = threading.Thread(target=look)
         looker.start()
         try:
-            generate(model, tokens=40)
+            while len(requests) <= 3:
+                generate(model, tokens=40)
         finally:
             stop.set()
-            looker.join(10)
+            looker.join(240)
     assert not looker.is_alive()
     assert not wrong
-    assert len(requests) > 3
     assert requests == sorted(requests)
 
 

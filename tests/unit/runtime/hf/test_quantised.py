@@ -231,7 +231,7 @@ def test_read__one_thread_converts_at_a_time(tmp_path):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=60)
+            thread.join(timeout=240)
         assert len(most) == 4 * 8 * 2
         assert max(most) == 1
 

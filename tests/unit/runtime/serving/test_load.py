@@ -187,16 +187,22 @@ def held(folder: Path) -> Iterator[RunningServer]:
         yield server
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_disconnect__ends_the_generation_within_a_step(held: RunningServer, stream: bool) -> None:
-    host, port = held.url.removeprefix("http://").split(":")
-    content = json.dumps({**LONG, "stream": stream}).encode()
+def ask_on_socket(server: RunningServer, body: dict[str, Any]) -> socket.socket:
+    """Ask for a completion on a connection that the caller closes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    content = json.dumps(body).encode()
     connection = socket.create_connection((host, int(port)))
     connection.sendall(
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         + f"Content-Length: {len(content)}\r\n\r\n".encode()
         + content
     )
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_disconnect__ends_the_generation_within_a_step(held: RunningServer, stream: bool) -> None:
+    connection = ask_on_socket(held, {**LONG, "stream": stream})
     wait_for(lambda: held.steps.num_steps == 1)
     (choice,) = [subject for event, subject in held.steps.events if event == "started"]
     connection.close()
@@ -213,8 +219,9 @@ def test_client_timeout__removes_a_waiting_request(held: RunningServer) -> None:
     with ThreadPoolExecutor(1) as pool, held.http() as client:
         running = pool.submit(client.post, "/v1/completions", json={**LONG, "max_tokens": 3})
         wait_for(lambda: held.steps.num_steps == 1)
-        with pytest.raises(httpx2.ReadTimeout):
-            httpx2.post(f"{held.url}/v1/completions", json=LONG, timeout=0.3)
+        connection = ask_on_socket(held, LONG)
+        wait_for(lambda: held.service.num_waiting == 1)
+        connection.close()
         wait_for(lambda: tuple(event for event, _ in held.steps.events[-2:]) == ("queued", "ended"))
         assert held.service.num_waiting == 0
         held.steps.release()

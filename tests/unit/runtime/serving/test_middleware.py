@@ -153,7 +153,7 @@ def test_host_check__rejects_other_host_names_without_a_key(host: str, status: i
 def test_slow_body__times_out(folder: Path) -> None:
     with running_server(lambda: tiny(folder), ready=False, body_seconds=0.2) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
             connection.sendall(
                 b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n"
                 b"Content-Type: application/json\r\n\r\n{"
@@ -178,18 +178,26 @@ def test_unfinished_headers__time_out(
     monkeypatch: pytest.MonkeyPatch, folder: Path, begin: bytes
 ) -> None:
     monkeypatch.setattr("runtime.serving.server.HEADER_SECONDS", 0.3)
+    with running_server(lambda: tiny(folder), ready=False) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
+            connection.sendall(begin)
+            assert connection.recv(1000) == b""
+
+
+def test_idle_connection__may_rest_for_longer_than_headers_take(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr("runtime.serving.server.HEADER_SECONDS", 3.0)
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with running_server(lambda: tiny(folder), ready=False) as server:
         host, port = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
-            connection.sendall(begin)
-            assert connection.recv(1000) == b""
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
             connection.sendall(whole[:10])
-            time.sleep(0.1)
+            time.sleep(0.05)
             connection.sendall(whole[10:])
             assert answer_on(connection).startswith(b"HTTP/1.1 200 ")
-            time.sleep(0.5)  # between requests a connection may stay idle for longer
+            time.sleep(3.5)
             connection.sendall(whole)
             assert answer_on(connection).startswith(b"HTTP/1.1 200 ")
 

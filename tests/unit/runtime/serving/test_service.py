@@ -1,6 +1,7 @@
 """The service's queue, cancellation, failures, shutdown and observers, with a fake model."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from runtime.serving.model_info import KVCacheBudget
 from runtime.serving.service import GenerationService, LoadedModel, ServiceObserver, ServiceState
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
-WAIT = 10.0
+WAIT = 240.0
 
 
 class FakeSequence:
@@ -151,10 +152,11 @@ def serving(
 
 def wait_for_running(service: GenerationService, number: int) -> None:
     """Wait until this number of choices is running."""
-    for _ in range(1000):
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
         if service.num_running == number:
             return
-        threading.Event().wait(0.01)
+        time.sleep(0.01)
     raise AssertionError(f"{service.num_running} choices are running, not {number}")
 
 

@@ -32,7 +32,7 @@ def test_joined_read__that_fails_is_tried_once_more(tmp_path, monkeypatch, for_e
             if name == "disk":
                 if not broken and not task.high:
                     broken.add(task.expert)
-                    assert asked.wait(20)
+                    assert asked.wait(240)
                     raise TransferError(f"{task.expert} is broken")
                 if for_ever and task.expert in broken:
                     raise TransferError(f"{task.expert} is broken")
