@@ -127,7 +127,6 @@ def test_train__has_one_digest_from_every_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(400)
 def test_collect__a_worker_killed_every_five_seconds_loses_nothing(tmp_path: Path) -> None:
     """The reference model in two dozen parts of about a second each."""
     options = [
@@ -171,23 +170,22 @@ def test_collect__a_worker_killed_every_five_seconds_loses_nothing(tmp_path: Pat
 
 
 @pytest.mark.engines
-@pytest.mark.timeout(400)
 def test_collect__interrupted_leaves_no_worker_and_goes_on(
     recording: list[str], tmp_path: Path
 ) -> None:
     whole = run("collect", *recording, f"output={tmp_path / 'whole'}", run_dir=tmp_path / "r0")
     options = [*recording, *ENGINES["two"], f"output={tmp_path / 'cut'}"]
     process = started("collect", *options, f"run_dir={tmp_path / 'r1'}")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not list((tmp_path / "cut").glob("*.shard.json")):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
     workers = workers_of(process)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=240)
     assert process.returncode in (0, 130), said
-    _, alive = psutil.wait_procs(workers, timeout=10)
+    _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
     again = run("collect", *options, run_dir=tmp_path / "r2")
     assert again["digest"] == whole["digest"]

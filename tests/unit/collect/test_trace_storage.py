@@ -168,7 +168,7 @@ def test_trace__three_processes_write_at_once(
             subprocess.Popen([sys.executable, "-c", WRITE, where, str(number)], cwd=ROOT)
             for number in range(3)
         ]
-        assert [process.wait(120) for process in processes] == [0, 0, 0]
+        assert [process.wait(400) for process in processes] == [0, 0, 0]
         plan = read_manifest(where).plan
         assert len(committed_units(where, plan)) == 12
         assert TraceWriter(where, plan).finish().digest == alone.digest
