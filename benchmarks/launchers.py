@@ -1,25 +1,19 @@
 """Measures launchers: equal traces and weights, two workers against one, killed workers, extras.
 
-python -m benchmarks.launchers output=benchmarks/results/launchers.json
-
-One thread in each worker; only routing is recorded, so that the disk hardly matters. quick=true
-takes a tenth of the prompts and one repetition; without=ray,slurm leaves engines out. Each part is
-written as soon as it is measured; only=core,engines,second_worker,killed,train measures some of
-them again. Takes a quarter of an hour on two cores.
+One thread in each worker; only routing is recorded, so that the disk hardly matters. Each part is
+written as soon as it is measured. Takes a quarter of an hour on two cores.
 """
 
 import json
 import os
-import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -27,24 +21,28 @@ from typing import Any
 
 import psutil
 import torch
+from pydantic import TypeAdapter
 
+from benchmarks.config import LaunchersConfig
+from benchmarks.process import python_module, run_program
+from benchmarks.reports import describe_machine, print_line, write_report
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig, LauncherKind
 from collect.launch.pool import WorkerPool
 from collect.record import PLAN, collect, record_with
 from collect.recording import RecordingJob, recording_settings
 from collect.traces.layout import ROUTING_SIGNALS
-from predictors.files import write_json
+from predictors.errors import MoecastError, unknown
 from runtime.config import ModelConfig
 
 MODEL = ModelConfig(dtype="float32")
 """The reference model as `model=qwen2-moe-tiny` computes it."""
-PROMPTS = 192
+PROMPTS, QUICK_PROMPTS = 192, 19
 PART_BYTES = 192 << 10
-"""Of a part's rows: some thousand tokens, about two seconds of one core."""
+"""Size of a part's rows: some thousand tokens, about two seconds of one core."""
 REPETITIONS = 3
 KILL_EVERY_SECONDS = 5.0
-ENGINES = {
+LAUNCHERS = {
     "local, 1 worker": LauncherConfig(threads=1),
     "local, 2 workers": LauncherConfig(workers=2, threads=1),
     "slurm (submitit's local executor), 2 workers": LauncherConfig(
@@ -52,24 +50,83 @@ ENGINES = {
     ),
     "ray, 2 workers": LauncherConfig(kind=LauncherKind.RAY, workers=2, threads=1),
 }
-ADDED = ("ray", "submitit", "cloudpickle", "msgpack", "jsonschema", "jsonschema-specifications")
-ADDED += ("referencing", "rpds-py")
-"""What the extras ray and slurm install beside the core."""
+EXTRA_PACKAGES = (
+    "ray", "submitit", "cloudpickle", "msgpack", "jsonschema", "jsonschema-specifications",
+    "referencing", "rpds-py",
+)  # fmt: skip
+"""Packages that the extras ray and slurm add to the core."""
+HELP_PROGRAM = (
+    "import sys, runpy; sys.argv = ['collect', '--help']\n"
+    "try: runpy.run_module('collect', run_name='__main__')\n"
+    "except SystemExit: pass\n"
+    "print('|', *sorted({'ray', 'submitit'} & set(sys.modules)))"
+)
 
 
-@dataclass(frozen=True)
-class RecordedTrace:
-    """One trace by one launcher."""
+@dataclass(frozen=True, kw_only=True)
+class LauncherRun:
+    """One trace, recorded by one launcher."""
 
     digest: str
     start_seconds: float
-    """Until a worker has loaded its model and planned the trace."""
+    """Time until a worker has loaded its model and planned the trace."""
     seconds: float
-    """From the plan to the last unit."""
+    """Time from the plan to the last unit."""
     parts: int
     retried: int
     replaced: int
     """Workers that were killed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KilledRun(LauncherRun):
+    every_seconds: float
+    """Time between two kills."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRuns:
+    """The same trace by every launcher."""
+
+    digest: str
+    """Digest of the trace that this process records without workers."""
+    runs: dict[str, LauncherRun]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondWorker:
+    seconds: dict[int, list[float]]
+    """Recording times by number of workers."""
+    speedup: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedWeights:
+    weights_digest: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoreCosts:
+    """Costs of the launchers for a user without their extras."""
+
+    help_seconds: float
+    imports: list[str]
+    """Extras that `collect --help` imports."""
+    extra_bytes: dict[str, int]
+    """Installed size of each package of the extras."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchersReport:
+    machine: dict[str, Any]
+    prompts: int
+    repetitions: int
+    core: CoreCosts | None = None
+    engines: EngineRuns | None = None
+    second_worker: SecondWorker | None = None
+    killed: KilledRun | None = None
+    train: dict[str, TrainedWeights] = field(default_factory=dict)
 
 
 def make_job(folder: Path, *, num_prompts: int) -> RecordingJob:
@@ -80,12 +137,19 @@ def make_job(folder: Path, *, num_prompts: int) -> RecordingJob:
 
 def record(
     job: RecordingJob, launcher: LauncherConfig, logs: Path, *, kills: bool = False
-) -> RecordedTrace:
-    """Records with workers even if it is one; `kills`: one of them every five seconds."""
-    arguments = {"job": job.to_json()}
+) -> LauncherRun:
+    """Records with workers, even with one.
+
+    Args:
+        job: The recording.
+        launcher: The workers.
+        logs: Folder for their logs.
+        kills: Kill a worker every `KILL_EVERY_SECONDS`.
+    """
     killed: list[int] = []
     stop = threading.Event()
     started = time.perf_counter()
+    arguments = {"job": job.to_json()}
     with WorkerPool(launcher, "collect.record:open_recording", arguments, logs=logs) as pool:
         pool.run([PLAN])
         ready = time.perf_counter()
@@ -94,7 +158,7 @@ def record(
         trace = record_with(pool, job)
         ended = time.perf_counter()
         stop.set()
-    return RecordedTrace(
+    return LauncherRun(
         digest=trace.digest,
         start_seconds=round(ready - started, 3),
         seconds=round(ended - ready, 3),
@@ -116,144 +180,125 @@ def kill_workers(killed: list[int], stop: threading.Event) -> None:
             worker.kill()
 
 
-def engines(folder: Path, *, num_prompts: int, left_out: list[str]) -> dict[str, dict[str, Any]]:
-    found = {}
-    for number, (name, launcher) in enumerate(ENGINES.items()):
-        if launcher.kind.value in left_out:
+def measure_launchers(folder: Path, *, num_prompts: int, without: list[str]) -> EngineRuns:
+    runs = {}
+    for number, (name, launcher) in enumerate(LAUNCHERS.items()):
+        if launcher.kind.value in without:
             continue
         job = make_job(folder / f"engine-{number}", num_prompts=num_prompts)
-        found[name] = vars(record(job, launcher, folder / f"logs-{number}"))
-        say(f"{name}: {found[name]}")
-    here = make_job(folder / "here", num_prompts=num_prompts)
-    trace = collect(here.model, here.data, folder=here.where, signals=here.signals,
-                    settings=here.settings)  # fmt: skip
-    found["this process"] = {"digest": trace.digest}
-    return found
+        runs[name] = record(job, launcher, folder / f"logs-{number}")
+        print_line(f"{name}: {runs[name]}")
+    job = make_job(folder / "here", num_prompts=num_prompts)
+    trace = collect(
+        job.model, job.data, folder=job.where, signals=job.signals, settings=job.settings
+    )
+    return EngineRuns(digest=trace.digest, runs=runs)
 
 
-def second_worker(folder: Path, *, num_prompts: int, repetitions: int) -> dict[str, Any]:
-    """One and two workers in turn."""
+def measure_second_worker(folder: Path, *, num_prompts: int, repetitions: int) -> SecondWorker:
+    """Records with one and with two workers, interleaved."""
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for repetition in range(repetitions):
-        for workers in seconds:
+        for workers, times in seconds.items():
             name = f"worker-{repetition}-{workers}"
             launcher = LauncherConfig(workers=workers, threads=1)
             job = make_job(folder / name, num_prompts=num_prompts)
-            seconds[workers].append(record(job, launcher, folder / f"logs-{name}").seconds)
-            say(f"{workers} workers: {seconds[workers][-1]} s")
+            times.append(record(job, launcher, folder / f"logs-{name}").seconds)
+            print_line(f"{workers} workers: {times[-1]} s")
     one, two = (statistics.median(seconds[workers]) for workers in (1, 2))
-    return {"seconds": seconds, "speedup": round(one / two, 3)}
+    return SecondWorker(seconds=seconds, speedup=round(one / two, 3))
 
 
-def trained(folder: Path, *, num_prompts: int, epochs: int) -> dict[str, Any]:
-    """All networks together in one process, and by groups of layers in two."""
+def measure_killed(folder: Path, *, num_prompts: int) -> KilledRun:
+    job = make_job(folder / "killed", num_prompts=num_prompts)
+    launcher = LauncherConfig(workers=2, threads=1, retries=99)
+    run = record(job, launcher, folder / "logs-killed", kills=True)
+    return KilledRun(**vars(run), every_seconds=KILL_EVERY_SECONDS)
+
+
+def measure_training(folder: Path, *, num_prompts: int, epochs: int) -> dict[str, TrainedWeights]:
+    """Trains all networks in one process, and by groups of layers in two."""
     data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, new_tokens=16)
     trace = collect(MODEL, data, folder=folder / "trace")
-    found = {}
+    weights = {}
     for name, options in {
         "together": ["launcher.workers=1"],
         "by groups, 2 workers": ["launcher.workers=2", "launcher.threads=1"],
     }.items():
         run_dir = folder / name.replace(" ", "-").replace(",", "")
-        done = subprocess.run(
+        run_program(
             [
-                *(sys.executable, "-m", "train", "predictor=mlp", f"trace={trace.path}"),
-                *(f"max_epochs={epochs}", "threads=1", "score_shifted=false", "replay_tokens=20"),
-                *(f"run_dir={run_dir}", *options),
+                *python_module("train"),
+                *("predictor=mlp", f"trace={trace.path}", f"max_epochs={epochs}", "threads=1"),
+                *("score_shifted=false", "replay_tokens=20", f"run_dir={run_dir}", *options),
             ],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            environment={"OMP_NUM_THREADS": "1"},
         )
-        if done.returncode:
-            raise RuntimeError(f"train, {name}: {done.stderr.strip().splitlines()[-1]}")
-        results = json.loads((run_dir / "results.json").read_text())
-        found[name] = {
-            "weights_digest": results["training"]["weights_digest"],
-            "seconds": results["training"]["seconds"],
-        }
-        say(f"train, {name}: {found[name]}")
-    return found
+        training = json.loads((run_dir / "results.json").read_text())["training"]
+        weights[name] = TrainedWeights(
+            weights_digest=training["weights_digest"], seconds=training["seconds"]
+        )
+        print_line(f"train, {name}: {weights[name]}")
+    return weights
 
 
-def core() -> dict[str, Any]:
-    """What the core pays: seconds of `--help`, and what of the engines it imports.
-
-    And the size of what the extras install, that the core does without.
-    """
-    program = (
-        "import sys, runpy; sys.argv = ['collect', '--help']\n"
-        "try: runpy.run_module('collect', run_name='__main__')\n"
-        "except SystemExit: pass\n"
-        "print('|', *sorted({'ray', 'submitit'} & set(sys.modules)))"
-    )
+def measure_core() -> CoreCosts:
     seconds = []
     for _ in range(5):
         started = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        output = run_program([sys.executable, "-c", HELP_PROGRAM])
         seconds.append(time.perf_counter() - started)
     sizes = {}
-    for name in ADDED:
+    for name in EXTRA_PACKAGES:
         try:
             files = distribution(name).files or []
         except PackageNotFoundError:
             continue
         paths = [Path(str(file.locate())) for file in files]
         sizes[name] = sum(path.stat().st_size for path in paths if path.is_file())
-    return {
-        "help_seconds": round(statistics.median(seconds), 3),
-        "imports": done.stdout.rpartition("|")[2].split(),
-        "extra_bytes": sizes,
-    }
+    return CoreCosts(
+        help_seconds=round(statistics.median(seconds), 3),
+        imports=output.rpartition("|")[2].split(),
+        extra_bytes=sizes,
+    )
 
 
-def say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def killed(folder: Path, *, num_prompts: int) -> dict[str, Any]:
-    """Two workers, of which one dies every few seconds."""
-    job = make_job(folder / "killed", num_prompts=num_prompts)
-    launcher = LauncherConfig(workers=2, threads=1, retries=99)
-    found = vars(record(job, launcher, folder / "logs-killed", kills=True))
-    return {"every_seconds": KILL_EVERY_SECONDS, **found}
-
-
-def main(arguments: dict[str, str]) -> None:
-    quick = arguments.get("quick") == "true"
-    num_prompts = PROMPTS // 10 if quick else PROMPTS
-    repetitions = 1 if quick else REPETITIONS
-    left_out = arguments.get("without", "").split(",")
+def run_launchers(config: LaunchersConfig) -> None:
+    num_prompts = QUICK_PROMPTS if config.quick else PROMPTS
+    repetitions = 1 if config.quick else REPETITIONS
     os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)  # this process, too, has read the environment before
-    output = Path(arguments["output"])
-    with tempfile.TemporaryDirectory(dir=arguments.get("folder")) as temporary:
+    torch.set_num_threads(1)  # torch has read the environment before
+    report = LaunchersReport(
+        machine=asdict(describe_machine(1)), prompts=num_prompts, repetitions=repetitions
+    )
+    if config.output.exists():
+        known = TypeAdapter(LaunchersReport).validate_json(config.output.read_bytes())
+        report = replace(
+            known, machine=report.machine, prompts=num_prompts, repetitions=repetitions
+        )
+    with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        measures: dict[str, Callable[[], dict[str, Any]]] = {
-            "core": core,
-            "engines": partial(engines, folder, num_prompts=num_prompts, left_out=left_out),
-            "second_worker": partial(
-                second_worker, folder, num_prompts=num_prompts, repetitions=repetitions
+        measures: dict[str, Callable[[], Any]] = {
+            "core": measure_core,
+            "engines": partial(
+                measure_launchers, folder, num_prompts=num_prompts, without=config.without
             ),
-            "killed": partial(killed, folder, num_prompts=num_prompts),
+            "second_worker": partial(
+                measure_second_worker, folder, num_prompts=num_prompts, repetitions=repetitions
+            ),
+            "killed": partial(measure_killed, folder, num_prompts=num_prompts),
             "train": partial(
-                trained, folder, num_prompts=32 if quick else 256, epochs=1 if quick else 3
+                measure_training,
+                folder,
+                num_prompts=32 if config.quick else 256,
+                epochs=1 if config.quick else 3,
             ),
         }
-        for name in arguments.get("only", ",".join(measures)).split(","):
-            found = measures[name]()
-            say(f"{name}: {json.dumps(found)}")
-            report = json.loads(output.read_text()) if output.exists() else {}
-            report |= {
-                "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
-                "prompts": num_prompts,
-                "repetitions": repetitions,
-                name: found,
-            }
-            write_json(output, report)
-
-
-if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+        for name in config.part:
+            if name not in measures:
+                raise MoecastError(unknown("part", name, measures))
+        for name in config.part or measures:
+            measured: dict[str, Any] = {name: measures[name]()}
+            print_line(f"{measured}")
+            report = replace(report, **measured)
+            write_report(config, report)

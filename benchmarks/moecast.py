@@ -1,34 +1,30 @@
-"""Where moecast's own system stands between promoe and the bound, and what the rest of the way is.
+"""Ablation of the system moecast: its way from promoe to the bound, replayed.
 
-    python -m benchmarks.moecast trace=runs/traces/qwen2-moe-tiny/NAME entries=runs/all/entries
-        output=benchmarks/results/moecast.json
-
-The bound knows a step's routing when it begins, and all later routing for eviction. Its two parts
-of knowledge are taken away one by one; then eviction is given the true routing of the next few
-tokens only, which says how far ahead one would have to see. `entries` holds residual, reuse and
-stride, as `python -m train predictor=all` writes them.
+The bound knows a step's routing when it begins, and all later routing for eviction. These two parts
+of knowledge are removed one by one; then eviction knows the true routing of the next few tokens
+only, which shows how far ahead it would have to see.
 """
 
-import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
+from benchmarks.config import MoecastConfig
+from benchmarks.papers.eval_context import load_hardware, load_shape
+from benchmarks.reports import print_line, write_report
 from collect.traces import Trace
-from configs.compose import compose_typed
 from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
+from runtime.systems import load_system
 from train.evaluate.forecasts import (
     EventKey,
     RecordedForecast,
@@ -42,51 +38,95 @@ from zoo import load_predictor
 
 BUDGETS = ("10%", "25%", "50%", "75%")
 MACHINES = ("rtx4090-pcie4", "desktop-nvme4")
+SHAPE = "qwen1.5-moe"
 NEW_TOKENS = 256
 WINDOWS = (1, 2, 4, 8)
-"""Tokens ahead of which eviction is told the true routing."""
+"""Tokens ahead of which eviction knows the true routing."""
 GAMMA = 0.7
-"""As `reuse` is trained: a use one token later counts so much less."""
-
-Arm = tuple[str, SystemConfig, str | None, str | None]
-"""Name, system, and the recorded of forecasts and values."""
+"""Discount of a use one token later, as in the training of `reuse`."""
 
 
-def arms(*, parts: bool) -> list[Arm]:
-    """From nothing known to everything.
+@dataclass(frozen=True)
+class SystemVariant:
+    """A system and what it knows."""
 
-    `parts`: also moecast less each of its parts, and with some tokens known.
+    name: str
+    system: SystemConfig
+    forecasts: str | None
+    """RecordedForecasts that prefetching reads."""
+    reuse: str | None
+    """RecordedForecasts that eviction reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationRow:
+    hardware: str
+    budget: str
+    variant: str
+    tpot_ms: float
+    ttft_ms: float
+    tokens_per_second: float
+    hit_rate: float | None
+    bytes_per_token: float
+    speed_over_promoe: float = 0.0
+    """Ratio of decode speeds, by medians."""
+    share_of_bound: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoecastReport:
+    trace: str
+    dataset: str
+    new_tokens: int
+    machines: list[dict[str, Any]]
+    seconds: float
+    rows: list[AblationRow]
+
+
+def variants(*, parts: bool) -> list[SystemVariant]:
+    """Returns the variants from no knowledge to full knowledge.
+
+    Args:
+        parts: also moecast without each of its parts, and with some tokens known.
     """
-    ours, theirs, knows, none = (
-        compose_typed("generate", [f"system={name}"])[0].system
-        for name in ("moecast", "promoe", "oracle", "on-demand")
+    moecast, promoe, oracle, on_demand = map(
+        load_system, ("moecast", "promoe", "oracle", "on-demand")
     )
-    # Parts are compared without the steps in which the switch tries the other setting.
-    ours = replace(ours, adaptive=False)
-    belady = {"eviction": "belady", "predictor": None, "reuse_predictor": None}
-    less: list[Arm] = [
-        ("idle links left alone", replace(ours, idle_prefetch=False), "residual", "reuse"),
-        ("an arena for each layer", replace(ours, per_layer=True), "residual", "reuse"),
-        ("usage counts, not reuse", ours, "residual", None),
-        ("no forecasts", replace(ours, prefetch=False, idle_prefetch=False), None, "reuse"),
-        *((f"next {n} tokens known to eviction", ours, "residual", f"next {n}") for n in WINDOWS),
+    # Parts are compared without the steps in which adaptive prefetching tries the other setting.
+    plain = replace(moecast, adaptive=False)
+    belady = replace(plain, eviction="belady", predictor=None, reuse_predictor=None)
+    without = [
+        SystemVariant(
+            "idle links left alone", replace(plain, idle_prefetch=False), "residual", "reuse"
+        ),
+        SystemVariant(
+            "an arena for each layer", replace(plain, per_layer=True), "residual", "reuse"
+        ),
+        SystemVariant("usage counts, not reuse", plain, "residual", None),
+        SystemVariant(
+            "no forecasts", replace(plain, prefetch=False, idle_prefetch=False), None, "reuse"
+        ),
+        *(
+            SystemVariant(f"next {n} tokens known to eviction", plain, "residual", f"next {n}")
+            for n in WINDOWS
+        ),
     ]
     return [
-        ("on-demand", none, None, None),
-        ("promoe", theirs, "stride", None),
-        ("moecast", replace(ours, adaptive=True), "residual", "reuse"),
-        ("no switch", ours, "residual", "reuse"),
-        *(less if parts else ()),
-        ("step's routing known", ours, "truth", "reuse"),
-        ("Belady, forecasts", replace(ours, **belady), "residual", None),
-        ("bound", knows, None, None),
+        SystemVariant("on-demand", on_demand, None, None),
+        SystemVariant("promoe", promoe, "stride", None),
+        SystemVariant("moecast", replace(moecast, adaptive=True), "residual", "reuse"),
+        SystemVariant("no switch", plain, "residual", "reuse"),
+        *(without if parts else ()),
+        SystemVariant("step's routing known", plain, "truth", "reuse"),
+        SystemVariant("Belady, forecasts", belady, "residual", None),
+        SystemVariant("bound", oracle, None, None),
     ]
 
 
-def values(
+def known_reuse(
     steps: Sequence[Routed], reuse: RecordedForecasts, spec: ModelSpec, num_tokens: int
 ) -> RecordedForecasts:
-    """What eviction keeps by: the true routing of the next `num_tokens` steps, then `reuse`."""
+    """Returns reuse scores from the true routing of the next `num_tokens` steps, then `reuse`."""
     used_SLE = np.zeros((len(steps), spec.num_layers, spec.num_experts), np.float32)
     for place, step in enumerate(steps):
         for layer in range(spec.num_layers):
@@ -115,7 +155,7 @@ def values(
 
 
 def record_all(trace: Trace, entries: Path) -> tuple[list[Routed], dict[str, RecordedForecasts]]:
-    """The steps, and every predictor's answers to them."""
+    """Returns the held-out steps, and every predictor's forecasts for them."""
     steps = held_out_steps(trace, batch=1, new_tokens=NEW_TOKENS)
     light = [routed(step, trace.spec.num_layers) for step in steps]
     options: dict[str, Mapping[str, Any]] = {"residual": {"refresh_last": False}}
@@ -127,86 +167,88 @@ def record_all(trace: Trace, entries: Path) -> tuple[list[Routed], dict[str, Rec
     }
     recorded["truth"] = perfect_forecasts(light, trace.spec)
     for num_tokens in WINDOWS:
-        recorded[f"next {num_tokens}"] = values(light, recorded["reuse"], trace.spec, num_tokens)
+        recorded[f"next {num_tokens}"] = known_reuse(
+            light, recorded["reuse"], trace.spec, num_tokens
+        )
     return light, recorded
 
 
-def row(
-    arm: Arm,
+def replay_variant(
+    variant: SystemVariant,
     steps: Sequence[Routed],
     recorded: Mapping[str, RecordedForecasts],
     *,
     spec: ModelSpec,
     hardware: Hardware,
     budget: str,
-) -> dict[str, Any]:
-    name, system, forecasts, reuse_predictor = arm
+) -> AblationRow:
     stats = replay(
         steps,
-        None if forecasts is None else recorded[forecasts].predictor(spec),
+        None if variant.forecasts is None else recorded[variant.forecasts].predictor(spec),
         spec=spec,
-        system=system,
+        system=variant.system,
         hardware=hardware,
         budget_slots=budget_slots(budget, spec, hardware),
-        reuse_predictor=None
-        if reuse_predictor is None
-        else recorded[reuse_predictor].predictor(spec),
+        reuse_predictor=None if variant.reuse is None else recorded[variant.reuse].predictor(spec),
     )
     figures, decode = stats.as_dict(), sum_counters(stats.decode)
-    return {
-        "hardware": hardware.name,
-        "budget": budget,
-        "arm": name,
-        "tpot_ms": 1e3 * figures["tpot_seconds"],
-        "ttft_ms": 1e3 * figures["ttft_seconds"],
-        "tokens_per_second": len(stats.tpot_seconds) / sum(stats.tpot_seconds),
-        "hit_rate": decode.hit_rate,
-        "bytes_per_token": decode.bytes_moved / len(stats.tpot_seconds),
-    }
+    return AblationRow(
+        hardware=hardware.name,
+        budget=budget,
+        variant=variant.name,
+        tpot_ms=1e3 * figures["tpot_seconds"],
+        ttft_ms=1e3 * figures["ttft_seconds"],
+        tokens_per_second=len(stats.tpot_seconds) / sum(stats.tpot_seconds),
+        hit_rate=decode.hit_rate,
+        bytes_per_token=decode.bytes_moved / len(stats.tpot_seconds),
+    )
 
 
-def with_shares(rows: list[dict[str, Any]]) -> None:
-    """Adds each row's speed over promoe's and over the bound's, of decoding, by medians."""
-    by_arm = {one["arm"]: one for one in rows}
-    for one in rows:
-        one["speed_over_promoe"] = by_arm["promoe"]["tpot_ms"] / one["tpot_ms"]
-        one["share_of_bound"] = by_arm["bound"]["tpot_ms"] / one["tpot_ms"]
+def add_shares(rows: Sequence[AblationRow]) -> list[AblationRow]:
+    """Adds each row's decode speed relative to promoe's and to the bound's."""
+    tpot = {row.variant: row.tpot_ms for row in rows}
+    return [
+        replace(
+            row,
+            speed_over_promoe=tpot["promoe"] / row.tpot_ms,
+            share_of_bound=tpot["bound"] / row.tpot_ms,
+        )
+        for row in rows
+    ]
 
 
-def main(arguments: dict[str, str]) -> None:
-    trace = Trace.open(Path(arguments["trace"]))
-    steps, recorded = record_all(trace, Path(arguments["entries"]))
-    rows: list[dict[str, Any]] = []
-    machines, started, console = [], time.perf_counter(), Console()
+def run_moecast(config: MoecastConfig) -> None:
+    started = time.perf_counter()
+    trace = Trace.open(config.trace)
+    steps, recorded = record_all(trace, config.entries)
+    rows: list[AblationRow] = []
+    shape = load_shape(SHAPE)
     for name in MACHINES:
-        config, _ = compose_typed("train", [f"hardware={name}"])
-        machines.append({"hardware": vars(config.hardware), "shape": vars(config.shape)})
-        hardware = described(config.hardware, config.shape)
+        hardware = described(load_hardware(name), shape)
         for budget in BUDGETS:
-            block = [
-                row(arm, steps, recorded, spec=trace.spec, hardware=hardware, budget=budget)
-                for arm in arms(parts=name == MACHINES[0])
-            ]
-            with_shares(block)
+            block = add_shares(
+                [
+                    replay_variant(
+                        variant, steps, recorded, spec=trace.spec, hardware=hardware, budget=budget
+                    )
+                    for variant in variants(parts=name == MACHINES[0])
+                ]
+            )
             rows += block
-            for one in block:
-                console.print(
-                    f"{name} {budget:>4} {one['arm']:34} {one['tpot_ms']:8.2f} ms "
-                    f"{one['ttft_ms']:8.1f} ms  hits {one['hit_rate']:.3f}  "
-                    f"{one['speed_over_promoe']:.2f}x promoe, {one['share_of_bound']:.0%} of bound",
-                    highlight=False,
-                    soft_wrap=True,
+            for row in block:
+                print_line(
+                    f"{name} {budget:>4} {row.variant:34} {row.tpot_ms:8.2f} ms "
+                    f"{row.ttft_ms:8.1f} ms  hits {row.hit_rate or 0:.3f}  "
+                    f"{row.speed_over_promoe:.2f}x promoe, {row.share_of_bound:.0%} of bound"
                 )
-    report = {
-        "trace": trace.digest,
-        "dataset": trace.manifest.plan.dataset,
-        "new_tokens": NEW_TOKENS,
-        "machines": machines,
-        "seconds": round(time.perf_counter() - started, 1),
-        "rows": rows,
-    }
-    Path(arguments["output"]).write_text(json.dumps(report, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+    report = MoecastReport(
+        trace=trace.digest,
+        dataset=trace.manifest.plan.dataset,
+        new_tokens=NEW_TOKENS,
+        machines=[
+            {"hardware": asdict(load_hardware(name)), "shape": asdict(shape)} for name in MACHINES
+        ],
+        seconds=round(time.perf_counter() - started, 1),
+        rows=rows,
+    )
+    write_report(config, report)

@@ -1,22 +1,20 @@
-"""What experts stored as integers cost in quality: the reference model on held-out text.
+"""Loss of the reference model on held-out text with experts stored as int8 and int4.
 
-    python benchmarks/quantised.py held_out=held_out.bin output=benchmarks/results/quantised.json
-
-`held_out.bin` is what `python -m train.reference` keeps apart: token ids, uint16. Needs the
-`quantise` extra. Every variant is plain Transformers with the weights that the packed store would
-serve, which is what the served model equals bit for bit (tests/unit/runtime/store).
+Needs the `quantise` extra. Every variant is plain Transformers with the weights that the packed
+store would serve, which equal the served model's bit for bit (tests/unit/runtime/store).
 """
 
-import json
-import sys
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from benchmarks.config import QuantisedConfig
+from benchmarks.reports import print_line, write_report
 from runtime.config import BUILTIN_MODELS
 from runtime.engine.loading import load_stripped
 from runtime.engine.plain import load_plain
@@ -38,17 +36,52 @@ VARIANTS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuantisedRow:
+    experts: str
+    """Storage format of the experts."""
+    bytes_ratio: float
+    """Size relative to float32."""
+    nats: float
+    """Mean loss per token."""
+    nats_more: float
+    """Loss above float32's."""
+    most_likely_token_same: float
+    """Share of tokens after which the most likely token is float32's."""
+    greedy_tokens_before_first_difference: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisedReport:
+    windows: int
+    tokens: int
+    prompts: int
+    new_tokens: int
+    rows: list[QuantisedRow]
+
+
+class Quality(NamedTuple):
+    nats: float
+    likely_T: Tensor
+    greedy: Tensor
+    """Greedy continuation of each prompt."""
+
+
 @torch.no_grad()
-def put_experts(model, store: CheckpointStore, names: list[str], coding: Coding) -> float:
-    """Replaces the experts by what a store with this coding gives; returns its size by theirs."""
+def replace_experts(
+    model: nn.Module, store: CheckpointStore, names: list[str], coding: Coding
+) -> float:
+    """Replaces the experts by those that a store with this coding serves.
+
+    Returns:
+        The size of the coded experts relative to the original.
+    """
     plain = packed = 0
     modules = dict(model.named_modules())
     for layer, source in enumerate(store.layouts):
         layout = packed_layout(source, coding=coding)
-        slot, record = (
-            torch.empty(source.num_bytes, dtype=torch.uint8),
-            aligned_bytes(layout.num_bytes),
-        )
+        slot = torch.empty(source.num_bytes, dtype=torch.uint8)
+        record = aligned_bytes(layout.num_bytes)
         for expert in range(store.experts_per_layer[layer]):
             store.read(layer, expert, range(len(source.chunks)), slot)
             fill_record(layout, source.weights(slot), record)
@@ -59,8 +92,7 @@ def put_experts(model, store: CheckpointStore, names: list[str], coding: Coding)
 
 
 @torch.no_grad()
-def measure(model, tokens: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Nats a token, the most likely token everywhere, greedy continuations of the prompts."""
+def measure(model: PreTrainedModel, tokens: Tensor) -> Quality:
     losses, likely = [], []
     for window in tokens.unfold(0, WINDOW + 1, WINDOW)[:WINDOWS]:
         logits = model(window[None, :-1]).logits[0].float()
@@ -74,42 +106,40 @@ def measure(model, tokens: Tensor) -> tuple[float, Tensor, Tensor]:
         min_new_tokens=NEW_TOKENS,
         do_sample=False,
     )
-    return float(np.mean(losses)), torch.cat(likely), output[:, PROMPT_TOKENS:]
+    return Quality(float(np.mean(losses)), torch.cat(likely), output[:, PROMPT_TOKENS:])
 
 
-def main(arguments: dict[str, str]) -> None:
-    tokens = torch.from_numpy(np.fromfile(arguments["held_out"], dtype=np.uint16).astype(np.int64))
+def run_quantised(config: QuantisedConfig) -> None:
+    tokens = torch.from_numpy(np.fromfile(config.held_out, dtype=np.uint16).astype(np.int64))
     stripped, banks = load_stripped(FOLDER, "float32", torch.device("cpu"))
     names = [layer.name for layer in moe_layers(stripped)]
     store = CheckpointStore(stripped, [banks[name] for name in names])
     model = load_plain(FOLDER, dtype=torch.float32)
-    rows: list[dict[str, Any]] = []
-    reference = None
+    rows: list[QuantisedRow] = []
+    reference: Quality | None = None
     for name, coding in VARIANTS.items():
-        ratio = put_experts(model, store, names, coding)
-        nats, likely, greedy = measure(model, tokens)
-        reference = reference or (nats, likely, greedy)
-        same = (greedy == reference[2]).long().cumprod(1)
+        ratio = replace_experts(model, store, names, coding)
+        quality = measure(model, tokens)
+        reference = reference or quality
+        same = (quality.greedy == reference.greedy).long().cumprod(1)
         rows.append(
-            {
-                "experts": name,
-                "bytes_ratio": ratio,
-                "nats": nats,
-                "nats_more": nats - reference[0],
-                "most_likely_token_same": (likely == reference[1]).float().mean().item(),
-                "greedy_tokens_before_first_difference": same.sum(1).float().mean().item(),
-            }
+            QuantisedRow(
+                experts=name,
+                bytes_ratio=ratio,
+                nats=quality.nats,
+                nats_more=quality.nats - reference.nats,
+                most_likely_token_same=(
+                    (quality.likely_T == reference.likely_T).float().mean().item()
+                ),
+                greedy_tokens_before_first_difference=same.sum(1).float().mean().item(),
+            )
         )
-        sys.stdout.write(json.dumps(rows[-1]) + "\n")
-    results = {
-        "windows": WINDOWS,
-        "tokens": WINDOWS * WINDOW,
-        "prompts": PROMPTS,
-        "new_tokens": NEW_TOKENS,
-        "rows": rows,
-    }
-    Path(arguments["output"]).write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main(dict(one.split("=", 1) for one in sys.argv[1:]))
+        print_line(str(rows[-1]))
+    report = QuantisedReport(
+        windows=WINDOWS,
+        tokens=WINDOWS * WINDOW,
+        prompts=PROMPTS,
+        new_tokens=NEW_TOKENS,
+        rows=rows,
+    )
+    write_report(config, report)

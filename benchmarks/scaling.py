@@ -1,34 +1,29 @@
-"""More devices and more machines: simulated beside moe-infinity-sequence-level 8.6, figure 13.
-
-    python -m benchmarks.scaling trace=runs/traces/qwen2-moe-tiny/NAME entries=runs/all/entries
-        output=benchmarks/results/scaling.json
+"""More devices and more machines, replayed: MoE-Infinity (sequence level), section 8.6, figure 13.
 
 Experts are spread over the devices (`runtime.policy.placement`), each with an arena, a link and a
-policy core of its own; requests over the machines; tokens travel to the devices of their experts
-and back. The routing is the reference model's, folded to the shapes (`papers/ground.py`); times are
-of the shape's own number of layers. `system=NAME` replays another system than the
-paper's; a few minutes on one core.
+policy core; requests are spread over the machines; tokens travel to the devices of their experts
+and back. The routing is the reference model's, folded to the shapes (`papers/eval_context.py`);
+times are those of the shape's own number of layers. A few minutes on one core.
 """
 
-import json
-import sys
 import time
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
-from benchmarks.papers.claim import Claim
-from benchmarks.papers.ground import Ground, experts_bytes, machine, shape_named
+from benchmarks.config import ScalingConfig
+from benchmarks.papers.claims import Claim
+from benchmarks.papers.eval_context import EvalContext, experts_bytes, load_hardware, load_shape
+from benchmarks.reports import print_line, write_report
 from runtime.config import HardwareConfig, ShapeConfig
 from runtime.sim.cluster import Interconnect
+from runtime.systems import load_system
 
 NODES = (1, 2, 3, 4, 5, 6)
 GPUS_PER_NODE = 4
 GPUS = (1, 2, 4, 8)
 BATCH = 16
-"""moe-infinity-sequence-level 8.2: sequences are batched up to so many."""
+"""Largest batch of MoE-Infinity (sequence level), section 8.2."""
 BATCH_PER_NODE = 7
-"""For throughput: six machines are given all 42 requests that the trace has in groups of 7."""
+"""Batch of each machine for throughput: the trace has 42 requests in groups of 7."""
 
 SWITCH_LARGE = ShapeConfig(
     name="switch-large-128",
@@ -47,8 +42,8 @@ SWITCH_LARGE = ShapeConfig(
     bytes_per_weight=4.0,
 )
 ARENA_BYTES = {"switch-large-128": 15e9, "nllb-moe": 8e9}
-"""moe-infinity-sequence-level 8.4: of one GPU of the server, and of all GPUs of a node together,
-whose memory the paper does not give."""
+"""Memory for experts of one GPU of the server, and of all GPUs of a node together (MoE-Infinity,
+sequence level, section 8.4); the paper gives none for the node."""
 
 V100_NODE = HardwareConfig(
     name="v100-pcie3",
@@ -74,7 +69,7 @@ PUBLISHED = {
     "switch-large-128": (200.0, 97.0, "ms a token"),
     "nllb-moe": (600.0, 2400.0, "tokens a second"),
 }
-"""8.6 on figure 13: on one node, and on six."""
+"""Section 8.6 on figure 13: on one node, on six, and the unit."""
 REASON = (
     "the paper does not give its network, batch and GPU memory, nor whose tokens it counts; here "
     "each node adds its memory and its links to all others', so that misses become fewer and each "
@@ -83,7 +78,7 @@ REASON = (
 
 
 def interconnect(shape: ShapeConfig, *, nodes: int, devices: int, link: float) -> Interconnect:
-    """Hidden states in the shape's own precision."""
+    """Returns links that carry hidden states in the shape's own precision."""
     return Interconnect(
         num_nodes=nodes,
         devices_per_node=devices,
@@ -93,60 +88,122 @@ def interconnect(shape: ShapeConfig, *, nodes: int, devices: int, link: float) -
     )
 
 
-def cell(
-    ground: Ground,
-    system: str,
-    shape: ShapeConfig,
-    hardware: HardwareConfig,
-    *,
-    nodes: int,
-    devices: int,
-    batch: int,
-    arena_bytes: float,
-) -> dict[str, Any]:
-    """One replay, `arena_bytes` of each device, in times of the shape's number of layers."""
-    found = ground.run(
-        ground.systems[system],
+@dataclass(frozen=True, kw_only=True)
+class ScalingRow:
+    """One replay; times are those of the shape's number of layers."""
+
+    shape: str
+    machine: str
+    nodes: int
+    devices: int
+    """Devices of a node."""
+    batch: int
+    latency_ms: float
+    tokens_per_second: float
+    hit_rate: float | None
+    decode_stall_share: float
+    decode_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingReport:
+    trace: str
+    system: str
+    batch: int
+    batch_per_node: int
+    network: dict[str, float]
+    machines: list[HardwareConfig]
+    shapes: list[ShapeConfig]
+    arena_bytes: dict[str, float]
+    seconds: float
+    rows: list[ScalingRow]
+    claims: list[Claim]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Machines with devices, and the requests that they serve."""
+
+    hardware: HardwareConfig
+    nodes: int
+    devices: int
+    batch: int
+    arena_bytes: float
+    """Memory for experts of each device."""
+
+
+def clusters(shape: ShapeConfig, server: HardwareConfig) -> list[Cluster]:
+    """Returns the machines that a shape is replayed on."""
+    arena_bytes = ARENA_BYTES[shape.name]
+    return [
+        *(
+            Cluster(
+                hardware=V100_NODE,
+                nodes=nodes,
+                devices=GPUS_PER_NODE,
+                batch=batch,
+                arena_bytes=arena_bytes / GPUS_PER_NODE,
+            )
+            for nodes in NODES
+            for batch in (BATCH, nodes * BATCH_PER_NODE)
+        ),
+        *(
+            Cluster(hardware=server, nodes=1, devices=n, batch=BATCH, arena_bytes=arena_bytes)
+            for n in GPUS
+        ),
+    ]
+
+
+def replay_cluster(
+    context: EvalContext, system: str, shape: ShapeConfig, cluster: Cluster
+) -> ScalingRow:
+    cell = context.run(
+        load_system(system),
         shape,
-        hardware,
-        share=arena_bytes / experts_bytes(shape),
-        batch=batch,
+        cluster.hardware,
+        share=cluster.arena_bytes / experts_bytes(shape),
+        batch=cluster.batch,
         interconnect=interconnect(
-            shape, nodes=nodes, devices=devices, link=hardware.link_bytes_per_second
+            shape,
+            nodes=cluster.nodes,
+            devices=cluster.devices,
+            link=cluster.hardware.link_bytes_per_second,
         ),
     )
-    deeper = shape.num_layers / ground.trace.spec.num_layers
-    return {
-        "shape": shape.name,
-        "machine": hardware.name,
-        "nodes": nodes,
-        "devices": devices,
-        "batch": batch,
-        "latency_ms": 1e3 * found["tpot_seconds"] * deeper,
-        "tokens_per_second": found["tokens_per_second"] / deeper,
-        "hit_rate": found["hit_rate"],
-        "decode_stall_share": found["decode_stall_share"],
-        "decode_bytes": found["decode_bytes"],
-    }
+    deeper = shape.num_layers / context.trace.spec.num_layers
+    return ScalingRow(
+        shape=shape.name,
+        machine=cluster.hardware.name,
+        nodes=cluster.nodes,
+        devices=cluster.devices,
+        batch=cluster.batch,
+        latency_ms=1e3 * cell.tpot_seconds * deeper,
+        tokens_per_second=cell.tokens_per_second / deeper,
+        hit_rate=cell.hit_rate,
+        decode_stall_share=cell.decode_stall_share,
+        decode_bytes=cell.decode_bytes,
+    )
 
 
-def claims(rows: list[dict[str, Any]]) -> list[Claim]:
-    """What the text says of figure 13, beside the replays."""
-    found = []
+def compare_claims(rows: list[ScalingRow]) -> list[Claim]:
+    """Compares the text on figure 13 with the replays."""
+    claims = []
     for name, (one, six, unit) in PUBLISHED.items():
-        key = "latency_ms" if unit == "ms a token" else "tokens_per_second"
-        by = {}
+        by_nodes: dict[int, float] = {}
         for row in rows:
-            batch = BATCH if key == "latency_ms" else row["nodes"] * BATCH_PER_NODE
-            if (row["machine"], row["shape"], row["batch"]) == (V100_NODE.name, name, batch):
-                by[row["nodes"]] = row[key]
-        values = (
-            ("1 node", one, by[1]),
-            ("6 nodes", six, by[6]),
-            ("6 nodes to 1", six / one, by[6] / by[1]),
-        )
-        for what, paper, ours in values:
-            found.append(
+            if (row.machine, row.shape) != (V100_NODE.name, name):
+                continue
+            if unit == "ms a token":
+                if row.batch == BATCH:
+                    by_nodes[row.nodes] = row.latency_ms
+            elif row.batch == row.nodes * BATCH_PER_NODE:
+                by_nodes[row.nodes] = row.tokens_per_second
+        for what, paper, ours in (
+            ("1 node", one, by_nodes[1]),
+            ("6 nodes", six, by_nodes[6]),
+            ("6 nodes to 1", six / one, by_nodes[6] / by_nodes[1]),
+        ):
+            claims.append(
                 Claim(
                     paper="moe-infinity-sequence",
                     where="figure 13, 8.6",
@@ -156,50 +213,30 @@ def claims(rows: list[dict[str, Any]]) -> list[Claim]:
                     reason=REASON,
                 )
             )
-    return found
+    return claims
 
 
-def main(arguments: dict[str, str]) -> None:
+def run_scaling(config: ScalingConfig) -> None:
     started = time.monotonic()
-    ground = Ground(
-        Path(arguments["trace"]),
-        entries=Path(arguments["entries"]) if "entries" in arguments else None,
-        new_tokens=int(arguments.get("new_tokens", "100")),
-    )
-    system = arguments.get("system", "moe-infinity-sequence")
-    shapes = (SWITCH_LARGE, shape_named("nllb-moe"))
-    server = replace(machine("a5000-pcie4"), store_bytes_per_second=0.0, host_bytes=0.0)
-    rows: list[dict[str, Any]] = []
+    context = EvalContext(config.trace, entries=config.entries, new_tokens=config.new_tokens)
+    shapes = [SWITCH_LARGE, load_shape("nllb-moe")]
+    server = replace(load_hardware("a5000-pcie4"), store_bytes_per_second=0.0, host_bytes=0.0)
+    rows = []
     for shape in shapes:
-        of_gpu = ARENA_BYTES[shape.name]
-        cells: list[dict[str, Any]] = [
-            {"hardware": V100_NODE, "nodes": nodes, "devices": GPUS_PER_NODE, "batch": batch}
-            for nodes in NODES
-            for batch in (BATCH, nodes * BATCH_PER_NODE)
-        ]
-        cells = [{**one, "arena_bytes": of_gpu / GPUS_PER_NODE} for one in cells]
-        cells += [
-            {"hardware": server, "nodes": 1, "devices": n, "batch": BATCH, "arena_bytes": of_gpu}
-            for n in GPUS
-        ]
-        for one in cells:
-            rows.append(cell(ground, system, shape, **one))
-            sys.stderr.write(f"{time.monotonic() - started:5.0f} s  {rows[-1]}\n")
-    report = {
-        "trace": ground.trace.digest,
-        "system": system,
-        "batch": BATCH,
-        "batch_per_node": BATCH_PER_NODE,
-        "network": NETWORK,
-        "machines": [asdict(V100_NODE), asdict(server)],
-        "shapes": [asdict(shape) for shape in shapes],
-        "arena_bytes": ARENA_BYTES,
-        "seconds": round(time.monotonic() - started),
-        "rows": rows,
-        "claims": [asdict(claim) for claim in claims(rows)],
-    }
-    Path(arguments["output"]).write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-
-
-if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+        for cluster in clusters(shape, server):
+            rows.append(replay_cluster(context, config.system, shape, cluster))
+            print_line(f"{time.monotonic() - started:5.0f} s  {rows[-1]}")
+    report = ScalingReport(
+        trace=context.trace.digest,
+        system=config.system,
+        batch=BATCH,
+        batch_per_node=BATCH_PER_NODE,
+        network=NETWORK,
+        machines=[V100_NODE, server],
+        shapes=shapes,
+        arena_bytes=ARENA_BYTES,
+        seconds=round(time.monotonic() - started),
+        rows=rows,
+        claims=compare_claims(rows),
+    )
+    write_report(config, report)

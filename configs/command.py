@@ -10,7 +10,7 @@ class Command:
     name: str
     """The word after the program's name; empty for a program with one command."""
     config: str
-    """Stem of the root configuration, `configs/CONFIG.yaml`."""
+    """Stem of the root configuration, `configs/CONFIG.yaml`, or `package.module:Class`."""
     run: str
     """`package.module:function`, imported when it runs; takes the typed configuration."""
     summary: str

@@ -27,12 +27,18 @@ PACKAGES = (
 
 
 def schemas(root: str | None = None) -> dict[str, type]:
-    """Schema path ("train", "model/base") to the dataclass that owns it.
+    """Returns the dataclass that owns each schema path ("train", "model/base").
 
     With `root`, only of the packages down to the one that owns this root: a package's
     configuration is made of its own schemas and of those of the packages above it.
+
+    A root `package.module:Class` is a schema without a YAML file and without groups.
     """
     found: dict[str, type] = {}
+    if root and ":" in root:
+        module, _, name = root.partition(":")
+        found[root] = getattr(import_module(module), name)
+        return found | schemas()
     for package in PACKAGES:
         for path, schema in import_module(f"{package}.config").SCHEMAS.items():
             assert path not in found, f"two packages register the schema {path!r}"
@@ -43,9 +49,15 @@ def schemas(root: str | None = None) -> dict[str, type]:
 
 
 def register(root: str) -> None:
-    """Stores each schema as `schema/PATH`: outside the groups, so that none is a choice."""
+    """Stores each schema as `schema/PATH`: outside the groups, so that none is a choice.
+
+    A root without a YAML file is stored at the top as well, where Hydra looks for roots.
+    """
     store = ConfigStore.instance()
     for path, schema in schemas(root).items():
+        if ":" in path:
+            store.store(name=path, node=schema)
+            continue
         group, _, name = path.rpartition("/")
         store.store(group=f"schema/{group}".rstrip("/"), name=name, node=schema)
 

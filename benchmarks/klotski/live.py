@@ -1,220 +1,184 @@
-"""Live arms on one machine: tokens a second, and whether the pipeline is full (figures 12, 14, 15,
-table 3).
+"""Live variants on one machine: throughput, and whether the pipeline is full.
+
+Klotski's figures 12, 14 and 15 and its table 3.
 """
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median, median_low
-from typing import Any
 
-from rich.console import Console
+from pydantic import TypeAdapter
 
-from benchmarks.klotski.arm import Request
-from benchmarks.klotski.requests import prompts_of
-from benchmarks.peers.fused import write_fused
-from benchmarks.peers.peers import Peer, Weights
-from benchmarks.peers.run import ALLOWANCE_BYTES, sizes
-from benchmarks.peers.trial import CannotRun, Place, Questions
-from benchmarks.peers.trial import run as run_peer
+from benchmarks.config import KlotskiConfig
+from benchmarks.klotski.rows import (
+    AccelerateRow,
+    FailedRow,
+    LiveRow,
+    VariantFigures,
+    VariantRequest,
+)
+from benchmarks.klotski.variants import VariantReport, make_prompts
+from benchmarks.peers.peers import Peer, WeightLayout
+from benchmarks.peers.run import ALLOWANCE_BYTES, fused_weights, weight_bytes
+from benchmarks.peers.runner import PeerRunner, Questions
+from benchmarks.process import ProcessFailed, python_module, run_worker
+from benchmarks.reports import print_line
 from runtime.budget import Budget
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT_SECONDS = 600.0
-
-Row = dict[str, Any]
-
-
-class Batched(Peer):
-    """A peer whose worker stands beside this file."""
-
-    @property
-    def script(self) -> Path:
-        return Path(__file__).with_name(self.worker)
-
-
-ACCELERATE = Batched(
+TIMEOUT_SECONDS = 600.0
+ACCELERATE = Peer(
     name="accelerate-batched",
-    worker="with_accelerate.py",
-    weights=Weights.FUSED,
+    worker=Path(__file__).with_name("with_accelerate.py"),
+    weights=WeightLayout.FUSED,
     how="device_map as in peers; all prompts in one batch",
     environment="accelerate",
 )
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What is compared; `batch_size` and `n` of the ablation and of the required figure."""
-
-    model: Path
-    budget: str
-    prompt_tokens: int
-    new_tokens: int
-    batch_size: int
-    n: int
-    sizes: Sequence[int]
-    groups: Sequence[int]
-    threads: int
-    repetitions: int
-    work: Path
-
-
-def requests_of(setting: Setting) -> dict[str, Request]:
-    """Every arm by name, none twice."""
-    base = Request(
-        model=str(setting.model),
-        arm="klotski",
-        budget=setting.budget,
-        batch_size=setting.batch_size,
-        n=setting.n,
-        num_batches=setting.n,
-        prompt_tokens=setting.prompt_tokens,
-        new_tokens=setting.new_tokens,
-        threads=setting.threads,
+def list_requests(config: KlotskiConfig) -> dict[str, VariantRequest]:
+    """Returns the request of every variant by name, none twice."""
+    base = VariantRequest(
+        model=str(config.model),
+        variant="klotski",
+        budget=config.budget,
+        batch_size=config.batch_size,
+        n=config.n,
+        num_batches=config.n,
+        prompt_tokens=config.prompt_tokens,
+        new_tokens=config.new_tokens,
+        threads=config.threads,
     )
     single = replace(base, n=1, num_batches=1)
-    found = {"single batch, on demand": replace(single, arm="on-demand")}
-    found |= {
-        "simple pipeline": replace(single, arm="simple"),
-        "+ multi batches": replace(base, arm="multi"),
-        "+ only hot experts": replace(base, arm="hot"),
+    requests = {
+        "single batch, on demand": replace(single, variant="on-demand"),
+        "simple pipeline": replace(single, variant="simple"),
+        "+ multi batches": replace(base, variant="multi"),
+        "+ only hot experts": replace(base, variant="hot"),
         "+ order (klotski)": base,
         "caches on disk": replace(base, kv_budget="16MiB"),
     }
-    for size in setting.sizes:
-        for n in setting.groups:
-            one = replace(base, batch_size=size, n=n, num_batches=n)
-            if one not in found.values():
-                found[f"batch {size}, n {n}"] = one
-    return found
+    for size in config.sizes:
+        for n in config.groups:
+            request = replace(base, batch_size=size, n=n, num_batches=n)
+            if request not in requests.values():
+                requests[f"batch {size}, n {n}"] = request
+    return requests
 
 
-def one_run(request: Request) -> Row:
-    """A process of its own, from a cold start.
+def run_once(request: VariantRequest) -> VariantReport:
+    """Runs a variant in a process of its own, from a cold start.
 
     Raises:
-        CannotRun: it failed; with the last line that it wrote.
+        ProcessFailed: it failed or did not end.
     """
     with tempfile.TemporaryDirectory(prefix="moecast-klotski-") as scratch:
-        asked, report = Path(scratch) / "request.json", Path(scratch) / "report.json"
-        asked.write_text(json.dumps(asdict(request)))
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.klotski.arm", str(asked), str(report)],
-                cwd=ROOT,
-                env=os.environ | {"OMP_NUM_THREADS": str(request.threads)},
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise CannotRun(f"no end after {LIMIT_SECONDS:.0f} s") from None
-        if done.returncode:
-            raise CannotRun(done.stderr.strip().splitlines()[-1])
-        return json.loads(report.read_text())
+        report = run_worker(
+            python_module("benchmarks.klotski.variants"),
+            request,
+            Path(scratch),
+            timeout_seconds=TIMEOUT_SECONDS,
+            environment={"OMP_NUM_THREADS": str(request.threads)},
+        )
+    return TypeAdapter(VariantReport).validate_python(report)
 
 
-def arms(setting: Setting, console: Console) -> list[Row]:
-    """A row for each arm: the median speed and the speeds of all.
-
-    The rest is of the run in the middle, of two that of the slower one.
-    """
-    requests = requests_of(setting)
-    runs: dict[str, list[Row] | str] = {name: [] for name in requests}
-    for repetition in range(setting.repetitions):
-        for name, request in requests.items():
-            before = runs[name]
-            if isinstance(before, str):
-                continue
-            try:
-                found = one_run(request)
-            except CannotRun as error:
-                runs[name] = str(error)
-                console.print(f"{name}: {error}")
-                continue
-            before.append(found)
-            console.print(
-                f"{repetition + 1}/{setting.repetitions} {name}: "
-                f"{found['tokens_per_second']:.2f} tokens/s"
-            )
-    rows = []
-    for name, request in requests.items():
-        done = runs[name]
-        row: Row = {"name": name, **asdict(request)}
-        row["model"] = setting.model.name
-        if isinstance(done, str):
-            rows.append({**row, "failed": done})
-            continue
-        speeds = [one["tokens_per_second"] for one in done]
-        typical = done[speeds.index(median_low(speeds))]
-        rows.append({**row, **typical, "tokens_per_second": median(speeds), "speeds": speeds})
-    return rows
+class TokensDiffer(RuntimeError):
+    """Two variants gave a prompt different tokens."""
 
 
-def check(rows: Sequence[Row]) -> bool:
-    """Whether all arms with batches of one size gave each prompt the same tokens.
+class TokenCheck:
+    """Checks that all variants with batches of one size give each prompt the same tokens."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], list[int]] = {}
+
+    def add(self, name: str, batch_size: int, answers: Sequence[list[int]]) -> None:
+        """Compares a run's answers with those of the runs before it.
+
+        Raises:
+            TokensDiffer: they are not equal.
+        """
+        for place, tokens in enumerate(answers):
+            if self._known.setdefault((batch_size, place), tokens) != tokens:
+                raise TokensDiffer(f"{name}: prompt {place} has other tokens")
+
+
+def summarize_variant(name: str, request: VariantRequest, runs: Sequence[VariantReport]) -> LiveRow:
+    """Returns the median throughput with the other figures of the run with the lower median."""
+    speeds = [run.tokens_per_second for run in runs]
+    typical = vars(runs[speeds.index(median_low(speeds))])
+    figures = {key: typical[key] for key in VariantFigures.__dataclass_fields__}
+    settings = vars(request) | {"model": Path(request.model).name}
+    return LiveRow(
+        **(settings | figures | {"tokens_per_second": median(speeds)}), name=name, speeds=speeds
+    )
+
+
+def run_live(config: KlotskiConfig) -> list[LiveRow | FailedRow]:
+    """Runs all variants, interleaved; returns a row for each.
 
     Raises:
-        RuntimeError: two did not.
+        TokensDiffer: two variants gave a prompt different tokens.
     """
-    known: dict[tuple[int, int], list[int]] = {}
-    for row in rows:
-        for place, tokens in enumerate(row.pop("answers", [])):
-            key = row["batch_size"], place
-            if known.setdefault(key, tokens) != tokens:
-                raise RuntimeError(f"{row['name']}: prompt {place} has other tokens")
-    return True
+    requests, check = list_requests(config), TokenCheck()
+    runs: dict[str, list[VariantReport]] = {name: [] for name in requests}
+    failed: dict[str, str] = {}
+    for repetition in range(1, config.repetitions + 1):
+        for name, request in requests.items():
+            if name in failed:
+                continue
+            try:
+                report = run_once(request)
+            except ProcessFailed as error:
+                failed[name] = str(error)
+                print_line(f"{name}: {error}")
+                continue
+            check.add(name, request.batch_size, report.answers)
+            runs[name].append(report)
+            print_line(
+                f"{repetition}/{config.repetitions} {name}: {report.tokens_per_second:.2f} tokens/s"
+            )
+    return [
+        FailedRow(**(vars(request) | {"model": config.model.name}), name=name, failed=failed[name])
+        if name in failed
+        else summarize_variant(name, request, runs[name])
+        for name, request in requests.items()
+    ]
 
 
-def fused_weights(setting: Setting, console: Console) -> Path:
-    """The layout that Accelerate reads, written where it is not there yet."""
-    fused = setting.work / "weights" / setting.model.name
-    if not fused.exists():
-        console.print(f"writing {fused}")
-        fused.parent.mkdir(parents=True, exist_ok=True)
-        # Under another name until it is whole.
-        partial = fused.with_name(f"{fused.name}.partial.{os.getpid()}")
-        write_fused(setting.model, partial)
-        partial.rename(fused)
-    return fused
+def run_accelerate(config: KlotskiConfig) -> AccelerateRow:
+    """Runs batched `generate` under Accelerate's disk offload with the same memory.
 
-
-def accelerate(setting: Setting, console: Console) -> Row:
-    """Plain batched `generate` under Accelerate's disk offload with the same memory: all prompts
-    of the group at once, as many tokens each as the time allows.
+    All prompts of the group are one batch.
     """
-    weights = {Weights.FUSED: fused_weights(setting, console)}
-    experts, others = sizes(weights[Weights.FUSED])
-    budget = Budget.parse(setting.budget).resolve(total_bytes=experts)
-    prompts = prompts_of(
-        setting.model,
-        setting.batch_size * setting.n,
-        num_tokens=setting.prompt_tokens,
-        new_tokens=setting.new_tokens,
+    fused = fused_weights(config.model, config.work)
+    experts_bytes, others_bytes = weight_bytes(fused)
+    budget_bytes = Budget.parse(config.budget).resolve(total_bytes=experts_bytes)
+    prompts = make_prompts(
+        config.model,
+        config.batch_size * config.n,
+        num_tokens=config.prompt_tokens,
+        new_tokens=config.new_tokens,
     )
     questions = Questions(
-        prompts=[list(one.tokens) for one in prompts],
-        new_tokens=setting.new_tokens,
+        prompts=[list(prompt.tokens) for prompt in prompts],
+        new_tokens=config.new_tokens,
         seconds_per_prompt=0.0,
-        threads=setting.threads,
+        threads=config.threads,
     )
-    row: Row = {"name": "accelerate, one batch of all", "rows": len(prompts)}
+    runner = PeerRunner(config.work, {WeightLayout.FUSED: fused}, config.environments)
+    row = AccelerateRow(name="accelerate, one batch of all", rows=len(prompts))
     try:
-        found = run_peer(
+        report, memory = runner.run(
             ACCELERATE,
             questions,
-            budget_bytes=budget,
-            limit_bytes=others + budget + ALLOWANCE_BYTES,
-            place=Place(setting.work, weights),
+            budget_bytes=budget_bytes,
+            limit_bytes=others_bytes + budget_bytes + ALLOWANCE_BYTES,
         )
-    except CannotRun as error:
-        return {**row, "failed": str(error)}
-    found.pop("answers")
-    console.print(f"accelerate: {found['tokens_per_second']:.2f} tokens/s")
-    return {**row, **found}
+    except ProcessFailed as error:
+        return replace(row, failed=str(error))
+    report.pop("answers")
+    print_line(f"accelerate: {report['tokens_per_second']:.2f} tokens/s")
+    return replace(row, **report, **asdict(memory))

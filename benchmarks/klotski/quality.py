@@ -1,38 +1,39 @@
-"""What attention to sinks and a window costs: the reference model on held-out text.
+"""Loss of the reference model on held-out text with attention to sinks and a window.
 
-Texts are cut from the held-out requests, one after another. Teacher-forced: loss of each token and
-whether the likeliest one is the whole attention's. What eight- and four-bit experts cost is
-`benchmarks/quantised.py`.
+Texts are cut from the held-out requests, and teacher-forced. The loss with eight- and four-bit
+experts is measured by `benchmarks/quantised.py`.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from benchmarks.klotski.rows import QualityRow
 from collect.traces import Trace
 from runtime.config import BUILTIN_MODELS
 from runtime.engine.plain import load_plain
 from runtime.generation.kv.cache_factory import SinkCacheFactory
 
 LENGTH, ROWS, BEGIN = 160, 8, 64
-"""Tokens of a text, texts, and where scoring begins: before it a window holds all."""
+"""Tokens of a text, number of texts, and the first token that is scored; before it, a window holds
+all tokens."""
 SINKS = 4
 WINDOWS = (28, 60)
 
 
 @torch.no_grad()
-def quality(path: Path) -> list[dict[str, Any]]:
-    """A row for each window; `window` 0 is attention to all."""
+def measure_quality(path: Path) -> list[QualityRow]:
+    """Returns a row for attention to all tokens, and one for each window."""
     trace = Trace.open(path)
     stream = np.asarray(trace.tokens)[trace.rows("held_out")]
     count = min(ROWS, len(stream) // LENGTH)
     texts = torch.from_numpy(stream[: count * LENGTH].astype(np.int64)).reshape(count, LENGTH)
     model = load_plain(BUILTIN_MODELS / "qwen2_moe_tiny", dtype=torch.float32)
     whole = model(texts[:, :-1]).logits[:, BEGIN - 1 :]
-    rows = [row_of(0, whole, whole, texts)]
+    rows = [score(None, whole, whole, texts)]
     for window in WINDOWS:
         caches = SinkCacheFactory(model, sinks=SINKS, window=window)
         cache = caches.make(torch.zeros(count, dtype=torch.long), max_cache_length=LENGTH)
@@ -40,20 +41,20 @@ def quality(path: Path) -> list[dict[str, Any]]:
         for at in range(BEGIN, LENGTH - 1):
             logits.append(model(texts[:, at : at + 1], past_key_values=cache).logits[:, -1])
         caches.end(cache)
-        rows.append(row_of(window, torch.stack(logits, 1), whole, texts))
+        rows.append(score(window, torch.stack(logits, 1), whole, texts))
     return rows
 
 
-def row_of(window: int, logits: Any, whole: Any, texts: Any) -> dict[str, Any]:
-    """Nats a token, perplexity, and agreement with the whole attention."""
+def score(window: int | None, logits: Tensor, whole: Tensor, texts: Tensor) -> QualityRow:
+    """Scores logits, relative to those of attention to all tokens."""
     targets = texts[:, BEGIN:]
     nats = float(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
     same = (logits.argmax(-1) == whole.argmax(-1)).float().mean()
-    return {
-        "sinks": SINKS if window else None,
-        "window": window or None,
-        "nats": nats,
-        "perplexity": float(np.exp(nats)),
-        "same_token_share": float(same),
-        "tokens": targets.numel(),
-    }
+    return QualityRow(
+        sinks=SINKS if window else None,
+        window=window,
+        nats=nats,
+        perplexity=float(np.exp(nats)),
+        same_token_share=float(same),
+        tokens=targets.numel(),
+    )

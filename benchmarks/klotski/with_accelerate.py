@@ -1,24 +1,22 @@
-"""Accelerate's disk offload of the same model, all prompts as one padded batch.
+"""Accelerate's disk offload of the same model, all prompts as one batch.
 
-Runs in the peers' `accelerate` environment, beside `benchmarks/peers/workers`, and knows nothing of
-moecast.
+Runs in the `accelerate` environment with modules of `benchmarks/peers/workers`, without moecast.
 """
 
 import json
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers" / "workers"))
 
 import torch
-from measured import Request, peak_resident_bytes, read_bytes
+from peer_worker import PeerRequest, package_versions, peak_resident_bytes, read_bytes
 from with_accelerate import offloaded
 
 
 def main(request_path: str, report_path: str) -> None:
-    request = Request(**json.loads(Path(request_path).read_text()))
+    request = PeerRequest(**json.loads(Path(request_path).read_text()))
     model = offloaded(request)
     inputs = torch.tensor(request.prompts)  # of one length
     before, start = read_bytes(), time.perf_counter()
@@ -32,7 +30,7 @@ def main(request_path: str, report_path: str) -> None:
         )
     seconds = time.perf_counter() - start
     report = {
-        "versions": {name: version(name) for name in ("accelerate", "torch", "transformers")},
+        "versions": package_versions(("accelerate", "torch", "transformers")),
         "seconds": seconds,
         "tokens_per_second": len(inputs) * request.new_tokens / seconds,
         "read_bytes": read_bytes() - before,

@@ -1,34 +1,43 @@
-"""klotski table 3: what its steps add, in generated tokens a second."""
+"""Klotski, table 3: throughput of its steps, one added after another."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from benchmarks.papers.claim import Claim, Part
-from benchmarks.papers.ground import Ground, experts_bytes, machine, shape_named
+from benchmarks.papers.claims import FigureReplay
+from benchmarks.papers.eval_context import EvalContext, experts_bytes, load_hardware, load_shape
+from runtime.systems import load_system
 
+PAPER = "klotski"
 BATCH, GROUP = 3, 15
-"""Requests of a batch, and batches of a group (n = 15: 9.2); more than this the held-out requests
-do not give."""
+"""Requests of a batch, and batches of a group (n = 15: section 9.2). The held-out requests suffice
+for no more."""
+
+
+@dataclass(frozen=True)
+class KlotskiEnvironment:
+    """A model on a machine of the paper."""
+
+    shape: str
+    hardware: str
+    arena_bytes: float
+    """Device memory for experts."""
+
+    @property
+    def share(self) -> float:
+        """Share of all experts that fit."""
+        return min(1.0, self.arena_bytes / experts_bytes(load_shape(self.shape)))
+
+
 ENVIRONMENTS = {
-    "environment 1, Mixtral-8x7B": (
-        "mixtral-8x7b",
-        "rtx3090-disk",
-        20e9,
-        (5.721, 18.24, 19.074, 22.414, 22.604),
-    ),
-    "environment 1, Mixtral-8x22B": (
-        "mixtral-8x22b",
-        "rtx3090-disk",
-        20e9,
-        (0.01, 0.97, 1.127, 1.325, 1.366),
-    ),
-    "environment 2, Mixtral-8x22B": (
-        "mixtral-8x22b",
-        "h800-pcie5",
-        70e9,
-        (1.149, 34.07, 44.17, 52.85, 53.125),
-    ),
+    "environment 1, Mixtral-8x7B": KlotskiEnvironment("mixtral-8x7b", "rtx3090-disk", 20e9),
+    "environment 1, Mixtral-8x22B": KlotskiEnvironment("mixtral-8x22b", "rtx3090-disk", 20e9),
+    "environment 2, Mixtral-8x22B": KlotskiEnvironment("mixtral-8x22b", "h800-pcie5", 70e9),
 }
-"""Shape, machine, bytes of its device memory for experts, and the table's column."""
+PUBLISHED = {
+    "environment 1, Mixtral-8x7B": (5.721, 18.24, 19.074, 22.414, 22.604),
+    "environment 1, Mixtral-8x22B": (0.01, 0.97, 1.127, 1.325, 1.366),
+    "environment 2, Mixtral-8x22B": (1.149, 34.07, 44.17, 52.85, 53.125),
+}
+"""Columns of table 3, in tokens/s."""
 REACHED = (
     "45 tokens reach all 8 experts of a layer and decoding waits for the link 96 % of its time: "
     "neither what is prefetched nor in which order changes much; the paper's 512-token prompts "
@@ -44,12 +53,14 @@ REASONS = {
 }
 
 
-def table_3(ground: Ground) -> Part:
-    """Each row over the one before it: 45 requests, prompts and generated tokens, in fifteen
-    batches one after another or in one group.
+def table_3(context: EvalContext) -> FigureReplay:
+    """Compares each row with the one before it.
+
+    45 requests, prompts and generated tokens, are served in fifteen batches one after another or in
+    one group.
     """
-    part = Part()
-    klotski = ground.systems["klotski"]
+    figure = FigureReplay(PAPER)
+    klotski = load_system("klotski")
     unordered = replace(klotski, early_preemption=True, reordered=False, hot_first=False)
     whole_layer = replace(unordered, predictor="dependency")
     rows = {
@@ -59,34 +70,36 @@ def table_3(ground: Ground) -> Part:
         "Klotski (+ adjust order)": (klotski, BATCH * GROUP),
         "Klotski (q)": (klotski, BATCH * GROUP),
     }
-    for title, (model, hardware, room, values) in ENVIRONMENTS.items():
+    for title, environment in ENVIRONMENTS.items():
         before: tuple[str, float, float] | None = None
-        for (row, (system, batch)), value in zip(rows.items(), values, strict=True):
-            shape = shape_named(model)
-            share = min(1.0, room / experts_bytes(shape))
+        for (row, (system, batch)), value in zip(rows.items(), PUBLISHED[title], strict=True):
+            shape = load_shape(environment.shape)
             if row.endswith("(q)"):
                 quarter = {
                     name: getattr(shape, name) // 4 for name in ("expert_bytes", "layer_bytes")
                 }
-                shape = replace(shape, name=f"{model}-int4", bytes_per_weight=0.5, **quarter)
-            cell = ground.run(
-                replace(system, name=row), shape, machine(hardware), share=share, batch=batch
+                shape = replace(
+                    shape, name=f"{environment.shape}-int4", bytes_per_weight=0.5, **quarter
+                )
+            cell = context.run(
+                replace(system, name=row),
+                shape,
+                load_hardware(environment.hardware),
+                share=environment.share,
+                batch=batch,
             )
-            rate = part.keep(cell, figure="klotski 3")["tokens_per_second"]
+            rate = figure.keep(cell, "klotski 3").tokens_per_second
             if before is not None:
                 name, published, ours = before
-                part.claims.append(
-                    Claim(
-                        paper="klotski",
-                        where="table 3, 9.5",
-                        what=f"{title}: '{row}' over '{name}'",
-                        paper_value=value / published,
-                        ours=rate / ours,
-                        reason=REASONS[row],
-                    )
+                figure.claim(
+                    where="table 3, 9.5",
+                    what=f"{title}: '{row}' over '{name}'",
+                    paper_value=value / published,
+                    ours=rate / ours,
+                    reason=REASONS[row],
                 )
             before = (row, value, rate)
-    return part
+    return figure
 
 
 FIGURES = (("table 3", table_3),)

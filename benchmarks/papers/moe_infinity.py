@@ -1,12 +1,13 @@
-"""moe-infinity (request level) tables 2 to 5."""
+"""MoE-Infinity (request level), tables 2 to 5."""
 
 from dataclasses import replace
-from typing import Any
 
-from benchmarks.papers.claim import Claim, Part
-from benchmarks.papers.ground import Ground, machine, shape_named
+from benchmarks.papers.claims import FigureReplay, ReplayCell, mean, ratios
+from benchmarks.papers.eval_context import EvalContext, load_hardware, load_shape
 from runtime.config import HardwareConfig
+from runtime.systems import load_system
 
+PAPER = "moe-infinity-request"
 MODELS = {
     "Switch": "switch-base-128",
     "NLLB": "nllb-moe",
@@ -37,14 +38,16 @@ HITS = {
     "Arctic": (76, 0.09, 0.12, 0.28, 0.32),
     "Mixtral": (39, 0.02, 0.05, 0.17, 0.21),
 }
-"""Table 5: buffer slots, then LRU, model-tracing, ours, ideal."""
+"""Table 5: buffer slots, then hit rates of LRU, model-tracing, the paper's system, the ideal."""
 
 
 def as_slow_as_its_link() -> HardwareConfig:
-    """7.2: what an expert's fetch takes mirrors "single expert inference latencies": weights are
-    computed with as fast as they come.
+    """Returns a machine whose memory is as slow as its link.
+
+    MoE-Infinity (request level), section 7.2: the time of an expert's fetch mirrors "single expert
+    inference latencies".
     """
-    hardware = machine("a5000-pcie4")
+    hardware = load_hardware("a5000-pcie4")
     return replace(
         hardware,
         name="a5000-pcie4, computing as slowly as fetching",
@@ -53,110 +56,97 @@ def as_slow_as_its_link() -> HardwareConfig:
 
 
 UNCACHED_SHARE = 0.5
-"""Room for what is on its way; nothing is kept after its use (7.2)."""
+"""Room for transfers in flight; nothing is kept after its use (section 7.2)."""
 ROUTING = (
     "the reference model's routing of 60 experts for encoder-decoders' of 128; and where computing "
     "takes as long as fetching, a replayed link that is idle brings everything that is forecast"
 )
 
 
-def tables_2_3(ground: Ground) -> Part:
-    """7.2: caching is off, an expert leaves after its use."""
-    part, hardware = Part(), as_slow_as_its_link()
+def tables_2_3(context: EvalContext) -> FigureReplay:
+    """Replays without caching: an expert is dropped after its use (section 7.2)."""
+    figure, hardware = FigureReplay(PAPER), as_slow_as_its_link()
     for title, model in MODELS.items():
-        cells: dict[str, dict[str, Any]] = {}
+        cells: dict[str, ReplayCell] = {}
         for strategy, name in STRATEGIES.items():
-            system = replace(ground.systems[name], drop_used=True, eviction="lru")
-            cell = ground.run(system, shape_named(model), hardware, share=UNCACHED_SHARE)
-            cells[strategy] = part.keep(cell, figure="moe-infinity 2, 3")
+            system = replace(load_system(name), drop_used=True, eviction="lru")
+            cell = context.run(system, load_shape(model), hardware, share=UNCACHED_SHARE)
+            cells[strategy] = figure.keep(cell, "moe-infinity 2, 3")
         base = cells["On-demand"]
         for table, key, values, what in (
             ("table 2", "decode_stall_seconds", BLOCKING, "GPU blocking time"),
             ("table 3", "decode_bytes", BANDWIDTH, "bandwidth usage"),
         ):
             for strategy, value in zip(STRATEGIES, values[title], strict=True):
-                part.claims.append(
-                    Claim(
-                        paper="moe-infinity-request",
-                        where=f"{table}, 7.2",
-                        what=f"{title}: {what} of {strategy} against on demand",
-                        paper_value=value,
-                        ours=cells[strategy][key] / base[key],
-                        reason="" if strategy == "On-demand" else ROUTING,
-                    )
+                figure.claim(
+                    where=f"{table}, 7.2",
+                    what=f"{title}: {what} of {strategy} against on demand",
+                    paper_value=value,
+                    ours=getattr(cells[strategy], key) / getattr(base, key),
+                    reason="" if strategy == "On-demand" else ROUTING,
                 )
-    return part
+    return figure
 
 
-def table_4(ground: Ground) -> Part:
-    """The request-level system's parts, one after another; mean of the four models."""
-    part, hardware = Part(), as_slow_as_its_link()
-    own = replace(ground.systems["moe-infinity-request"], drop_used=True, eviction="lru")
+def table_4(context: EvalContext) -> FigureReplay:
+    """Adds the request-level system's parts one after another."""
+    figure, hardware = FigureReplay(PAPER), as_slow_as_its_link()
+    own = replace(load_system("moe-infinity-request"), drop_used=True, eviction="lru")
     plain = replace(own, predictor_priority=False, priority="probability")
-    arms = {
-        "Vanilla prefetching": replace(ground.systems["deepspeed"], drop_used=True, eviction="lru"),
+    variants = {
+        "Vanilla prefetching": replace(load_system("deepspeed"), drop_used=True, eviction="lru"),
         "+ Request-level tracing": replace(plain, lookahead_layers=1),
         "+ Multi-layer": plain,
         "+ Layer-proximity": own,
     }
     published = ((1.0, 1.0), (0.56, 0.55), (0.73, 0.39), (0.68, 0.32))
-    sums: dict[str, dict[str, float]] = {arm: {"bytes": 0.0, "stall": 0.0} for arm in arms}
+    cells: dict[str, list[ReplayCell]] = {}
     for model in MODELS.values():
-        first: dict[str, Any] = {}
-        for arm, system in arms.items():
-            named = replace(system, name=arm)
-            cell = ground.run(named, shape_named(model), hardware, share=UNCACHED_SHARE)
-            part.keep(cell, figure="moe-infinity 4")
-            first = first or cell
-            sums[arm]["bytes"] += cell["decode_bytes"] / first["decode_bytes"] / len(MODELS)
-            stall = cell["decode_stall_seconds"] / first["decode_stall_seconds"]
-            sums[arm]["stall"] += stall / len(MODELS)
-    for (arm, own_sums), (bandwidth, blocking) in zip(sums.items(), published, strict=True):
-        for what, value, ours in (
-            ("bandwidth usage", bandwidth, own_sums["bytes"]),
-            ("blocking time", blocking, own_sums["stall"]),
+        for variant, system in variants.items():
+            named = replace(system, name=variant)
+            cell = context.run(named, load_shape(model), hardware, share=UNCACHED_SHARE)
+            cells.setdefault(variant, []).append(figure.keep(cell, "moe-infinity 4"))
+    vanilla = cells["Vanilla prefetching"]
+    for variant, (bandwidth, blocking) in zip(variants, published, strict=True):
+        for what, value, key in (
+            ("bandwidth usage", bandwidth, "decode_bytes"),
+            ("blocking time", blocking, "decode_stall_seconds"),
         ):
-            part.claims.append(
-                Claim(
-                    paper="moe-infinity-request",
-                    where="table 4, 7.2",
-                    what=f"{arm}: {what} against vanilla prefetching, mean of models",
-                    paper_value=value,
-                    ours=ours,
-                    reason="" if arm.startswith("Vanilla") else ROUTING,
-                )
+            figure.claim(
+                where="table 4, 7.2",
+                what=f"{variant}: {what} against vanilla prefetching, mean of models",
+                paper_value=value,
+                ours=mean(ratios(vanilla, cells[variant], key)),
+                reason="" if variant.startswith("Vanilla") else ROUTING,
             )
-    return part
+    return figure
 
 
-def table_5(ground: Ground) -> Part:
-    part, hardware = Part(), machine("a5000-pcie4")
-    ideal = replace(ground.systems["on-demand"], name="ideal", eviction="belady", per_layer=False)
-    arms = {
-        "LRU": replace(ground.systems["on-demand"], per_layer=False),
-        "Model-tracing": ground.systems["brainstorm"],
-        "Ours": ground.systems["moe-infinity-request"],
+def table_5(context: EvalContext) -> FigureReplay:
+    figure, hardware = FigureReplay(PAPER), load_hardware("a5000-pcie4")
+    ideal = replace(load_system("on-demand"), name="ideal", eviction="belady", per_layer=False)
+    variants = {
+        "LRU": replace(load_system("on-demand"), per_layer=False),
+        "Model-tracing": load_system("brainstorm"),
+        "Ours": load_system("moe-infinity-request"),
         "Ideal": ideal,
     }
     for title, model in MODELS.items():
         slots, *values = HITS[title]
-        shape = shape_named(model)
+        shape = load_shape(model)
         share = slots / (shape.num_layers * shape.num_experts)
-        for (strategy, system), value in zip(arms.items(), values, strict=True):
-            cell = part.keep(
-                ground.run(system, shape, hardware, share=share), figure="moe-infinity 5"
+        for (strategy, system), value in zip(variants.items(), values, strict=True):
+            cell = figure.keep(
+                context.run(system, shape, hardware, share=share), figure="moe-infinity 5"
             )
-            part.claims.append(
-                Claim(
-                    paper="moe-infinity-request",
-                    where="table 5, 7.3",
-                    what=f"{title}, {slots} slots ({share:.1%} of experts): hit rate of {strategy}",
-                    paper_value=value,
-                    ours=cell["hit_rate"],
-                    reason="the reference model's routing is more local within a request",
-                )
+            figure.claim(
+                where="table 5, 7.3",
+                what=f"{title}, {slots} slots ({share:.1%} of experts): hit rate of {strategy}",
+                paper_value=value,
+                ours=cell.hit_rate,
+                reason="the reference model's routing is more local within a request",
             )
-    return part
+    return figure
 
 
 FIGURES = (("tables 2 and 3", tables_2_3), ("table 4", table_4), ("table 5", table_5))

@@ -1,4 +1,4 @@
-"""The same checkpoint in float32, each layer's experts in two tensors, as Transformers holds them.
+"""Checkpoints in float32 with each layer's experts in two tensors, as Transformers holds them.
 
 From a checkpoint of one tensor per expert, Transformers 5 builds these two in memory; from this one
 it can map them from the file, and Accelerate can offload them. Values do not change.
@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
-    """Tensors of a folder of safetensors files by key, read when asked for."""
+    """The tensors of a folder of safetensors files by key, read on access."""
 
     def __init__(self, folder: Path) -> None:
         self._files = [
@@ -32,12 +32,12 @@ class Checkpoint:
         return iter(self._file_of)
 
     def __getitem__(self, key: str) -> Tensor:
-        """In float32."""
+        """Returns a tensor in float32."""
         return self._file_of[key].get_tensor(key).float()
 
 
 def fused_tensors(source: Checkpoint) -> Iterator[dict[str, Tensor]]:
-    """Of each layer's experts [E, 2F, D] (gate, then up) and [E, D, F]; then the rest."""
+    """Yields each layer's experts, [E, 2F, D] (gate, then up) and [E, D, F]; then the rest."""
     experts: dict[str, set[int]] = {}
     rest = []
     for key in source:
@@ -60,16 +60,16 @@ def fused_tensors(source: Checkpoint) -> Iterator[dict[str, Tensor]]:
 
 
 def write_fused(folder: Path, output: Path) -> None:
-    """A file for each layer's experts and one for all else; one layer is in memory at a time."""
+    """Writes a file for each layer's experts and one for all else, a layer at a time."""
     output.mkdir(parents=True)
-    places: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for number, tensors in enumerate(fused_tensors(Checkpoint(folder))):
         name = f"model-{number:05}.safetensors"
         save_file(tensors, output / name, metadata={"format": "pt"})
-        places |= dict.fromkeys(tensors, name)
+        weight_map |= dict.fromkeys(tensors, name)
     for path in folder.glob("*.json"):
         if path.name != INDEX:
             shutil.copy(path, output / path.name)
     config = json.loads((output / "config.json").read_text()) | {"dtype": "float32"}
     (output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (output / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}) + "\n")
+    (output / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}) + "\n")

@@ -1,8 +1,8 @@
-"""A Qwen2-MoE checkpoint as a GGUF file for llama.cpp, every tensor in float32.
+"""GGUF files of Qwen2-MoE checkpoints for llama.cpp, every tensor in float32.
 
 Reads the folder that `fused.py` writes. The names of tensors and keys are those of the `gguf`
 package's own tables for the architecture `qwen2moe`. GGUF has no key for `norm_topk_prob`, which
-llama.cpp takes for false with this architecture: see `environments.py`.
+llama.cpp takes as false for this architecture (see `benchmarks/environments.py`).
 """
 
 import json
@@ -18,12 +18,12 @@ from benchmarks.peers.fused import Checkpoint
 
 ARCHITECTURE = MODEL_ARCH.QWEN2MOE
 PRE_TOKENIZER = "gpt-2"
-"""How text is cut before the merges; nearest to byte-level pieces with single digits. The
-benchmark gives token ids, which it does not touch."""
+"""Pre-tokenizer that is nearest to byte-level pieces with single digits. The benchmark sends token
+ids, which it does not affect."""
 
 
-def tensors(checkpoint: Checkpoint, num_layers: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Names and values as llama.cpp wants them; gate and up apart, vectors as they are."""
+def gguf_tensors(checkpoint: Checkpoint, num_layers: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields llama.cpp's names and values, gate and up apart."""
     names = gguf.get_tensor_name_map(ARCHITECTURE, num_layers)
 
     def renamed(key: str) -> str:
@@ -42,17 +42,17 @@ def tensors(checkpoint: Checkpoint, num_layers: int) -> Iterator[tuple[str, np.n
         elif key.endswith(".experts.down_proj"):
             yield renamed(f"{key}.weight"), value
         elif key.endswith(".shared_expert_gate.weight"):
-            # [1, D] there, [D] here.
+            # [1, D] in Transformers, [D] in llama.cpp.
             yield renamed(key), value.reshape(-1)
         else:
             yield renamed(key), value
         if tied and key == "model.embed_tokens.weight":
-            # This architecture wants its output weights even where they are the embeddings.
+            # This architecture needs output weights even if they are the embeddings.
             yield renamed("lm_head.weight"), value
 
 
 def add_metadata(writer: GGUFWriter, config: dict[str, Any]) -> None:
-    """Sizes of the model, under the keys of its architecture."""
+    """Adds the sizes of the model, under the keys of its architecture."""
     rope = config.get("rope_parameters") or {"rope_theta": config["rope_theta"]}
     writer.add_name("moecast peer benchmark")
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
@@ -72,11 +72,11 @@ def add_metadata(writer: GGUFWriter, config: dict[str, Any]) -> None:
 
 def add_tokenizer(writer: GGUFWriter, folder: Path, config: dict[str, Any]) -> None:
     """Byte-level BPE: pieces by id, merges by rank."""
-    described = json.loads((folder / "tokenizer.json").read_text())
-    pieces = {number: piece for piece, number in described["model"]["vocab"].items()}
-    special = {one["id"]: one["content"] for one in described["added_tokens"]}
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    pieces = {number: piece for piece, number in tokenizer["model"]["vocab"].items()}
+    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     size = config["vocab_size"]
-    every = [special.get(i, pieces.get(i, f"[unused{i}]")) for i in range(size)]
+    tokens = [special.get(i, pieces.get(i, f"[unused{i}]")) for i in range(size)]
     kinds = [
         TokenType.CONTROL
         if number in special
@@ -85,10 +85,10 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, config: dict[str, Any]) -> N
         else TokenType.UNUSED
         for number in range(size)
     ]
-    merges = [m if isinstance(m, str) else " ".join(m) for m in described["model"]["merges"]]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(PRE_TOKENIZER)
-    writer.add_token_list(every)
+    writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
     writer.add_bos_token_id(config["bos_token_id"])
@@ -97,17 +97,17 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, config: dict[str, Any]) -> N
 
 
 def write_gguf(folder: Path, output: Path) -> None:
-    """`folder`: of fused tensors. Twice over the tensors: their places first, then their values."""
+    """Converts a folder of fused tensors: all offsets first, then all values."""
     config = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(output, MODEL_ARCH_NAMES[ARCHITECTURE])
     add_metadata(writer, config)
     add_tokenizer(writer, folder, config)
     checkpoint, num_layers = Checkpoint(folder), config["num_hidden_layers"]
-    for name, value in tensors(checkpoint, num_layers):
+    for name, value in gguf_tensors(checkpoint, num_layers):
         writer.add_tensor_info(name, value.shape, value.dtype, value.nbytes)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for _, value in tensors(checkpoint, num_layers):
+    for _, value in gguf_tensors(checkpoint, num_layers):
         writer.write_tensor_data(value)
     writer.close()

@@ -1,16 +1,15 @@
-"""Holds a process to a memory limit, the page cache of its weights included, from outside.
+"""Limits the memory of a process from outside, the page cache of its weights included.
 
-A peer that maps its weights into memory keeps them in the page cache, which is nobody's memory as
-long as there is enough. To compare at equal memory, that has to count. Where the kernel does it
-(a cgroup with `memory.max` that one may write), use that; most containers offer none. This does the
-same with two system calls: `cachestat` tells how much of a file is in the page cache, and
-`process_madvise(MADV_PAGEOUT)` with `posix_fadvise(DONTNEED)` drop parts of it.
+The pages of mapped weights are in the page cache, which no process is charged for while memory is
+free. A comparison at equal memory has to charge them. A cgroup with a writable `memory.max` does
+so; most containers have none. This module does it with two system calls: `cachestat` returns how
+much of a file is in the page cache, and `process_madvise(MADV_PAGEOUT)` with
+`posix_fadvise(DONTNEED)` drop parts of it.
 
-Charged are the process's anonymous memory and all of its weights' files that is in the page cache,
-whoever read it. Code of libraries is not charged, to nobody. What is dropped is chosen by chance in
-blocks of `BLOCK` bytes: random replacement, which keeps more of what is read in circles (layer
-after layer) than the kernel's LRU would and less of what is used often. A process whose anonymous
-memory alone is above the limit is killed, as the kernel would.
+A process is charged for its anonymous memory and for all cached pages of its weights' files; code
+of libraries is not charged. Blocks of `BLOCK` bytes are dropped at random: random replacement keeps
+more of what is read cyclically (layer after layer) than the kernel's LRU would, and less of what is
+used often. A process whose anonymous memory alone exceeds the limit is killed, as by the kernel.
 
 Needs Linux 6.5 or later and, for `process_madvise`, root.
 """
@@ -31,48 +30,48 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 BLOCK = 2**20
 """Bytes: one weight matrix of an expert inflated to 3 MiB."""
 PERIOD_SECONDS = 0.005
-"""A disk of 2 GB/s brings 10 MiB in this time, by which the limit may be passed for a moment."""
+"""A disk of 2 GB/s reads 10 MiB in this time, by which the limit may be exceeded for a moment."""
 SLACK = 32 * 2**20
-"""Bytes above the limit at which something is dropped: counting pages for less takes more of a core
-than the kernel's own bookkeeping would. What is watched has this much more than its limit."""
+"""Bytes above the limit at which blocks are dropped: counting pages more often takes more of a core
+than the kernel's own bookkeeping would."""
 COUNT_SECONDS = 0.5
-"""After this long pages are counted anyway."""
+"""Longest time between two counts of the cached pages."""
 PRIORITY = -15
 SYS_PROCESS_MADVISE, SYS_CACHESTAT = 440, 451
 MADV_PAGEOUT = 21
 GONE = (errno.ESRCH, errno.ENOMEM, errno.EINVAL, errno.EBADF)
-"""The process, or the mapping, went while we were asking: nothing is left to drop there."""
+"""The process or the mapping ended during the call: there is nothing left to drop."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Range(ctypes.Structure):
+class CachestatRange(ctypes.Structure):
     _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
 
-class _CacheStat(ctypes.Structure):
+class CachestatCounts(ctypes.Structure):
     _fields_ = tuple(
         (name, ctypes.c_uint64)
         for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
     )
 
 
-class _Vector(ctypes.Structure):
+class IoVector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 @dataclass
-class Charge:
-    """Bytes of memory: now, or at their most."""
+class ChargedMemory:
+    """The peak of each kind of memory, in bytes."""
 
     anonymous: int = 0
     cached: int = 0
-    """Of the weights' files, in the page cache."""
-    together: int = 0
+    """Pages of the weights' files in the page cache."""
+    total: int = 0
 
 
-class File:
-    """One file whose share of the page cache is counted and dropped."""
+class CachedFile:
+    """A file whose pages in the page cache are counted and dropped."""
 
     def __init__(self, path: Path) -> None:
         self.fd = os.open(path, os.O_RDONLY)
@@ -80,19 +79,19 @@ class File:
         self.num_bytes, self.inode = status.st_size, status.st_ino
 
     def cached_bytes(self, offset: int = 0, length: int = 0) -> int:
-        """Of this part in the page cache; length 0: to the end.
+        """Returns the cached bytes of a part; length 0 means to the end.
 
         Raises:
             OSError: the kernel has no `cachestat`.
         """
-        answer, part = _CacheStat(), _Range(offset, length)
+        answer, part = CachestatCounts(), CachestatRange(offset, length)
         arguments = (self.fd, ctypes.byref(part), ctypes.byref(answer), 0)
         if libc.syscall(SYS_CACHESTAT, *arguments) != 0:
             raise OSError(ctypes.get_errno(), "cachestat (Linux 6.5 or later)")
         return answer.cached * PAGE
 
     def drop(self, offset: int = 0, length: int = 0) -> None:
-        """Pages that no process maps leave the page cache; length 0: to the end."""
+        """Drops the cached pages that no process maps; length 0 means to the end."""
         os.posix_fadvise(self.fd, offset, length, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
@@ -100,7 +99,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Mapping:
+class FileMapping:
     """A part of a file in a process's memory."""
 
     inode: int
@@ -108,16 +107,16 @@ class Mapping:
     end: int
     offset: int
 
-    def part(self, offset: int, length: int) -> _Vector | None:
-        """Where this much of the file lies, if the mapping holds any of it."""
+    def part(self, offset: int, length: int) -> IoVector | None:
+        """Returns the addresses of a part of the file; None if the mapping has none of it."""
         first = max(self.start, self.start + offset - self.offset)
         last = min(self.end, self.start + offset + length - self.offset)
-        return _Vector(first, last - first) if first < last else None
+        return IoVector(first, last - first) if first < last else None
 
 
-def mappings(pid: int, inodes: set[int]) -> list[Mapping]:
-    """What a process maps of some files; nothing once it has ended."""
-    found = []
+def file_mappings(pid: int, inodes: set[int]) -> list[FileMapping]:
+    """Returns a process's mappings of some files; none after it has ended."""
+    result = []
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
@@ -126,12 +125,12 @@ def mappings(pid: int, inodes: set[int]) -> list[Mapping]:
         span, _, offset, _, inode, *_ = line.split(maxsplit=5)
         if int(inode) in inodes:
             start, end = (int(part, 16) for part in span.split("-"))
-            found.append(Mapping(int(inode), start, end, int(offset, 16)))
-    return found
+            result.append(FileMapping(int(inode), start, end, int(offset, 16)))
+    return result
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Resident memory that belongs to no file; 0 once the process has ended."""
+    """Returns the resident memory that belongs to no file; 0 after the process has ended."""
     try:
         _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
     except OSError:
@@ -140,7 +139,7 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def read_bytes(pid: int) -> int:
-    """What a process has had the disk read; 0 once it has ended."""
+    """Returns the bytes that a process has read from the disk; 0 after it has ended."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:
@@ -148,64 +147,64 @@ def read_bytes(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)
 
 
-def page_out(pidfd: int, parts: Iterable[_Vector]) -> None:
-    """Takes these ranges out of a process's memory; clean pages of files leave the page cache."""
+def page_out(pidfd: int, parts: Iterable[IoVector]) -> None:
+    """Drops ranges of a process's memory; clean pages of files leave the page cache too."""
     vectors = list(parts)
     if not vectors:
         return
-    array = (_Vector * len(vectors))(*vectors)
+    array = (IoVector * len(vectors))(*vectors)
     done = libc.syscall(SYS_PROCESS_MADVISE, pidfd, array, len(vectors), MADV_PAGEOUT, 0)
     if done < 0 and (number := ctypes.get_errno()) not in GONE:
         raise OSError(number, "process_madvise (needs root)")
 
 
-def blocks(files: list[File], seed: int) -> Iterator[tuple[File, int]]:
-    """All blocks of all files in random order, again and again in other orders."""
-    every = [(file, offset) for file in files for offset in range(0, file.num_bytes, BLOCK)]
+def random_blocks(files: list[CachedFile], seed: int) -> Iterator[tuple[CachedFile, int]]:
+    """Yields all blocks of all files in random order, endlessly."""
+    blocks = [(file, offset) for file in files for offset in range(0, file.num_bytes, BLOCK)]
     order = random.Random(seed)
-    while every:
-        order.shuffle(every)
-        yield from every
+    while blocks:
+        order.shuffle(blocks)
+        yield from blocks
 
 
-class Limiter:
-    """Watches one process until it ends."""
+class MemoryLimiter:
+    """Limits the memory of one process until it ends."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], files: Iterable[Path], limit_bytes: int
     ) -> None:
         self.process = process
-        self.files = [File(path) for path in files]
+        self.files = [CachedFile(path) for path in files]
         self.limit_bytes = limit_bytes
-        self.peak = Charge()
+        self.peak = ChargedMemory()
         self.dropped_bytes = 0
         self.busy_seconds = 0.0
-        """CPU time that watching took from the machine."""
+        """CPU time that the limiter took from the machine."""
         self.was_killed = False
         self._inodes = {file.inode for file in self.files}
-        self._order = blocks(self.files, seed=0)
+        self._order = random_blocks(self.files, seed=0)
         self._charges: list[int] = []
+        # Cached and read bytes at the last count, and its time.
         self._cached = self._read = 0
         self._counted = 0.0
-        """What was in the page cache, and had been read, when it was last counted."""
 
     def watch(self, timeout_seconds: float) -> None:
-        """Returns when the process has ended.
+        """Enforces the limit until the process has ended.
 
         Raises:
-            TimeoutError: it went on for longer, and was killed.
+            TimeoutError: it ran for longer, and was killed.
         """
         deadline = time.monotonic() + timeout_seconds
         started = time.thread_time()
         pidfd = os.pidfd_open(self.process.pid)
         me = threading.get_native_id()
-        # Where the peer keeps all cores busy, it must not run away from its limit.
+        # The limiter has to keep up with a peer that keeps all cores busy.
         os.setpriority(os.PRIO_PROCESS, me, PRIORITY)
         try:
             while self.process.poll() is None:
                 if time.monotonic() > deadline:
                     self.process.kill()
-                    raise TimeoutError(f"not done after {timeout_seconds:.0f} s")
+                    raise TimeoutError(f"no end after {timeout_seconds:.0f} s")
                 self.enforce(pidfd)
                 time.sleep(PERIOD_SECONDS)
         finally:
@@ -216,14 +215,14 @@ class Limiter:
                 file.close()
 
     def mean_charged_bytes(self) -> float:
-        """What was charged when pages were counted, before any were dropped: a little too much."""
+        """Returns the mean charge before each drop, which is slightly too high."""
         return statistics.fmean(self._charges or [0])
 
     def enforce(self, pidfd: int) -> None:
-        """Looks once, and drops what is above the limit.
+        """Drops what exceeds the limit, once.
 
-        Counting pages takes milliseconds, so it waits until as much has been read from the disk as
-        could have brought the page cache above the limit.
+        Counting pages takes milliseconds, so they are counted when the bytes read from the disk
+        since the last count could exceed the limit.
         """
         anonymous = anonymous_bytes(self.process.pid)
         self.peak.anonymous = max(self.peak.anonymous, anonymous)
@@ -238,7 +237,7 @@ class Limiter:
         self._cached = sum(file.cached_bytes() for file in self.files)
         self._read, self._counted = read, now
         self.peak.cached = max(self.peak.cached, self._cached)
-        self.peak.together = max(self.peak.together, anonymous + self._cached)
+        self.peak.total = max(self.peak.total, anonymous + self._cached)
         self._charges.append(anonymous + self._cached)
         if (excess := anonymous + self._cached - self.limit_bytes) > 0:
             dropped = self.drop(pidfd, excess)
@@ -246,10 +245,10 @@ class Limiter:
             self.dropped_bytes += dropped
 
     def drop(self, pidfd: int, excess: int) -> int:
-        """That many bytes or a little more leave the page cache, or every block was tried."""
-        mapped: dict[int, list[Mapping]] = {}
-        for one in mappings(self.process.pid, self._inodes):
-            mapped.setdefault(one.inode, []).append(one)
+        """Drops at least `excess` bytes if possible; returns the bytes dropped."""
+        mapped: dict[int, list[FileMapping]] = {}
+        for mapping in file_mappings(self.process.pid, self._inodes):
+            mapped.setdefault(mapping.inode, []).append(mapping)
         tries = sum(-(-file.num_bytes // BLOCK) for file in self.files)
         dropped = 0
         while dropped < excess and tries > 0:
@@ -257,7 +256,7 @@ class Limiter:
             tries -= 1
             if (before := file.cached_bytes(offset, BLOCK)) == 0:
                 continue
-            parts = (one.part(offset, BLOCK) for one in mapped.get(file.inode, ()))
+            parts = (mapping.part(offset, BLOCK) for mapping in mapped.get(file.inode, ()))
             page_out(pidfd, (part for part in parts if part is not None))
             file.drop(offset, BLOCK)
             dropped += before - file.cached_bytes(offset, BLOCK)

@@ -1,18 +1,17 @@
-"""Who is compared: each with its environment, its script and its layout of the weights."""
+"""The programs that are compared: environment, script and layout of the weights of each."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 WORKERS = Path(__file__).parent / "workers"
-SYSTEMS = Path(__file__).parents[2] / "configs" / "system"
 
 
-class Weights(StrEnum):
-    """The same values in the layouts that peers read."""
+class WeightLayout(StrEnum):
+    """The layouts of the same values that peers read."""
 
     SEPARATE = "separate"
-    """As inflated: one tensor per expert's matrix."""
+    """One tensor for each matrix of each expert."""
     FUSED = "fused"
     """Two tensors for all experts of a layer."""
     GGUF = "gguf"
@@ -20,70 +19,68 @@ class Weights(StrEnum):
 
 @dataclass(frozen=True)
 class Peer:
+    """A program, or this project with one of its systems."""
+
     name: str
-    worker: str
-    weights: Weights
+    worker: Path
+    weights: WeightLayout
     how: str
     environment: str | None = None
-    """Of `requirements/`; none: the one that this benchmark runs in."""
+    """File of `requirements/`; None: the environment of this process."""
     options: dict[str, str] = field(default_factory=dict)
     own_files: bool = False
-    """Writes weights in a layout of its own when it first sees them: done before, and without the
-    limit; these files are then what it reads."""
-
-    @property
-    def script(self) -> Path:
-        return WORKERS / self.worker
+    """The peer converts the weights on its first run, which has no memory limit."""
 
 
-def ours(system: str, how: str) -> Peer:
+def moecast_peer(system: str, how: str) -> Peer:
+    """Returns this project with one of its systems."""
     return Peer(
         name=system,
-        worker="with_moecast.py",
-        weights=Weights.SEPARATE,
+        worker=WORKERS / "with_moecast.py",
+        weights=WeightLayout.SEPARATE,
         how=how,
-        options={"system": system, "systems": str(SYSTEMS)},
+        options={"system": system},
     )
 
 
 PEERS = (
-    ours("moecast", "this project, its own system; direct reads"),
-    ours("promoe", "this project as promoe describes; direct reads"),
-    ours("on-demand", "this project, LRU and nothing predicted; direct reads"),
+    moecast_peer("moecast", "this project, its own system; direct reads"),
+    moecast_peer("promoe", "this project as promoe describes; direct reads"),
+    moecast_peer("on-demand", "this project, LRU and nothing predicted; direct reads"),
     Peer(
         name="accelerate",
-        worker="with_accelerate.py",
-        weights=Weights.FUSED,
+        worker=WORKERS / "with_accelerate.py",
+        weights=WeightLayout.FUSED,
         how="device_map: experts of as many layers in memory as fit beside one more",
         environment="accelerate",
     ),
     Peer(
         name="transformers",
-        worker="with_transformers.py",
-        weights=Weights.FUSED,
+        worker=WORKERS / "with_transformers.py",
+        weights=WeightLayout.FUSED,
         how="from_pretrained; weights stay mapped from the file; eager experts",
         environment="transformers",
         options={"experts": "eager"},
     ),
     Peer(
         name="airllm",
-        worker="with_airllm.py",
-        weights=Weights.SEPARATE,
+        worker=WORKERS / "with_airllm.py",
+        weights=WeightLayout.SEPARATE,
         how="one layer after another from its own shards; takes no budget",
         environment="airllm",
         own_files=True,
     ),
     Peer(
         name="llama-cpp",
-        worker="with_llama_cpp.py",
-        weights=Weights.GGUF,
+        worker=WORKERS / "with_llama_cpp.py",
+        weights=WeightLayout.GGUF,
         how="llama-cpp-python, GGUF in float32 mapped from the file; built with norm_topk_prob",
         environment="llama-cpp",
     ),
     Peer(
         name="moe-infinity",
-        worker="with_moe_infinity.py",
-        weights=Weights.SEPARATE,
+        worker=WORKERS / "with_moe_infinity.py",
+        weights=WeightLayout.SEPARATE,
         how="what PyPI has under this name",
         environment="moe-infinity",
     ),

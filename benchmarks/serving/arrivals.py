@@ -1,44 +1,41 @@
-"""A public trace's arrivals replayed on systems in turn: how latency is distributed.
+"""A public trace's arrivals replayed on systems in turn: the distribution of latency.
 
-    python -m runtime inflate total_size=2GiB output=runs/inflated
-    python -m benchmarks.serving.arrivals trace=AzureLLMInferenceTrace_conv.csv model=runs/inflated
-
-`requests=32` of the trace in a row (`seed=0` says which), their lengths scaled to means of
-`prompt_tokens=48` and `new_tokens=16`; prompts are pieces of the standard library's source, which
-nothing was trained on. The first system answers six of them one after another; the rate is
-`load=0.8` of what it could answer so, or `rate=R` requests a second. Every system gets the same
-requests at the same times: `systems=on-demand,promoe,moe-infinity-request,fmoe,moecast`,
-`budget=25%`; with `repetitions=2` in turns, and all answers of a system are put together. The page
-with the distributions, their PNGs and CSVs go to `folder=runs/serving/arrivals`.
+Successive requests of the trace have their lengths scaled; prompts are pieces of the standard
+library's source, which nothing was trained on. The first system answers six of them one after
+another, which gives the rate. Every system gets the same requests at the same times; with several
+repetitions all answers of a system are pooled.
 """
 
 import asyncio
 import itertools
-import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.serving.distributions import page_of
-from benchmarks.serving.replay import Answer, one_by_one, replay
-from benchmarks.serving.results import here, keep
-from benchmarks.serving.server import Server, server
-from benchmarks.serving.trace import LONGEST, Arrival, read, scaled, window
+from benchmarks.config import ArrivalsConfig
+from benchmarks.reports import default_threads, describe_machine, print_line
+from benchmarks.serving.distributions import build_page
+from benchmarks.serving.replay import TimedCompletion, replay_arrivals, send_one_by_one
+from benchmarks.serving.rows import (
+    Arrival,
+    ArrivalsReport,
+    CacheCounts,
+    Percentiles,
+    SystemLatencies,
+    write_part,
+)
+from benchmarks.serving.server import ServerProcess, run_server
+from benchmarks.serving.trace import LONGEST, choose_window, read_arrivals, scale_arrivals
 from collect.config import DataConfig, SourceKind
 from collect.prompts import load_prompts
 from runtime.config import ModelConfig
 from runtime.store.model_source import resolve
 
-SYSTEMS = "on-demand,promoe,moe-infinity-request,fmoe,moecast"
 PROBES = 6
-"""Requests of the trace that tell how long one takes alone."""
-SHARES = (50, 90, 99)
+"""Requests that measure the time of one alone."""
 COUNTERS = {
     "hits": "moecast_expert_cache_hits_total",
     "joins": "moecast_expert_cache_joins_total",
@@ -48,8 +45,8 @@ COUNTERS = {
 }
 
 
-def texts(folder: Path, number: int, longest: int, seed: int) -> list[list[int]]:
-    """Token ids of so many different pieces, each at least as long as needed."""
+def load_texts(folder: Path, number: int, longest: int, seed: int) -> list[list[int]]:
+    """Returns token ids of different texts, each of at least `longest` tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     data = DataConfig(
         name="pysource",
@@ -57,111 +54,124 @@ def texts(folder: Path, number: int, longest: int, seed: int) -> list[list[int]]
         num_prompts=4 * number,
         max_prompt_tokens=2 * longest,
     )
-    tokens = [list(tokenizer(one.text)["input_ids"]) for one in load_prompts(data, seed=seed)]
-    long_enough = [one for one in tokens if len(one) >= longest]
-    assert len(long_enough) >= number, f"{len(long_enough)} of {number} prompts are long enough"
+    texts = [list(tokenizer(prompt.text)["input_ids"]) for prompt in load_prompts(data, seed=seed)]
+    long_enough = [tokens for tokens in texts if len(tokens) >= longest]
+    assert len(long_enough) >= number, f"got {len(long_enough)} long texts, expected {number}"
     return long_enough[:number]
 
 
-def cut(arrivals: Sequence[Arrival], prompts: Sequence[list[int]]) -> list[list[int]]:
-    return [prompt[: one.prompt_tokens] for one, prompt in zip(arrivals, prompts, strict=True)]
+def cut_prompts(arrivals: Sequence[Arrival], texts: Sequence[list[int]]) -> list[list[int]]:
+    """Cuts each text to the length of its arrival's prompt."""
+    return [text[: arrival.prompt_tokens] for arrival, text in zip(arrivals, texts, strict=True)]
+
+
+def summarize_latencies(values: Sequence[float]) -> Percentiles:
+    p50, p90, p99 = (float(np.percentile(values, share)) for share in (50, 90, 99))
+    return Percentiles(
+        mean=float(np.mean(values)),
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        all=[round(value, 4) for value in values],
+    )
 
 
 @dataclass
-class Arm:
-    """One system, over all repetitions."""
+class SystemRuns:
+    """The answers of one system over all repetitions."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[TimedCompletion] = field(default_factory=list)
     means: list[float] = field(default_factory=list)
-    """Seconds a request took, of each repetition."""
-    counted: Counter[str] = field(default_factory=Counter)
+    """Mean end-to-end seconds of each repetition."""
+    counted: dict[str, float] = field(default_factory=dict)
 
-    def add(self, answers: list[Answer], counted: Mapping[str, float]) -> None:
+    def add(self, answers: list[TimedCompletion], counted: Mapping[str, float]) -> None:
+        """Adds a repetition."""
         self.answers += answers
-        self.means.append(float(np.mean([one.e2e_seconds for one in answers])))
-        self.counted.update(counted)
+        self.means.append(float(np.mean([answer.e2e_seconds for answer in answers])))
+        for name, value in counted.items():
+            self.counted[name] = self.counted.get(name, 0.0) + value
 
     @property
-    def said(self) -> tuple[str, ...]:
-        return tuple(one.text for one in self.answers)
+    def texts(self) -> tuple[str, ...]:
+        return tuple(answer.text for answer in self.answers)
 
-    def summary(self) -> dict[str, Any]:
-        """Means and percentiles, and every request's own figures, in seconds."""
-        found: dict[str, Any] = {"mean_of_each_repetition": self.means}
-        for name in ("e2e_seconds", "ttft_seconds", "tpot_seconds"):
-            values = [value for one in self.answers if (value := getattr(one, name)) is not None]
-            found[name] = {
-                "mean": float(np.mean(values)),
-                **{f"p{share}": float(np.percentile(values, share)) for share in SHARES},
-                "all": [round(value, 4) for value in values],
-            }
+    def summarize(self) -> SystemLatencies:
         count = self.counted
-        asked = count["hits"] + count["joins"] + count["misses"]
-        return found | {"counted": {**count, "hit_rate": count["hits"] / asked}}
+        requests = count["hits"] + count["joins"] + count["misses"]
+        tpots = [answer.tpot_seconds for answer in self.answers]
+        return SystemLatencies(
+            mean_of_each_repetition=self.means,
+            e2e_seconds=summarize_latencies([answer.e2e_seconds for answer in self.answers]),
+            ttft_seconds=summarize_latencies([answer.ttft_seconds for answer in self.answers]),
+            tpot_seconds=summarize_latencies([tpot for tpot in tpots if tpot is not None]),
+            counted=CacheCounts(
+                hits=count["hits"],
+                joins=count["joins"],
+                misses=count["misses"],
+                bytes=count["bytes"],
+                stall_seconds=count["stall_seconds"],
+                hit_rate=count["hits"] / requests,
+            ),
+        )
 
 
-def run(
-    target: Server,
+def replay_on(
+    target: ServerProcess,
     arrivals: Sequence[Arrival],
     prompts: Sequence[list[int]],
-    warm: Sequence[list[int]],
-) -> tuple[list[Answer], dict[str, float]]:
-    """Warms up and replays; what was answered, and what was counted meanwhile."""
-    waiting = [Arrival(0.0, len(prompt), 4) for prompt in warm]
-    asyncio.run(one_by_one(target.url, waiting, warm))
+    warm_up: Sequence[list[int]],
+) -> tuple[list[TimedCompletion], dict[str, float]]:
+    """Warms up and replays; returns the answers, and what the counters grew by."""
+    warm_up_arrivals = [Arrival(0.0, len(prompt), 4) for prompt in warm_up]
+    asyncio.run(send_one_by_one(target.url, warm_up_arrivals, warm_up))
     before = target.metrics()
-    answers = asyncio.run(replay(target.url, arrivals, prompts))
+    answers = asyncio.run(replay_arrivals(target.url, arrivals, prompts))
     after = target.metrics()
     return answers, {name: after[key] - before.get(key, 0.0) for name, key in COUNTERS.items()}
 
 
-def main(arguments: dict[str, str]) -> None:
-    described = here()
-    console = Console(highlight=False, soft_wrap=True)
-    told = arguments.get
-    number, seed = int(told("requests", "32")), int(told("seed", "0"))
-    means = {name: float(told(name, mean)) for name, mean in
-             {"prompt_tokens": "48", "new_tokens": "16"}.items()}  # fmt: skip
-    options: dict[str, Any] = {"budget": told("budget", "25%"), "max_waiting": number}
-    model = ModelConfig(id=arguments["model"]) if "model" in arguments else ModelConfig()
-    if "model" in arguments:
-        options["model.id"] = arguments["model"]
-    found = window(read(Path(arguments["trace"])), number, seed=seed)
+def run_arrivals(config: ArrivalsConfig) -> None:
+    machine = describe_machine(default_threads())
+    means = {"prompt_tokens": config.prompt_tokens, "new_tokens": config.new_tokens}
+    options = {"budget": config.budget, "max_waiting": config.requests}
+    model = ModelConfig()
+    if config.model is not None:
+        model = ModelConfig(id=str(config.model))
+        options["model.id"] = str(config.model)
+    window = choose_window(read_arrivals(config.trace), config.requests, seed=config.seed)
     longest = round(LONGEST * max(means.values()))
-    every = texts(resolve(model), number + 2, longest, seed)
-    pieces, warm = every[:number], [one[: round(means["prompt_tokens"])] for one in every[number:]]
-    rate = float(arguments["rate"]) if "rate" in arguments else None
-    names, repetitions = told("systems", SYSTEMS).split(","), int(told("repetitions", "1"))
-    arms = {name: Arm() for name in names}
-    for repetition, name in itertools.product(range(repetitions), names):
-        with server(options | {"system": name}) as target:
+    texts = load_texts(resolve(model), config.requests + 2, longest, config.seed)
+    texts, spare = texts[: config.requests], texts[config.requests :]
+    warm_up = [text[: round(config.prompt_tokens)] for text in spare]
+    rate = config.rate
+    arrivals: list[Arrival] = []
+    systems = {name: SystemRuns() for name in config.system}
+    for repetition, name in itertools.product(range(config.repetitions), config.system):
+        with run_server(options | {"system": name}) as target:
             if rate is None:
-                probes = scaled(found, rate=1.0, **means)[:PROBES]
-                alone = asyncio.run(one_by_one(target.url, probes, cut(probes, pieces[:PROBES])))
-                mean = float(np.mean([one.e2e_seconds for one in alone]))
-                rate = float(told("load", "0.8")) / mean
-                console.print(f"alone {mean:.2f} s a request: {rate:.3f} requests a second")
-            arrivals = scaled(found, rate=rate, **means)
-            arms[name].add(*run(target, arrivals, cut(arrivals, pieces), warm))
-        mean = arms[name].means[-1]
-        console.print(f"{repetition + 1}/{repetitions} {name}: {mean:.2f} s a request")
-    results = {
-        "trace": Path(arguments["trace"]).name,
-        "requests": number,
-        "repetitions": repetitions,
-        "rate": rate,
-        "budget": options["budget"],
-        "model": Path(arguments["model"]).name if "model" in arguments else model.name,
-        "arrivals": [asdict(one) for one in arrivals],
-        "same_answers": len({arm.said for arm in arms.values()}) == 1,
-        "systems": {name: arm.summary() for name, arm in arms.items()},
-    }
-    page = page_of(results).write(Path(told("folder", "runs/serving/arrivals")))
-    # Where the trace lies is nobody's business but its owner's.
-    named = {key: Path(value).name if key == "trace" else value for key, value in arguments.items()}
-    keep("arrivals", results, named, described)
-    console.print(f"{page}")
-
-
-if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+                probes = scale_arrivals(window, rate=1.0, **means)[:PROBES]
+                prompts = cut_prompts(probes, texts[:PROBES])
+                alone = asyncio.run(send_one_by_one(target.url, probes, prompts))
+                mean = float(np.mean([answer.e2e_seconds for answer in alone]))
+                rate = config.load / mean
+                print_line(f"alone {mean:.2f} s per request: {rate:.3f} requests/s")
+            arrivals = scale_arrivals(window, rate=rate, **means)
+            systems[name].add(*replay_on(target, arrivals, cut_prompts(arrivals, texts), warm_up))
+        mean = systems[name].means[-1]
+        print_line(f"{repetition + 1}/{config.repetitions} {name}: {mean:.2f} s per request")
+    assert rate is not None
+    report = ArrivalsReport(
+        trace=config.trace.name,
+        requests=config.requests,
+        repetitions=config.repetitions,
+        rate=rate,
+        budget=config.budget,
+        model=config.model.name if config.model else model.name,
+        arrivals=arrivals,
+        same_answers=len({runs.texts for runs in systems.values()}) == 1,
+        systems={name: runs.summarize() for name, runs in systems.items()},
+    )
+    page = build_page(report).write(config.page)
+    write_part(config.part, config, machine, report)
+    print_line(str(page))

@@ -1,32 +1,30 @@
-"""Other people's programs as clients, unmodified, each in an environment of its own.
-
-    python -m benchmarks.serving.environments
-    python -m benchmarks.serving.clients
+"""Other programs as clients, unmodified, each in an environment of its own.
 
 openai and litellm run checks (`workers/`): answers equal to plain Transformers', streams equal to
 whole answers, refusals as each client's own exceptions. lm-eval's `local-completions` runs a small
-task (`tasks/`), whose log-likelihoods must be plain Transformers'. locust and aiperf put load on it
-and must see no failure. `only=openai,litellm` runs some of them; `folder=PATH` is where the
-environments are.
+task (`tasks/`), whose log-likelihoods must be plain Transformers'. locust and aiperf put load on
+the server and must see no failure.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.peers.environments import interpreter, is_built
-from benchmarks.serving.environments import FOLDER, REQUIREMENTS
-from benchmarks.serving.expected import Plain
-from benchmarks.serving.results import here, keep
-from benchmarks.serving.server import Server, server
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.config import ClientsConfig
+from benchmarks.environments import interpreter, is_built
+from benchmarks.process import ProcessFailed, run_program, run_worker
+from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.rows import ClientResult, ClientsReport, write_part
+from benchmarks.serving.server import ServerProcess, run_server
+from predictors.errors import MoecastError, unknown
 from runtime.config import ModelConfig
+from runtime.engine.plain import load_plain
 from runtime.store.model_source import resolve
 
 HERE = Path(__file__).parent
@@ -34,78 +32,107 @@ KEY = "a-key-of-this-benchmark"
 PROMPT = "The heart pumps blood through the body, and the lungs"
 NEW_TOKENS = 24
 TOLERANCE_NATS = 1e-3
-"""lm-eval adds up what JSON carries of each token; the server's own are plain Transformers'."""
+"""lm-eval adds rounded numbers of the JSON answer."""
+TIMEOUT_SECONDS = 900.0
+
+
+class PlainModel:
+    """The model in plain Transformers: every expert in memory, no server, no budget."""
+
+    def __init__(self, folder: Path):
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # The dtype of configs/model/qwen2-moe-tiny.yaml.
+        self._model = load_plain(folder, dtype=torch.float32)
+
+    @torch.inference_mode()
+    def continuation(self, prompt: str, num_tokens: int) -> str:
+        """Returns the greedy text of exactly `num_tokens` tokens."""
+        inputs = torch.tensor([self.tokenizer(prompt)["input_ids"]])
+        output = self._model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=num_tokens,
+            do_sample=False,
+        )
+        new = output[0, inputs.shape[1] :]
+        assert len(new) == num_tokens, "the text ends early; take another prompt"
+        return self.tokenizer.decode(new)
+
+    @torch.inference_mode()
+    def loglikelihood(self, context: str, continuation: str) -> float:
+        """Returns the nats of the continuation's tokens; both texts are encoded together."""
+        whole = self.tokenizer(context + continuation)["input_ids"]
+        start = len(self.tokenizer(context)["input_ids"])
+        logits = self._model(torch.tensor([whole])).logits[0].float().log_softmax(-1)
+        return sum(float(logits[place - 1, whole[place]]) for place in range(start, len(whole)))
 
 
 @dataclass(frozen=True)
-class Bench:
-    """What a client is run with."""
+class ClientContext:
+    """The server that the clients use, and their folders."""
 
-    target: Server
+    target: ServerProcess
     model: str
     folder: Path
-    """Of the model: its tokenizer is there."""
-    plain: Plain
+    """Folder of the model, for its tokenizer."""
+    plain: PlainModel
     scratch: Path
     environments: Path
 
     def run(self, name: str, *words: str | Path, cwd: Path | None = None, **variables: str) -> str:
-        """A program of an environment, offline; what it printed.
+        """Runs a program of an environment, offline; returns its output.
 
         Raises:
-            ClientFailed: it failed.
+            ProcessFailed: it failed, or the environment is not built.
         """
-        quiet = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.scratch / "hub"), "NO_PROXY": "*"}
-        command = [interpreter(name, self.environments).absolute(), *words]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            cwd=cwd or self.scratch,
-            env=os.environ | quiet | variables,
-            check=False,
-            timeout=900,
+        return run_program(
+            [interpreter(name, self.environments), *words],
+            timeout_seconds=TIMEOUT_SECONDS,
+            folder=cwd or self.scratch,
+            environment=self.offline() | variables,
         )
-        if done.returncode != 0:
-            raise ClientFailed(
-                f"exit code {done.returncode}: {(done.stderr or done.stdout)[-1500:]}"
-            )
-        return done.stdout
+
+    def offline(self) -> dict[str, str]:
+        return {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.scratch / "hub"), "NO_PROXY": "*"}
+
+    def installed_version(self, name: str) -> str:
+        program = f"from importlib.metadata import version; print(version({name!r}))"
+        return self.run(name, "-c", program).strip()
 
 
-class ClientFailed(RuntimeError):
-    """A client ended in an error; says what it wrote."""
+def run_checks(name: str) -> Callable[[ClientContext], ClientResult]:
+    """Returns a function that runs the checks of `workers/with_NAME.py`."""
 
-
-def checked(name: str) -> Callable[[Bench], dict[str, Any]]:
-    """A worker that checks by itself."""
-
-    def run(bench: Bench) -> dict[str, Any]:
-        order = {
-            "url": bench.target.api,
-            "model": bench.model,
+    def run(context: ClientContext) -> ClientResult:
+        request = {
+            "url": context.target.api,
+            "model": context.model,
             "key": KEY,
             "prompt": PROMPT,
             "tokens": NEW_TOKENS,
-            "expected": bench.plain.continuation(PROMPT, NEW_TOKENS),
+            "expected": context.plain.continuation(PROMPT, NEW_TOKENS),
         }
-        path = bench.scratch / f"{name}.json"
-        path.write_text(json.dumps(order))
-        printed = bench.run(name, HERE / "workers" / f"with_{name}.py", path)
-        found = json.loads(printed.splitlines()[-1])
-        return found | {"works": not any(found["checks"].values())}
+        report = run_worker(
+            [interpreter(name, context.environments), HERE / "workers" / f"with_{name}.py"],
+            request,
+            context.scratch,
+            name=name,
+            timeout_seconds=TIMEOUT_SECONDS,
+            environment=context.offline(),
+        )
+        return ClientResult(works=not any(report["checks"].values()), **report)
 
     return run
 
 
-def lm_eval(bench: Bench) -> dict[str, Any]:
-    """A task of choices and one of continuations; each choice's log-likelihood beside ours."""
-    output = bench.scratch / "lm-eval"
+def run_lm_eval(context: ClientContext) -> ClientResult:
+    """Runs a task of choices and one of continuations; compares log-likelihoods and texts."""
+    output = context.scratch / "lm-eval"
     model = (
-        f"model={bench.model},base_url={bench.target.api}/completions,num_concurrent=4,"
-        f"max_retries=1,tokenizer_backend=huggingface,tokenizer={bench.folder.absolute()}"
+        f"model={context.model},base_url={context.target.api}/completions,num_concurrent=4,"
+        f"max_retries=1,tokenizer_backend=huggingface,tokenizer={context.folder.absolute()}"
     )
-    bench.run(
+    context.run(
         "lm-eval",
         *("-m", "lm_eval", "--model", "local-completions", "--model_args", model),
         *("--tasks", "moecast_cloze,moecast_continue", "--include_path", HERE / "tasks"),
@@ -118,9 +145,9 @@ def lm_eval(bench: Bench) -> dict[str, Any]:
     for line in next(output.rglob("samples_moecast_cloze_*.jsonl")).read_text().splitlines():
         sample = json.loads(line)
         document = sample["doc"]
-        for choice, (told, _) in zip(document["choices"], sample["filtered_resps"], strict=True):
-            ours = bench.plain.loglikelihood(document["context"], f" {choice}")
-            worst, choices = max(worst, abs(float(told) - ours)), choices + 1
+        for choice, (nats, _) in zip(document["choices"], sample["filtered_resps"], strict=True):
+            ours = context.plain.loglikelihood(document["context"], f" {choice}")
+            worst, choices = max(worst, abs(float(nats) - ours)), choices + 1
     continued = [
         json.loads(line)
         for line in next(output.rglob("samples_moecast_continue_*.jsonl")).read_text().splitlines()
@@ -128,109 +155,98 @@ def lm_eval(bench: Bench) -> dict[str, Any]:
     same = 0
     for sample in continued:
         # lm-eval ends the text at a line break.
-        ours = bench.plain.continuation(sample["doc"]["context"], 12).partition("\n")[0]
+        ours = context.plain.continuation(sample["doc"]["context"], 12).partition("\n")[0]
         same += sample["resps"][0][0].partition("\n")[0] == ours
-    return {
-        "version": results["lm_eval_version"],
-        "accuracy": results["results"]["moecast_cloze"]["acc,none"],
-        "choices": choices,
-        "worst_difference_nats": worst,
-        "continuations": len(continued),
-        "continuations_equal": same,
-        "works": worst <= TOLERANCE_NATS and same == len(continued),
-    }
+    return ClientResult(
+        works=worst <= TOLERANCE_NATS and same == len(continued),
+        version=results["lm_eval_version"],
+        figures={
+            "accuracy": results["results"]["moecast_cloze"]["acc,none"],
+            "choices": choices,
+            "worst_difference_nats": worst,
+            "continuations": len(continued),
+            "continuations_equal": same,
+        },
+    )
 
 
-def locust(bench: Bench) -> dict[str, Any]:
-    """Four users for ten seconds."""
-    printed = bench.run(
+def run_locust(context: ClientContext) -> ClientResult:
+    """Runs four users for ten seconds."""
+    printed = context.run(
         "locust",
         *("-m", "locust", "-f", HERE / "workers" / "locustfile.py", "--headless", "--json"),
-        *("--users", "4", "--spawn-rate", "4", "--run-time", "10s", "--host", bench.target.url),
+        *("--users", "4", "--spawn-rate", "4", "--run-time", "10s", "--host", context.target.url),
         MOECAST_API_KEY=KEY,
     )
     rows = json.loads(printed[printed.index("[") :])
     requests, failures = (sum(row[key] for row in rows) for key in ("num_requests", "num_failures"))
-    return {
-        "version": installed(bench, "locust"),
-        "requests": requests,
-        "failures": failures,
-        "works": requests > 0 and failures == 0,
-    }
+    return ClientResult(
+        works=requests > 0 and failures == 0,
+        version=context.installed_version("locust"),
+        figures={"requests": requests, "failures": failures},
+    )
 
 
-def aiperf(bench: Bench) -> dict[str, Any]:
-    """Its tokenizer must be in the layout of the Hub's cache, under a name with an owner."""
-    snapshot = bench.scratch / "hub/hub/models--local--tokenizer/snapshots/0"
+def run_aiperf(context: ClientContext) -> ClientResult:
+    """Runs 12 requests; the tokenizer must be in the Hub cache, under a name with an owner."""
+    snapshot = context.scratch / "hub/hub/models--local--tokenizer/snapshots/0"
     snapshot.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        shutil.copy(bench.folder / name, snapshot)
+        shutil.copy(context.folder / name, snapshot)
     reference = snapshot.parents[1] / "refs/main"
     reference.parent.mkdir(exist_ok=True)
     reference.write_text("0")
-    output = bench.scratch / "aiperf"
-    bench.run(
+    output = context.scratch / "aiperf"
+    context.run(
         "aiperf",
-        *("-m", "aiperf", "profile", "--model", bench.model, "--url", bench.target.url),
+        *("-m", "aiperf", "profile", "--model", context.model, "--url", context.target.url),
         *("--endpoint-type", "chat", "--streaming", "--api-key", KEY),
         *("--tokenizer", "local/tokenizer", "--request-count", "12", "--concurrency", "3"),
         *("--synthetic-input-tokens-mean", "24", "--output-tokens-mean", "8"),
         *("--ui", "none", "--artifact-dir", output),
     )
-    found = json.loads(next(output.rglob("profile_export_aiperf.json")).read_text())
-    errors = found.get("error_request_count") or {}
-    requests = found["request_count"]["avg"]
-    return {
-        "version": installed(bench, "aiperf"),
-        "requests": requests,
-        "failures": errors.get("avg", 0),
-        "works": requests == 12 and not errors.get("avg", 0),
-    }
+    profile = json.loads(next(output.rglob("profile_export_aiperf.json")).read_text())
+    failures = (profile.get("error_request_count") or {}).get("avg", 0)
+    requests = profile["request_count"]["avg"]
+    return ClientResult(
+        works=requests == 12 and not failures,
+        version=context.installed_version("aiperf"),
+        figures={"requests": requests, "failures": failures},
+    )
 
 
-def installed(bench: Bench, name: str) -> str:
-    asked = f"from importlib.metadata import version; print(version({name!r}))"
-    return bench.run(name, "-c", asked).strip()
-
-
-CLIENTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
-    "openai": checked("openai"),
-    "litellm": checked("litellm"),
-    "lm-eval": lm_eval,
-    "locust": locust,
-    "aiperf": aiperf,
+CLIENTS: dict[str, Callable[[ClientContext], ClientResult]] = {
+    "openai": run_checks("openai"),
+    "litellm": run_checks("litellm"),
+    "lm-eval": run_lm_eval,
+    "locust": run_locust,
+    "aiperf": run_aiperf,
 }
 
 
-def main(arguments: dict[str, str]) -> None:
-    described = here()
-    environments = Path(arguments.get("folder", FOLDER))
-    wanted = arguments["only"].split(",") if "only" in arguments else list(CLIENTS)
+def run_clients(config: ClientsConfig) -> None:
+    for name in config.client:
+        if name not in CLIENTS:
+            raise MoecastError(unknown("client", name, CLIENTS))
+    machine = describe_machine(default_threads())
     folder = resolve(ModelConfig())
-    found: dict[str, Any] = {}
+    results: dict[str, ClientResult] = {}
     with (
         tempfile.TemporaryDirectory() as scratch,
-        server(environment={"MOECAST_API_KEY": KEY}) as target,
+        run_server(environment={"MOECAST_API_KEY": KEY}) as target,
     ):
-        bench = Bench(
+        context = ClientContext(
             target=target,
             model=ModelConfig().name,
             folder=folder,
-            plain=Plain(folder),
+            plain=PlainModel(folder),
             scratch=Path(scratch),
-            environments=environments,
+            environments=config.environments,
         )
-        for name in wanted:
-            if not is_built(name, environments, REQUIREMENTS):
-                said = "no environment: python -m benchmarks.serving.environments"
-                found[name] = {"works": None, "why": f"{said} only={name}"}
-                continue
+        for name in config.client or CLIENTS:
             try:
-                found[name] = CLIENTS[name](bench)
-            except ClientFailed as error:
-                found[name] = {"works": False, "why": str(error)}
-    keep("clients", {"clients": found}, arguments, described)
-
-
-if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+                results[name] = CLIENTS[name](context)
+            except ProcessFailed as error:
+                works = False if is_built(name, config.environments) else None
+                results[name] = ClientResult(works=works, why=str(error))
+    write_part("clients", config, machine, ClientsReport(clients=results))

@@ -1,25 +1,29 @@
-"""A thousand clients that leave in the middle of everything: what do they leave behind?
+"""Clients that leave at random moments: threads, descriptors and memory that they leave behind.
 
-    python -m benchmarks.serving.disconnects
-
-`requests=1000` of `tokens=1500`, sixteen at a time, each going away at a random moment: connected,
-in the middle of headers or body, asked, reading; with FIN or RST. Before and after, the process's
-threads, descriptors and memory, what runs, waits and is pinned, and one answer. `seed=0`.
+Each goes away connected, in the middle of headers or body, after its request, or while it reads;
+with FIN or RST. Plain sockets do so: no client library leaves as badly as networks do.
 """
 
 import asyncio
+import json
 import os
-import sys
+import random
+import socket
+import struct
 import time
-from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
 
 import httpx2
 
-from benchmarks.serving.leaving import departures, leave_all
-from benchmarks.serving.results import here, keep
-from benchmarks.serving.server import Server, server
+from benchmarks.config import DisconnectsConfig
+from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.rows import DisconnectsReport, Footprint, count_values, write_part
+from benchmarks.serving.server import ServerProcess, run_server
 
 PROMPTS = (
     "The heart pumps blood through the body, and the lungs",
@@ -27,20 +31,123 @@ PROMPTS = (
     "Return a new list with the items of",
 )
 WARM_UP = 48
+TOGETHER = 16
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""Of asyncio's own pool (concurrent.futures.ThreadPoolExecutor)."""
+"""Threads of asyncio's own pool (concurrent.futures.ThreadPoolExecutor)."""
+GONE_SECONDS = 5.0
+"""Time for connections to close; a leak stays longer."""
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER of zero seconds: closing sends RST, and not FIN."""
 
 
-def answer(target: Server) -> str:
+class LeaveMoment(StrEnum):
+    """The moment in which a client leaves."""
+
+    CONNECTED = "connected"
+    """Before its request."""
+    IN_HEADERS = "in headers"
+    IN_BODY = "in the body"
+    ASKED = "asked"
+    """After its request; nothing of the answer is read."""
+    READING = "reading"
+    """After the beginning of the answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """A client that leaves."""
+
+    when: LeaveMoment
+    path: str
+    body: bytes
+    after_seconds: float
+    """Time between the last thing that it does and its leaving."""
+    resets: bool
+    """Leaves with RST in place of FIN."""
+
+
+def random_departures(
+    number: int, *, seed: int, tokens: int, prompts: Sequence[str]
+) -> list[Departure]:
+    """Returns random clients, the same for the same seed."""
+    draw = random.Random(seed)
+    departures = []
+    for _ in range(number):
+        prompt = draw.choice(prompts)
+        is_chat = draw.random() < 0.3
+        body: dict[str, object] = {
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "stream": draw.random() < 0.6,
+            "n": draw.choice((1, 1, 1, 2)),
+        }
+        body |= (
+            {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
+        )
+        departures.append(
+            Departure(
+                when=draw.choice(list(LeaveMoment)),
+                path="/v1/chat/completions" if is_chat else "/v1/completions",
+                body=json.dumps(body).encode(),
+                after_seconds=draw.choice((0.0, draw.uniform(0, 0.4))),
+                resets=draw.random() < 0.5,
+            )
+        )
+    return departures
+
+
+async def leave(url: str, departure: Departure) -> int | None:
+    """Connects and leaves; returns the answer's status if one was read."""
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    request = (
+        f"POST {departure.path} HTTP/1.1\r\nHost: {address.netloc}\r\n"
+        "Content-Type: application/json\r\n"
+        f"Content-Length: {len(departure.body)}\r\n\r\n"
+    ).encode() + departure.body
+    lengths = {
+        LeaveMoment.CONNECTED: 0,
+        LeaveMoment.IN_HEADERS: 40,
+        LeaveMoment.IN_BODY: len(request) - len(departure.body) // 2,
+    }
+    status = None
+    with suppress(ConnectionError, TimeoutError):
+        writer.write(request[: lengths.get(departure.when, len(request))])
+        await writer.drain()
+        if departure.when is LeaveMoment.READING:
+            line = await asyncio.wait_for(reader.readline(), 2.0)
+            status = int(line.split()[1]) if line else None
+        await asyncio.sleep(departure.after_seconds)
+    if departure.resets:
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+    return status
+
+
+async def leave_all(url: str, departures: Sequence[Departure]) -> list[int | None]:
+    """Lets clients leave, `TOGETHER` at a time; returns the statuses that were read."""
+    slots = asyncio.Semaphore(TOGETHER)
+
+    async def leave_one(departure: Departure) -> int | None:
+        async with slots:
+            return await leave(url, departure)
+
+    return list(await asyncio.gather(*map(leave_one, departures)))
+
+
+def greedy_text(target: ServerProcess) -> str:
+    """Returns an answer that is always the same."""
     body = {"prompt": PROMPTS[0], "max_tokens": 24, "temperature": 0}
-    return httpx2.post(f"{target.api}/completions", json=body, timeout=60).json()["choices"][0][
-        "text"
-    ]
+    answer = httpx2.post(f"{target.api}/completions", json=body, timeout=60)
+    return answer.json()["choices"][0]["text"]
 
 
-def fill_pool(target: Server) -> None:
-    """Lets the server make all threads that it ever has for reading texts: they come one by one, as
-    more texts are read at a time than ever before.
+def fill_pool(target: ServerProcess) -> None:
+    """Lets the server start all threads of its pool for tokenising texts.
+
+    A pool starts a thread when more texts are tokenised at a time than ever before.
     """
     body = {"prompt": "The lungs bring air to the blood. " * 4_000}
 
@@ -51,74 +158,62 @@ def fill_pool(target: Server) -> None:
         assert set(pool.map(tokenize, range(2 * POOL_THREADS))) == {200}
 
 
-GONE_SECONDS = 5.0
-"""Connections that were just closed take a moment to go; what leaked stays longer."""
+def idle_footprint(target: ServerProcess, before: Footprint | None = None) -> Footprint:
+    """Returns the idle server's resources; waits until connections have closed.
 
-
-def footprint(target: Server, *, before: dict[str, int] | None = None) -> dict[str, int]:
-    """When idle; if it is to be compared, when no more is there than before, or after a while."""
+    Args:
+        target: The server.
+        before: Wait until there are no more threads and descriptors than these.
+    """
     target.wait_idle()
     deadline = time.monotonic() + GONE_SECONDS
     while True:
-        found = target.footprint()
+        footprint = target.footprint()
         if before is None or time.monotonic() > deadline:
-            return found
-        if all(found[name] <= before[name] for name in ("threads", "descriptors")):
-            return found
+            return footprint
+        if footprint.threads <= before.threads and footprint.descriptors <= before.descriptors:
+            return footprint
         time.sleep(0.1)
 
 
-def disconnects(
-    target: Server, *, requests: int, tokens: int, seed: int, together: int = 16
-) -> dict[str, Any]:
-    """Lets clients leave; what was there before and after."""
-    # Threads and memory that stay for good: the first requests make them.
+def disconnect_clients(
+    target: ServerProcess, *, requests: int, tokens: int, seed: int
+) -> DisconnectsReport:
+    """Lets clients leave, and compares the server before and after."""
+    # The first requests make threads and memory that stay.
     fill_pool(target)
-    every = departures(WARM_UP, seed=seed + 1, tokens=tokens, prompts=PROMPTS)
-    asyncio.run(leave_all(target.url, every, together=together))
-    expected = answer(target)
+    warm_up = random_departures(WARM_UP, seed=seed + 1, tokens=tokens, prompts=PROMPTS)
+    asyncio.run(leave_all(target.url, warm_up))
+    expected = greedy_text(target)
     time.sleep(0.5)
-    before = footprint(target)
+    before = idle_footprint(target)
     start = time.monotonic()
-    every = departures(requests, seed=seed, tokens=tokens, prompts=PROMPTS)
-    statuses = asyncio.run(leave_all(target.url, every, together=together))
+    departures = random_departures(requests, seed=seed, tokens=tokens, prompts=PROMPTS)
+    statuses = asyncio.run(leave_all(target.url, departures))
     seconds = time.monotonic() - start
     idle_seconds = target.wait_idle()
-    is_equal = answer(target) == expected
+    is_equal = greedy_text(target) == expected
     time.sleep(0.5)
-    after = footprint(target, before=before)
-    return {
-        "requests": requests,
-        "left_when": dict(Counter(str(one.when) for one in every)),
-        "statuses_read": dict(Counter(str(one) for one in statuses if one is not None)),
-        "seconds": seconds,
-        "idle_after_seconds": idle_seconds,
-        "left": target.taken(),
-        "before": before,
-        "after": after,
-        "threads_leaked": after["threads"] - before["threads"],
-        "descriptors_leaked": after["descriptors"] - before["descriptors"],
-        "same_answer_afterwards": is_equal,
-    }
-
-
-def main(arguments: dict[str, str]) -> None:
-    described = here()
-    with server() as target:
-        found = disconnects(
-            target,
-            requests=int(arguments.get("requests", 1000)),
-            tokens=int(arguments.get("tokens", 1500)),
-            seed=int(arguments.get("seed", 0)),
-        )
-    found["is_reached"] = (
-        not any(found["left"].values())
-        and found["threads_leaked"] <= 0
-        and found["descriptors_leaked"] <= 0
-        and found["same_answer_afterwards"]
+    after = idle_footprint(target, before)
+    return DisconnectsReport(
+        requests=requests,
+        left_when=count_values([departure.when for departure in departures]),
+        statuses_read=count_values([status for status in statuses if status is not None]),
+        seconds=seconds,
+        idle_after_seconds=idle_seconds,
+        left=target.idle_gauges(),
+        before=before,
+        after=after,
+        threads_leaked=after.threads - before.threads,
+        descriptors_leaked=after.descriptors - before.descriptors,
+        same_answer_afterwards=is_equal,
     )
-    keep("disconnects", found, arguments, described)
 
 
-if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+def run_disconnects(config: DisconnectsConfig) -> None:
+    machine = describe_machine(default_threads())
+    with run_server() as target:
+        report = disconnect_clients(
+            target, requests=config.requests, tokens=config.tokens, seed=config.seed
+        )
+    write_part("disconnects", config, machine, report)

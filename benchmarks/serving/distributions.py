@@ -1,62 +1,75 @@
-"""A page of how latency was distributed, a curve for each system (fmoe, figure 10)."""
+"""A page with the distributions of latency, a curve for each system (fMoE, figure 10)."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from benchmarks.serving.rows import ArrivalsReport, Percentiles, SystemLatencies
+from predictors.units import GIB
 from runtime.tools.report.lines import legend, styled
 from runtime.tools.report.page import Page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WHAT = {
-    "e2e_seconds": ("end-to-end", "From when a request was due to its last token"),
-    "ttft_seconds": ("first token", "From when a request was due to its first token"),
-    "tpot_seconds": ("token", "Between tokens after the first, the mean of each request"),
+LATENCIES = {
+    "end-to-end": "From when a request was due to its last token",
+    "first token": "From when a request was due to its first token",
+    "token": "Between tokens after the first, the mean of each request",
 }
+"""Names of the latencies, with their headings."""
 
 
-def page_of(results: dict[str, Any]) -> Page:
-    """Of what `benchmarks.serving.arrivals` found."""
-    systems: dict[str, Any] = results["systems"]
+def latencies(system: SystemLatencies) -> dict[str, Percentiles]:
+    """Returns the distributions in the order of `LATENCIES`."""
+    distributions = (system.e2e_seconds, system.ttft_seconds, system.tpot_seconds)
+    return dict(zip(LATENCIES, distributions, strict=True))
+
+
+def build_page(report: ArrivalsReport) -> Page:
     page = Page(
         "Latency of replayed arrivals",
-        f"{results['requests']} requests of `{results['trace']}`, {results['rate']:.3f} a second, "
-        f"{results['repetitions']} times; model `{results['model']}`, budget {results['budget']}",
+        f"{report.requests} requests of `{report.trace}`, {report.rate:.3f} a second, "
+        f"{report.repetitions} times; model `{report.model}`, budget {report.budget}",
     )
     page.table(
         "Latency",
-        ["system", *(f"{short} {at}, s" for short, _ in WHAT.values() for at in ("p50", "p99")),
+        ["system", *(f"{name} {at}, s" for name in LATENCIES for at in ("p50", "p99")),
          "hit rate", "GiB read"],
         [
-            [name]
-            + [one[key][at] for key in WHAT for at in ("p50", "p99")]
-            + [one["counted"]["hit_rate"], one["counted"]["bytes"] / 2**30]
-            for name, one in systems.items()
+            [
+                name,
+                *(v for latency in latencies(system).values() for v in (latency.p50, latency.p99)),
+                system.counted.hit_rate,
+                system.counted.bytes / GIB,
+            ]
+            for name, system in report.systems.items()
         ],
     )  # fmt: skip
-    for key, (short, heading) in WHAT.items():
-        curves = {name: cumulative(one[key]["all"]) for name, one in systems.items()}
+    for latency, heading in LATENCIES.items():
+        curves = {
+            name: cumulative_shares(latencies(system)[latency].all)
+            for name, system in report.systems.items()
+        }
         page.figure(
-            f"cdf-{short.replace(' ', '-')}",
+            f"cdf-{latency.replace(' ', '-')}",
             heading,
-            drawing(curves),
+            draw_curves(curves),
             ["system", "seconds", "share of requests"],
             [[name, *point] for name, points in curves.items() for point in points],
         )
     return page
 
 
-def cumulative(values: list[float]) -> list[tuple[float, float]]:
-    """Seconds and the share of requests that took at most so long."""
+def cumulative_shares(values: list[float]) -> list[tuple[float, float]]:
+    """Returns seconds, and the share of requests that took at most that long."""
     return [(value, (place + 1) / len(values)) for place, value in enumerate(sorted(values))]
 
 
-def drawing(curves: dict[str, list[tuple[float, float]]]) -> Callable[["Figure"], None]:
+def draw_curves(curves: dict[str, list[tuple[float, float]]]) -> Callable[["Figure"], None]:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         for place, (name, points) in enumerate(curves.items()):
-            x, y = [0.0, *(one for one, _ in points)], [0.0, *(one for _, one in points)]
+            x, y = [0.0, *(x for x, _ in points)], [0.0, *(y for _, y in points)]
             axes.step(x, y, where="post", label=name, **styled(place) | {"marker": ""})
         axes.set_xlabel("seconds")
         axes.set_ylabel("share of requests")

@@ -1,17 +1,13 @@
-"""Requests that nobody would send: does any make the server fail?
+"""Requests that no client would send; none of them may make the server fail.
 
-    python -m benchmarks.serving.fuzz
-
-`cases=1500` requests, eight at a time: two in three made by schemathesis from the server's own
-OpenAPI description, half of them well-formed and half not, and each third a valid request of which
-bytes were changed. No answer may be 500 or beyond, every refusal must be an error in OpenAI's
-shape, and afterwards nothing may run, wait or be pinned, and the server must answer. `seed=0`.
+Two in three cases are made by schemathesis from the server's OpenAPI description, half of them
+well-formed, and each third is a valid request with damaged bytes. No answer may be 500 or above,
+every refusal must be an error in OpenAI's shape, and afterwards nothing may run, wait or be pinned,
+and the server must answer.
 """
 
 import json
 import random
-import sys
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,12 +21,14 @@ from hypothesis import seed as seeded
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from benchmarks.serving.results import here, keep
-from benchmarks.serving.server import Server, server
+from benchmarks.config import FuzzConfig
+from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.rows import FuzzReport, WrongAnswer, count_values, write_part
+from benchmarks.serving.server import ServerProcess, run_server
 
 TOGETHER = 8
 NEW_TOKENS = 8
-"""The most that the server is told to make for one answer: cases are about requests."""
+"""The server's limit for an answer: the cases are about requests."""
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 VALID: tuple[tuple[str, dict[str, Any]], ...] = (
     (
@@ -68,35 +66,43 @@ VALID: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @dataclass(frozen=True)
-class Shot:
-    """One request, and what made it."""
+class FuzzCase:
+    """One request."""
 
     source: str
+    """`damaged`, or schemathesis' mode."""
     method: str
     path: str
     arguments: dict[str, Any]
-    """Of httpx2's `request`."""
+    """Arguments of httpx2's `request`."""
 
 
-def from_schema(url: str, number: int, seed: int) -> Iterator[Shot]:
-    """About so many, spread over operations and modes."""
+@dataclass(frozen=True)
+class CaseResult:
+    status: int | None
+    """None where the client got no answer or could not send the case."""
+    wrong: str | None = None
+    """The rule that the answer breaks."""
+
+
+def schema_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
+    """Yields about `number` cases, spread over operations and modes."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    operations = [result.ok() for result in schema.get_all_operations()]
+    operations: list[Any] = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
     model = httpx2.get(f"{url}/v1/models").json()["data"][0]["id"]
-    draw = random.Random(seed)
-    for operation in operations:
+    rng = random.Random(seed)
+    shares = [4 if operation.path in GENERATING else 1 for operation in operations]
+    for operation, share in zip(operations, shares, strict=True):
         for mode in GenerationMode:
-            share = 4 if operation.path in GENERATING else 1
-            total = sum(4 if one.path in GENERATING else 1 for one in operations)
-            wanted = max(1, number * share // (2 * total))
-            found: list[schemathesis.Case] = []
-            collect(operation.as_strategy(generation_mode=mode), wanted, seed, found)
-            for case in found:
-                yield Shot(str(mode), case.method, case.path, sent(case, url, model, draw))
+            wanted = max(1, number * share // (2 * sum(shares)))
+            for case in draw_cases(operation.as_strategy(generation_mode=mode), wanted, seed):
+                arguments = request_arguments(case, url, model, rng)
+                yield FuzzCase(str(mode), case.method, case.path, arguments)
 
 
-def collect(strategy: Any, number: int, seed: int, found: list[schemathesis.Case]) -> None:
-    """Draws cases; fewer where there are not so many different ones."""
+def draw_cases(strategy: Any, number: int, seed: int) -> list[schemathesis.Case]:
+    """Draws cases; fewer if there are not so many different ones."""
+    cases: list[schemathesis.Case] = []
 
     @seeded(seed)
     @settings(
@@ -108,20 +114,26 @@ def collect(strategy: Any, number: int, seed: int, found: list[schemathesis.Case
     )
     @given(case=strategy)
     def draw(case: schemathesis.Case) -> None:
-        found.append(case)
+        cases.append(case)
 
-    # An operation that takes nothing can not be asked wrongly.
+    # An operation without arguments has no negative cases.
     with suppress(Unsatisfiable):
         draw()
+    return cases
 
 
-def sent(case: schemathesis.Case, url: str, model: str, draw: random.Random) -> dict[str, Any]:
-    """As it goes out. Most name the model that is served, or none would get further."""
-    if isinstance(case.body, dict) and draw.random() < 0.8:
+def request_arguments(
+    case: schemathesis.Case, url: str, model: str, rng: random.Random
+) -> dict[str, Any]:
+    """Returns the arguments of a request.
+
+    Most cases get the name of the served model: the others fail at that.
+    """
+    if isinstance(case.body, dict) and rng.random() < 0.8:
         case.body["model"] = model
-        if isinstance(case.body.get("max_tokens"), int) and draw.random() < 0.8:
-            case.body["max_tokens"] = draw.randrange(NEW_TOKENS + 1)
-        if "prompt" in case.body and draw.random() < 0.5:
+        if isinstance(case.body.get("max_tokens"), int) and rng.random() < 0.8:
+            case.body["max_tokens"] = rng.randrange(NEW_TOKENS + 1)
+        if "prompt" in case.body and rng.random() < 0.5:
             case.body["prompt"] = "The heart"
     given = case.as_transport_kwargs(base_url=url)
     if "data" in given:  # requests' name for a body of bytes
@@ -130,47 +142,45 @@ def sent(case: schemathesis.Case, url: str, model: str, draw: random.Random) -> 
     return {name: given[name] for name in names if name in given}
 
 
-def damaged(url: str, number: int, seed: int) -> Iterator[Shot]:
-    """Valid requests with a few bytes changed, left out, doubled, or cut off."""
-    draw = random.Random(seed)
+def damaged_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
+    """Yields valid requests with a few bytes changed, left out, doubled, or cut off."""
+    rng = random.Random(seed)
     for _ in range(number):
-        path, body = draw.choice(VALID)
-        content = bytearray(json.dumps(body, ensure_ascii=draw.random() < 0.5).encode())
-        for _ in range(draw.randrange(1, 4)):
-            place = draw.randrange(len(content))
-            kind = draw.randrange(5)
+        path, body = rng.choice(VALID)
+        content = bytearray(json.dumps(body, ensure_ascii=rng.random() < 0.5).encode())
+        for _ in range(rng.randrange(1, 4)):
+            place = rng.randrange(len(content))
+            kind = rng.randrange(5)
             if kind == 0:
-                content[place] = draw.randrange(256)
+                content[place] = rng.randrange(256)
             elif kind == 1:
                 del content[place]
             elif kind == 2:
-                content[place:place] = draw.choice(
-                    (b"-", b"9" * 30, b"null", b"\\ud800", b"[" * 99)
-                )
+                content[place:place] = rng.choice((b"-", b"9" * 30, b"null", b"\\ud800", b"[" * 99))
             elif kind == 3:
                 content[place:place] = content[place : place + 20]
             else:
                 content = content[: max(1, place)]
-        headers = {"Content-Type": draw.choice(("application/json",) * 8 + ("text/plain", ""))}
+        headers = {"Content-Type": rng.choice(("application/json",) * 8 + ("text/plain", ""))}
         given = {"url": url + path, "content": bytes(content), "headers": headers}
-        yield Shot("damaged", "POST", path, given)
+        yield FuzzCase("damaged", "POST", path, given)
 
 
-def shoot(client: httpx2.Client, shot: Shot) -> dict[str, Any]:
-    """The status, and what is wrong with the answer."""
+def send_case(client: httpx2.Client, case: FuzzCase) -> CaseResult:
+    """Sends a case and checks the answer."""
     try:
-        answer = client.request(shot.method, **shot.arguments)
-    except (httpx2.InvalidURL, httpx2.LocalProtocolError, UnicodeError, ValueError) as error:
-        # A client that cannot even send it: headers with line breaks, paths without meaning.
-        return {"status": None, "wrong": None, "why": type(error).__name__}
+        answer = client.request(case.method, **case.arguments)
+    except (httpx2.InvalidURL, httpx2.LocalProtocolError, UnicodeError, ValueError):
+        # The client cannot send it: headers with line breaks, paths without meaning.
+        return CaseResult(None)
     except httpx2.TransportError as error:
-        return {"status": None, "wrong": f"no answer: {type(error).__name__}"}
-    wrong = None
-    if answer.status_code >= 500:
-        wrong = f"status {answer.status_code}"
-    elif answer.status_code >= 400 and not is_openai_error(answer):
-        wrong = f"status {answer.status_code} in another shape: {answer.text[:80]!r}"
-    return {"status": answer.status_code, "wrong": wrong}
+        return CaseResult(None, f"no answer: {type(error).__name__}")
+    status = answer.status_code
+    if status >= 500:
+        return CaseResult(status, f"status {status}")
+    if status >= 400 and not is_openai_error(answer):
+        return CaseResult(status, f"status {status} in another shape: {answer.text[:80]!r}")
+    return CaseResult(status)
 
 
 def is_openai_error(answer: httpx2.Response) -> bool:
@@ -183,58 +193,41 @@ def is_openai_error(answer: httpx2.Response) -> bool:
     return isinstance(error["message"], str) and {"type", "param", "code"} <= error.keys()
 
 
-def fuzz(target: Server, *, cases: int, seed: int, together: int = TOGETHER) -> dict[str, Any]:
-    """Sends them all; what was answered, and whether the server is as it was."""
-    shots = [*from_schema(target.url, cases * 2 // 3, seed), *damaged(target.url, cases // 3, seed)]
-    random.Random(seed).shuffle(shots)
-    with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(together) as pool:
-        answers = list(pool.map(lambda shot: shoot(client, shot), shots))
-    wrong = [
-        {"method": shot.method, "path": shot.path, "source": shot.source, "wrong": answer["wrong"]}
-        for shot, answer in zip(shots, answers, strict=True)
-        if answer["wrong"] is not None
+def send_cases(
+    target: ServerProcess, *, cases: int, seed: int, together: int = TOGETHER
+) -> FuzzReport:
+    """Sends all cases in random order, and checks the server afterwards."""
+    sent = [
+        *schema_cases(target.url, cases * 2 // 3, seed),
+        *damaged_cases(target.url, cases // 3, seed),
     ]
+    random.Random(seed).shuffle(sent)
+    with httpx2.Client(timeout=120) as client, ThreadPoolExecutor(together) as pool:
+        results = list(pool.map(lambda case: send_case(client, case), sent))
     target.wait_idle()
     body = {"prompt": "The heart", "max_tokens": 4}
     after = httpx2.post(f"{target.api}/completions", json=body, timeout=60)
-    return {
-        "cases": sum(answer["status"] is not None for answer in answers),
-        "never_sent": sum(answer["status"] is None for answer in answers),
-        "sources": dict(sorted(Counter(shot.source for shot in shots).items())),
-        "statuses": dict(sorted(Counter(str(answer["status"]) for answer in answers).items())),
-        "statuses_by_path": {
-            path: dict(sorted(counted.items()))
-            for path, counted in sorted(by_path(shots, answers).items())
-        },
-        "wrong": wrong,
-        "left": target.taken(),
-        "answers_afterwards": after.status_code == 200,
-    }
-
-
-def by_path(shots: list[Shot], answers: list[dict[str, Any]]) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = {}
-    for shot, answer in zip(shots, answers, strict=True):
-        found.setdefault(shot.path, Counter())[str(answer["status"])] += 1
-    return found
-
-
-def main(arguments: dict[str, str]) -> None:
-    described = here()
-    with server({"max_new_tokens": NEW_TOKENS, "max_waiting": 64}) as target:
-        found = fuzz(
-            target,
-            cases=int(arguments.get("cases", 1500)),
-            seed=int(arguments.get("seed", 0)),
-        )
-    found["is_reached"] = (
-        found["cases"] >= 1000
-        and not found["wrong"]
-        and not any(found["left"].values())
-        and found["answers_afterwards"]
+    by_path: dict[str, list[int | None]] = {}
+    for case, result in zip(sent, results, strict=True):
+        by_path.setdefault(case.path, []).append(result.status)
+    return FuzzReport(
+        cases=sum(result.status is not None for result in results),
+        never_sent=sum(result.status is None for result in results),
+        sources=count_values([case.source for case in sent]),
+        statuses=count_values([result.status for result in results]),
+        statuses_by_path={path: count_values(by_path[path]) for path in sorted(by_path)},
+        wrong=[
+            WrongAnswer(method=case.method, path=case.path, source=case.source, wrong=result.wrong)
+            for case, result in zip(sent, results, strict=True)
+            if result.wrong is not None
+        ],
+        left=target.idle_gauges(),
+        answers_afterwards=after.status_code == 200,
     )
-    keep("fuzz", found, arguments, described)
 
 
-if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+def run_fuzz(config: FuzzConfig) -> None:
+    machine = describe_machine(default_threads())
+    with run_server({"max_new_tokens": NEW_TOKENS, "max_waiting": 64}) as target:
+        report = send_cases(target, cases=config.cases, seed=config.seed)
+    write_part("fuzz", config, machine, report)

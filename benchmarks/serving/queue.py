@@ -1,99 +1,92 @@
-"""How fast a full server says so.
+"""Latency of a full server's refusals.
 
-    python -m benchmarks.serving.queue
-
-Two answers run and two wait; `requests=500` more, one after another and then eight at a time, must
-each get 429 with Retry-After, the slowest of a hundred within 50 ms. What was accepted ends well.
+Two answers run and two wait; more requests, one after another and then eight at a time, must each
+get 429 with Retry-After, the 99th percentile within 50 ms. The accepted requests must complete.
 """
 
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
 
 import httpx2
 import numpy as np
 
-from benchmarks.serving.results import here, keep
-from benchmarks.serving.server import Server, server
-from benchmarks.serving.shutdown import PROMPT, load
+from benchmarks.config import QueueConfig
+from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.rows import QueueReport, QueueRun, Refusals, count_values, write_part
+from benchmarks.serving.server import ServerProcess, run_server
+from benchmarks.serving.shutdown import PROMPT, start_requests
 
 RUNNING = WAITING = 2
 LIMIT_SECONDS = 0.050
 TOGETHER = 8
 
 
-def refused(client: httpx2.Client, url: str) -> dict[str, Any]:
-    """One request more than there is room for."""
+@dataclass(frozen=True)
+class RefusedAnswer:
+    seconds: float
+    status: int
+    retry_after: str | None
+
+
+def send_refused(client: httpx2.Client, url: str) -> RefusedAnswer:
+    """Sends a request to the full server."""
     start = time.monotonic()
     answer = client.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 16})
-    return {
-        "seconds": time.monotonic() - start,
-        "status": answer.status_code,
-        "retry_after": answer.headers.get("retry-after"),
-        "code": answer.json().get("error", {}).get("code"),
-    }
+    seconds = time.monotonic() - start
+    return RefusedAnswer(seconds, answer.status_code, answer.headers.get("retry-after"))
 
 
-def refusals(target: Server, *, requests: int, together: int) -> list[dict[str, Any]]:
-    """Each over a connection that is kept, as clients do."""
+def measure_refusals(target: ServerProcess, *, requests: int, together: int) -> Refusals:
+    """Sends requests over connections that are kept, as clients do."""
     with (
         httpx2.Client(timeout=30) as client,
         ThreadPoolExecutor(together) as pool,
     ):
-        return list(pool.map(lambda _: refused(client, target.url), range(requests)))
+        answers = list(pool.map(lambda _: send_refused(client, target.url), range(requests)))
+    times = [1e3 * answer.seconds for answer in answers]
+    return Refusals(
+        requests=len(answers),
+        statuses=count_values([answer.status for answer in answers]),
+        with_retry_after=sum(answer.retry_after is not None for answer in answers),
+        p50_ms=float(np.percentile(times, 50)),
+        p99_ms=float(np.percentile(times, 99)),
+        max_ms=max(times),
+    )
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    times = [1e3 * one["seconds"] for one in found]
-    statuses = [one["status"] for one in found]
-    return {
-        "requests": len(found),
-        "statuses": {str(status): statuses.count(status) for status in sorted(set(statuses))},
-        "with_retry_after": sum(one["retry_after"] is not None for one in found),
-        **{f"p{share}_ms": float(np.percentile(times, share)) for share in (50, 99)},
-        "max_ms": max(times),
-    }
-
-
-def full(target: Server, *, requests: int, tokens: int) -> dict[str, Any]:
-    """Fills the server, knocks, and lets what was accepted end."""
+def measure_full_queue(target: ServerProcess, *, requests: int, tokens: int) -> QueueRun:
+    """Fills the server, sends more requests, and waits for the accepted ones."""
     with ThreadPoolExecutor(RUNNING + WAITING) as pool:
-        accepted = load(target, pool, RUNNING + WAITING, tokens)
-        before = target.footprint()["rss_bytes"]
-        one = refusals(target, requests=requests, together=1)
-        several = refusals(target, requests=requests, together=TOGETHER)
-        after = target.footprint()["rss_bytes"]
+        accepted = start_requests(target, pool, RUNNING + WAITING, tokens)
+        before = target.footprint().rss_bytes
+        alone = measure_refusals(target, requests=requests, together=1)
+        together = measure_refusals(target, requests=requests, together=TOGETHER)
+        after = target.footprint().rss_bytes
         still = sum(not future.done() for future in accepted)
-        answers = [future.result() for future in accepted]
-    return {
-        "one_after_another": summary(one),
-        f"{TOGETHER}_at_a_time": summary(several),
-        "rss_growth_bytes": after - before,
-        "accepted": len(answers),
-        "still_under_way_at_the_end": still,
-        "completed": sum(one == {"status": 200, "tokens": tokens} for one in answers),
-    }
+        ends = [future.result() for future in accepted]
+    return QueueRun(
+        one_after_another=alone,
+        eight_at_a_time=together,
+        rss_growth_bytes=after - before,
+        accepted=len(ends),
+        still_under_way_at_the_end=still,
+        completed=sum(end.is_complete(tokens) for end in ends),
+    )
 
 
-def main(arguments: dict[str, str]) -> None:
-    described = here()
-    requests = int(arguments.get("requests", 500))
-    options = {"max_running": RUNNING, "max_waiting": WAITING}
-    with server(options) as target:
-        run = full(target, requests=requests, tokens=int(arguments.get("tokens", 500)))
-    worst = max(run[name]["p99_ms"] for name in ("one_after_another", f"{TOGETHER}_at_a_time"))
-    told = [run[name] for name in ("one_after_another", f"{TOGETHER}_at_a_time")]
-    found = {
-        "p99_ms_worst": worst,
-        "is_reached": worst <= 1e3 * LIMIT_SECONDS
-        and all(one["statuses"] == {"429": one["requests"]} for one in told)
-        and all(one["with_retry_after"] == one["requests"] for one in told)
-        and run["completed"] == run["accepted"],
-        **run,
-    }
-    keep("queue", found, arguments, described)
-
-
-if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+def run_queue(config: QueueConfig) -> None:
+    machine = describe_machine(default_threads())
+    with run_server({"max_running": RUNNING, "max_waiting": WAITING}) as target:
+        run = measure_full_queue(target, requests=config.requests, tokens=config.tokens)
+    both = (run.one_after_another, run.eight_at_a_time)
+    worst = max(refusals.p99_ms for refusals in both)
+    report = QueueReport(
+        **vars(run),
+        p99_ms_worst=worst,
+        is_reached=worst <= 1e3 * LIMIT_SECONDS
+        and all(refusals.statuses == {"429": refusals.requests} for refusals in both)
+        and all(refusals.with_retry_after == refusals.requests for refusals in both)
+        and run.completed == run.accepted,
+    )
+    write_part("queue", config, machine, report)

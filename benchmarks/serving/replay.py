@@ -1,4 +1,4 @@
-"""Requests sent when they are due, whether earlier ones have ended or not; each one's times."""
+"""Requests sent when they are due, whether earlier ones have ended or not; the times of each."""
 
 import asyncio
 import json
@@ -9,14 +9,12 @@ from typing import Any
 
 import httpx2
 
-from benchmarks.serving.trace import Arrival
+from benchmarks.serving.rows import Arrival
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """Of one request, in seconds since it was due: a client that could not send in time waits
-    too.
-    """
+class TimedCompletion:
+    """One answer; seconds count from the time when the request was due."""
 
     ttft_seconds: float
     e2e_seconds: float
@@ -26,10 +24,10 @@ class Answer:
     text: str
 
 
-async def ask(
+async def stream_completion(
     client: httpx2.AsyncClient, url: str, prompt: Sequence[int], new_tokens: int, due: float
-) -> Answer:
-    """One streamed completion of exactly so many greedy tokens."""
+) -> TimedCompletion:
+    """Streams one completion of exactly `new_tokens` greedy tokens."""
     body: dict[str, Any] = {
         "prompt": list(prompt),
         "max_tokens": new_tokens,
@@ -39,55 +37,57 @@ async def ask(
         "stream_options": {"include_usage": True},
     }
     first = last = None
-    text, counted = "", 0
+    text, completion_tokens = "", 0
     async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):
                 continue
-            told = json.loads(line.removeprefix("data: "))
-            assert "error" not in told, told
-            if told["choices"]:
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            if chunk["choices"]:
                 last = time.monotonic()
                 first = first or last
-                text += told["choices"][0]["text"]
-            if told.get("usage"):
-                counted = told["usage"]["completion_tokens"]
+                text += chunk["choices"][0]["text"]
+            if chunk.get("usage"):
+                completion_tokens = chunk["usage"]["completion_tokens"]
     assert first is not None
     assert last is not None
-    assert counted == new_tokens, f"{counted} tokens, {new_tokens} were asked for"
-    return Answer(
+    assert completion_tokens == new_tokens, f"got {completion_tokens} tokens, expected {new_tokens}"
+    return TimedCompletion(
         ttft_seconds=first - due,
         e2e_seconds=last - due,
-        tpot_seconds=(last - first) / (counted - 1) if counted > 1 else None,
-        new_tokens=counted,
+        tpot_seconds=(last - first) / (new_tokens - 1) if new_tokens > 1 else None,
+        new_tokens=new_tokens,
         text=text,
     )
 
 
-async def replay(
+async def replay_arrivals(
     url: str, arrivals: Sequence[Arrival], prompts: Sequence[Sequence[int]]
-) -> list[Answer]:
-    """All of them at their times; `prompts` are as long as the arrivals say."""
+) -> list[TimedCompletion]:
+    """Sends all requests at their times; each prompt is as long as its arrival says."""
     start = time.monotonic()
 
-    async def one(client: httpx2.AsyncClient, arrival: Arrival, prompt: Sequence[int]) -> Answer:
+    async def send(
+        client: httpx2.AsyncClient, arrival: Arrival, prompt: Sequence[int]
+    ) -> TimedCompletion:
         due = start + arrival.seconds
         await asyncio.sleep(due - time.monotonic())
-        return await ask(client, url, prompt, arrival.new_tokens, due)
+        return await stream_completion(client, url, prompt, arrival.new_tokens, due)
 
     limits = httpx2.Limits(max_connections=None)
     async with httpx2.AsyncClient(timeout=3600, limits=limits) as client:
-        waiting = (one(client, *pair) for pair in zip(arrivals, prompts, strict=True))
-        return list(await asyncio.gather(*waiting))
+        pairs = zip(arrivals, prompts, strict=True)
+        return list(await asyncio.gather(*(send(client, *pair) for pair in pairs)))
 
 
-async def one_by_one(
+async def send_one_by_one(
     url: str, arrivals: Sequence[Arrival], prompts: Sequence[Sequence[int]]
-) -> list[Answer]:
-    """Each when the one before has ended."""
+) -> list[TimedCompletion]:
+    """Sends each request when the one before it has ended."""
     async with httpx2.AsyncClient(timeout=3600) as client:
         return [
-            await ask(client, url, prompt, arrival.new_tokens, time.monotonic())
+            await stream_completion(client, url, prompt, arrival.new_tokens, time.monotonic())
             for arrival, prompt in zip(arrivals, prompts, strict=True)
         ]

@@ -1,10 +1,9 @@
-"""The server as a user starts it, in a process of its own, and what can be seen from outside."""
+"""The server in a process of its own, as a user starts it, and its state as seen from outside."""
 
-import os
+import json
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -16,24 +15,30 @@ from typing import Any
 import httpx2
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.process import python_module, start_process
+from benchmarks.serving.rows import Footprint, ServerExit
+from runtime.config import ModelConfig
+from runtime.store.model_source import resolve
+
 URL = re.compile(rb"http://\S+(?=/v1)")
 START_SECONDS = 240.0
 SAMPLE = re.compile(r"^([\w:]+)(\{.*\})? (\S+)$", re.MULTILINE)
 
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-ENDED = "vllm:request_success_total"
-PINNED = "moecast_pinned_experts"
-TAKEN = (RUNNING, WAITING, PINNED)
-"""Gauges that are 0 when nobody wants anything."""
+RUNNING_GAUGE, WAITING_GAUGE = "vllm:num_requests_running", "vllm:num_requests_waiting"
+ENDED_COUNTER = "vllm:request_success_total"
+PINNED_GAUGE = "moecast_pinned_experts"
+IDLE_GAUGES = (RUNNING_GAUGE, WAITING_GAUGE, PINNED_GAUGE)
+"""Gauges that are 0 when the server is idle."""
 
 
 class ServerFailed(RuntimeError):
-    """The server did not start, or did not become idle; says what it wrote."""
+    """The server did not start, or did not become idle."""
 
 
 @dataclass
-class Server:
+class ServerProcess:
+    """A running server."""
+
     process: subprocess.Popen[bytes]
     url: str
     """http://127.0.0.1:PORT"""
@@ -41,113 +46,96 @@ class Server:
 
     @property
     def api(self) -> str:
-        """What OpenAI's clients call the base URL."""
+        """The base URL of OpenAI's clients."""
         return f"{self.url}/v1"
 
     def model(self) -> str:
-        """The name that it serves under."""
+        """Returns the name of the served model."""
         return httpx2.get(f"{self.api}/models").json()["data"][0]["id"]
 
     def metrics(self) -> dict[str, float]:
-        """Of each name in /metrics the sum over its labels."""
+        """Returns the metrics, each summed over its labels."""
         text = httpx2.get(f"{self.url}/metrics", timeout=30).text
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, _, value in SAMPLE.findall(text):
-            found[name] = found.get(name, 0.0) + float(value)
-        return found
+            metrics[name] = metrics.get(name, 0.0) + float(value)
+        return metrics
 
-    def taken(self) -> dict[str, float]:
-        """Running, waiting and pinned."""
+    def idle_gauges(self) -> dict[str, float]:
+        """Returns the numbers of running and waiting requests, and of pinned experts."""
         metrics = self.metrics()
-        return {name: metrics[name] for name in TAKEN}
+        return {name: metrics[name] for name in IDLE_GAUGES}
 
     def wait_idle(self, timeout_seconds: float = 240.0) -> float:
-        """Seconds until nothing runs, waits or is pinned.
+        """Waits until nothing runs, waits or is pinned; returns the seconds.
 
         Raises:
-            ServerFailed: something still does.
+            ServerFailed: the server is not idle after the time limit.
         """
         start = time.monotonic()
-        while any((taken := self.taken()).values()):
+        while any((gauges := self.idle_gauges()).values()):
             if time.monotonic() - start > timeout_seconds:
-                raise ServerFailed(f"after {timeout_seconds:g} s: {taken}")
+                raise ServerFailed(f"not idle after {timeout_seconds:g} s: {gauges}")
             time.sleep(0.02)
         return time.monotonic() - start
 
-    def footprint(self) -> dict[str, int]:
-        """What the process holds of the system.
-
-        Of its resident memory, pages of files (code of libraries) come as they are first used, and
-        go when memory is short; anonymous ones (heap, arenas, stacks) are what a leak would add to.
-        """
+    def footprint(self) -> Footprint:
+        """Returns the resources of the process."""
         process = psutil.Process(self.process.pid)
         memory = process.memory_info()
-        return {
-            "rss_bytes": memory.rss,
-            "anonymous_bytes": memory.rss - memory.shared,
-            "descriptors": process.num_fds(),
-            "threads": process.num_threads(),
-        }
+        return Footprint(
+            rss_bytes=memory.rss,
+            anonymous_bytes=memory.rss - memory.shared,
+            descriptors=process.num_fds(),
+            threads=process.num_threads(),
+        )
 
-    def end(
-        self, number: int = signal.SIGTERM, *, timeout_seconds: float = 240.0
-    ) -> dict[str, Any]:
-        """Sends a signal; how long it took to exit, with which code, and which children live on."""
+    def stop(self, number: int = signal.SIGTERM, *, timeout_seconds: float = 240.0) -> ServerExit:
+        """Sends a signal and waits for the end."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         start = time.monotonic()
         self.process.send_signal(number)
         code = self.process.wait(timeout_seconds)
         seconds = time.monotonic() - start
         _, alive = psutil.wait_procs(children, timeout=10)
-        return {"seconds": seconds, "exit_code": code, "children_left": len(alive)}
+        return ServerExit(seconds=seconds, exit_code=code, children_left=len(alive))
 
 
 @contextmanager
-def server(
+def run_server(
     options: Mapping[str, Any] | None = None,
     *,
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
     ready: bool = True,
-) -> Iterator[Server]:
-    """`python -m runtime serve` with these options; killed at the end, if it has not ended.
+) -> Iterator[ServerProcess]:
+    """Runs `python -m runtime serve` with these options; kills it at the end if it still runs.
 
     Args:
-        folder: for its log (`server.log`) and run folder (`run`); None: a temporary one.
-        ready: wait until the model is loaded.
+        options: Options of the command.
+        environment: Variables on top of this process's own.
+        folder: Folder for `server.log` and the run folder `run`; None: a temporary one.
+        ready: Wait until the model is loaded.
 
     Raises:
         ServerFailed: it did not start.
     """
-    with ExitStack() as at_the_end:
+    with ExitStack() as stack:
         if folder is None:
-            folder = Path(at_the_end.enter_context(tempfile.TemporaryDirectory()))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         log = folder / "server.log"
-        given = {"port": 0, "run_dir": f"{folder / 'run'}"} | dict(options or {})
-        command = [
-            sys.executable,
-            "-m",
-            "runtime",
-            "serve",
-            *(f"{k}={v}" for k, v in given.items()),
-        ]
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=ROOT,
-                env={**os.environ, **(environment or {})},
-            )
+        given = {"port": 0, "run_dir": folder / "run"} | dict(options or {})
+        command = [*python_module("runtime"), "serve", *(f"{k}={v}" for k, v in given.items())]
+        process = start_process(command, log, environment=environment, stdout=subprocess.PIPE)
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            if (found := URL.search(line)) is None:
+            if (url := URL.search(line)) is None:
                 process.wait(START_SECONDS)
                 raise ServerFailed(f"{line.decode()} {log.read_text()[-2000:]}")
-            started = Server(process, found[0].decode(), log)
+            started = ServerProcess(process, url[0].decode(), log)
             if ready:
-                _wait_ready(started)
+                wait_ready(started)
             yield started
         finally:
             if process.poll() is None:
@@ -157,9 +145,36 @@ def server(
                 process.stdout.close()
 
 
-def _wait_ready(started: Server) -> None:
+def wait_ready(target: ServerProcess) -> None:
+    """Waits until the model is loaded.
+
+    Raises:
+        ServerFailed: the server ended, or takes too long.
+    """
     deadline = time.monotonic() + START_SECONDS
-    while httpx2.get(f"{started.url}/ready", timeout=30).status_code != 200:
-        if started.process.poll() is not None or time.monotonic() > deadline:
-            raise ServerFailed(started.log.read_text()[-2000:])
+    while httpx2.get(f"{target.url}/ready", timeout=30).status_code != 200:
+        if target.process.poll() is not None or time.monotonic() > deadline:
+            raise ServerFailed(target.log.read_text()[-2000:])
         time.sleep(0.05)
+
+
+def extend_context(folder: Path, tokens: int, *, model: Path | None = None) -> Path:
+    """Makes a model with a longer context, for requests that shall not end by themselves.
+
+    The folder has links to the weights and another `max_position_embeddings`. Rotary positions have
+    no end: only the text gets worse, which no benchmark here reads.
+
+    Args:
+        folder: The new folder.
+        tokens: The new length of the context.
+        model: Folder of the model; the reference model unless given.
+    """
+    source = resolve(ModelConfig()) if model is None else model
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.name not in ("config.json", "digests.json"):
+            (folder / path.name).symlink_to(path.resolve())
+    config = json.loads((source / "config.json").read_text())
+    config["max_position_embeddings"] = tokens
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -1,124 +1,145 @@
-"""SIGTERM while answers are being generated: at once, and with time to complete them.
+"""SIGTERM while answers are generated: without a grace period, and with one.
 
-    python -m benchmarks.serving.shutdown
-
-With `grace=0` the process must be gone within 4.1 seconds (vLLM's test_shutdown); with a grace
-period everything that was accepted must be completed, nothing new accepted, no child left.
-`requests=12`, `tokens=64`, `repetitions=3`.
+Without it the process must end within 4.1 seconds (vLLM's test_shutdown); with it every accepted
+request must be completed, no new one accepted, and no child process left.
 """
 
-import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import httpx2
 
-from benchmarks.serving.results import here, keep
-from benchmarks.serving.server import ENDED, RUNNING, WAITING, Server, server
+from benchmarks.config import ShutdownConfig
+from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.rows import (
+    AbruptExit,
+    GracefulExit,
+    ShutdownReport,
+    count_values,
+    write_part,
+)
+from benchmarks.serving.server import (
+    ENDED_COUNTER,
+    RUNNING_GAUGE,
+    WAITING_GAUGE,
+    ServerProcess,
+    run_server,
+)
 
 LIMIT_SECONDS = 4.1
 GRACE_SECONDS = 300
-"""Enough for everything on a busy machine: what is measured is that all is completed."""
+"""Enough for all answers on a busy machine."""
 PROMPT = "It was late in the evening when the old man came to the door and"
 
 
-def ask(url: str, tokens: int) -> dict[str, Any]:
-    """One answer of exactly so many tokens; how it ended."""
+@dataclass(frozen=True)
+class RequestEnd:
+    """The end of a request for its client."""
+
+    status: int | str
+    """HTTP status, or the name of a transport error."""
+    tokens: int
+
+    def is_complete(self, tokens: int) -> bool:
+        return self == RequestEnd(200, tokens)
+
+
+def send_request(url: str, tokens: int) -> RequestEnd:
+    """Asks for one answer of exactly that many tokens."""
     body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
     try:
         answer = httpx2.post(f"{url}/v1/completions", json=body, timeout=600)
     except httpx2.TransportError as error:
-        return {"status": type(error).__name__, "tokens": 0}
-    return {
-        "status": answer.status_code,
-        "tokens": answer.json().get("usage", {}).get("completion_tokens", 0),
-    }
+        return RequestEnd(type(error).__name__, 0)
+    return RequestEnd(
+        answer.status_code, answer.json().get("usage", {}).get("completion_tokens", 0)
+    )
 
 
-def load(target: Server, pool: ThreadPoolExecutor, requests: int, tokens: int) -> list[Any]:
-    """Answers under way: all are accepted when this returns, the first of them perhaps complete."""
-    ended = target.metrics().get(ENDED, 0.0)
-    futures = [pool.submit(ask, target.url, tokens) for _ in range(requests)]
+def start_requests(
+    target: ServerProcess, pool: ThreadPoolExecutor, requests: int, tokens: int
+) -> list[Future[RequestEnd]]:
+    """Returns when all requests are accepted; the first of them may have ended."""
+    ended = target.metrics().get(ENDED_COUNTER, 0.0)
+    futures = [pool.submit(send_request, target.url, tokens) for _ in range(requests)]
     deadline = time.monotonic() + 60
     while True:
         metrics = target.metrics()
-        if metrics[RUNNING] + metrics[WAITING] + metrics.get(ENDED, 0.0) - ended == requests:
+        running, waiting = metrics[RUNNING_GAUGE], metrics[WAITING_GAUGE]
+        if running + waiting + metrics.get(ENDED_COUNTER, 0.0) - ended == requests:
             return futures
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not accepted: {metrics[RUNNING]}, {metrics[WAITING]}")
+            raise TimeoutError(f"not accepted: {running:g} running, {waiting:g} waiting")
         time.sleep(0.02)
 
 
-def at_once(target: Server, *, requests: int, tokens: int) -> dict[str, Any]:
-    """SIGTERM without grace; the server was started with grace=0."""
+def stop_abruptly(target: ServerProcess, *, requests: int, tokens: int) -> AbruptExit:
+    """Sends SIGTERM to a server that was started with grace=0."""
     with ThreadPoolExecutor(requests) as pool:
-        futures = load(target, pool, requests, tokens)
-        ended = target.end()
-        told = [future.result()["status"] for future in futures]
-    return ended | {"clients": {str(one): told.count(one) for one in sorted(set(told), key=str)}}
+        futures = start_requests(target, pool, requests, tokens)
+        ended = target.stop()
+        statuses = [future.result().status for future in futures]
+    return AbruptExit(**vars(ended), clients=count_values(statuses))
 
 
-def gracefully(target: Server, *, requests: int, tokens: int) -> dict[str, Any]:
-    """SIGTERM with grace; the server was started with enough of it."""
-    late: list[Any] = []
+def stop_gracefully(target: ServerProcess, *, requests: int, tokens: int) -> GracefulExit:
+    """Sends SIGTERM to a server that was started with a grace period."""
+    late: list[int | str] = []
     over = threading.Event()
 
-    def knock() -> None:
-        # From the moment in which the server says that it ends.
+    def send_late_requests() -> None:
+        # Begins when the server reports that it is shutting down.
         while not over.is_set():
             try:
                 if httpx2.get(f"{target.url}/ready", timeout=5).status_code == 503:
-                    late.append(ask(target.url, 1)["status"])
+                    late.append(send_request(target.url, 1).status)
             except httpx2.TransportError as error:
                 late.append(type(error).__name__)
             time.sleep(0.02)
 
     with ThreadPoolExecutor(requests + 1) as pool:
-        futures = load(target, pool, requests, tokens)
-        knocking = pool.submit(knock)
+        futures = start_requests(target, pool, requests, tokens)
+        late_requests = pool.submit(send_late_requests)
         try:
-            ended = target.end(timeout_seconds=GRACE_SECONDS + 10)
+            ended = target.stop(timeout_seconds=GRACE_SECONDS + 10)
         finally:
             over.set()
-        knocking.result()
-        answers = [future.result() for future in futures]
-    return ended | {
-        "accepted": requests,
-        "completed": sum(one == {"status": 200, "tokens": tokens} for one in answers),
-        "late_answers": {str(one): late.count(one) for one in sorted(set(late), key=str)},
-        "late_accepted": late.count(200),
-    }
+        late_requests.result()
+        ends = [future.result() for future in futures]
+    return GracefulExit(
+        **vars(ended),
+        accepted=requests,
+        completed=sum(end.is_complete(tokens) for end in ends),
+        late_answers=count_values(late),
+        late_accepted=late.count(200),
+    )
 
 
-def main(arguments: dict[str, str]) -> None:
-    described = here()
-    requests = int(arguments.get("requests", 12))
-    tokens = int(arguments.get("tokens", 64))
-    now, graceful = [], []
-    for _ in range(int(arguments.get("repetitions", 3))):
-        with server({"grace": 0}) as target:
-            now.append(at_once(target, requests=requests, tokens=1500))
-        with server({"grace": GRACE_SECONDS}) as target:
-            graceful.append(gracefully(target, requests=requests, tokens=tokens))
-    worst = max(run["seconds"] for run in now)
-    found = {
-        "requests": requests,
-        "seconds_worst_without_grace": worst,
-        "accepted": sum(run["accepted"] for run in graceful),
-        "completed": sum(run["completed"] for run in graceful),
-        "late_accepted": sum(run["late_accepted"] for run in graceful),
-        "children_left": sum(run["children_left"] for run in now + graceful),
-        "is_reached": worst < LIMIT_SECONDS
-        and all(run["accepted"] == run["completed"] for run in graceful)
-        and not any(run["late_accepted"] for run in graceful)
-        and not any(run["children_left"] or run["exit_code"] for run in now + graceful),
-        "without_grace": now,
-        "with_grace": graceful,
-    }
-    keep("shutdown", found, arguments, described)
-
-
-if __name__ == "__main__":
-    main(dict(argument.split("=", 1) for argument in sys.argv[1:]))
+def run_shutdown(config: ShutdownConfig) -> None:
+    machine = describe_machine(default_threads())
+    abrupt: list[AbruptExit] = []
+    graceful: list[GracefulExit] = []
+    for _ in range(config.repetitions):
+        with run_server({"grace": 0}) as target:
+            abrupt.append(stop_abruptly(target, requests=config.requests, tokens=1500))
+        with run_server({"grace": GRACE_SECONDS}) as target:
+            graceful.append(stop_gracefully(target, requests=config.requests, tokens=config.tokens))
+    worst = max(run.seconds for run in abrupt)
+    exits = [*abrupt, *graceful]
+    report = ShutdownReport(
+        requests=config.requests,
+        seconds_worst_without_grace=worst,
+        accepted=sum(run.accepted for run in graceful),
+        completed=sum(run.completed for run in graceful),
+        late_accepted=sum(run.late_accepted for run in graceful),
+        children_left=sum(run.children_left for run in exits),
+        is_reached=worst < LIMIT_SECONDS
+        and all(run.accepted == run.completed for run in graceful)
+        and not any(run.late_accepted for run in graceful)
+        and not any(run.children_left or run.exit_code for run in exits),
+        without_grace=abrupt,
+        with_grace=graceful,
+    )
+    write_part("shutdown", config, machine, report)

@@ -1,45 +1,36 @@
-"""When requests came and how long they were, of a public trace, scaled to a small machine.
+"""Arrivals and lengths of requests from a public trace, scaled to a small machine.
 
 Azure's LLM inference traces (Patel et al., Splitwise, ISCA 2024; in Microsoft's AzurePublicDataset,
 CC-BY) are CSV files with the columns TIMESTAMP, ContextTokens, GeneratedTokens. They are not part
-of this repository: whoever wants to replay `AzureLLMInferenceTrace_conv.csv` or `..._code.csv` gets
-it there.
+of this repository; `AzureLLMInferenceTrace_conv.csv` and `..._code.csv` are available there.
 """
 
 import csv
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from benchmarks.serving.rows import Arrival
 from predictors.errors import MoecastError
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 LONGEST = 4.0
-"""Of a length's mean: what is longer is cut there, so that all fits the model's context."""
+"""Longest length relative to the mean: longer ones are cut to fit the model's context."""
 
 
-@dataclass(frozen=True)
-class Arrival:
-    seconds: float
-    """Since the first."""
-    prompt_tokens: int
-    new_tokens: int
-
-
-def read(path: Path) -> list[Arrival]:
-    """All of a file, in order of time.
+def read_arrivals(path: Path) -> list[Arrival]:
+    """Reads a trace, in order of time.
 
     Raises:
-        MoecastError: it is no such file.
+        MoecastError: the file is not such a trace.
     """
     rows: list[tuple[datetime, int, int]] = []
     try:
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
                 time, prompt, new = (row[name] for name in COLUMNS)
-                # Seven digits of a second; Python knows six.
+                # The trace has seven digits of a second, Python six.
                 rows.append((datetime.fromisoformat(time[:26]), int(prompt), int(new)))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise MoecastError(
@@ -50,37 +41,39 @@ def read(path: Path) -> list[Arrival]:
     return [Arrival((time - rows[0][0]).total_seconds(), *lengths) for time, *lengths in rows]
 
 
-def window(arrivals: Sequence[Arrival], number: int, *, seed: int) -> list[Arrival]:
-    """So many in a row, from a random place: bursts stay bursts."""
+def choose_window(arrivals: Sequence[Arrival], number: int, *, seed: int) -> list[Arrival]:
+    """Returns `number` successive arrivals from a random place: bursts stay bursts."""
     if len(arrivals) < number:
         raise MoecastError(f"requests={number}: the trace has {len(arrivals)}")
     start = random.Random(seed).randrange(len(arrivals) - number + 1)
     return list(arrivals[start : start + number])
 
 
-def scaled(
+def scale_arrivals(
     arrivals: Sequence[Arrival], *, rate: float, prompt_tokens: float, new_tokens: float
 ) -> list[Arrival]:
-    """The same pattern with other means.
+    """Returns the same pattern with other means.
 
     Args:
-        rate: requests a second, over all of them.
-        prompt_tokens, new_tokens: mean lengths, before the longest are cut.
+        arrivals: Successive arrivals.
+        rate: Requests per second over all of them.
+        prompt_tokens: Mean length before the longest are cut.
+        new_tokens: The same of answers.
     """
     first, last = arrivals[0].seconds, arrivals[-1].seconds
     stretch = (len(arrivals) - 1) / rate / (last - first) if last > first else 0.0
     return [
-        Arrival((one.seconds - first) * stretch, prompt, new)
-        for one, prompt, new in zip(
+        Arrival((arrival.seconds - first) * stretch, prompt, new)
+        for arrival, prompt, new in zip(
             arrivals,
-            lengths([one.prompt_tokens for one in arrivals], prompt_tokens),
-            lengths([one.new_tokens for one in arrivals], new_tokens),
+            scale_lengths([arrival.prompt_tokens for arrival in arrivals], prompt_tokens),
+            scale_lengths([arrival.new_tokens for arrival in arrivals], new_tokens),
             strict=True,
         )
     ]
 
 
-def lengths(found: Sequence[int], mean: float) -> list[int]:
-    """Each times the same factor; at least one, at most `LONGEST` times the mean."""
-    factor = mean * len(found) / max(1, sum(found))
-    return [max(1, round(min(one * factor, LONGEST * mean))) for one in found]
+def scale_lengths(lengths: Sequence[int], mean: float) -> list[int]:
+    """Scales lengths to a mean; each is at least one and at most `LONGEST` times the mean."""
+    factor = mean * len(lengths) / max(1, sum(lengths))
+    return [max(1, round(min(length * factor, LONGEST * mean))) for length in lengths]

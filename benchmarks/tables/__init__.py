@@ -1,1 +1,1 @@
-"""The README's tables, and those of `benchmarks/README.md`, from the committed results."""
+"""Tables of the READMEs, written from the committed results."""

@@ -1,49 +1,54 @@
-"""Systems: simulated, live, beside other programs, beside the papers; the simulator beside live."""
+"""Tables of systems: simulated, live, validated, next to other programs and to the papers."""
 
 from typing import Any
 
-from benchmarks.peers.table import markdown as peers_table
-from benchmarks.tables.markdown import figure, percent, result, table
+from benchmarks.papers.claims import PapersReport
+from benchmarks.peers.rows import PeersReport, peers_table
+from benchmarks.reports import read_report
+from benchmarks.tables.markdown import format_figure, format_percent, markdown_table, read_document
+from benchmarks.validate import ValidateReport
 
 SHORT = ("on-demand", "promoe", "moecast", "oracle")
 
 
-def replayed(*, batch: int = 1, every: bool = False) -> list[str]:
-    """TPOT of the systems on simulated machines."""
-    found = result("evaluate")
-    if found is None:
+def replayed_table(*, batch: int = 1, every: bool = False) -> list[str]:
+    """Returns the TPOT of the systems on simulated machines."""
+    report = read_document("evaluate")
+    if report is None:
         return []
-    rows: list[dict[str, Any]] = [row for row in found["rows"] if row["batch"] == batch]
+    rows: list[dict[str, Any]] = [row for row in report["rows"] if row["batch"] == batch]
     cells = list(dict.fromkeys((row["hardware"], row["budget"]) for row in rows))
     names = list(dict.fromkeys(row["system"] for row in rows))
-    shown = names if every else [one for one in names if one in SHORT]
+    shown = names if every else [name for name in names if name in SHORT]
     by = {(row["hardware"], row["budget"], row["system"]): row for row in rows}
     winners = {
-        (one["hardware"], one["budget"]): one for one in found["winners"] if one["batch"] == batch
+        (cell["hardware"], cell["budget"]): cell
+        for cell in report["winners"]
+        if cell["batch"] == batch
     }
     lines = []
     for hardware, budget in cells:
         line = [hardware, budget]
         for name in shown:
             row = by.get((hardware, budget, name))
-            line.append("-" if row is None else tpot(row["tpot_ms"], row["speedup_decode"]))
+            line.append("-" if row is None else format_tpot(row["tpot_ms"], row["speedup_decode"]))
         won = winners[hardware, budget]
-        line += [f"`{won['first']}`", percent(won["share_of_bound"])]
+        line += [f"`{won['first']}`", format_percent(won["share_of_bound"])]
         lines.append(line)
-    tally = found["tally"]
+    tally = report["tally"]
     behind = tally["worst_behind_first"]
     distance = (
         f"a token takes at least {-100 * behind:.1f} % less than the second's"
         if behind < 0
         else f"at worst {100 * behind:.1f} % behind the first"
     )
-    shape, new_tokens = found["shape"]["name"], found["new_tokens"]
+    shape, new_tokens = report["shape"]["name"], report["new_tokens"]
     return [
         f"Simulated decode, batch {batch}: held-out requests of the reference model replayed with "
         f"the bytes and the compute of {shape} ({new_tokens} generated tokens; median ms "
         "a token, and times faster than `on-demand`):",
         "",
-        *table(["machine", "budget", *shown, "first", "`moecast` of the bound"], lines),
+        *markdown_table(["machine", "budget", *shown, "first", "`moecast` of the bound"], lines),
         "",
         f"Of {tally['cells']} cells (machines, budgets, batch sizes), with every system of the "
         f"five papers in each, `moecast` is first in {tally['first']}: {distance}.",
@@ -51,20 +56,21 @@ def replayed(*, batch: int = 1, every: bool = False) -> list[str]:
     ]
 
 
-def tpot(milliseconds: float, speed_up: float | None) -> str:
+def format_tpot(milliseconds: float, speed_up: float | None) -> str:
     return f"{milliseconds:.1f} ms" + ("" if speed_up is None else f" ({speed_up:.2f}x)")
 
 
-def live(*, every: bool = False) -> list[str]:
-    """The same live on this machine; runs of different days are rows of their own."""
-    reports = [one for one in (result("bench"), result("bench-10-75")) if one is not None]
-    rows = [row for one in reports for row in one["rows"] if row["batch"] == 1]
+def live_table(*, every: bool = False) -> list[str]:
+    """Returns the TPOT of the systems live; a run of another day has rows for other budgets."""
+    documents = (read_document("bench"), read_document("bench-10-75"))
+    reports = [report for report in documents if report is not None]
+    rows = [row for report in reports for row in report["rows"] if row["batch"] == 1]
     if not rows:
         return []
     names = list(dict.fromkeys(row["system"] for row in rows))
-    shown = names if every else [one for one in SHORT if one in names]
+    shown = names if every else [name for name in SHORT if name in names]
     by = {(row["budget"], row["system"]): row for row in rows}
-    budgets = sorted({row["budget"] for row in rows}, key=lambda one: float(one.rstrip("%")))
+    budgets = sorted({row["budget"] for row in rows}, key=lambda budget: float(budget.rstrip("%")))
     lines = []
     for budget in budgets:
         line = [budget]
@@ -73,8 +79,8 @@ def live(*, every: bool = False) -> list[str]:
             if row.get("failed"):
                 line.append("-")
             else:
-                text = tpot(1e3 * row["tpot_seconds"], row.get("tpot_speed_up"))
-                line.append(f"{text}, hits {percent(row.get('decode_hit_rate'))}")
+                text = format_tpot(1e3 * row["tpot_seconds"], row.get("tpot_speed_up"))
+                line.append(f"{text}, hits {format_percent(row.get('decode_hit_rate'))}")
         lines.append(line)
     machine = reports[0]["machine"]["hardware"]
     return [
@@ -83,72 +89,74 @@ def live(*, every: bool = False) -> list[str]:
         f"(TPOT, times faster than `on-demand`): {reports[0]['compared']}. The bound is simulated; "
         "all tokens are those of plain Transformers:",
         "",
-        *table(["budget", *shown], lines),
+        *markdown_table(["budget", *shown], lines),
         "",
     ]
 
 
-def validated() -> list[str]:
-    """Simulated beside live."""
-    found = result("validate")
-    if found is None:
+def validated_table() -> list[str]:
+    """Returns the simulator's figures next to live ones."""
+    report = read_report("validate", ValidateReport)
+    if report is None:
         return []
     rows = [
         [
-            row["budget"],
-            row["system"],
-            figure(1e3 * row["live"]["tpot_seconds"], 1, " ms"),
-            figure(1e3 * row["simulated"]["tpot_seconds"], 1, " ms"),
-            figure(row["tpot_ratio"], 2),
-            figure(100 * row["live"]["hit_rate"], 1, " %"),
-            figure(100 * row["simulated"]["hit_rate"], 1, " %"),
+            row.budget,
+            row.system,
+            format_figure(1e3 * row.live.tpot_seconds, 1, " ms"),
+            format_figure(1e3 * row.simulated.tpot_seconds, 1, " ms"),
+            format_figure(row.tpot_ratio, 2),
+            format_percent(row.live.hit_rate, 1),
+            format_percent(row.simulated.hit_rate, 1),
         ]
-        for row in found["rows"]
+        for row in report.rows
     ]
     columns = ["budget", "system", "TPOT live", "simulated", "ratio", "hits live", "simulated"]
     return [
         "The simulator beside live runs of the same steps on the same machine:",
         "",
-        *table(columns, rows),
+        *markdown_table(columns, rows),
         "",
-        f"{found['tpot_within']} of {len(rows)} within 10 % of the time, {found['hits_within']} "
+        f"{report.tpot_within} of {len(rows)} within 10 % of the time, {report.hits_within} "
         "within a point of the hit rate.",
         "",
     ]
 
 
-def peers() -> list[str]:
-    """Other programs on the same weights, prompts and memory."""
-    found = result("peers")
-    if found is None:
+def peers_section() -> list[str]:
+    """Returns other programs' figures on the same weights, prompts and memory."""
+    report = read_report("peers", PeersReport)
+    if report is None:
         return []
     return [
         "Other programs with the same weights (float32), prompts and memory, in turns, each in an "
         "environment of its own:",
         "",
-        *peers_table(found).rstrip().splitlines(),
+        *peers_table(report),
         "",
     ]
 
 
-def papers() -> list[str]:
-    """What the papers claim beside what replays give."""
-    found = result("papers")
-    if found is None:
+def papers_table() -> list[str]:
+    """Returns the papers' claims next to the replays."""
+    report = read_report("papers", PapersReport)
+    if report is None:
         return []
     rows = [
         [
-            one["paper"],
-            one["where"],
-            one["what"],
-            figure(one["paper_value"], 2),
-            figure(one["ours"], 2),
-            one["reason"] or "",
+            claim.paper,
+            claim.where,
+            claim.what,
+            format_figure(claim.paper_value, 2),
+            format_figure(claim.ours, 2),
+            claim.reason,
         ]
-        for one in found["claims"]
+        for claim in report.claims
     ]
     columns = ["paper", "where", "what", "paper", "ours", "why they differ"]
-    return ["What the papers claim, beside replays with their machines and models:", ""] + [
-        *table(columns, rows),
+    return [
+        "What the papers claim, beside replays with their machines and models:",
+        "",
+        *markdown_table(columns, rows),
         "",
     ]

@@ -1,28 +1,40 @@
-"""Predictors, their ceiling, and eviction."""
+"""Tables of predictors, their ceiling, and eviction."""
 
 from typing import Any
 
-from benchmarks.tables.markdown import figure, percent, result, size, table
+from benchmarks.ceiling import CeilingReport, TrainingRun
+from benchmarks.reports import read_report
+from benchmarks.tables.markdown import (
+    format_figure,
+    format_percent,
+    format_size,
+    markdown_table,
+    read_document,
+)
 
 
-def predictors() -> list[str]:
-    """Every kind: accuracy, FetchRate and GoodPred on two machines, latency, bytes, shifted."""
-    train = result("train")
+def predictors_table() -> list[str]:
+    """Returns accuracy, FetchRate, GoodPred, latency and size of every kind."""
+    train = read_document("train")
     if train is None:
         return []
-    found: dict[str, dict[str, Any]] = train["predictors"]
-    machines = list(next(iter(found.values()))["hardware"])
+    predictors: dict[str, dict[str, Any]] = train["predictors"]
+    machines = list(next(iter(predictors.values()))["hardware"])
     rows = []
-    for name, one in found.items():
-        alone, shifted = one["latency_us"]["1"], one["shifted"]
-        cells = [f"`{name}`", figure(one["mean_accuracy"]), figure(one["worst_layer_accuracy"])]
+    for name, predictor in predictors.items():
+        alone, shifted = predictor["latency_us"]["1"], predictor["shifted"]
+        cells = [
+            f"`{name}`",
+            format_figure(predictor["mean_accuracy"]),
+            format_figure(predictor["worst_layer_accuracy"]),
+        ]
         for machine in machines:
-            at = one["hardware"][machine]
-            cells += [figure(at["mean_fetch_rate"]), figure(at["mean_good_pred"])]
+            at = predictor["hardware"][machine]
+            cells += [format_figure(at["mean_fetch_rate"]), format_figure(at["mean_good_pred"])]
         cells += [
             "-" if alone is None else f"{alone['layer_p50']:.0f}",
-            size(one["bytes"]),
-            figure(None if shifted is None else shifted["mean_accuracy"]),
+            format_size(predictor["bytes"]),
+            format_figure(None if shifted is None else shifted["mean_accuracy"]),
         ]
         rows.append(cells)
     columns = ["predictor", "Accuracy", "worst layer"]
@@ -32,7 +44,7 @@ def predictors() -> list[str]:
         f"({train['trace']['held_out_tokens']:,} tokens; {train['setting']}); learned networks "
         "with eight-bit weights, as in the built-in zoo:",
         "",
-        *table([*columns, "us a layer", "bytes", "Accuracy, shifted"], rows),
+        *markdown_table([*columns, "us a layer", "bytes", "Accuracy, shifted"], rows),
         "",
         "Accuracy is the mean over held-out tokens of |predicted top_k and chosen| / top_k; "
         "FetchRate the share of predicted experts whose bytes had all arrived before their layer "
@@ -44,52 +56,51 @@ def predictors() -> list[str]:
     ]
 
 
-def horizons() -> list[str]:
-    """How far ahead `residual` sees."""
-    train = result("train")
-    found = {} if train is None else train["predictors"]
-    by = found.get("residual", {}).get("by_horizon")
-    if not by:
+def horizons_table() -> list[str]:
+    """Returns the accuracy of `residual` by prefetch distance."""
+    train = read_document("train")
+    predictors = {} if train is None else train["predictors"]
+    horizons = predictors.get("residual", {}).get("by_horizon")
+    if not horizons:
         return []
     rows = [
-        [horizon, figure(one["mean_accuracy"]), figure(one["worst_layer_accuracy"])]
-        for horizon, one in sorted(by.items())
+        [name, format_figure(row["mean_accuracy"]), format_figure(row["worst_layer_accuracy"])]
+        for name, row in sorted(horizons.items())
     ]
     return [
         "`residual` by distance (0: from what enters a layer to its own router; entry: the first "
         "layers, from the token):",
         "",
-        *table(["layers ahead", "Accuracy", "worst layer"], rows),
+        *markdown_table(["layers ahead", "Accuracy", "worst layer"], rows),
         "",
     ]
 
 
-def ceiling() -> list[str]:
-    """Accuracy against training requests, passes and width."""
-    found = result("ceiling")
-    if found is None:
+def ceiling_table() -> list[str]:
+    """Returns accuracy against training requests, passes and width."""
+    report = read_report("ceiling", CeilingReport)
+    if report is None:
         return []
-    keys: dict[tuple[Any, ...], dict[int, float]] = {}
-    for row in found["rows"]:
-        key = (row["predictor"], row["requests"], row["train_tokens"], row["width"], row["passes"])
-        keys.setdefault(key, {})[row["horizon"]] = row["mean_accuracy"]
+    runs: dict[tuple[TrainingRun, int], dict[int, float]] = {}
+    for row in report.rows:
+        runs.setdefault((row.run, row.train_tokens), {})[row.horizon] = row.mean_accuracy
     rows = [
-        [f"`{kind}`", requests, f"{tokens:,}", str(width), str(passes)]
-        + [figure(by.get(horizon)) for horizon in (0, 1, 2, 3)]
-        for (kind, requests, tokens, width, passes), by in keys.items()
+        [f"`{run.predictor}`", run.requests, f"{tokens:,}", str(run.width), str(run.passes)]
+        + [format_figure(accuracy.get(horizon)) for horizon in range(4)]
+        for (run, tokens), accuracy in runs.items()
     ]
     columns = ["predictor", "requests", "tokens", "width", "passes"]
     return [
         "Accuracy against training data, passes and network size, 0 to 3 layers ahead:",
         "",
-        *table([*columns, *(f"{one} ahead" for one in range(4))], rows),
+        *markdown_table([*columns, *(f"{horizon} ahead" for horizon in range(4))], rows),
         "",
     ]
 
 
-def keeping() -> list[str]:
-    """Hit rates of the eviction policies beside the learned one and the bound."""
-    train = result("train")
+def eviction_tables() -> list[str]:
+    """Returns the hit rates of the eviction policies, of the learned one and of the bound."""
+    train = read_document("train")
     kept = None if train is None else train.get("keeping")
     if not kept:
         return []
@@ -100,11 +111,15 @@ def keeping() -> list[str]:
         for policy in next(iter(budgets.values())):
             cells = [f"`{policy}`"]
             for by_policy in budgets.values():
-                one = by_policy[policy]
-                gap = one["decode_gap_closed"]
-                closed = "" if gap is None or policy in ("lru", "belady") else f" ({percent(gap)})"
-                cells.append(figure(one["decode"]) + closed)
+                row = by_policy[policy]
+                gap = row["decode_gap_closed"]
+                closed = (
+                    ""
+                    if gap is None or policy in ("lru", "belady")
+                    else f" ({format_percent(gap)})"
+                )
+                cells.append(format_figure(row["decode"]) + closed)
             rows.append(cells)
         lines += [f"{name}, decode (share of the gap between LRU and Belady):", ""]
-        lines += [*table(["policy", *budgets], rows), ""]
+        lines += [*markdown_table(["policy", *budgets], rows), ""]
     return lines

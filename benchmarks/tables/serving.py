@@ -1,147 +1,168 @@
-"""The server: what it withstands, who speaks with it, and latency under a trace's arrivals."""
+"""Tables of the server: what it withstands, its clients, and latency under a trace's arrivals."""
 
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from benchmarks.tables.markdown import figure, percent, result, table
-from predictors.units import MIB
+from benchmarks.reports import read_report
+from benchmarks.serving.distributions import latencies
+from benchmarks.serving.rows import (
+    ClientsReport,
+    DisconnectsReport,
+    FuzzReport,
+    QueueReport,
+    ServingReports,
+    ShutdownReport,
+    SoakReport,
+    StormReport,
+)
+from benchmarks.tables.markdown import format_figure, format_percent, markdown_table
+from predictors.units import GIB, MIB
+
+WORKS = {True: "works", False: "fails", None: "not run"}
 
 
-def withstood() -> list[str]:
-    """One row for each benchmark that was run."""
-    found = result("serving") or {}
-    rows = [ROWS[name](found[name]) for name in ROWS if name in found]
+def robustness_table() -> list[str]:
+    """Returns a row for each benchmark that was run."""
+    reports = read_report("serving", ServingReports) or ServingReports()
+    rows = list(robustness_rows(reports))
     if not rows:
         return []
     return [
         "The server as a process of its own, the reference model, clients on the same machine:",
         "",
-        *table(["what", "to reach", "measured"], rows),
+        *markdown_table(["what", "to reach", "measured"], rows),
         "",
     ]
 
 
-def storm(one: dict[str, Any]) -> list[str]:
+def robustness_rows(reports: ServingReports) -> Iterator[list[str]]:
+    if reports.storm:
+        yield storm_row(reports.storm)
+    if reports.shutdown:
+        yield shutdown_row(reports.shutdown)
+    if reports.queue:
+        yield queue_row(reports.queue)
+    if reports.fuzz:
+        yield fuzz_row(reports.fuzz)
+    if reports.disconnects:
+        yield disconnects_row(reports.disconnects)
+    if reports.soak:
+        yield soak_row(reports.soak)
+    if reports.clients:
+        yield clients_row(reports.clients)
+
+
+def storm_row(storm: StormReport) -> list[str]:
     return [
-        f"{one['requests']} requests for {one['tokens']:,} tokens each, their clients gone after "
-        f"{one['client_seconds']:g} s; then one for 10 tokens",
+        f"{storm.requests} requests for {storm.tokens:,} tokens each, their clients gone after "
+        f"{storm.client_seconds:g} s; then one for 10 tokens",
         "answered within 5 s; nothing runs, waits or is pinned",
-        f"{one['next_seconds_worst']:.2f} s at worst of {len(one['runs'])}; "
-        f"{left(*(run['left'] for run in one['runs']))}",
+        f"{storm.next_seconds_worst:.2f} s at worst of {len(storm.runs)}; "
+        f"{format_left(*(run.left for run in storm.runs))}",
     ]
 
 
-def shutdown(one: dict[str, Any]) -> list[str]:
+def shutdown_row(shutdown: ShutdownReport) -> list[str]:
     return [
-        f"SIGTERM while {one['requests']} answers are made",
+        f"SIGTERM while {shutdown.requests} answers are made",
         "gone within 4.1 s without grace; with it all accepted ones completed, none new, no child",
-        f"{one['seconds_worst_without_grace']:.2f} s at worst; {one['completed']} of "
-        f"{one['accepted']} completed, {one['late_accepted']} new, {one['children_left']} children",
+        f"{shutdown.seconds_worst_without_grace:.2f} s at worst; {shutdown.completed} of "
+        f"{shutdown.accepted} completed, {shutdown.late_accepted} new, "
+        f"{shutdown.children_left} children",
     ]
 
 
-def queue(one: dict[str, Any]) -> list[str]:
-    alone, together = one["one_after_another"], one["8_at_a_time"]
+def queue_row(queue: QueueReport) -> list[str]:
+    alone, together = queue.one_after_another, queue.eight_at_a_time
     return [
-        f"{alone['requests'] + together['requests']} requests to a full queue",
+        f"{alone.requests + together.requests} requests to a full queue",
         "429 and Retry-After within 50 ms",
-        f"p99 {alone['p99_ms']:.1f} ms one after another, {together['p99_ms']:.1f} ms eight at a "
-        f"time; {alone['statuses'].get('429', 0) + together['statuses'].get('429', 0)} times 429",
+        f"p99 {alone.p99_ms:.1f} ms one after another, {together.p99_ms:.1f} ms eight at a "
+        f"time; {alone.statuses.get('429', 0) + together.statuses.get('429', 0)} times 429",
     ]
 
 
-def fuzz(one: dict[str, Any]) -> list[str]:
-    failed = sum(count for status, count in one["statuses"].items() if status.startswith("5"))
+def fuzz_row(fuzz: FuzzReport) -> list[str]:
+    failed = sum(count for status, count in fuzz.statuses.items() if status.startswith("5"))
     return [
-        f"{one['cases']:,} requests made by schemathesis, or damaged",
+        f"{fuzz.cases:,} requests made by schemathesis, or damaged",
         "no status 500; refusals in OpenAI's shape",
-        f"{failed} of 500 or above, {len(one['wrong'])} wrong in all",
+        f"{failed} of 500 or above, {len(fuzz.wrong)} wrong in all",
     ]
 
 
-def disconnects(one: dict[str, Any]) -> list[str]:
-    grown = (one["after"]["rss_bytes"] - one["before"]["rss_bytes"]) / MIB
+def disconnects_row(disconnects: DisconnectsReport) -> list[str]:
+    grown = (disconnects.after.rss_bytes - disconnects.before.rss_bytes) / MIB
     return [
-        f"{one['requests']:,} clients that leave at random moments",
+        f"{disconnects.requests:,} clients that leave at random moments",
         "no slot, thread or descriptor stays",
-        f"{left(one['left'])}; threads {one['threads_leaked']:+d}, descriptors "
-        f"{one['descriptors_leaked']:+d}, memory {grown:+.0f} MiB",
+        f"{format_left(disconnects.left)}; threads {disconnects.threads_leaked:+d}, descriptors "
+        f"{disconnects.descriptors_leaked:+d}, memory {grown:+.0f} MiB",
     ]
 
 
-def soak(one: dict[str, Any]) -> list[str]:
-    idle = [look["anonymous_bytes"] / MIB for look in one["idle"]]
-    slope = one["anonymous_slope"]["bytes_per_hour"]
+def soak_row(soak: SoakReport) -> list[str]:
+    idle = [sample.anonymous_bytes / MIB for sample in soak.idle]
+    slope = soak.anonymous_slope.bytes_per_hour
     return [
-        f"{one['minutes']:g} minutes of mixed load, {sum(one['counts'].values())} requests",
+        f"{soak.minutes:g} minutes of mixed load, {sum(soak.counts.values())} requests",
         "memory flat, no thread or descriptor stays",
         f"memory (no file's pages) when nothing is generated, at a quarter, half and the end: "
         f"{idle[len(idle) // 4]:.0f}, {idle[len(idle) // 2]:.0f}, {idle[-1]:.0f} MiB; over the "
-        f"second half {figure(None if slope is None else slope / MIB, 1, ' MiB an hour')}; "
-        f"threads {one['threads_leaked']:+d}, descriptors {one['descriptors_leaked']:+d}",
+        f"second half {format_figure(None if slope is None else slope / MIB, 1, ' MiB an hour')}; "
+        f"threads {soak.threads_leaked:+d}, descriptors {soak.descriptors_leaked:+d}",
     ]
 
 
-def clients(one: dict[str, Any]) -> list[str]:
-    said = {True: "works", False: "fails", None: "not run"}
-    every = one["clients"].items()
+def clients_row(report: ClientsReport) -> list[str]:
+    clients = report.clients.items()
     return [
-        "other programs, unmodified: " + ", ".join(f"{k} {v.get('version', '')}" for k, v in every),
+        "other programs, unmodified: "
+        + ", ".join(f"{name} {client.version or ''}" for name, client in clients),
         "work",
-        ", ".join(f"{name} {said[client['works']]}" for name, client in every),
+        ", ".join(f"{name} {WORKS[client.works]}" for name, client in clients),
     ]
 
 
-ROWS = {
-    "storm": storm,
-    "shutdown": shutdown,
-    "queue": queue,
-    "fuzz": fuzz,
-    "disconnects": disconnects,
-    "soak": soak,
-    "clients": clients,
-}
-
-
-def left(*found: dict[str, float]) -> str:
-    """What still ran, waited or was pinned afterwards."""
-    total = sum(sum(one.values()) for one in found)
+def format_left(*gauges: Mapping[str, float]) -> str:
+    """Returns what still ran, waited or was pinned afterwards."""
+    total = sum(sum(values.values()) for values in gauges)
     return "nothing is left" if not total else f"{total:g} left"
 
 
-def arrivals() -> list[str]:
-    """Latency by system."""
-    found = (result("serving") or {}).get("arrivals")
-    if found is None:
+def arrivals_table() -> list[str]:
+    """Returns latency by system."""
+    reports = read_report("serving", ServingReports)
+    if reports is None or reports.arrivals is None:
         return []
-    parts = {"end to end": "e2e_seconds", "first token": "ttft_seconds", "token": "tpot_seconds"}
+    report = reports.arrivals
     rows = [
-        [f"`{name}`", ", ".join(figure(mean, 2) for mean in one["mean_of_each_repetition"])]
-        + [figure(one[key][at], 2) for key in parts.values() for at in ("p50", "p99")]
-        + [percent(one["counted"]["hit_rate"]), figure(one["counted"]["bytes"] / 2**30, 1)]
-        for name, one in found["systems"].items()
+        [f"`{name}`", ", ".join(format_figure(m, 2) for m in system.mean_of_each_repetition)]
+        + [
+            format_figure(v, 2)
+            for latency in latencies(system).values()
+            for v in (latency.p50, latency.p99)
+        ]
+        + [format_percent(system.counted.hit_rate), format_figure(system.counted.bytes / GIB, 1)]
+        for name, system in report.systems.items()
     ]
-    columns = [f"{name} {at}, s" for name in parts for at in ("p50", "p99")]
-    answers = "the same answers" if found["same_answers"] else "answers that differ"
-    times = found["repetitions"]
-    often = "once" if times == 1 else f"{times} times in turns"
-    return [
-        f"Arrivals of {found['trace']} replayed live: {found['requests']} requests in a row, "
-        f"{found['rate']:.2f} a second, {often}, model {found['model']}, budget "
-        f"{found['budget']}; all systems gave {answers}:",
+    names = ("end to end", "first token", "token")
+    columns = [f"{name} {at}, s" for name in names for at in ("p50", "p99")]
+    answers = "the same answers" if report.same_answers else "answers that differ"
+    often = "once" if report.repetitions == 1 else f"{report.repetitions} times in turns"
+    text = [
+        f"Arrivals of {report.trace} replayed live: {report.requests} requests in a row, "
+        f"{report.rate:.2f} a second, {often}, model {report.model}, budget "
+        f"{report.budget}; all systems gave {answers}:",
         "",
-        *table(["system", "end to end, mean of each time, s", *columns, "hits", "GiB read"], rows),
+        *markdown_table(
+            ["system", "end to end, mean of each time, s", *columns, "hits", "GiB read"], rows
+        ),
         "",
-        *again(),
     ]
-
-
-def again() -> list[str]:
-    """The same arrivals for some systems once more, in another order."""
-    found = (result("serving") or {}).get("arrivals_again")
-    if found is None:
-        return []
-    means = ", ".join(
-        f"`{name}` {figure(one['e2e_seconds']['mean'], 2)} s"
-        for name, one in found["systems"].items()
-    )
-    return [f"The same once more, in this order, mean end to end: {means}.", ""]
+    if reports.arrivals_again is not None:
+        means = ", ".join(
+            f"`{name}` {format_figure(system.e2e_seconds.mean, 2)} s"
+            for name, system in reports.arrivals_again.systems.items()
+        )
+        text += [f"The same once more, in this order, mean end to end: {means}.", ""]
+    return text

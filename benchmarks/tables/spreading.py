@@ -1,51 +1,53 @@
-"""Tables of the simulated runs on more devices and machines."""
+"""Tables of more devices and machines: simulated."""
 
-from typing import Any
+from benchmarks.reports import read_report
+from benchmarks.scaling import ScalingReport
+from benchmarks.tables.markdown import format_figure, format_percent, markdown_table
 
-from benchmarks.tables.markdown import figure, percent, result, table
 
-
-def scaled() -> list[str]:
-    """Devices and nodes, and what the paper says of figure 13."""
-    found = result("scaling")
-    if found is None:
+def scaling_tables() -> list[str]:
+    """Returns devices and nodes, and the paper's claims about figure 13."""
+    report = read_report("scaling", ScalingReport)
+    if report is None:
         return []
-    rows: list[dict[str, Any]] = found["rows"]
-    fullest = {
-        (row["shape"], row["machine"], row["nodes"], row["devices"]): row["tokens_per_second"]
-        for row in rows
-        if row["batch"] == found["batch_per_node"] * row["nodes"]
+    throughput = {
+        (row.shape, row.machine, row.nodes, row.devices): row.tokens_per_second
+        for row in report.rows
+        if row.batch == report.batch_per_node * row.nodes
     }
-    lines = []
-    for row in rows:
-        key = row["shape"], row["machine"], row["nodes"], row["devices"]
-        if row["batch"] == found["batch"]:
-            lines.append(
-                [
-                    row["shape"],
-                    f"{row['nodes']} x {row['devices']} of {row['machine']}",
-                    figure(row["latency_ms"], 1, " ms"),
-                    percent(row["hit_rate"]),
-                    figure(fullest.get(key), 0),
-                ]
-            )
-    claims = [
-        [one["where"], one["what"], figure(one["paper_value"], 2), figure(one["ours"], 2)]
-        for one in found["claims"]
+    lines = [
+        [
+            row.shape,
+            f"{row.nodes} x {row.devices} of {row.machine}",
+            format_figure(row.latency_ms, 1, " ms"),
+            format_percent(row.hit_rate),
+            format_figure(throughput.get((row.shape, row.machine, row.nodes, row.devices)), 0),
+        ]
+        for row in report.rows
+        if row.batch == report.batch
     ]
-    columns = ["model", "devices", f"a token, {found['batch']} requests", "hits"]
-    columns.append(f"tokens/s, {found['batch_per_node']} requests a node")
+    claims = [
+        [
+            claim.where,
+            claim.what,
+            format_figure(claim.paper_value, 2),
+            format_figure(claim.ours, 2),
+        ]
+        for claim in report.claims
+    ]
+    columns = ["model", "devices", f"a token, {report.batch} requests", "hits"]
+    columns.append(f"tokens/s, {report.batch_per_node} requests a node")
     return [
-        f"`{found['system']}` with experts spread over devices and nodes, each device with an "
+        f"`{report.system}` with experts spread over devices and nodes, each device with an "
         "arena and a link of its own (simulated; the reference model's routing, the models' bytes "
         "and layers; `scaling.py` has the machines and what is assumed of the network):",
         "",
-        *table(columns, lines),
+        *markdown_table(columns, lines),
         "",
         "What moe-infinity-sequence-level says of its figure 13, beside it:",
         "",
-        *table(["where", "what", "paper", "ours"], claims),
+        *markdown_table(["where", "what", "paper", "ours"], claims),
         "",
-        f"Why they differ: {found['claims'][0]['reason']}.",
+        f"Why they differ: {report.claims[0].reason}.",
         "",
     ]

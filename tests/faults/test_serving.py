@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.serving.server import TAKEN, Server, server
+from benchmarks.serving.server import IDLE_GAUGES, ServerProcess, run_server
 from tests.builders.faults import needs
 from tests.builders.faults.disk import CannotMountError, faulty_disk
 from tests.builders.faults.rules import Disk, Rule
@@ -52,7 +52,7 @@ def expected(folder: Path) -> list[str]:
     return texts
 
 
-def ask_all(running: Server) -> list[httpx2.Response]:
+def ask_all(running: ServerProcess) -> list[httpx2.Response]:
     def ask(prompt: str) -> httpx2.Response:
         body = {
             "prompt": prompt,
@@ -74,7 +74,7 @@ def texts(answers: list[httpx2.Response]) -> list[str]:
 def test_server__gives_equal_answers_before_and_after_read_errors(disk: Disk) -> None:
     plain = expected(disk.mount)
     options = {"model.id": disk.mount, "budget": "20%", "predictor": "skip"}
-    with server(options) as running:
+    with run_server(options) as running:
         assert texts(ask_all(running)) == plain
         # Some reads fail, of prefetches and on demand: they are retried, and no client notices.
         disk.fails(Rule("eio", times=3))
@@ -91,5 +91,5 @@ def test_server__gives_equal_answers_before_and_after_read_errors(disk: Disk) ->
         disk.is_well()
         assert texts(ask_all(running)) == plain
         running.wait_idle()
-        assert running.taken() == dict.fromkeys(TAKEN, 0.0)
-        assert running.end()["exit_code"] == 0
+        assert running.idle_gauges() == dict.fromkeys(IDLE_GAUGES, 0.0)
+        assert running.stop().exit_code == 0

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.serving.server import server
+from benchmarks.serving.server import run_server
 from configs.cli import main
 from runtime.__main__ import COMMANDS
 from runtime.config import BUILTIN_MODELS
@@ -49,7 +49,7 @@ def greedy(folder: Path, prompts: list[str], number: int) -> list[str]:
 
 def test_server__answers_several_clients_at_once_with_prefetching(tmp_path: Path) -> None:
     options = {"predictor": "skip", "budget": "30%", "key": "a-secret"}
-    with server(options, folder=tmp_path) as served:
+    with run_server(options, folder=tmp_path) as served:
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="a-secret", timeout=PATIENCE)
 
         def ask(prompt: str) -> str:
@@ -64,7 +64,7 @@ def test_server__answers_several_clients_at_once_with_prefetching(tmp_path: Path
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"{served.url}/v1", api_key="wrong").models.list()
         children = psutil.Process(served.process.pid).children(recursive=True)
-        assert served.end()["exit_code"] == 0
+        assert served.stop().exit_code == 0
         assert not any(child.is_running() for child in children)
         results = json.loads((tmp_path / "run" / "results.json").read_text())
         assert results["ended"] == "SIGTERM"
@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal__finishes_accepted_requests(folder: Path, tmp_path: Path, number: int) -> None:
-    with server({"model.id": folder, "max_running": 1}, folder=tmp_path) as served:
+    with run_server({"model.id": folder, "max_running": 1}, folder=tmp_path) as served:
         body = {"prompt": "The", "max_tokens": 60, "temperature": 0, "stream": True}
         with (
             httpx2.Client(base_url=served.url, timeout=PATIENCE) as client,
@@ -97,7 +97,7 @@ def test_signal__finishes_accepted_requests(folder: Path, tmp_path: Path, number
 
 
 def test_signal__without_grace_ends_at_once(folder: Path, tmp_path: Path) -> None:
-    with server({"model.id": folder, "grace": 0}, folder=tmp_path) as served:
+    with run_server({"model.id": folder, "grace": 0}, folder=tmp_path) as served:
         body = {"prompt": "The", "max_tokens": 2000, "temperature": 0, "stream": True}
         with (
             httpx2.Client(base_url=served.url, timeout=PATIENCE) as client,
@@ -113,13 +113,13 @@ def test_signal__without_grace_ends_at_once(folder: Path, tmp_path: Path) -> Non
 
 
 def test_signal__during_loading_ends_the_server(tmp_path: Path) -> None:
-    with server(folder=tmp_path, ready=False) as served:
-        assert served.end()["exit_code"] == 0
+    with run_server(folder=tmp_path, ready=False) as served:
+        assert served.stop().exit_code == 0
 
 
 def test_missing_model__is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     options = {"model.id": tmp_path / "nowhere"}
-    with server(options, folder=tmp_path, ready=False) as served:
+    with run_server(options, folder=tmp_path, ready=False) as served:
         assert served.process.wait(PATIENCE) == 2
     errors = [line for line in served.log.read_text().splitlines() if not line.startswith("{")]
     assert len(errors) == 1

@@ -14,8 +14,8 @@ from fastapi import FastAPI
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.serving.server import Server
-from benchmarks.serving.server import server as started
+from benchmarks.serving.server import ServerProcess
+from benchmarks.serving.server import run_server as started
 from runtime.serving.routes import status_routes
 from runtime.serving.server import listen, server_url
 from tests.builders.browser import document, needs_chromium, picture
@@ -28,7 +28,7 @@ BACKGROUND = {"light": (0xFC, 0xFC, 0xFB), "dark": (0x14, 0x14, 0x13)}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of the reference model that has answered one request."""
     folder = tmp_path_factory.mktemp("server")
     options = {"system": "moecast", "budget": "50%", "model.dtype": "float32"}
@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def url(server: Server) -> str:
+def url(server: ServerProcess) -> str:
     """The page's URL with the key as the password."""
     needs_chromium()
     return server.url.replace("http://", f"http://:{KEY}@") + "/"
@@ -59,7 +59,7 @@ def text_of(dom: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_status_page__needs_the_key(server: Server, path: str) -> None:
+def test_status_page__needs_the_key(server: ServerProcess, path: str) -> None:
     response = httpx2.get(f"{server.url}{path}")
     assert response.status_code == 401
     assert response.headers["www-authenticate"].startswith(
@@ -69,7 +69,7 @@ def test_status_page__needs_the_key(server: Server, path: str) -> None:
     assert httpx2.get(f"{server.url}{path}", auth=("anyone", "x")).status_code == 401
 
 
-def test_status_page__loads_nothing_from_other_hosts(server: Server) -> None:
+def test_status_page__loads_nothing_from_other_hosts(server: ServerProcess) -> None:
     with httpx2.Client(auth=("", KEY)) as client:
         for path in PATHS[:3]:
             answer = client.get(f"{server.url}{path}")
@@ -83,7 +83,7 @@ def test_status_page__loads_nothing_from_other_hosts(server: Server) -> None:
             assert "unsafe" not in policy
 
 
-def test_status__has_the_pages_fields_and_no_prompts(server: Server) -> None:
+def test_status__has_the_pages_fields_and_no_prompts(server: ServerProcess) -> None:
     response = httpx2.get(f"{server.url}/status", auth=("", KEY))
     assert "heart" not in response.text
     status = response.json()
@@ -99,7 +99,7 @@ def test_status__has_the_pages_fields_and_no_prompts(server: Server) -> None:
     assert names == {"system": "moecast", "predictor": "residual", "eviction": "reuse"}
 
 
-def test_metrics__count_the_servers_requests(server: Server) -> None:
+def test_metrics__count_the_servers_requests(server: ServerProcess) -> None:
     text = httpx2.get(f"{server.url}/metrics", auth=("", KEY)).text
     status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     sums: dict[str, float] = defaultdict(float)
@@ -130,7 +130,7 @@ def test_browser__reports_a_script_that_fails(tmp_path: Path) -> None:
     assert "missing is not defined" in complaints
 
 
-def test_browser__shows_the_servers_counts(server: Server, url: str, tmp_path: Path) -> None:
+def test_browser__shows_the_servers_counts(server: ServerProcess, url: str, tmp_path: Path) -> None:
     dom, complaints = document(url, tmp_path)
     status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     experts = status["experts"]
@@ -150,7 +150,9 @@ def test_browser__shows_the_servers_counts(server: Server, url: str, tmp_path: P
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_browser__draws_the_map(server: Server, url: str, tmp_path: Path, theme: str) -> None:
+def test_browser__draws_the_map(
+    server: ServerProcess, url: str, tmp_path: Path, theme: str
+) -> None:
     pixels = colours(picture(url, tmp_path, dark=theme == "dark"))
     status = httpx2.get(f"{server.url}/status", auth=("", KEY)).json()
     assert pixels[BACKGROUND[theme]] > 50_000

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = [
     name
-    for name in ("collect", "train", "train.evaluate", "zoo", "runtime")
+    for name in ("collect", "train", "train.evaluate", "zoo", "runtime", "benchmarks")
     if (ROOT / name.replace(".", "/") / "__main__.py").exists()
 ]
 SLOW = [

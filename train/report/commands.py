@@ -71,12 +71,13 @@ def trace_of(results: dict[str, Any], path: str | None) -> Trace:
 def ceiling_of(path: Path, digest: str) -> dict[str, Any]:
     """What `benchmarks/ceiling.py` wrote about the same trace."""
     if not path.is_file():
-        raise TrainError(f"ceiling={path} is missing: `python benchmarks/ceiling.py` writes it")
+        raise TrainError(f"ceiling={path} is missing: `python -m benchmarks ceiling` writes it")
     found = json.loads(path.read_text())
     if found.get("trace") != digest:
         raise TrainError(
             f"ceiling={path} is of the trace {str(found.get('trace'))[:12]}, the run of "
-            f"{digest[:12]}: measure this one with benchmarks/ceiling.py, or leave ceiling out"
+            f"{digest[:12]}: measure this one with `python -m benchmarks ceiling`, or "
+            "leave ceiling out"
         )
     return found
 

@@ -151,7 +151,7 @@ def trace_size(page: Page, rows: Sequence[Mapping[str, Any]], *, others: str | N
 
 
 HOW = (
-    "Learned predictors take longer: `python benchmarks/ceiling.py trace=TRACE output=FILE` "
+    "Learned predictors take longer: `python -m benchmarks ceiling trace=TRACE output=FILE` "
     "measures them, and `python -m train report run_dir=RUN ceiling=FILE` draws them here."
 )
 

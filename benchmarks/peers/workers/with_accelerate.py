@@ -1,17 +1,17 @@
-"""Accelerate's disk offload: experts of as many layers as fit stay in memory, the others on disk.
+"""Accelerate's disk offload: experts of the first layers stay in memory, the others on disk.
 
-Accelerate moves whole tensors, and Transformers keeps all experts of a layer in two. So one layer's
-experts are in memory for a moment while it computes, and room for them is left in the budget.
+Accelerate moves whole tensors, and Transformers keeps all experts of a layer in two. One layer's
+experts are in memory while it computes, so the budget leaves room for them.
 """
 
 import torch
-from generating import generating
-from measured import Answer, Request, main
+from greedy import greedy_answers
+from peer_worker import AnswerFunction, PeerRequest, main
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
 def device_map(config: AutoConfig, budget_bytes: int) -> dict[str, str]:
-    """Where each part is: experts of the first layers and all else in memory."""
+    """Places the experts of the first layers and all other weights in memory."""
     elements = 3 * config.hidden_size * config.moe_intermediate_size * config.num_experts
     kept = max(0, budget_bytes // (elements * 4) - 1)
     places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
@@ -25,8 +25,8 @@ def device_map(config: AutoConfig, budget_bytes: int) -> dict[str, str]:
     return places
 
 
-def offloaded(request: Request) -> PreTrainedModel:
-    """The model, with its layers where `device_map` says."""
+def offloaded(request: PeerRequest) -> PreTrainedModel:
+    """Loads the model with its weights placed as `device_map` says."""
     torch.set_num_threads(request.threads)
     config = AutoConfig.from_pretrained(request.weights, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(
@@ -40,8 +40,8 @@ def offloaded(request: Request) -> PreTrainedModel:
     return model.eval()
 
 
-def load(request: Request) -> Answer:
-    return generating(offloaded(request))
+def load(request: PeerRequest) -> AnswerFunction:
+    return greedy_answers(offloaded(request))
 
 
 if __name__ == "__main__":

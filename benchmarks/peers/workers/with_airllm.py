@@ -1,16 +1,16 @@
-"""AirLLM: one layer after another from shards of its own, which it writes on first use."""
+"""AirLLM: one layer after another, read from the shards that it writes on first use."""
 
 import json
 from pathlib import Path
 
 import torch
 from airllm import AutoModel
-from generating import generating
-from measured import Answer, Request, main
+from greedy import greedy_answers
+from peer_worker import AnswerFunction, PeerRequest, main
 
 
-def readable(folder: Path, scratch: Path) -> Path:
-    """The checkpoint with a tokenizer class that Transformers 4 knows; weights are links."""
+def link_checkpoint(folder: Path, scratch: Path) -> Path:
+    """Links the checkpoint, with a tokenizer class that Transformers 4 has."""
     copy = scratch / "checkpoint"
     copy.mkdir(exist_ok=True)
     for path in folder.iterdir():
@@ -25,16 +25,16 @@ def readable(folder: Path, scratch: Path) -> Path:
     return copy
 
 
-def load(request: Request) -> Answer:
+def load(request: PeerRequest) -> AnswerFunction:
     torch.set_num_threads(request.threads)
     scratch = Path(request.scratch)
     model = AutoModel.from_pretrained(
-        str(readable(Path(request.weights), scratch)),
+        str(link_checkpoint(Path(request.weights), scratch)),
         device="cpu",
         dtype=torch.float32,
         layer_shards_saving_path=str(scratch / "shards"),
     )
-    return generating(model)
+    return greedy_answers(model)
 
 
 if __name__ == "__main__":

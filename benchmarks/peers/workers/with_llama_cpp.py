@@ -1,12 +1,12 @@
 """llama.cpp through llama-cpp-python: a GGUF file, mapped into memory."""
 
 from llama_cpp import GGML_TYPE_F32, Llama
-from measured import Answer, OnToken, Request, main
+from peer_worker import AnswerFunction, OnToken, PeerRequest, main
 
 CONTEXT = 512
 
 
-def load(request: Request) -> Answer:
+def load(request: PeerRequest) -> AnswerFunction:
     llama = Llama(
         request.weights,
         n_ctx=CONTEXT,
@@ -14,7 +14,7 @@ def load(request: Request) -> Answer:
         n_threads_batch=request.threads,
         use_mmap=True,
         use_mlock=False,
-        # Keys and values as the other peers keep them.
+        # The precision of the other peers' KV caches.
         type_k=GGML_TYPE_F32,
         type_v=GGML_TYPE_F32,
         verbose=False,

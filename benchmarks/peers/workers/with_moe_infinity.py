@@ -1,10 +1,10 @@
-"""MoE-Infinity, as far as PyPI has it."""
+"""MoE-Infinity: the package of this name on PyPI."""
 
-from measured import Answer, OnToken, Request, main
 from moe_infinity import MoE
+from peer_worker import AnswerFunction, OnToken, PeerRequest, main
 
 
-def load(request: Request) -> Answer:
+def load(request: PeerRequest) -> AnswerFunction:
     model = MoE(request.weights, {"offload_path": request.scratch, "device_memory_ratio": 0.5})
 
     def answer(prompt: list[int], new_tokens: int, on_token: OnToken) -> None:

@@ -1,28 +1,26 @@
-"""moecast, with the system that `options.system` names (a file of `configs/system/`)."""
+"""moecast, with the system that `options.system` names."""
 
 from pathlib import Path
 
 import torch
-import yaml
-from generating import generating
-from measured import Answer, Request, main
+from greedy import greedy_answers
+from peer_worker import AnswerFunction, PeerRequest, main
 
 from runtime import load as load_served
-from runtime.config import ModelConfig, SystemConfig
+from runtime.config import ModelConfig
+from runtime.systems import load_system
 
 
-def load(request: Request) -> Answer:
+def load(request: PeerRequest) -> AnswerFunction:
     torch.set_num_threads(request.threads)
-    text = Path(request.options["systems"], f"{request.options['system']}.yaml").read_text()
-    values = {key: value for key, value in yaml.safe_load(text).items() if key != "defaults"}
     model = load_served(
         ModelConfig(id=request.weights, dtype="float32"),
         budget=request.budget_bytes,
-        system=SystemConfig(**values),
+        system=load_system(request.options["system"]),
         device="cpu",
         entries=Path(request.options["entries"]) if "entries" in request.options else None,
     )
-    return generating(model)
+    return greedy_answers(model)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Plain Transformers; its weights stay mapped from the file where they need no conversion.
+"""Plain Transformers; weights that need no conversion stay mapped from the file.
 
-`options.experts`: eager reads the chosen experts only; without it, Transformers' own default.
+`options.experts` is the implementation of the experts: eager reads the chosen ones only.
 """
 
 import torch
-from generating import generating
-from measured import Answer, Request, main
+from greedy import greedy_answers
+from peer_worker import AnswerFunction, PeerRequest, main
 from transformers import AutoModelForCausalLM
 
 
-def load(request: Request) -> Answer:
+def load(request: PeerRequest) -> AnswerFunction:
     torch.set_num_threads(request.threads)
     model = AutoModelForCausalLM.from_pretrained(
         request.weights,
@@ -17,7 +17,7 @@ def load(request: Request) -> Answer:
         local_files_only=True,
         experts_implementation=request.options.get("experts"),
     )
-    return generating(model.eval())
+    return greedy_answers(model.eval())
 
 
 if __name__ == "__main__":

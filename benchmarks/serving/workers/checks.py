@@ -1,11 +1,8 @@
-"""What the workers share.
+"""Checks of a client, for the workers; of the standard library alone.
 
-Of the standard library alone, because each runs in the environment of the client that it is about.
-
-    python with_NAME.py ORDER.json
-
-The order holds `url`, `model`, `key`, `prompt`, `tokens` and `expected`, the greedy answer's text.
-Printed is one JSON object: `version`, and `checks`, by name null or what went wrong.
+Each worker runs in the environment of its client: `python with_NAME.py REQUEST.json REPORT.json`.
+The request holds `url`, `model`, `key`, `prompt`, `tokens` and `expected`, the greedy text.
+The report holds `version`, and `checks`: null, or the failure of each check.
 """
 
 import json
@@ -19,22 +16,22 @@ from typing import Any
 CHECKS: dict[str, Callable[[], None]] = {}
 
 
-def order() -> dict[str, Any]:
+def read_request() -> dict[str, Any]:
     return json.loads(Path(sys.argv[1]).read_text())
 
 
 def check(done: Callable[[], None]) -> Callable[[], None]:
-    """Registers a check: a function that fails by an exception."""
+    """Registers a check: a function that raises if it fails."""
     CHECKS[done.__name__] = done
     return done
 
 
-def equal(found: object, expected: object) -> None:
-    assert found == expected, f"{found!r}, expected {expected!r}"
+def equal(value: object, expected: object) -> None:
+    assert value == expected, f"got {value!r}, expected {expected!r}"
 
 
 def refused(kind: type[Exception], done: Callable[[], object]) -> None:
-    """The client raises its own exception for it."""
+    """Checks that the client raises its own exception."""
     try:
         done()
     except kind:
@@ -43,13 +40,14 @@ def refused(kind: type[Exception], done: Callable[[], object]) -> None:
 
 
 def report(package: str) -> None:
-    """Runs every check, and prints what came of it."""
-    found: dict[str, str | None] = {}
+    """Runs every check and writes the report."""
+    results: dict[str, str | None] = {}
     for name, done in CHECKS.items():
         try:
             done()
-            found[name] = None
+            results[name] = None
         except Exception as error:
-            # A check that fails in any way is a result; the others go on.
-            found[name] = "".join(traceback.format_exception_only(error)).strip()
-    sys.stdout.write(json.dumps({"version": version(package), "checks": found}) + "\n")
+            # Any failure of a check is a result; the others still run.
+            results[name] = "".join(traceback.format_exception_only(error)).strip()
+    document = {"version": version(package), "checks": results}
+    Path(sys.argv[2]).write_text(json.dumps(document))

@@ -1,48 +1,48 @@
-"""LiteLLM, as it is installed; it must not ask its makers for prices first."""
+"""Checks of LiteLLM, which must not download its price list."""
 
 import os
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm
-from checks import check, equal, order, refused, report
+from checks import check, equal, read_request, refused, report
 
-TOLD = order()
+REQUEST = read_request()
 COMMON = {
-    "api_base": TOLD["url"],
-    "api_key": TOLD["key"],
-    "max_tokens": TOLD["tokens"],
+    "api_base": REQUEST["url"],
+    "api_key": REQUEST["key"],
+    "max_tokens": REQUEST["tokens"],
     "temperature": 0,
     "num_retries": 0,
 }
 CHAT = COMMON | {
-    "model": f"openai/{TOLD['model']}",
-    "messages": [{"role": "user", "content": TOLD["prompt"]}],
+    "model": f"openai/{REQUEST['model']}",
+    "messages": [{"role": "user", "content": REQUEST["prompt"]}],
 }
 TEXT = COMMON | {
-    "model": f"text-completion-openai/{TOLD['model']}",
-    "prompt": TOLD["prompt"],
+    "model": f"text-completion-openai/{REQUEST['model']}",
+    "prompt": REQUEST["prompt"],
 }
 
 
 @check
 def text_completion() -> None:
     answer = litellm.text_completion(**TEXT)
-    equal(answer.choices[0].text, TOLD["expected"])
-    equal(answer.usage.completion_tokens, TOLD["tokens"])
+    equal(answer.choices[0].text, REQUEST["expected"])
+    equal(answer.usage.completion_tokens, REQUEST["tokens"])
 
 
 @check
 def text_completion_stream() -> None:
     chunks = litellm.text_completion(**TEXT, stream=True)
-    equal("".join(one.choices[0].text or "" for one in chunks), TOLD["expected"])
+    equal("".join(chunk.choices[0].text or "" for chunk in chunks), REQUEST["expected"])
 
 
 @check
 def chat() -> None:
     whole = litellm.completion(**CHAT).choices[0].message.content
     chunks = litellm.completion(**CHAT, stream=True)
-    equal("".join(one.choices[0].delta.content or "" for one in chunks), whole)
+    equal("".join(chunk.choices[0].delta.content or "" for chunk in chunks), whole)
 
 
 @check

@@ -1,12 +1,12 @@
-"""OpenAI's own client, as it is installed."""
+"""Checks of OpenAI's own client."""
 
 import asyncio
 
 import openai
-from checks import check, equal, order, refused, report
+from checks import check, equal, read_request, refused, report
 
-TOLD = order()
-MODEL, PROMPT, TOKENS = TOLD["model"], TOLD["prompt"], TOLD["tokens"]
+REQUEST = read_request()
+MODEL, PROMPT, TOKENS = REQUEST["model"], REQUEST["prompt"], REQUEST["tokens"]
 GREEDY = {"model": MODEL, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
 CHAT = {
     "model": MODEL,
@@ -14,19 +14,19 @@ CHAT = {
     "max_tokens": TOKENS,
     "temperature": 0,
 }
-client = openai.OpenAI(base_url=TOLD["url"], api_key=TOLD["key"], max_retries=0, timeout=120)
+client = openai.OpenAI(base_url=REQUEST["url"], api_key=REQUEST["key"], max_retries=0, timeout=120)
 
 
 @check
 def models() -> None:
-    equal([one.id for one in client.models.list()], [MODEL])
+    equal([model.id for model in client.models.list()], [MODEL])
     equal(client.models.retrieve(MODEL).id, MODEL)
 
 
 @check
 def completion() -> None:
     answer = client.completions.create(**GREEDY)
-    equal(answer.choices[0].text, TOLD["expected"])
+    equal(answer.choices[0].text, REQUEST["expected"])
     equal(answer.choices[0].finish_reason, "length")
     equal(answer.usage.completion_tokens, TOKENS)
 
@@ -36,7 +36,7 @@ def completion_stream() -> None:
     chunks = list(
         client.completions.create(**GREEDY, stream=True, stream_options={"include_usage": True})
     )
-    equal("".join(one.choices[0].text for one in chunks if one.choices), TOLD["expected"])
+    equal("".join(chunk.choices[0].text for chunk in chunks if chunk.choices), REQUEST["expected"])
     equal(chunks[-1].choices, [])
     equal(chunks[-1].usage.completion_tokens, TOKENS)
 
@@ -45,18 +45,18 @@ def completion_stream() -> None:
 def completion_options() -> None:
     answer = client.completions.create(**GREEDY | {"n": 2, "logprobs": 3, "echo": True})
     equal(len(answer.choices), 2)
-    for one in answer.choices:
-        equal(one.text, PROMPT + TOLD["expected"])
-        equal(one.logprobs.token_logprobs[0], None)
-        assert all(logprob <= 0 for logprob in one.logprobs.token_logprobs[1:])
-        equal(len(one.logprobs.tokens), len(one.logprobs.text_offset))
+    for choice in answer.choices:
+        equal(choice.text, PROMPT + REQUEST["expected"])
+        equal(choice.logprobs.token_logprobs[0], None)
+        assert all(logprob <= 0 for logprob in choice.logprobs.token_logprobs[1:])
+        equal(len(choice.logprobs.tokens), len(choice.logprobs.text_offset))
 
 
 @check
 def stop() -> None:
-    end = TOLD["expected"][5:8]
+    end = REQUEST["expected"][5:8]
     answer = client.completions.create(**GREEDY, stop=[end]).choices[0]
-    equal(answer.text, TOLD["expected"][: TOLD["expected"].index(end)])
+    equal(answer.text, REQUEST["expected"][: REQUEST["expected"].index(end)])
     equal(answer.finish_reason, "stop")
 
 
@@ -72,12 +72,12 @@ def seed() -> None:
 @check
 def chat() -> None:
     answer = client.chat.completions.create(**CHAT, logprobs=True, top_logprobs=2)
-    said = answer.choices[0]
-    equal(said.message.role, "assistant")
-    equal(len(said.logprobs.content), answer.usage.completion_tokens)
+    choice = answer.choices[0]
+    equal(choice.message.role, "assistant")
+    equal(len(choice.logprobs.content), answer.usage.completion_tokens)
     parts = client.chat.completions.create(**CHAT, stream=True)
-    told = [one.choices[0].delta.content or "" for one in parts if one.choices]
-    equal("".join(told), said.message.content)
+    texts = [part.choices[0].delta.content or "" for part in parts if part.choices]
+    equal("".join(texts), choice.message.content)
 
 
 @check
@@ -86,31 +86,33 @@ def raw_response() -> None:
         **GREEDY, extra_headers={"X-Request-Id": "mine-1"}
     )
     equal(raw.headers["x-request-id"], "mine-1")
-    equal(raw.parse().choices[0].text, TOLD["expected"])
+    equal(raw.parse().choices[0].text, REQUEST["expected"])
 
 
 @check
 def refusals() -> None:
-    def asked(**changed: object) -> openai.types.Completion:
+    def complete(**changed: object) -> openai.types.Completion:
         return client.completions.create(**GREEDY | changed)
 
-    refused(openai.NotFoundError, lambda: asked(model="another"))
-    refused(openai.BadRequestError, lambda: asked(max_tokens=10**7))
-    refused(openai.BadRequestError, lambda: asked(temperature=9))
-    stranger = client.with_options(api_key="another")
-    refused(openai.AuthenticationError, lambda: stranger.completions.create(**GREEDY))
+    refused(openai.NotFoundError, lambda: complete(model="another"))
+    refused(openai.BadRequestError, lambda: complete(max_tokens=10**7))
+    refused(openai.BadRequestError, lambda: complete(temperature=9))
+    other = client.with_options(api_key="another")
+    refused(openai.AuthenticationError, lambda: other.completions.create(**GREEDY))
 
 
 @check
 def several_at_once() -> None:
     async def ask() -> list[str]:
         async with openai.AsyncOpenAI(
-            base_url=TOLD["url"], api_key=TOLD["key"], max_retries=0, timeout=120
-        ) as many:
-            answers = await asyncio.gather(*(many.completions.create(**GREEDY) for _ in range(8)))
+            base_url=REQUEST["url"], api_key=REQUEST["key"], max_retries=0, timeout=120
+        ) as parallel:
+            answers = await asyncio.gather(
+                *(parallel.completions.create(**GREEDY) for _ in range(8))
+            )
         return [answer.choices[0].text for answer in answers]
 
-    equal(set(asyncio.run(ask())), {TOLD["expected"]})
+    equal(set(asyncio.run(ask())), {REQUEST["expected"]})
 
 
 report("openai")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.peers.environments import BuildFailed, SourceBuild, edited
-from benchmarks.peers.figures import first_difference, row
+from benchmarks.environments import BuildFailed, SourceBuild, edit_source
 from benchmarks.peers.fused import write_fused
-from benchmarks.peers.limit import BLOCK, File, Limiter, Mapping
+from benchmarks.peers.limit import BLOCK, CachedFile, FileMapping, MemoryLimiter
+from benchmarks.peers.rows import (
+    FailedPeer,
+    PeerAnswer,
+    PeerKey,
+    PeerRow,
+    PeerRun,
+    first_difference,
+    summarize_runs,
+)
+from benchmarks.peers.run import add_ratios
 from tests.builders.models import tiny_qwen2_moe
 
 LAYERS, EXPERTS = 2, 6
@@ -115,29 +125,47 @@ def test_first_difference__counts_short_answers_as_far_as_they_go() -> None:
     assert first_difference([[1, 2, 3], [4, 9]], expected) == "prompt 1, token 1 of 3"
 
 
-def test_row__takes_medians_of_runs_and_bytes_after_the_first_token() -> None:
-    def run(step: float) -> dict:
-        seconds = [1.0, 1.0 + step, 1.0 + 3 * step]
-        answer = {"tokens": [7, 8, 9], "seconds": seconds, "read_bytes": [100, 110, 140]}
-        peaks = {"anonymous": 1, "cached": 2, "charged": 3, "resident": 4}
-        return {
-            "answers": [answer],
-            "versions": {"peer": "1"},
-            "load_seconds": 1.0,
-            "limiter_busy_seconds": 0.0,
-            "mean_charged_bytes": 3.0,
-        } | {f"peak_{name}_bytes": size for name, size in peaks.items()}
+KEY = PeerKey(peer="peer", how="how", budget="25%", budget_bytes=1, limit_bytes=2)
 
-    figures = row([run(0.1), run(0.2), run(0.4)], [[7, 8, 9]])
-    assert figures["tokens_per_second"] == pytest.approx(2 / 0.6)
-    assert figures["tpot_seconds"] == pytest.approx((0.2 + 0.4) / 2)
-    assert figures["ttft_seconds"] == 1.0
-    assert figures["read_bytes_per_token"] == 20
-    assert figures["tokens_as_transformers"] == "yes"
+
+def peer_run(step: float) -> PeerRun:
+    answer = PeerAnswer(
+        tokens=[7, 8, 9], seconds=[1.0, 1.0 + step, 1.0 + 3 * step], read_bytes=[100, 110, 140]
+    )
+    return PeerRun(
+        versions={"peer": "1"},
+        load_seconds=1.0,
+        answers=[answer],
+        peak_resident_bytes=4,
+        peak_anonymous_bytes=1,
+        peak_cached_bytes=2,
+        peak_charged_bytes=3,
+        mean_charged_bytes=3.0,
+        limiter_busy_seconds=0.0,
+    )
+
+
+def test_summary__takes_medians_and_bytes_after_the_first_token() -> None:
+    row = summarize_runs(KEY, [peer_run(0.1), peer_run(0.2), peer_run(0.4)], [[7, 8, 9]])
+    assert row.tokens_per_second == pytest.approx(2 / 0.6)
+    assert row.tpot_seconds == pytest.approx((0.2 + 0.4) / 2)
+    assert row.ttft_seconds == 1.0
+    assert row.read_bytes_per_token == 20
+    assert row.tokens_as_transformers == "yes"
+
+
+def test_ratios__are_relative_to_the_reference_at_the_same_budget() -> None:
+    slow = summarize_runs(replace(KEY, peer="accelerate"), [peer_run(0.4)], [[7, 8, 9]])
+    fast = summarize_runs(KEY, [peer_run(0.1)], [[7, 8, 9]])
+    other = replace(fast, budget="50%")
+    failed = FailedPeer(**vars(KEY), cannot_run="why")
+    rows = add_ratios([slow, fast, other, failed])
+    ratios = [row.decode_over_accelerate for row in rows if isinstance(row, PeerRow)]
+    assert ratios == [1.0, pytest.approx(4.0), None]
 
 
 def test_mapping__gives_the_part_of_a_file_that_it_holds() -> None:
-    mapping = Mapping(inode=1, start=0x10000, end=0x14000, offset=0x2000)
+    mapping = FileMapping(inode=1, start=0x10000, end=0x14000, offset=0x2000)
     part = mapping.part(0x1000, 0x2000)
     assert part is not None
     assert (part.base, part.length) == (0x10000, 0x1000)
@@ -161,14 +189,14 @@ def test_limiter__drops_what_a_process_maps_beyond_its_limit(tmp_path: Path) -> 
     with path.open("wb") as file:
         file.write(os.urandom(112 * BLOCK))
         os.fsync(file.fileno())
-    watched = File(path)
+    watched = CachedFile(path)
     try:
         watched.cached_bytes()
     except OSError as error:
         pytest.skip(str(error))
     end = tmp_path / "end"
     process = subprocess.Popen([sys.executable, "-c", READS_ALL, str(path), str(end)])
-    limiter = Limiter(process, [path], limit_bytes=40 * BLOCK)
+    limiter = MemoryLimiter(process, [path], limit_bytes=40 * BLOCK)
 
     def end_when_dropped() -> None:
         # All of it is read, again and again; it is held to less but for what comes between looks.
@@ -189,18 +217,20 @@ def test_limiter__drops_what_a_process_maps_beyond_its_limit(tmp_path: Path) -> 
 def test_limiter__kills_what_needs_more_than_its_limit_for_itself(tmp_path: Path) -> None:
     grows = "import time; data = bytearray(b'1' * (96 << 20)); time.sleep(400)"
     process = subprocess.Popen([sys.executable, "-c", grows])
-    limiter = Limiter(process, [], limit_bytes=64 * BLOCK)
+    limiter = MemoryLimiter(process, [], limit_bytes=64 * BLOCK)
     limiter.watch(timeout_seconds=240)
     assert limiter.was_killed
 
 
-def test_edited__refuses_a_source_in_which_the_words_are_not_there_once(tmp_path: Path) -> None:
+def test_edit_source__refuses_a_source_in_which_the_words_are_not_there_once(
+    tmp_path: Path,
+) -> None:
     tree = tmp_path / "package-1"
     tree.mkdir()
     (tree / "graph.cpp").write_text("build(SILU, false); build(SILU, false);")
     subprocess.run(["tar", "czf", "package-1.tar.gz", "package-1"], cwd=tmp_path, check=True)
     twice = SourceBuild("package==1", {"graph.cpp": ("SILU, false", "SILU, true")})
     with pytest.raises(BuildFailed, match="2 times in graph.cpp"):
-        edited(tmp_path, twice)
+        edit_source(tmp_path, twice)
     once = SourceBuild("package==1", {"graph.cpp": ("build(SILU, false); b", "b")})
-    assert (edited(tmp_path, once) / "graph.cpp").read_text() == "build(SILU, false);"
+    assert (edit_source(tmp_path, once) / "graph.cpp").read_text() == "build(SILU, false);"

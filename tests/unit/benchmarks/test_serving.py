@@ -7,12 +7,35 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serving.arrivals import Arm
-from benchmarks.serving.distributions import cumulative, page_of
-from benchmarks.serving.replay import Answer
-from benchmarks.serving.results import here, keep
-from benchmarks.serving.soak import minutes_of, slope
-from benchmarks.serving.trace import Arrival, lengths, read, scaled, window
+from benchmarks.config import QueueConfig, StormConfig
+from benchmarks.reports import describe_machine
+from benchmarks.serving.arrivals import SystemRuns
+from benchmarks.serving.distributions import build_page, cumulative_shares
+from benchmarks.serving.replay import TimedCompletion
+from benchmarks.serving.rows import (
+    Arrival,
+    ArrivalsReport,
+    CacheCounts,
+    ClientResult,
+    ClientsReport,
+    DisconnectsReport,
+    Footprint,
+    FootprintSample,
+    FuzzReport,
+    MemorySlope,
+    Percentiles,
+    ServingReports,
+    SystemLatencies,
+    WrongAnswer,
+    write_part,
+)
+from benchmarks.serving.soak import fit_slope, group_by_minute
+from benchmarks.serving.trace import (
+    choose_window,
+    read_arrivals,
+    scale_arrivals,
+    scale_lengths,
+)
 from benchmarks.tables import serving
 from predictors.errors import MoecastError
 
@@ -26,7 +49,7 @@ TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 def test_trace__is_read_in_order_of_time_from_the_first(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
-    found = read(path)
+    found = read_arrivals(path)
     assert [(one.prompt_tokens, one.new_tokens) for one in found] == [
         (374, 44),
         (396, 109),
@@ -44,140 +67,168 @@ def test_trace__that_is_none_names_the_file_and_where_to_get_one(
     if not content:
         path.unlink()
     with pytest.raises(MoecastError, match=r"trace\.csv.*AzurePublicDataset"):
-        read(path)
+        read_arrivals(path)
 
 
 def test_window__is_of_requests_in_a_row() -> None:
     every = [Arrival(float(i), i, i) for i in range(50)]
-    found = window(every, 8, seed=1)
+    found = choose_window(every, 8, seed=1)
     start = found[0].prompt_tokens
     assert found == every[start : start + 8]
-    assert window(every, 8, seed=1) == found
+    assert choose_window(every, 8, seed=1) == found
     with pytest.raises(MoecastError, match="the trace has 50"):
-        window(every, 51, seed=1)
+        choose_window(every, 51, seed=1)
 
 
 def test_scaled__keeps_the_pattern_and_has_the_rate() -> None:
     every = [Arrival(s, n, n) for s, n in ((100, 10), (101, 30), (104, 20))]
-    found = scaled(every, rate=0.5, prompt_tokens=40, new_tokens=4)
+    found = scale_arrivals(every, rate=0.5, prompt_tokens=40, new_tokens=4)
     assert [one.seconds for one in found] == pytest.approx([0, 1, 4])  # two more in four seconds
     assert [one.prompt_tokens for one in found] == [20, 60, 40]
     assert [one.new_tokens for one in found] == [2, 6, 4]
 
 
 def test_lengths__are_at_least_one_and_cut_where_they_are_far_above_the_mean() -> None:
-    found = lengths([0, 1, 1, 1, 997], mean=10)
+    found = scale_lengths([0, 1, 1, 1, 997], mean=10)
     assert found == [1, 1, 1, 1, 40]
 
 
+def footprint(seconds: float, rss_bytes: int) -> FootprintSample:
+    return FootprintSample(
+        seconds=seconds, rss_bytes=rss_bytes, anonymous_bytes=rss_bytes, descriptors=5, threads=2
+    )
+
+
 def test_slope__is_of_the_second_half_by_the_hour() -> None:
-    rising = [{"seconds": 36.0 * i, "rss_bytes": 10**6 + 100 * max(0, i - 50)} for i in range(101)]
-    found = slope(rising, "rss_bytes")
-    assert found["bytes_per_hour"] == pytest.approx(10_000, rel=0.05)
-    assert found["percent_per_hour"] == pytest.approx(1.0, rel=0.05)
-    assert slope(rising[:3], "rss_bytes")["bytes_per_hour"] is None
+    rising = [footprint(36.0 * i, 10**6 + 100 * max(0, i - 50)) for i in range(101)]
+    slope = fit_slope(rising, "rss_bytes")
+    assert slope.bytes_per_hour == pytest.approx(10_000, rel=0.05)
+    assert slope.percent_per_hour == pytest.approx(1.0, rel=0.05)
+    assert fit_slope(rising[:3], "rss_bytes") == MemorySlope(
+        bytes_per_hour=None, percent_per_hour=None
+    )
 
 
 def test_minutes__are_medians() -> None:
-    samples = [
-        {"seconds": float(s), "rss_bytes": r, "anonymous_bytes": r, "descriptors": 5, "threads": 2}
-        for s, r in ((0, 1), (30, 9), (59, 2), (60, 7))
-    ]
-    assert [(one["minute"], one["rss_bytes"]) for one in minutes_of(samples)] == [(0, 2), (1, 7)]
+    samples = [footprint(float(s), rss) for s, rss in ((0, 1), (30, 9), (59, 2), (60, 7))]
+    minutes = [(sample.minute, sample.rss_bytes) for sample in group_by_minute(samples)]
+    assert minutes == [(0, 2), (1, 7)]
 
 
-def test_results__of_one_benchmark_leave_the_others(tmp_path: Path) -> None:
-    output = tmp_path / "serving.json"
-    keep("storm", {"a": 1}, {"output": str(output)}, here())
-    keep("queue", {"b": 2}, {"output": str(output), "requests": "5"}, here())
-    keep("storm", {"a": 3}, {"output": str(output)}, here())
-    found = json.loads(output.read_text())
-    assert {name: (one.get("a"), one.get("b")) for name, one in found.items()} == {
-        "queue": (None, 2),
-        "storm": (3, None),
+def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
+    output, machine = tmp_path / "serving.json", describe_machine(1)
+    slope = MemorySlope(bytes_per_hour=1.0, percent_per_hour=None)
+    write_part("storm", StormConfig(output=output), machine, slope)
+    write_part("queue", QueueConfig(output=output, requests=5), machine, slope)
+    write_part("storm", StormConfig(output=output), machine, replace(slope, bytes_per_hour=3.0))
+    parts = json.loads(output.read_text())
+    assert {name: part["bytes_per_hour"] for name, part in parts.items()} == {
+        "queue": 1.0,
+        "storm": 3.0,
     }
-    assert found["queue"]["command"] == "python -m benchmarks.serving.queue requests=5"
-    assert found["queue"]["machine"]["cores"] == os.cpu_count()
+    assert parts["queue"]["command"] == "python -m benchmarks queue requests=5"
+    assert parts["queue"]["machine"]["cores"] == os.cpu_count()
 
 
 def test_page__has_a_curve_for_each_system(tmp_path: Path) -> None:
-    def system(*times: float) -> dict:
-        one = {"p50": 1.0, "p99": 2.0, "all": list(times)}
-        counted = {"hit_rate": 0.5, "bytes": 2**30}
-        return {
-            "e2e_seconds": one,
-            "ttft_seconds": one,
-            "tpot_seconds": one,
-            "counted": counted,
-        }
+    def system(*times: float) -> SystemLatencies:
+        latency = Percentiles(mean=1.5, p50=1.0, p90=1.5, p99=2.0, all=list(times))
+        return SystemLatencies(
+            mean_of_each_repetition=[1.5],
+            e2e_seconds=latency,
+            ttft_seconds=latency,
+            tpot_seconds=latency,
+            counted=CacheCounts(
+                hits=1, joins=0, misses=1, bytes=2**30, stall_seconds=0.0, hit_rate=0.5
+            ),
+        )
 
-    results = {
-        "requests": 2,
-        "trace": "t.csv",
-        "rate": 0.5,
-        "repetitions": 1,
-        "model": "m",
-        "budget": "25%",
-        "systems": {"on-demand": system(3, 1), "moecast": system(2, 1)},
-    }
-    page_of(results).write(tmp_path)
+    report = ArrivalsReport(
+        trace="t.csv",
+        requests=2,
+        repetitions=1,
+        rate=0.5,
+        budget="25%",
+        model="m",
+        arrivals=[],
+        same_answers=True,
+        systems={"on-demand": system(3, 1), "moecast": system(2, 1)},
+    )
+    build_page(report).write(tmp_path)
     csv = (tmp_path / "cdf-end-to-end.csv").read_text().splitlines()
     assert csv[1:] == ["on-demand,1,0.5", "on-demand,3,1.0", "moecast,1,0.5", "moecast,2,1.0"]
     assert (tmp_path / "cdf-first-token.png").stat().st_size > 1000
-    assert cumulative([5.0]) == [(5.0, 1.0)]
+    assert cumulative_shares([5.0]) == [(5.0, 1.0)]
 
 
-def test_arm__puts_its_repetitions_together() -> None:
-    def answers(*seconds: float) -> list[Answer]:
+def test_system_runs__pool_their_repetitions() -> None:
+    def answers(*seconds: float) -> list[TimedCompletion]:
         return [
-            Answer(ttft_seconds=one / 2, e2e_seconds=one, tpot_seconds=None, new_tokens=1, text="a")
-            for one in seconds
+            TimedCompletion(
+                ttft_seconds=s / 2, e2e_seconds=s, tpot_seconds=None, new_tokens=1, text="a"
+            )
+            for s in seconds
         ]
 
-    arm = Arm()
-    arm.add(answers(1, 3), {"hits": 1.0, "joins": 0.0, "misses": 1.0, "bytes": 8.0})
-    arm.add(answers(4, 8), {"hits": 5.0, "joins": 0.0, "misses": 1.0, "bytes": 8.0})
-    arm.answers[0] = replace(arm.answers[0], tpot_seconds=0.25)
-    found = arm.summary()
-    assert found["mean_of_each_repetition"] == [2, 6]
-    assert found["e2e_seconds"] == {
-        "mean": 4, "p50": 3.5, "p90": pytest.approx(6.8), "p99": pytest.approx(7.88),
-        "all": [1, 3, 4, 8],
-    }  # fmt: skip
-    assert found["tpot_seconds"]["all"] == [0.25]
-    assert found["counted"]["hit_rate"] == 0.75
-    assert found["counted"]["bytes"] == 16
-    assert arm.said == ("a",) * 4
+    counted = {"hits": 1.0, "joins": 0.0, "misses": 1.0, "bytes": 8.0, "stall_seconds": 0.5}
+    runs = SystemRuns()
+    runs.add(answers(1, 3), counted)
+    runs.add(answers(4, 8), counted | {"hits": 5.0})
+    runs.answers[0] = replace(runs.answers[0], tpot_seconds=0.25)
+    summary = runs.summarize()
+    assert summary.mean_of_each_repetition == [2, 6]
+    end_to_end = summary.e2e_seconds
+    assert (end_to_end.mean, end_to_end.p50) == (4, 3.5)
+    assert end_to_end.p90 == pytest.approx(6.8)
+    assert end_to_end.p99 == pytest.approx(7.88)
+    assert end_to_end.all == [1, 3, 4, 8]
+    assert summary.tpot_seconds.all == [0.25]
+    assert summary.counted.hit_rate == 0.75
+    assert summary.counted.bytes == 16
+    assert runs.texts == ("a",) * 4
 
 
-def test_tables__say_what_was_reached_and_leave_out_what_was_not_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    footprint = {"rss_bytes": 100 * 2**20}
-    found = {
-        "fuzz": {"cases": 1234, "statuses": {"200": 1, "500": 2, "503": 1}, "wrong": [{}] * 3},
-        "disconnects": {
-            "requests": 1000,
-            "left": {"running": 0.0, "pinned": 2.0},
-            "before": footprint,
-            "after": {"rss_bytes": 103 * 2**20},
-            "threads_leaked": 0,
-            "descriptors_leaked": 1,
-        },
-        "clients": {
-            "clients": {
-                "openai": {"version": "3.5", "works": True},
-                "litellm": {"works": None, "why": "no environment"},
+def test_tables__show_the_parts_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Footprint(rss_bytes=100 * 2**20, anonymous_bytes=0, descriptors=5, threads=2)
+    wrong = WrongAnswer(method="POST", path="/", source="damaged", wrong="status 500")
+    reports = ServingReports(
+        fuzz=FuzzReport(
+            cases=1234,
+            never_sent=0,
+            sources={},
+            statuses={"200": 1, "500": 2, "503": 1},
+            statuses_by_path={},
+            wrong=[wrong] * 3,
+            left={},
+            answers_afterwards=True,
+        ),
+        disconnects=DisconnectsReport(
+            requests=1000,
+            left_when={},
+            statuses_read={},
+            seconds=1.0,
+            idle_after_seconds=0.1,
+            left={"running": 0.0, "pinned": 2.0},
+            before=before,
+            after=replace(before, rss_bytes=103 * 2**20),
+            threads_leaked=0,
+            descriptors_leaked=1,
+            same_answer_afterwards=True,
+        ),
+        clients=ClientsReport(
+            clients={
+                "openai": ClientResult(works=True, version="3.5"),
+                "litellm": ClientResult(works=None, why="no environment"),
             }
-        },
-    }
-    monkeypatch.setattr(serving, "result", lambda _: found)
-    lines = [line for line in serving.withstood() if line.startswith("|")][2:]
+        ),
+    )
+    monkeypatch.setattr(serving, "read_report", lambda *_: reports)
+    lines = [line for line in serving.robustness_table() if line.startswith("|")][2:]
     assert len(lines) == 3
     assert "1,234 requests" in lines[0]
     assert "3 of 500 or above, 3 wrong" in lines[0]
     assert "2 left; threads +0, descriptors +1, memory +3 MiB" in lines[1]
     assert "openai works, litellm not run" in lines[2]
-    assert serving.arrivals() == []
-    monkeypatch.setattr(serving, "result", lambda _: None)
-    assert serving.withstood() == serving.arrivals() == []
+    assert serving.arrivals_table() == []
+    monkeypatch.setattr(serving, "read_report", lambda *_: None)
+    assert serving.robustness_table() == serving.arrivals_table() == []

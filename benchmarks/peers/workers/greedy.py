@@ -1,14 +1,14 @@
-"""Greedy tokens of anything with Transformers' `generate`, one by one as they come."""
+"""Greedy answers of anything with Transformers' `generate`, token by token."""
 
 from typing import Any
 
 import torch
-from measured import Answer, OnToken
+from peer_worker import AnswerFunction, OnToken
 from transformers import StoppingCriteriaList
 
 
-class _Streamer:
-    """What `generate` hands its tokens to; the first hand is the prompt."""
+class TokenStreamer:
+    """Receives the tokens of `generate`; the first call has the prompt."""
 
     def __init__(self, on_token: OnToken) -> None:
         self.on_token, self.prompt_seen, self.is_done = on_token, False, False
@@ -22,11 +22,11 @@ class _Streamer:
         pass
 
 
-def generating(model: Any) -> Answer:
-    """`model`: a Transformers model, or a wrapper with its `generate`."""
+def greedy_answers(model: Any) -> AnswerFunction:
+    """Returns the greedy answers of a Transformers model, or of a wrapper with its `generate`."""
 
     def answer(prompt: list[int], new_tokens: int, on_token: OnToken) -> None:
-        streamer = _Streamer(on_token)
+        streamer = TokenStreamer(on_token)
         inputs = torch.tensor([prompt])
 
         def is_done(tokens: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -1,16 +1,17 @@
-"""`python -m benchmarks.tables`: writes both READMEs' tables from what is in `results/`."""
+"""The tables of both READMEs."""
 
 import json
 from pathlib import Path
 
+from benchmarks.config import TablesConfig
+from benchmarks.process import ROOT
 from benchmarks.tables import comparing, forecasting, grouping, launching, serving, spreading
 
-ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def reference_model() -> list[str]:
-    """How well it was trained and how it routes."""
+    """Returns the reference model's loss and routing."""
     audit = json.loads((ROOT / "runtime/models/qwen2_moe_tiny/audit.json").read_text())
     loss, routing = audit["loss_nats"], audit["routing"]
     lowest = min(row["entropy_share"] for row in routing["layers"])
@@ -24,49 +25,47 @@ def reference_model() -> list[str]:
     ]
 
 
-def write(path: Path, sections: list[list[str]]) -> None:
-    """Puts the sections between the marks."""
+def replace_tables(path: Path, sections: list[list[str]]) -> None:
+    """Replaces the lines between the marks."""
     before, _, rest = path.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     lines = [line for section in sections for line in section]
     path.write_text("\n".join([before + BEGIN, *lines, END]) + after)
 
 
-def main() -> None:
-    write(
+def run_tables(config: TablesConfig) -> None:
+    """Writes the tables of both READMEs."""
+    del config
+    replace_tables(
         ROOT / "README.md",
         [
-            forecasting.predictors(),
-            comparing.replayed(),
-            comparing.live(),
-            comparing.peers(),
-            grouping.grouped(),
-            serving.withstood(),
-            serving.arrivals(),
+            forecasting.predictors_table(),
+            comparing.replayed_table(),
+            comparing.live_table(),
+            comparing.peers_section(),
+            grouping.groups_tables(),
+            serving.robustness_table(),
+            serving.arrivals_table(),
             reference_model(),
         ],
     )
-    write(
+    replace_tables(
         ROOT / "benchmarks/README.md",
         [
-            forecasting.predictors(),
-            forecasting.horizons(),
-            forecasting.ceiling(),
-            forecasting.keeping(),
-            comparing.replayed(every=True),
-            comparing.replayed(batch=8, every=True),
-            comparing.live(every=True),
-            comparing.validated(),
-            comparing.peers(),
-            grouping.grouped(every=True),
-            comparing.papers(),
-            spreading.scaled(),
-            launching.launchers(),
-            serving.withstood(),
-            serving.arrivals(),
+            forecasting.predictors_table(),
+            forecasting.horizons_table(),
+            forecasting.ceiling_table(),
+            forecasting.eviction_tables(),
+            comparing.replayed_table(every=True),
+            comparing.replayed_table(batch=8, every=True),
+            comparing.live_table(every=True),
+            comparing.validated_table(),
+            comparing.peers_section(),
+            grouping.groups_tables(every=True),
+            comparing.papers_table(),
+            spreading.scaling_tables(),
+            launching.launchers_table(),
+            serving.robustness_table(),
+            serving.arrivals_table(),
         ],
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,46 @@
+"""`python -m benchmarks COMMAND`: run one benchmark, or write the tables of all results."""
+
+import sys
+
+from configs.cli import main
+from configs.command import Command
+
+TABLE = (
+    ("environments", "environments", "builds the pinned environments of other programs"),
+    ("tables", "tables.readmes", "writes the tables of README.md and benchmarks/README.md"),
+    ("ceiling", "ceiling", "accuracy of forecasts against training data, passes and network size"),
+    ("eviction", "eviction", "hit rates of every eviction policy on held-out requests (simulated)"),
+    ("moecast", "moecast", "ablation of the system moecast, from promoe to the bound (simulated)"),
+    ("papers", "papers.run", "the papers' figures and tables next to replays (simulated)"),
+    ("scaling", "scaling", "experts spread over more devices and more machines (simulated)"),
+    ("validate", "validate", "the simulator next to live runs of the same steps on this machine"),
+    ("reads", "reads", "read throughput of experts, in place and packed, by page-cache setting"),
+    ("quantised", "quantised", "loss of the reference model with experts stored as int8 and int4"),
+    ("contention", "contention", "two processes on the same cores, for each OpenMP wait policy"),
+    ("launchers", "launchers", "recording and training by every launcher: digests, speed, kills"),
+    ("klotski", "klotski.run", "batch groups live and simulated: Klotski's figures and table 3"),
+    ("peers", "peers.run", "other programs with the same weights, prompts and memory"),
+    ("storm", "serving.storm", "server: many clients ask for long answers and leave at once"),
+    ("shutdown", "serving.shutdown", "server: SIGTERM, with and without a grace period"),
+    ("queue", "serving.queue", "server: latency of 429 answers while the queue is full"),
+    ("fuzz", "serving.fuzz", "server: requests made by schemathesis, and damaged bytes"),
+    ("disconnects", "serving.disconnects", "server: clients that leave at random moments"),
+    ("clients", "serving.clients", "server: openai, litellm, lm-eval, locust, aiperf, unmodified"),
+    ("arrivals", "serving.arrivals", "server: latency under a public trace's arrivals, by system"),
+    ("soak", "serving.soak", "server: memory, threads and descriptors under a long mixed load"),
+)
+"""Name, module and summary; the module has the function `run_NAME`."""
+
+COMMANDS = tuple(
+    Command(
+        name=name,
+        config=f"benchmarks.config:{name.capitalize()}Config",
+        run=f"benchmarks.{module}:run_{name}",
+        summary=summary,
+        keeps_run=False,
+    )
+    for name, module, summary in TABLE
+)
+
+if __name__ == "__main__":
+    sys.exit(main("benchmarks", COMMANDS))

@@ -1,0 +1,307 @@
+"""Settings of the benchmarks; the docstring under a field is its help text."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from predictors.config import SEVERAL, RunConfig
+from predictors.errors import MoecastError
+from runtime.config import SystemConfig
+
+RESULTS = Path("benchmarks/results")
+ENVIRONMENTS = Path("runs/environments")
+
+
+@dataclass(kw_only=True)
+class BenchmarkConfig(RunConfig):
+    output: Path
+    """JSON file for the results."""
+
+    def __post_init__(self) -> None:
+        for name in ("repetitions", "requests", "tokens", "new_tokens", "cases", "clients"):
+            value = getattr(self, name, 1)
+            if isinstance(value, int) and value < 1:
+                raise MoecastError(f"{name}={value}: must be at least 1")
+
+
+@dataclass(kw_only=True)
+class CeilingConfig(BenchmarkConfig):
+    trace: Path
+    """Folder of a trace with the signals layer_input, gate_input and experts."""
+    output: Path = RESULTS / "ceiling.json"
+    predictor: str | None = None
+    """Train this kind only: mlp, residual, or skip for the untrained row."""
+    most_passes: int | None = None
+    """Leave out runs of more passes over the training data."""
+    threads: int = 1
+    """Threads of PyTorch."""
+
+
+@dataclass(kw_only=True)
+class ContentionConfig(BenchmarkConfig):
+    output: Path = RESULTS / "contention.json"
+    repetitions: int = 3
+    """Runs of each condition, interleaved."""
+
+
+@dataclass(kw_only=True)
+class EvictionConfig(BenchmarkConfig):
+    trace: Path
+    """Folder of a trace with routing: recorded, or imported from a published log."""
+    output: Path = RESULTS / "eviction.json"
+    hardware: str = "rtx4090-pcie4"
+    """Machine to simulate: a file of configs/hardware."""
+
+
+@dataclass(kw_only=True)
+class MoecastConfig(BenchmarkConfig):
+    trace: Path
+    """Folder of a trace with all signals."""
+    entries: Path
+    """Folder of the entries residual, reuse and stride, as `python -m train predictor=all` writes
+    them."""
+    output: Path = RESULTS / "moecast.json"
+
+
+@dataclass(kw_only=True)
+class LaunchersConfig(BenchmarkConfig):
+    output: Path = RESULTS / "launchers.json"
+    part: list[str] = field(default_factory=list)
+    """Measure these parts: core, engines, second_worker, killed, train; all unless given. The
+    others stay as they are in the file."""
+    without: list[str] = field(default_factory=list)
+    """Launchers to leave out: ray, slurm, local."""
+    quick: bool = False
+    """A tenth of the prompts, and one repetition."""
+
+
+@dataclass(kw_only=True)
+class PapersConfig(BenchmarkConfig):
+    trace: Path
+    """Folder of a trace with all signals: signals=[layer_input,gate_input,gate_logits,experts,
+    weights] of `python -m collect`."""
+    entries: Path | None = None
+    """Folder of trained entries that come before the zoo's."""
+    output: Path = RESULTS / "papers.json"
+    new_tokens: int = 100
+    """Generated tokens to replay for each cell."""
+    paper: str | None = None
+    """Replay the figures of one paper: promoe, fmoe, moe-infinity-request or klotski."""
+
+
+@dataclass(kw_only=True)
+class ScalingConfig(BenchmarkConfig):
+    trace: Path
+    """Folder of a trace with all signals."""
+    entries: Path | None = None
+    """Folder of trained entries that come before the zoo's."""
+    output: Path = RESULTS / "scaling.json"
+    new_tokens: int = 100
+    """Generated tokens to replay for each cell."""
+    system: str = "moe-infinity-sequence"
+    """System to replay: a file of configs/system."""
+
+
+@dataclass(kw_only=True)
+class QuantisedConfig(BenchmarkConfig):
+    held_out: Path
+    """Held-out token ids (uint16) that `python -m train.reference` keeps apart."""
+    output: Path = RESULTS / "quantised.json"
+
+
+@dataclass(kw_only=True)
+class ReadsConfig(BenchmarkConfig):
+    model: Path
+    """Folder of a model: `python -m runtime inflate expert_size=8MiB model.dtype=bfloat16`."""
+    store: Path
+    """The same model's packed store: `python -m runtime pack`."""
+    output: Path = RESULTS / "reads.json"
+
+
+@dataclass(kw_only=True)
+class ValidateConfig(BenchmarkConfig):
+    model: Path
+    """Folder of a model: `python -m runtime inflate total_size=2GiB`."""
+    output: Path = RESULTS / "validate.json"
+    budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
+    """Memory for experts, with commas between the sizes."""
+    system: list[SystemConfig] = field(
+        default_factory=list, metadata={SEVERAL: "on-demand,lfu,promoe"}
+    )
+    """Systems to run live and simulated."""
+    repetitions: int = 2
+    """Runs of each budget and system, interleaved."""
+    new_tokens: int = 32
+    """Tokens to generate for each prompt."""
+
+
+@dataclass(kw_only=True)
+class KlotskiConfig(BenchmarkConfig):
+    model: Path
+    """Folder of a model: `python -m runtime inflate total_size=2GiB`."""
+    trace: Path | None = None
+    """Folder of a trace; without one nothing is simulated and no quality is measured."""
+    output: Path = RESULTS / "klotski.json"
+    budget: str = "25%"
+    """Memory for experts."""
+    batch_size: int = 16
+    """Requests of a batch, in the ablation."""
+    n: int = 8
+    """Batches of a group, in the ablation."""
+    sizes: list[int] = field(default_factory=lambda: [4, 16])
+    """Batch sizes of figure 14, with commas between them."""
+    groups: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    """Batches of a group of figure 14, with commas between them."""
+    prompt_tokens: int = 16
+    """Tokens of each prompt."""
+    new_tokens: int = 12
+    """Tokens to generate for each prompt."""
+    repetitions: int = 1
+    """Runs of each variant, interleaved."""
+    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Threads of PyTorch."""
+    accelerate: bool = True
+    """Compare with Accelerate's disk offload; needs its environment, Linux and root."""
+    work: Path = Path("runs/peers")
+    """Folder for Accelerate's weights and logs."""
+    environments: Path = ENVIRONMENTS
+    """Folder of the environments that `python -m benchmarks environments` builds."""
+    page: Path = Path("runs/klotski")
+    """Folder for the page with the figures."""
+
+
+@dataclass(kw_only=True)
+class PeersConfig(BenchmarkConfig):
+    model: Path
+    """Folder of a model: `python -m runtime inflate total_size=2GiB`."""
+    output: Path = RESULTS / "peers.json"
+    peer: list[str] = field(default_factory=list)
+    """Programs and systems to run, with commas between them; all unless given."""
+    budget: list[str] = field(default_factory=lambda: ["25%", "50%"])
+    """Memory for experts, with commas between the sizes."""
+    repetitions: int = 3
+    """Runs of each peer and budget, interleaved."""
+    new_tokens: int = 24
+    """Tokens to generate for each prompt."""
+    seconds_per_prompt: float = 4.0
+    """An answer that takes longer ends early, after three tokens or more."""
+    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Threads of each program."""
+    entries: Path | None = None
+    """Folder of trained entries that come before the zoo's."""
+    work: Path = Path("runs/peers")
+    """Folder for other layouts of the weights, scratch files and logs."""
+    environments: Path = ENVIRONMENTS
+    """Folder of the environments that `python -m benchmarks environments` builds."""
+
+
+@dataclass(kw_only=True)
+class EnvironmentsConfig(RunConfig):
+    name: list[str] = field(default_factory=list)
+    """Environments to build, with commas between them; all unless given."""
+    folder: Path = ENVIRONMENTS
+    """Folder for the environments."""
+
+
+@dataclass(kw_only=True)
+class ServingConfig(BenchmarkConfig):
+    output: Path = RESULTS / "serving.json"
+
+
+@dataclass(kw_only=True)
+class StormConfig(ServingConfig):
+    requests: int = 200
+    """Requests that are sent together."""
+    tokens: int = 10_000
+    """Tokens that each asks for."""
+    repetitions: int = 3
+    """Storms, one after another."""
+
+
+@dataclass(kw_only=True)
+class ShutdownConfig(ServingConfig):
+    requests: int = 12
+    """Answers in progress when SIGTERM is sent."""
+    tokens: int = 64
+    """Tokens of each answer, where the server has a grace period."""
+    repetitions: int = 3
+    """Shutdowns with and without a grace period."""
+
+
+@dataclass(kw_only=True)
+class QueueConfig(ServingConfig):
+    requests: int = 500
+    """Requests to the full server, one after another and again eight at a time."""
+    tokens: int = 500
+    """Tokens of each of the answers that fill it."""
+
+
+@dataclass(kw_only=True)
+class FuzzConfig(ServingConfig):
+    cases: int = 1500
+    """Requests to send."""
+
+
+@dataclass(kw_only=True)
+class DisconnectsConfig(ServingConfig):
+    requests: int = 1000
+    """Clients that leave."""
+    tokens: int = 1500
+    """Tokens that each asks for."""
+
+
+@dataclass(kw_only=True)
+class ClientsConfig(ServingConfig):
+    client: list[str] = field(default_factory=list)
+    """Programs to run, with commas between them; all unless given."""
+    environments: Path = ENVIRONMENTS
+    """Folder of the environments that `python -m benchmarks environments` builds."""
+
+
+@dataclass(kw_only=True)
+class ArrivalsConfig(ServingConfig):
+    trace: Path
+    """AzureLLMInferenceTrace_conv.csv or ..._code.csv of github.com/Azure/AzurePublicDataset."""
+    model: Path | None = None
+    """Folder of a model; the reference model unless given."""
+    system: list[str] = field(
+        default_factory=lambda: ["on-demand", "promoe", "moe-infinity-request", "fmoe", "moecast"]
+    )
+    """Systems to serve with, one after another, with commas between them."""
+    budget: str = "25%"
+    """Memory for experts."""
+    requests: int = 32
+    """Successive requests of the trace; the seed chooses the first."""
+    prompt_tokens: float = 48.0
+    """Mean prompt length to scale the trace to."""
+    new_tokens: float = 16.0
+    """Mean answer length to scale the trace to."""
+    load: float = 0.8
+    """Request rate, as a share of what the first system serves one after another."""
+    rate: float | None = None
+    """Requests per second, in place of `load`."""
+    repetitions: int = 1
+    """Replays of each system, interleaved; answers of all of them are pooled."""
+    part: str = "arrivals"
+    """Key of the results in the file."""
+    page: Path = Path("runs/serving/arrivals")
+    """Folder for the page with the distributions, its figures and CSV files."""
+
+
+@dataclass(kw_only=True)
+class SoakConfig(ServingConfig):
+    minutes: float = 20.0
+    """Duration of the load."""
+    round_seconds: float = 60.0
+    """Seconds of load between two looks at the idle server's memory."""
+    clients: int = 6
+    """Clients that send one request after another."""
+    model: Path | None = None
+    """Folder of a model; the reference model unless given."""
+    budget: str = "50%"
+    """Memory for experts."""
+
+
+@dataclass(kw_only=True)
+class TablesConfig(RunConfig):
+    pass

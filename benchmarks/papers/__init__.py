@@ -1,0 +1,1 @@
+"""Numbers that the papers publish, next to replays of the same shapes, links and budgets."""

@@ -1,0 +1,1 @@
+"""Other programs with the same weights, prompts and memory."""

@@ -1,0 +1,196 @@
+"""From the runs of one peer to its row, and from the rows to a table."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.reports import MachineFacts
+from benchmarks.tables.markdown import markdown_table
+from predictors.units import MIB
+
+REFERENCE = "accelerate"
+"""The peer that the others' decode speed is compared with."""
+SAME = "yes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerAnswer:
+    """One answer of a worker."""
+
+    tokens: list[int]
+    seconds: list[float]
+    """Time of each token since the prompt."""
+    read_bytes: list[int]
+    """Bytes read from the disk since the prompt, at each token."""
+
+    @property
+    def tpots(self) -> list[float]:
+        """Seconds between tokens."""
+        return [
+            later - earlier for earlier, later in zip(self.seconds, self.seconds[1:], strict=False)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerRun:
+    """One run: the worker's report, and its memory."""
+
+    versions: dict[str, str]
+    load_seconds: float
+    answers: list[PeerAnswer]
+    peak_resident_bytes: int
+    peak_anonymous_bytes: int
+    peak_cached_bytes: int
+    peak_charged_bytes: int
+    mean_charged_bytes: float
+    limiter_busy_seconds: float
+
+    @property
+    def tpots(self) -> list[float]:
+        return [seconds for answer in self.answers for seconds in answer.tpots]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode throughput: the inverse of the mean time of a token after the first."""
+        return 1 / statistics.fmean(self.tpots)
+
+    @property
+    def read_bytes_per_token(self) -> float:
+        """Bytes read from the disk for each token after the first."""
+        total = sum(answer.read_bytes[-1] - answer.read_bytes[0] for answer in self.answers)
+        return total / len(self.tpots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerKey:
+    peer: str
+    how: str
+    budget: str
+    budget_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedPeer(PeerKey):
+    """A peer without figures."""
+
+    cannot_run: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerRow(PeerKey):
+    """Medians over the runs of one peer."""
+
+    runs: int
+    ttft_seconds: float
+    tpot_seconds: float
+    tokens_per_second: float
+    tokens_per_second_range: tuple[float, float]
+    new_tokens: int
+    read_bytes_per_token: float
+    read_bytes_prefill: float
+    load_seconds: float
+    peak_resident_bytes: int
+    peak_anonymous_bytes: int
+    peak_cached_bytes: int
+    peak_charged_bytes: int
+    mean_charged_bytes: float
+    limiter_busy_seconds: float
+    tokens_as_transformers: str
+    """`yes`, or the first token that differs."""
+    versions: dict[str, str]
+    decode_over_accelerate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeersReport:
+    machine: MachineFacts
+    experts_bytes: int
+    other_weights_bytes: int
+    allowance_bytes: int
+    dtype: str
+    reference_peer: str
+    repetitions: int
+    prompts: list[int]
+    """Length of each prompt."""
+    new_tokens: int
+    seconds_per_prompt: float
+    seconds: float
+    rows: list[PeerRow | FailedPeer]
+
+
+def first_difference(answers: Sequence[list[int]], expected: Sequence[list[int]]) -> str:
+    """Returns `yes`, or the first token that differs; an answer may end early."""
+    for number, (tokens, reference) in enumerate(zip(answers, expected, strict=True)):
+        for position, (token, right) in enumerate(zip(tokens, reference, strict=False)):
+            if token != right:
+                return f"prompt {number}, token {position} of {len(reference)}"
+    return SAME
+
+
+def summarize_runs(key: PeerKey, runs: Sequence[PeerRun], expected: list[list[int]]) -> PeerRow:
+    """Returns medians over the runs, with the lowest and the highest decode throughput."""
+
+    def median(figure: Callable[[PeerRun], float]) -> float:
+        return statistics.median(figure(run) for run in runs)
+
+    speeds = [run.tokens_per_second for run in runs]
+    equal = [first_difference([answer.tokens for answer in run.answers], expected) for run in runs]
+    return PeerRow(
+        **vars(key),
+        runs=len(runs),
+        ttft_seconds=median(lambda run: statistics.median(a.seconds[0] for a in run.answers)),
+        tpot_seconds=median(lambda run: statistics.median(run.tpots)),
+        tokens_per_second=statistics.median(speeds),
+        tokens_per_second_range=(min(speeds), max(speeds)),
+        new_tokens=min(sum(len(answer.tokens) for answer in run.answers) for run in runs),
+        read_bytes_per_token=median(lambda run: run.read_bytes_per_token),
+        read_bytes_prefill=median(
+            lambda run: statistics.median(a.read_bytes[0] for a in run.answers)
+        ),
+        load_seconds=median(lambda run: run.load_seconds),
+        peak_resident_bytes=max(run.peak_resident_bytes for run in runs),
+        peak_anonymous_bytes=max(run.peak_anonymous_bytes for run in runs),
+        peak_cached_bytes=max(run.peak_cached_bytes for run in runs),
+        peak_charged_bytes=max(run.peak_charged_bytes for run in runs),
+        mean_charged_bytes=median(lambda run: run.mean_charged_bytes),
+        limiter_busy_seconds=median(lambda run: run.limiter_busy_seconds),
+        tokens_as_transformers=next((text for text in equal if text != SAME), SAME),
+        versions=runs[0].versions,
+    )
+
+
+def peers_table(report: PeersReport) -> list[str]:
+    """Returns the lines of a table; a peer that did not run has its reason in place of figures."""
+    columns = [
+        "budget",
+        "peer",
+        "first token",
+        "TPOT",
+        "tokens/s (lowest to highest)",
+        f"against {report.reference_peer}",
+        "read per token",
+        "own memory at most; with page cache, mean",
+        "tokens as Transformers",
+    ]
+    rows = []
+    for row in report.rows:
+        cells = [row.budget, f"`{row.peer}`"]
+        if isinstance(row, FailedPeer):
+            cells.append(f"did not run: {row.cannot_run.replace('|', '/')}")
+            cells += [""] * (len(columns) - len(cells))
+        else:
+            lowest, highest = row.tokens_per_second_range
+            ratio = row.decode_over_accelerate
+            cells += [
+                f"{row.ttft_seconds:.2f} s",
+                f"{row.tpot_seconds * 1e3:.0f} ms",
+                f"{row.tokens_per_second:.2f} ({lowest:.2f} to {highest:.2f})",
+                "" if ratio is None else f"{ratio:.1f}x",
+                f"{row.read_bytes_per_token / MIB:.0f} MiB",
+                f"{row.peak_anonymous_bytes / MIB:.0f}; {row.mean_charged_bytes / MIB:.0f} of "
+                f"{row.limit_bytes / MIB:.0f} MiB",
+                row.tokens_as_transformers,
+            ]
+        rows.append(cells)
+    return markdown_table(columns, rows)

@@ -1,0 +1,130 @@
+"""Runs of one peer: each a process of its own, under the memory limit, from a cold page cache."""
+
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import interpreter
+from benchmarks.peers.limit import CachedFile, MemoryLimiter
+from benchmarks.peers.peers import Peer, WeightLayout
+from benchmarks.process import ROOT, ProcessFailed, WorkerProcess, start_worker
+from predictors.units import MIB
+
+TIMEOUT_SECONDS = 300.0
+"""Limit of importing, loading and all prompts; each prompt has its own, shorter one."""
+PREPARE_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The prompts that every peer answers."""
+
+    prompts: list[list[int]]
+    new_tokens: int
+    seconds_per_prompt: float
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """The memory of a peer's process during a run."""
+
+    peak_anonymous_bytes: int
+    peak_cached_bytes: int
+    """Pages of its weights in the page cache."""
+    peak_charged_bytes: int
+    mean_charged_bytes: float
+    limiter_busy_seconds: float
+    """CPU time that the limiter took from the machine."""
+
+
+@dataclass(frozen=True)
+class PeerRunner:
+    """Folders and weights that the runs of all peers share."""
+
+    work: Path
+    weights: dict[WeightLayout, Path]
+    environments: Path
+
+    def prepare(self, peer: Peer) -> None:
+        """Lets a peer convert the weights once, without a limit.
+
+        Raises:
+            ProcessFailed: no environment, an error, or no end.
+        """
+        done = self._scratch(peer) / "prepared"
+        if not peer.own_files or done.exists():
+            return
+        worker = self._start(peer, Questions([], 0, 0.0, os.cpu_count() or 1), 0)
+        worker.wait(PREPARE_SECONDS)
+        worker.read_report()
+        done.touch()
+
+    def run(
+        self, peer: Peer, questions: Questions, *, budget_bytes: int, limit_bytes: int
+    ) -> tuple[dict[str, Any], MemoryUse]:
+        """Returns the worker's report, and its memory.
+
+        Raises:
+            ProcessFailed: no environment, an error, more memory than the limit, or no end.
+        """
+        files = self._weight_files(peer)
+        for path in files:
+            file = CachedFile(path)
+            file.drop()
+            file.close()
+        worker = self._start(peer, questions, budget_bytes)
+        limiter = MemoryLimiter(worker.process, files, limit_bytes)
+        try:
+            limiter.watch(TIMEOUT_SECONDS)
+        except TimeoutError as error:
+            raise ProcessFailed(str(error)) from None
+        finally:
+            worker.kill()
+        peak = limiter.peak
+        if limiter.was_killed:
+            raise ProcessFailed(
+                f"killed: {peak.anonymous / MIB:.0f} MiB of anonymous memory, above "
+                f"{limit_bytes / MIB:.0f} MiB"
+            )
+        return worker.read_report(), MemoryUse(
+            peak_anonymous_bytes=peak.anonymous,
+            peak_cached_bytes=peak.cached,
+            peak_charged_bytes=peak.total,
+            mean_charged_bytes=limiter.mean_charged_bytes(),
+            limiter_busy_seconds=limiter.busy_seconds,
+        )
+
+    def _start(self, peer: Peer, questions: Questions, budget_bytes: int) -> WorkerProcess:
+        if peer.environment is None:
+            python, search = Path(sys.executable), str(ROOT)
+        else:
+            python, search = interpreter(peer.environment, self.environments), ""
+        request = {
+            "weights": self.weights[peer.weights].resolve(),
+            **asdict(questions),
+            "budget_bytes": budget_bytes,
+            "scratch": self._scratch(peer),
+            "options": peer.options,
+        }
+        return start_worker(
+            [python, peer.worker],
+            request,
+            self.work / "logs",
+            name=peer.name,
+            environment={"PYTHONPATH": search},
+        )
+
+    def _scratch(self, peer: Peer) -> Path:
+        folder = self.work / "scratch" / peer.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder.resolve()
+
+    def _weight_files(self, peer: Peer) -> list[Path]:
+        """Returns the files that the peer reads its weights from."""
+        root = self._scratch(peer) if peer.own_files else self.weights[peer.weights]
+        if root.is_file():
+            return [root]
+        return sorted(path for path in root.rglob("*") if path.is_file())

@@ -1,0 +1,108 @@
+"""Files of results, and the machine that they were measured on."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+from benchmarks.config import BenchmarkConfig
+from predictors.config import RunConfig
+from predictors.files import plain, write_atomic
+
+RESULTS = Path(__file__).parent / "results"
+
+Report = TypeVar("Report")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFacts:
+    """The machine that figures were measured on."""
+
+    cpu: str
+    cores: int | None
+    threads: int
+    """Threads that the benchmark was told to use."""
+    memory_bytes: int
+    kernel: str
+    read_ahead_kib: dict[str, int]
+    """Read-ahead of each block device."""
+    load_average_at_start: float
+    """Runnable processes before the benchmark, mean of a minute."""
+    date: str
+    python: str
+
+
+def describe_machine(threads: int) -> MachineFacts:
+    """Reads processor, memory, kernel, read-ahead and load; call it before the benchmark starts."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    devices = Path("/sys/block").glob("*/queue/read_ahead_kb")
+    return MachineFacts(
+        cpu=next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        cores=os.cpu_count(),
+        threads=threads,
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        kernel=platform.release(),
+        read_ahead_kib={
+            path.parts[3]: int(path.read_text())
+            for path in devices
+            if not path.parts[3].startswith("loop")
+        },
+        load_average_at_start=os.getloadavg()[0],
+        date=datetime.now(UTC).date().isoformat(),
+        python=platform.python_version(),
+    )
+
+
+def default_threads() -> int:
+    """Returns the number of threads that PyTorch takes here unless it is told another."""
+    return int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+
+
+def command_line(command: str, config: RunConfig) -> str:
+    """Returns the command with the options that differ from their defaults.
+
+    The output file is left out, and of other paths all but the last part.
+    """
+    words = ["python -m benchmarks", command]
+    for field in fields(config):
+        value = getattr(config, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if value == default or field.name in ("output", "run_dir", "debug"):
+            continue
+        if isinstance(value, list):
+            value = ",".join(str(getattr(item, "name", item)) for item in value)
+        words.append(f"{field.name}={value.name if isinstance(value, Path) else value}")
+    return " ".join(words)
+
+
+def write_report(config: BenchmarkConfig, report: Any) -> None:
+    """Replaces the benchmark's file of results.
+
+    Args:
+        report: a dataclass, or a mapping of documents.
+
+    Raises:
+        ValueError: a figure is not finite; what was not measured is null.
+    """
+    document = report if isinstance(report, Mapping) else asdict(report)
+    text = json.dumps(document, indent=1, default=plain, allow_nan=False) + "\n"
+    write_atomic(config.output, text.encode())
+
+
+def read_report(name: str, kind: type[Report]) -> Report | None:
+    """Reads `benchmarks/results/NAME.json`; None if it does not exist."""
+    path = RESULTS / f"{name}.json"
+    return TypeAdapter(kind).validate_json(path.read_bytes()) if path.is_file() else None
+
+
+def print_line(text: str) -> None:
+    """Writes a line of progress to standard error at once."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,338 @@
+"""Reports of the server's benchmarks: one file, with a part for each of them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.config import ServingConfig
+from benchmarks.reports import MachineFacts, command_line, write_report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Resources of the server's process.
+
+    Pages of files (code of libraries) enter resident memory as they are first used, and leave it
+    when memory is short; anonymous pages (heap, arenas, stacks) are those that a leak adds to.
+    """
+
+    rss_bytes: int
+    anonymous_bytes: int
+    descriptors: int
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerExit:
+    """The end of the server's process after a signal."""
+
+    seconds: float
+    exit_code: int
+    children_left: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StormRun:
+    ends: dict[str, int]
+    """How the requests of the storm ended."""
+    next_status: int
+    """Status of the request after the storm."""
+    next_tokens: int | None
+    next_seconds: float
+    idle_after_seconds: float
+    left: dict[str, float]
+    """Gauges of the idle server."""
+    tokens_asked_for: int
+    tokens_generated: float
+    answers_cancelled: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StormReport:
+    requests: int
+    tokens: int
+    client_seconds: float
+    next_seconds_worst: float
+    is_reached: bool
+    runs: list[StormRun]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbruptExit(ServerExit):
+    """An exit without a grace period."""
+
+    clients: dict[str, int]
+    """How the answers in progress ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GracefulExit(ServerExit):
+    """An exit with a grace period."""
+
+    accepted: int
+    completed: int
+    late_answers: dict[str, int]
+    """Answers to requests after the signal, by status."""
+    late_accepted: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShutdownReport:
+    requests: int
+    seconds_worst_without_grace: float
+    accepted: int
+    completed: int
+    late_accepted: int
+    children_left: int
+    is_reached: bool
+    without_grace: list[AbruptExit]
+    with_grace: list[GracefulExit]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusals:
+    """Answers of the full server."""
+
+    requests: int
+    statuses: dict[str, int]
+    with_retry_after: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueRun:
+    one_after_another: Refusals
+    eight_at_a_time: Refusals
+    rss_growth_bytes: int
+    accepted: int
+    """Answers that fill the server."""
+    still_under_way_at_the_end: int
+    completed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueReport(QueueRun):
+    p99_ms_worst: float
+    is_reached: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongAnswer:
+    """A case whose answer breaks a rule."""
+
+    method: str
+    path: str
+    source: str
+    wrong: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzReport:
+    cases: int
+    never_sent: int
+    """Cases that the client cannot send: headers with line breaks, for example."""
+    sources: dict[str, int]
+    statuses: dict[str, int]
+    statuses_by_path: dict[str, dict[str, int]]
+    wrong: list[WrongAnswer]
+    left: dict[str, float]
+    """Gauges of the idle server."""
+    answers_afterwards: bool
+
+    @property
+    def is_reached(self) -> bool:
+        return (
+            self.cases >= 1000
+            and not self.wrong
+            and not any(self.left.values())
+            and self.answers_afterwards
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisconnectsReport:
+    requests: int
+    left_when: dict[str, int]
+    """Clients by the moment in which they left."""
+    statuses_read: dict[str, int]
+    seconds: float
+    idle_after_seconds: float
+    left: dict[str, float]
+    """Gauges of the idle server."""
+    before: Footprint
+    after: Footprint
+    threads_leaked: int
+    descriptors_leaked: int
+    same_answer_afterwards: bool
+
+    @property
+    def is_reached(self) -> bool:
+        return (
+            not any(self.left.values())
+            and self.threads_leaked <= 0
+            and self.descriptors_leaked <= 0
+            and self.same_answer_afterwards
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientResult:
+    """One program; `works` is None where it was not run."""
+
+    works: bool | None
+    why: str | None = None
+    """Why it failed or was not run."""
+    version: str | None = None
+    checks: dict[str, str | None] = field(default_factory=dict)
+    """Each check with its failure, or None."""
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientsReport:
+    clients: dict[str, ClientResult]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinuteSample:
+    """Medians of a minute."""
+
+    minute: int
+    rss_bytes: float
+    anonymous_bytes: float
+    descriptors: float
+    threads: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FootprintSample(Footprint):
+    seconds: float
+    """Time since the start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySlope:
+    """Slope of a straight line; None where there are too few samples."""
+
+    bytes_per_hour: float | None
+    percent_per_hour: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakReport:
+    minutes: float
+    counts: dict[str, int]
+    """Answers by status; clients that left; unexpected statuses."""
+    tokens_generated: float
+    before: Footprint
+    after: Footprint
+    left: dict[str, float]
+    """Gauges of the idle server."""
+    rss_slope: MemorySlope
+    anonymous_slope: MemorySlope
+    threads_leaked: int
+    descriptors_leaked: int
+    ended: ServerExit
+    by_minute: list[MinuteSample]
+    """Under load."""
+    idle: list[FootprintSample]
+    """Between the rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Percentiles:
+    """The distribution of a latency, in seconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    all: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCounts:
+    """The expert cache's counters during the replays."""
+
+    hits: float
+    joins: float
+    misses: float
+    bytes: float
+    stall_seconds: float
+    hit_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemLatencies:
+    """Latencies of one system over all repetitions."""
+
+    mean_of_each_repetition: list[float]
+    """Mean end-to-end seconds."""
+    e2e_seconds: Percentiles
+    ttft_seconds: Percentiles
+    tpot_seconds: Percentiles
+    counted: CacheCounts
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a trace."""
+
+    seconds: float
+    """Time since the first."""
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalsReport:
+    trace: str
+    requests: int
+    repetitions: int
+    rate: float
+    """Requests per second."""
+    budget: str
+    model: str
+    arrivals: list[Arrival]
+    same_answers: bool
+    systems: dict[str, SystemLatencies]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingReports:
+    """The file of all parts; None for one that was not run."""
+
+    storm: StormReport | None = None
+    shutdown: ShutdownReport | None = None
+    queue: QueueReport | None = None
+    fuzz: FuzzReport | None = None
+    disconnects: DisconnectsReport | None = None
+    soak: SoakReport | None = None
+    clients: ClientsReport | None = None
+    arrivals: ArrivalsReport | None = None
+    arrivals_again: ArrivalsReport | None = None
+    """The same arrivals for some systems in another order."""
+
+
+def count_values(values: Sequence[object]) -> dict[str, int]:
+    """Counts values by their text, in order."""
+    texts = list(map(str, values))
+    return {text: texts.count(text) for text in sorted(set(texts))}
+
+
+def write_part(part: str, config: ServingConfig, machine: MachineFacts, report: Any) -> None:
+    """Replaces one part of the file of reports, and prints it."""
+    parts: Mapping[str, Any] = (
+        json.loads(config.output.read_text()) if config.output.is_file() else {}
+    )
+    document = asdict(report)
+    if hasattr(report, "is_reached"):
+        document["is_reached"] = report.is_reached
+    described = {"command": command_line(part, config), "machine": asdict(machine)}
+    write_report(config, dict(sorted({**parts, part: described | document}.items())))
+    Console(highlight=False, soft_wrap=True).print_json(json.dumps({part: document}))
