@@ -41,7 +41,7 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedPrompt:
+class RequestPrompt:
     tokens: list[int]
     echoed: str = ""
     """The prompt's text, if the answer shall begin with it."""
@@ -51,7 +51,7 @@ class EncodedPrompt:
 class GenerationRequest:
     """Prompts to answer `num_choices` times each."""
 
-    prompts: list[EncodedPrompt]
+    prompts: list[RequestPrompt]
     samplings: list[SamplingParams]
     """One for each prompt; `sampling_params` sets the seed."""
     num_choices: int
@@ -122,11 +122,11 @@ def parse_chat(body: ChatRequest, info: ModelInfo, limits: RequestLimits) -> Gen
         more_stops=info.end_of_turn.strings,
         more_stop_ids=info.end_of_turn.token_ids,
     )
-    return build_request(body, [EncodedPrompt(tokens=tokens)], [sampling])
+    return build_request(body, [RequestPrompt(tokens=tokens)], [sampling])
 
 
 def build_request(
-    body: GenerationBody, prompts: list[EncodedPrompt], samplings: list[SamplingParams]
+    body: GenerationBody, prompts: list[RequestPrompt], samplings: list[SamplingParams]
 ) -> GenerationRequest:
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     return GenerationRequest(
@@ -168,7 +168,7 @@ def list_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
 
 def encode_prompt(
     prompt: str | list[int], body: CompletionRequest, info: ModelInfo
-) -> EncodedPrompt:
+) -> RequestPrompt:
     if isinstance(prompt, str):
         tokens = encode_text(prompt, info, add_special_tokens=body.add_special_tokens)
         text = prompt
@@ -177,7 +177,7 @@ def encode_prompt(
         tokens, text = prompt, decode_tokens(prompt, info) if body.echo else ""
     if not tokens:
         raise RequestError("prompt: it is empty; send at least one token", param="prompt")
-    return EncodedPrompt(tokens=tokens, echoed=text if body.echo else "")
+    return RequestPrompt(tokens=tokens, echoed=text if body.echo else "")
 
 
 def encode_text(text: str, info: ModelInfo, *, add_special_tokens: bool) -> list[int]:
