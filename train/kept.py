@@ -13,10 +13,10 @@ from predictors.metrics import Phase
 from predictors.reuse.forecaster import Reuse
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
+from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
-from runtime.systems import ON_DEMAND, load_system
 from train.replay import budget_slots, first_tokens
 
 POLICIES = (

@@ -15,11 +15,11 @@ from runtime.engine.machine import available_memory_bytes
 from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
 from runtime.errors import CheckpointError
 from runtime.hf.own_routers import build_skip_predictor
+from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
 from runtime.profiling.local import measure_parts
 from runtime.profiling.shapes import own_shape
 from runtime.sim.hardware import Hardware, described
 from runtime.store.model_source import resolve
-from runtime.systems import ON_DEMAND, PROMOE, load_system
 from runtime.tools.doctor.capacity import Ground, Load, better
 from runtime.tools.doctor.capacity_page import NOTE, capacity_page, capacity_table
 from runtime.tools.doctor.recording import record

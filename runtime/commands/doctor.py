@@ -18,12 +18,12 @@ from runtime.engine.machine import available_memory_bytes
 from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
 from runtime.hf.layers import MoeLayer
 from runtime.hf.own_routers import build_skip_predictor
+from runtime.policy.systems import PROMOE, load_system
 from runtime.profiling.bandwidth import disk_bandwidth, link_bandwidth, memory_bandwidth
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_parts
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.model_source import resolve
-from runtime.systems import PROMOE, load_system
 from runtime.tools.doctor.model_files import check_files, list_weight_files
 from runtime.tools.doctor.outlook import outlook, suggestion
 from runtime.tools.doctor.recording import record

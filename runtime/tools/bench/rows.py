@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.systems import ON_DEMAND
+from runtime.policy.systems import ON_DEMAND
 from runtime.tools.bench.rounds import CaseOutcome
 from runtime.tools.bench.tasks import ServedRun
 from runtime.tools.comparison import Condition

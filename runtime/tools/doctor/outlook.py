@@ -9,10 +9,10 @@ from predictors.units import MIB
 from runtime.budget import Budget, SlotRequirements, count_slots
 from runtime.config import SystemConfig
 from runtime.errors import BudgetError
+from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
-from runtime.systems import ON_DEMAND, PROMOE, load_system
 
 PROCESS_BYTES = 300 * MIB
 """What a process takes beside weights and budget, at most (`verify` measures it)."""

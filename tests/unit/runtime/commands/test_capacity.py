@@ -11,10 +11,10 @@ from predictors.errors import MoecastError
 from runtime.commands.capacity import REQUESTS, texts
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, HardwareConfig, ModelConfig, ShapeConfig
+from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.sim.hardware import described
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
-from runtime.systems import ON_DEMAND, load_system
 from runtime.tools.doctor import capacity
 from runtime.tools.doctor.capacity import Ground, Load, batches, better, needed
 from runtime.tools.doctor.outlook import PROCESS_BYTES

@@ -10,14 +10,14 @@ from predictors.base import Forecast, Predictor, Signal
 from predictors.errors import MoecastError
 from predictors.options import known_options
 from predictors.registry import KEEPERS, KINDS
-from runtime import systems
 from runtime.config import ORACLE, SystemConfig
+from runtime.policy import systems
 from runtime.policy.build import build_device_cache, build_scheduler
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import PRIORITY_FUNCTIONS
+from runtime.policy.systems import load_system, system_names
 from runtime.sim.hardware import Measured
 from runtime.sim.replay import replay
-from runtime.systems import load_system, system_names
 from tests.builders.entries import tiny_spec
 
 NAMES = system_names()

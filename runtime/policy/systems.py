@@ -8,7 +8,7 @@ import yaml
 from predictors.errors import MoecastError, unknown
 from runtime.config import SystemConfig
 
-FOLDER = Path(__file__).resolve().parents[1] / "configs" / "system"
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "system"
 
 ON_DEMAND = "on-demand"
 """Fetches nothing before a router asks for it: what every comparison is relative to."""
