@@ -18,10 +18,10 @@ from runtime.config import SystemConfig
 from runtime.policy.cache import ExpertCache
 from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
+from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
-from runtime.systems import ON_DEMAND, PROMOE, load_system
 from train.replay import budget_slots, first_tokens
 from zoo import load_predictor
 

@@ -22,9 +22,9 @@ from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
+from runtime.policy.systems import load_system
 from runtime.sim.hardware import Hardware, described
 from runtime.sim.replay import replay
-from runtime.systems import load_system
 from train.evaluate.forecasts import (
     EventKey,
     RecordedForecast,

@@ -14,8 +14,8 @@ from benchmarks.papers.claims import Claim
 from benchmarks.papers.eval_context import EvalContext, experts_bytes, load_hardware, load_shape
 from benchmarks.reports import print_line, write_report
 from runtime.config import HardwareConfig, ShapeConfig
+from runtime.policy.systems import load_system
 from runtime.sim.cluster import Interconnect
-from runtime.systems import load_system
 
 NODES = (1, 2, 3, 4, 5, 6)
 GPUS_PER_NODE = 4

@@ -25,10 +25,10 @@ from runtime import load
 from runtime.config import SystemConfig
 from runtime.engine.forecasters import systems_forecaster
 from runtime.hf.probes import Probes
+from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.profiling.local import measure
 from runtime.sim.hardware import Measured
 from runtime.sim.replay import replay
-from runtime.systems import ON_DEMAND, load_system
 from runtime.tools.doctor.recording import CapturedStep, Recorder
 from runtime.tools.verify.reference import token_prompts
 

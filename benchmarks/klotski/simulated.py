@@ -22,9 +22,9 @@ from predictors.base import Ints
 from predictors.correlation import Correlation
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
+from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.sim.hardware import Roofline, described
 from runtime.sim.replay import replay
-from runtime.systems import ON_DEMAND, load_system
 from train.evaluate.steps import Routed
 
 PROMPT_TOKENS, NEW_TOKENS = 512, 32

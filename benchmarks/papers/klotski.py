@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.papers.claims import FigureReplay
 from benchmarks.papers.eval_context import EvalContext, experts_bytes, load_hardware, load_shape
-from runtime.systems import load_system
+from runtime.policy.systems import load_system
 
 PAPER = "klotski"
 BATCH, GROUP = 3, 15

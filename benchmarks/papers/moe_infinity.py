@@ -5,7 +5,7 @@ from dataclasses import replace
 from benchmarks.papers.claims import FigureReplay, ReplayCell, mean, ratios
 from benchmarks.papers.eval_context import EvalContext, load_hardware, load_shape
 from runtime.config import HardwareConfig
-from runtime.systems import load_system
+from runtime.policy.systems import load_system
 
 PAPER = "moe-infinity-request"
 MODELS = {
