@@ -3,6 +3,7 @@
 Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from predictors.errors import PredictorError, unknown
 from predictors.spec import ModelSpec
 
 Floats = NDArray[np.float32]
@@ -129,3 +131,18 @@ class Predictor:
         Raises PredictorError when they do not fit the model.
         """
         raise NotImplementedError
+
+
+def known_options(cls: type[Predictor]) -> set[str]:
+    """Returns the names of a kind's options: the keyword-only arguments of its constructor."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def check_options(cls: type[Predictor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options; PredictorError lists the choices if the kind does not have one."""
+    known = known_options(cls)
+    for name in options:
+        if name not in known:
+            raise PredictorError(f"{cls.kind}: {unknown('option', name, known)}")
+    return dict(options)

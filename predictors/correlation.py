@@ -8,14 +8,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
 from predictors.errors import PredictorError
-from predictors.options import checked_options
 from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
 
-class Correlation(Predictor):
+class CorrelationPredictor(Predictor):
     """How often tokens went from one expert to another; correlation paths of length 1.
 
     A token's tendency to an expert is the mean, over its experts in the layer before, of the share
@@ -141,4 +140,4 @@ class Correlation(Predictor):
         layers, experts = spec.num_layers, spec.num_experts
         shapes = {"pairs": (layers, experts, experts), "uses": (layers, experts)}
         arrays = read_tensors(files, shapes, kind=cls.kind)
-        return cls(spec, arrays["pairs"], arrays["uses"], **checked_options(cls, options))
+        return cls(spec, arrays["pairs"], arrays["uses"], **check_options(cls, options))

@@ -15,7 +15,7 @@ from predictors.errors import PredictorError
 from predictors.spec import ModelSpec
 
 
-class Dependency(Predictor):
+class DependencyPredictor(Predictor):
     """Layer 0 is forecast when the step begins, layer l+1 when layer l is routed. T tokens."""
 
     kind = "dependency"

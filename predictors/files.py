@@ -47,11 +47,11 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replaces the file in one step. NaN is an error: what was not measured is null."""
-    text = json.dumps(value, indent=2, default=plain, allow_nan=False) + "\n"
+    text = json.dumps(value, indent=2, default=to_plain_json, allow_nan=False) + "\n"
     write_atomic(path, text.encode())
 
 
-def plain(value: Any) -> Any:
+def to_plain_json(value: Any) -> Any:
     """What JSON has no word for: paths and moments as text, numpy's numbers as numbers."""
     if isinstance(value, Path | datetime):
         return str(value)
@@ -71,7 +71,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange_paths(one: Path, other: Path) -> bool:
     """Swaps the names of two folders or files in one step.
 
     False, and nothing done, where the system or the file system cannot (Linux's ext4, xfs, btrfs
@@ -84,7 +84,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def replace_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its name when the block ends without an error.
 
     What stood at `path` changes places with it, or is moved aside where the system cannot do that,
@@ -100,7 +100,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             sync_folder(folder)
         if not path.exists():
             temporary.replace(path)
-        elif not exchange(temporary, path):
+        elif not exchange_paths(temporary, path):
             aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
             path.replace(aside)
             temporary.replace(path)

@@ -24,7 +24,7 @@ def graph_path(source: int, target: int) -> str:
     return f"predictors/layer_{source:02d}_to_{target:02d}.onnx"
 
 
-class Learned(Predictor):
+class LearnedPredictor(Predictor):
     """From a signal of layer l to the experts of layer l + `horizon`, one network each."""
 
     signals = frozenset({Signal.GATE_INPUT})
@@ -44,7 +44,7 @@ class Learned(Predictor):
         self._graphs = dict(graphs)
         self._sessions = {layer: open_session(graph) for layer, graph in graphs.items()}
         for layer, session in self._sessions.items():
-            check_shapes(session, spec, what=f"the {self.kind} network of layer {layer}")
+            check_session_shapes(session, spec, what=f"the {self.kind} network of layer {layer}")
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
         return self.answer(layer, hidden_TD)
@@ -82,18 +82,33 @@ class Learned(Predictor):
         return cls(spec, {source: files[path] for source, path in paths.items()})
 
 
-class Mlp(Learned):
+class MlpPredictor(LearnedPredictor):
     """The paper's network, one layer ahead (promoe 4.3)."""
 
     kind = "mlp"
     horizon = 1
 
 
-class Stride(Learned):
+class StridePredictor(LearnedPredictor):
     """The same two layers ahead, so that predicting never eats fetch time (promoe 4.4)."""
 
     kind = "stride"
     horizon = 2
+
+
+class PreAttentionPredictor(LearnedPredictor):
+    """The network of `mlp`, from the input of a layer to that layer's own experts.
+
+    It covers the first layer too, which no earlier layer can forecast; only the layer's attention
+    is left as time to fetch.
+    """
+
+    kind = "pre-attention"
+    signals = frozenset({Signal.LAYER_INPUT})
+    horizon = 0
+
+    def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
+        return self.answer(layer, hidden_TD)
 
 
 def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
@@ -123,7 +138,9 @@ def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
         raise PredictorError(f"onnxruntime refuses the network: {error}") from error
 
 
-def check_shapes(session: "onnxruntime.InferenceSession", spec: ModelSpec, *, what: str) -> None:
+def check_session_shapes(
+    session: "onnxruntime.InferenceSession", spec: ModelSpec, *, what: str
+) -> None:
     """PredictorError unless the network maps this model's hidden size to its experts."""
     inputs = {one.name: one.shape[1:] for one in session.get_inputs()}
     outputs = {one.name: one.shape[1:] for one in session.get_outputs()}

@@ -40,7 +40,7 @@ class Phase(IntEnum):
 
 
 @dataclass
-class Share:
+class MeanAccumulator:
     """A mean kept as sum and count."""
 
     sum: float = 0.0
@@ -54,16 +54,16 @@ class Share:
     def value(self) -> float | None:
         return self.sum / self.count if self.count else None
 
-    def __add__(self, other: "Share") -> "Share":
-        return Share(self.sum + other.sum, self.count + other.count)
+    def __add__(self, other: "MeanAccumulator") -> "MeanAccumulator":
+        return MeanAccumulator(self.sum + other.sum, self.count + other.count)
 
 
-def total(shares: Sequence[Share]) -> Share:
+def sum_means(shares: Sequence[MeanAccumulator]) -> MeanAccumulator:
     """All of them as one: the mean over their tokens, not the mean of their means."""
-    return sum(shares, Share())
+    return sum(shares, MeanAccumulator())
 
 
-def hits_TK(ranked_TK: Ints, chosen_TK: Ints) -> NDArray[np.bool_]:
+def match_chosen_TK(ranked_TK: Ints, chosen_TK: Ints) -> NDArray[np.bool_]:
     """For each chosen expert, whether it is among the predicted ones; `ranked` may be wider."""
     return (chosen_TK[:, :, None] == ranked_TK[:, None, :]).any(axis=2)
 
@@ -74,7 +74,7 @@ def good_pred(accuracy: float | None, fetch_rate: float | None) -> float | None:
 
 
 @dataclass
-class Calibration:
+class CalibrationBins:
     """Scores against what happened, over (token, expert) pairs, in bins of equal width."""
 
     score_B: NDArray[np.float64] = field(default_factory=lambda: np.zeros(CALIBRATION_BINS))
@@ -90,8 +90,8 @@ class Calibration:
         self.chosen_B += np.bincount(flat, happened_TE.ravel(), CALIBRATION_BINS)
         self.count_B += np.bincount(flat, minlength=CALIBRATION_BINS)
 
-    def __add__(self, other: "Calibration") -> "Calibration":
-        return Calibration(
+    def __add__(self, other: "CalibrationBins") -> "CalibrationBins":
+        return CalibrationBins(
             self.score_B + other.score_B,
             self.chosen_B + other.chosen_B,
             self.count_B + other.count_B,
@@ -123,10 +123,12 @@ class LayerScore:
     top_k: int
     extras: tuple[int, ...] = (1, 2, 4)
     """The m of recall@k+m."""
-    accuracy: dict[Phase, Share] = field(default_factory=lambda: {p: Share() for p in Phase})
-    gate_mass: Share = field(default_factory=Share)
-    recall: dict[int, Share] = field(default_factory=dict)
-    calibration: Calibration = field(default_factory=Calibration)
+    accuracy: dict[Phase, MeanAccumulator] = field(
+        default_factory=lambda: {p: MeanAccumulator() for p in Phase}
+    )
+    gate_mass: MeanAccumulator = field(default_factory=MeanAccumulator)
+    recall: dict[int, MeanAccumulator] = field(default_factory=dict)
+    calibration: CalibrationBins = field(default_factory=CalibrationBins)
 
     def add(
         self,
@@ -139,18 +141,18 @@ class LayerScore:
         """Counts the forecasts of T tokens against the experts that their router chose."""
         widest = min(self.top_k + max(self.extras, default=0), scores_TE.shape[1])
         ranked = np.argsort(-scores_TE, axis=1, kind="stable")[:, :widest]
-        hit_TK = hits_TK(ranked[:, : self.top_k], chosen_TK)
+        hit_TK = match_chosen_TK(ranked[:, : self.top_k], chosen_TK)
         for phase in Phase:
             mine = phases_T == phase
             self.accuracy[phase].add(hit_TK[mine].sum(), mine.sum() * self.top_k)
         if weights_TK is not None:
             self.gate_mass.add((hit_TK * weights_TK).sum(), weights_TK.sum())
         for extra in self.extras:
-            found = hits_TK(ranked[:, : self.top_k + extra], chosen_TK)
-            self.recall.setdefault(extra, Share()).add(found.sum(), found.size)
+            found = match_chosen_TK(ranked[:, : self.top_k + extra], chosen_TK)
+            self.recall.setdefault(extra, MeanAccumulator()).add(found.sum(), found.size)
         self.calibration.add(scores_TE, chosen_TK)
 
     @property
-    def overall(self) -> Share:
+    def overall(self) -> MeanAccumulator:
         """Accuracy over both phases."""
-        return total(list(self.accuracy.values()))
+        return sum_means(list(self.accuracy.values()))

@@ -9,14 +9,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
 from predictors.errors import PredictorError
-from predictors.options import checked_options
 from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
 
-class Popularity(Predictor):
+class PopularityPredictor(Predictor):
     """Forecasts every layer at the start of the step, or only those `ahead` of the one that is
     routed. L layers, E experts, T tokens.
 
@@ -70,4 +69,4 @@ class Popularity(Predictor):
     ) -> Self:
         shape = (spec.num_layers, spec.num_experts)
         shares_LE = read_tensors(files, {"shares": shape}, kind=cls.kind)["shares"]
-        return cls(spec, shares_LE, **checked_options(cls, options))
+        return cls(spec, shares_LE, **check_options(cls, options))

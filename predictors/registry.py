@@ -5,43 +5,51 @@ from types import MappingProxyType
 from typing import Any
 
 from predictors.base import Predictor
-from predictors.correlation import Correlation
-from predictors.dependency import Dependency
-from predictors.eam.request import EamRequest
-from predictors.eam.sequence import EamSequence
+from predictors.correlation import CorrelationPredictor
+from predictors.dependency import DependencyPredictor
+from predictors.eam.request import EamRequestPredictor
+from predictors.eam.sequence import EamSequencePredictor
 from predictors.errors import PredictorError, unknown
-from predictors.expert_map.predictor import ExpertMap
-from predictors.learned import Learned, Mlp, Stride
-from predictors.popularity import Popularity
-from predictors.pre_attention import PreAttention
-from predictors.residual import Residual
-from predictors.reuse.forecaster import Reuse
-from predictors.skip import Skip
+from predictors.expert_map.predictor import ExpertMapPredictor
+from predictors.learned import (
+    LearnedPredictor,
+    MlpPredictor,
+    PreAttentionPredictor,
+    StridePredictor,
+)
+from predictors.popularity import PopularityPredictor
+from predictors.residual import ResidualPredictor
+from predictors.reuse.forecaster import ReusePredictor
+from predictors.skip import SkipPredictor
 from predictors.spec import ModelSpec
-from predictors.token import Token
+from predictors.token import TokenPredictor
 
 CLASSES: tuple[type[Predictor], ...] = (
-    Mlp,
-    Stride,
-    PreAttention,
-    Residual,
-    Skip,
-    Token,
-    Popularity,
-    Dependency,
-    EamSequence,
-    EamRequest,
-    ExpertMap,
-    Correlation,
+    MlpPredictor,
+    StridePredictor,
+    PreAttentionPredictor,
+    ResidualPredictor,
+    SkipPredictor,
+    TokenPredictor,
+    PopularityPredictor,
+    DependencyPredictor,
+    EamSequencePredictor,
+    EamRequestPredictor,
+    ExpertMapPredictor,
+    CorrelationPredictor,
 )
-KEEPERS: Mapping[str, type[Predictor]] = MappingProxyType({Reuse.kind: Reuse})
+REUSE_PREDICTORS: Mapping[str, type[Predictor]] = MappingProxyType(
+    {ReusePredictor.kind: ReusePredictor}
+)
 """Those that forecast what to keep, not what the step needs: for eviction, not for prefetching."""
 KINDS: Mapping[str, type[Predictor]] = MappingProxyType({one.kind: one for one in CLASSES})
-PLAIN: Mapping[str, type[Learned]] = MappingProxyType(
-    {one.kind: one for one in (Mlp, Stride, PreAttention)}
+FEED_FORWARD: Mapping[str, type[LearnedPredictor]] = MappingProxyType(
+    {one.kind: one for one in (MlpPredictor, StridePredictor, PreAttentionPredictor)}
 )
 """The papers' networks: two layers from one state to one layer's experts."""
-LEARNED: Mapping[str, type[Predictor]] = MappingProxyType({**PLAIN, Residual.kind: Residual})
+LEARNED: Mapping[str, type[Predictor]] = MappingProxyType(
+    {**FEED_FORWARD, ResidualPredictor.kind: ResidualPredictor}
+)
 """Those that `train/` fits with gradient descent, by kind."""
 
 
@@ -52,9 +60,9 @@ def predictor_class(kind: str) -> type[Predictor]:
     return KINDS[kind]
 
 
-def from_files(
+def load_from_files(
     kind: str, spec: ModelSpec, *, files: Mapping[str, bytes], options: Mapping[str, Any]
 ) -> Predictor:
     """A predictor from the payload of a zoo entry, whose bytes were checked by digest before."""
-    cls = KEEPERS.get(kind) or predictor_class(kind)
+    cls = REUSE_PREDICTORS.get(kind) or predictor_class(kind)
     return cls.from_files(spec, files, options)

@@ -16,7 +16,7 @@ and one that waits for the prompts of others misses a few steps only."""
 
 
 @dataclass(frozen=True)
-class Present:
+class StepRequests:
     """The requests of one step."""
 
     slots_R: Ints
@@ -54,7 +54,7 @@ class LiveRequests:
         """Request id to (slot, last step), the longest unseen first."""
         self._free: list[int] = []
 
-    def begin_step(self, requests_T: Ints) -> Present:
+    def begin_step(self, requests_T: Ints) -> StepRequests:
         """The requests that the step's tokens belong to."""
         self._step += 1
         if len(requests_T) == 1 or (requests_T == requests_T[0]).all():
@@ -72,7 +72,7 @@ class LiveRequests:
             self._live[request] = (slot, self._step)
             self._live.move_to_end(request)
             slots.append(slot)
-        return Present(np.array(slots, np.int64), place_T, new)
+        return StepRequests(np.array(slots, np.int64), place_T, new)
 
     def ended(self) -> list[int]:
         """Slots of the requests that have ended since; they are free from now on."""
@@ -93,7 +93,7 @@ class LiveRequests:
         return self.num_slots - 1
 
 
-def of_tokens(scores_RE: Floats, present: Present) -> Floats:
+def expand_to_tokens(scores_RE: Floats, present: StepRequests) -> Floats:
     """`[T, E]`: each token's request's row; of a single request a view, not copies."""
     num_tokens = len(present.place_T)
     if len(scores_RE) > 1:
@@ -103,7 +103,7 @@ def of_tokens(scores_RE: Floats, present: Present) -> Floats:
     return np.broadcast_to(scores_RE, (num_tokens, scores_RE.shape[1]))
 
 
-def grown(array: np.ndarray, num_rows: int) -> np.ndarray:
+def grow_rows(array: np.ndarray, num_rows: int) -> np.ndarray:
     """The array with at least `num_rows` rows, new ones zero; doubled, so that it is rare."""
     if len(array) >= num_rows:
         return array

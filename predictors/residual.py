@@ -19,7 +19,7 @@ import numpy as np
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.errors import PredictorError
 from predictors.learned import open_session
-from predictors.requests import LiveRequests, grown
+from predictors.requests import LiveRequests, grow_rows
 from predictors.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ generated, it is known before, and costs a product with the decays."""
 ANSWERS, FIRST_ANSWERS = [SCORES, STATE], [SCORES, STATE, TOKEN]
 
 LONGEST_RUN = 256
-"""Tokens of a prompt that are forecast in one call: `mixing` grows with their square."""
+"""Tokens of a prompt that are forecast in one call: `mixing_matrix` grows with their square."""
 
 
-class Source(NamedTuple):
+class ForecastSource(NamedTuple):
     """A moment of the step at which layers are forecast."""
 
     signal: Signal
@@ -65,23 +65,23 @@ class Source(NamedTuple):
         return f"predictors/{self.signal}_{self.layer:02d}.onnx"
 
 
-FIRST = Source(Signal.LAYER_INPUT, 0)
+FIRST_SOURCE = ForecastSource(Signal.LAYER_INPUT, 0)
 """Forecasts the first layers, and says which token it is."""
 
 
-def ahead(num_layers: int) -> list[Source]:
+def gate_sources(num_layers: int) -> list[ForecastSource]:
     """The first layer's input, and the gate input of each layer that has layers after it."""
-    gates = [Source(Signal.GATE_INPUT, layer) for layer in range(num_layers - 1)]
-    return [FIRST, *gates]
+    gates = [ForecastSource(Signal.GATE_INPUT, layer) for layer in range(num_layers - 1)]
+    return [FIRST_SOURCE, *gates]
 
 
-def arrivals(num_layers: int) -> list[Source]:
+def layer_input_sources(num_layers: int) -> list[ForecastSource]:
     """The later layers' inputs: horizon 0, the last word before the router itself."""
-    return [Source(Signal.LAYER_INPUT, layer) for layer in range(1, num_layers)]
+    return [ForecastSource(Signal.LAYER_INPUT, layer) for layer in range(1, num_layers)]
 
 
 @dataclass(frozen=True)
-class Run:
+class TokenRun:
     """Rows of a step that one call forecasts: one token each of several requests, or a stretch of
     one request's prompt.
     """
@@ -93,11 +93,11 @@ class Run:
     """Tokens of each request in it."""
 
 
-class Residual(Predictor):
-    """Forecasts experts with small networks on the residual stream, one for each `Source`.
+class ResidualPredictor(Predictor):
+    """Forecasts experts with small networks on the residual stream, one for each `ForecastSource`.
 
     Args:
-        graphs: a whole ONNX file for each source of `ahead` and `arrivals`.
+        graphs: a whole ONNX file for each source of `gate_sources` and `layer_input_sources`.
         horizons: layers that a gate input is good for.
         decays: of the means over earlier tokens, per token; 0 is the token before.
         refresh_last: Forecast a layer again from its own input. More accurate, but seldom in
@@ -111,14 +111,14 @@ class Residual(Predictor):
     def __init__(
         self,
         spec: ModelSpec,
-        graphs: Mapping[Source, bytes],
+        graphs: Mapping[ForecastSource, bytes],
         *,
         horizons: int,
         decays: Sequence[float],
         refresh_last: bool = True,
     ):
         super().__init__(spec)
-        needed = {*ahead(spec.num_layers), *arrivals(spec.num_layers)}
+        needed = {*gate_sources(spec.num_layers), *layer_input_sources(spec.num_layers)}
         if set(graphs) != needed:
             raise PredictorError(
                 f"a residual predictor of {spec.num_layers} layers has networks for "
@@ -131,21 +131,23 @@ class Residual(Predictor):
         self._graphs = dict(graphs)
         self._sessions = {source: open_session(graph) for source, graph in graphs.items()}
         sizes = {
-            check_graph(session, spec, source, horizons, len(self._decays))
+            check_residual_graph(session, spec, source, horizons, len(self._decays))
             for source, session in self._sessions.items()
         }
         if len(sizes) > 1:
             raise PredictorError(f"the residual networks' contexts differ in size: {sorted(sizes)}")
         ((size, self._token_size),) = sizes
         self._fading_X = np.repeat(np.array(self._decays, np.float32), size // len(self._decays))
-        self._places: dict[Signal, dict[int, _Place]] = {signal: {} for signal in self.signals}
+        self._places: dict[Signal, dict[int, _SourceState]] = {
+            signal: {} for signal in self.signals
+        }
         for source, session in self._sessions.items():
             targets = source.targets(spec.num_layers, horizons)
             context_SX = np.zeros((1, size), np.float32)
-            place = _Place(source == FIRST, session, tuple(targets), context_SX)
+            place = _SourceState(source == FIRST_SOURCE, session, tuple(targets), context_SX)
             self._places[source.signal][source.layer] = place
         self._live = LiveRequests()
-        self._runs: list[Run] = []
+        self._runs: list[TokenRun] = []
         self._tokens: list[Floats] = []
         """`[T, Q]` of each run, from the step's first event on."""
 
@@ -154,10 +156,10 @@ class Residual(Predictor):
         if present.new:
             for places in self._places.values():
                 for place in places.values():
-                    place.context_SX = grown(place.context_SX, self._live.num_slots)
+                    place.context_SX = grow_rows(place.context_SX, self._live.num_slots)
                     place.context_SX[present.new] = 0.0
         self._live.ended()
-        self._runs = runs(present.slots_R[present.place_T])
+        self._runs = split_into_runs(present.slots_R[present.place_T])
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
@@ -168,7 +170,7 @@ class Residual(Predictor):
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
         return self._forecast(self._places[Signal.GATE_INPUT].get(layer), hidden_TD)
 
-    def _forecast(self, place: "_Place | None", hidden_TD: Floats) -> Forecasts:
+    def _forecast(self, place: "_SourceState | None", hidden_TD: Floats) -> Forecasts:
         if place is None:
             return ()
         hidden_TD = np.ascontiguousarray(hidden_TD, np.float32)
@@ -199,16 +201,16 @@ class Residual(Predictor):
         whole_THE = found[0] if len(found) == 1 else np.concatenate(found)
         return [Forecast(target, whole_THE[:, h]) for h, target in enumerate(place.targets)]
 
-    def _mixed(self, place: "_Place", hidden_TD: Floats, context_1X: Floats) -> Floats:
+    def _mixed(self, place: "_SourceState", hidden_TD: Floats, context_1X: Floats) -> Floats:
         """`[T, G R]`: each token's context in a prompt, whose states are made for it first."""
         size = context_1X.shape[1] + (0 if place.is_first else self._token_size)
         nothing = np.zeros((len(hidden_TD), size), np.float32)
         given = {HIDDEN: hidden_TD, MEMORY: nothing}
-        (state_TX,) = place.session.run([STATE], given, only_this())
+        (state_TX,) = place.session.run([STATE], given, fetch_only_options())
         past_PX = np.concatenate([context_1X, state_TX])
         by_decay = np.split(past_PX, len(self._decays), axis=1)
         mixed = [
-            mixing(len(hidden_TD), decay) @ one
+            mixing_matrix(len(hidden_TD), decay) @ one
             for decay, one in zip(self._decays, by_decay, strict=True)
         ]
         return np.concatenate(mixed, axis=1)
@@ -224,7 +226,7 @@ class Residual(Predictor):
     def from_files(
         cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
     ) -> Self:
-        known = [*ahead(spec.num_layers), *arrivals(spec.num_layers)]
+        known = [*gate_sources(spec.num_layers), *layer_input_sources(spec.num_layers)]
         graphs = {source: files[source.path] for source in known if source.path in files}
         decays = [float(one) for one in options["decays"]]
         return cls(
@@ -237,7 +239,7 @@ class Residual(Predictor):
 
 
 @dataclass(slots=True)
-class _Place:
+class _SourceState:
     """A source at run time, with what is remembered there."""
 
     is_first: bool
@@ -247,33 +249,33 @@ class _Place:
     """By slot of a request."""
 
 
-def runs(slot_T: Ints) -> list[Run]:
+def split_into_runs(slot_T: Ints) -> list[TokenRun]:
     """A step's rows in calls: neighbours of one request together, single tokens all at once.
 
     A request whose rows do not stand together gets its context from whichever came last.
     """
     if len(slot_T) == 1:
-        return [Run(slice(0, 1), only(slot_T[0]), 1)]
+        return [TokenRun(slice(0, 1), one_row(slot_T[0]), 1)]
     ends = [*(np.flatnonzero(slot_T[1:] != slot_T[:-1]) + 1).tolist(), len(slot_T)]
     if len(ends) == len(slot_T):
-        return [Run(slice(0, len(slot_T)), slot_T, 1)]
+        return [TokenRun(slice(0, len(slot_T)), slot_T, 1)]
     found = []
     start = 0
     for end in ends:
         for first in range(start, end, LONGEST_RUN):
             last = min(end, first + LONGEST_RUN)
-            found.append(Run(slice(first, last), only(slot_T[first]), last - first))
+            found.append(TokenRun(slice(first, last), one_row(slot_T[first]), last - first))
         start = end
     return found
 
 
-def only(slot: int) -> slice:
+def one_row(slot: int) -> slice:
     """One row, as a view."""
     return slice(int(slot), int(slot) + 1)
 
 
 @lru_cache(maxsize=4 * LONGEST_RUN)
-def mixing(length: int, decay: float) -> Floats:
+def mixing_matrix(length: int, decay: float) -> Floats:
     """`[T, 1 + T]`: each token's context as a sum of the one that the run begins with, faded, and
     the states of the tokens before it, faded.
     """
@@ -287,7 +289,7 @@ def mixing(length: int, decay: float) -> Floats:
 
 
 @lru_cache(maxsize=1)
-def only_this() -> "onnxruntime.RunOptions":
+def fetch_only_options() -> "onnxruntime.RunOptions":
     """Leaves out what the answer asked for does not need."""
     import onnxruntime
 
@@ -296,10 +298,10 @@ def only_this() -> "onnxruntime.RunOptions":
     return options
 
 
-def check_graph(
+def check_residual_graph(
     session: "onnxruntime.InferenceSession",
     spec: ModelSpec,
-    source: Source,
+    source: ForecastSource,
     horizons: int,
     num_decays: int,
 ) -> tuple[int, int]:
@@ -308,7 +310,7 @@ def check_graph(
     shapes = inputs | {one.name: list(one.shape) for one in session.get_outputs()}
     state, memory = (shapes.get(name, [None])[-1] for name in (STATE, MEMORY))
     size = shapes.get(TOKEN, [None])[-1]
-    if source != FIRST and isinstance(state, int) and isinstance(memory, int):
+    if source != FIRST_SOURCE and isinstance(state, int) and isinstance(memory, int):
         size = memory - state
     num_targets = len(source.targets(spec.num_layers, horizons))
     wanted = {
@@ -317,7 +319,7 @@ def check_graph(
         SCORES: ["tokens", num_targets, spec.num_experts],
         STATE: ["tokens", state],
     }
-    if source == FIRST:
+    if source == FIRST_SOURCE:
         wanted |= {TOKEN: ["tokens", size], MEMORY: ["tokens", state]}
     fits = isinstance(state, int) and isinstance(size, int) and size > 0
     if shapes != wanted or not fits or state % num_decays:

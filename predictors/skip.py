@@ -15,7 +15,7 @@ from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
 
-class Skip(Predictor):
+class SkipPredictor(Predictor):
     """Shape suffixes: L layers, E experts, D hidden size, T tokens."""
 
     kind = "skip"
@@ -47,7 +47,7 @@ class Skip(Predictor):
         logits_TE = hidden_TD @ self._routers_LED[target].T
         if self._biases_LE is not None:
             logits_TE += self._biases_LE[target]
-        return [Forecast(target, chances(logits_TE, self.spec.top_k))]
+        return [Forecast(target, choice_probabilities(logits_TE, self.spec.top_k))]
 
     def files(self) -> dict[str, bytes]:
         tensors = {"routers": self._routers_LED}
@@ -69,7 +69,7 @@ class Skip(Predictor):
         return cls(spec, arrays["routers"], arrays.get("biases"), horizon=int(options["horizon"]))
 
 
-def chances(logits_TE: Floats, top_k: int) -> Floats:
+def choice_probabilities(logits_TE: Floats, top_k: int) -> Floats:
     """`top_k` times the softmax, at most 1: a router's probabilities as chances to be chosen.
 
     At most `top_k` experts reach 1, so the cap never reorders the best ones against the others.

@@ -20,7 +20,7 @@ PRIOR_TOKENS = 1.0
 few uses leave open, and is all that an unseen id gets."""
 
 
-class Token(Predictor):
+class TokenPredictor(Predictor):
     """Shape suffixes: S token ids seen, L layers, E experts, T tokens."""
 
     kind = "token"

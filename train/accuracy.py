@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Forecast, Ints, Predictor
-from predictors.metrics import Calibration, LayerScore, Phase, total
-from predictors.registry import from_files
+from predictors.metrics import CalibrationBins, LayerScore, Phase, sum_means
+from predictors.registry import load_from_files
 from runtime.sim.step import RecordedStep, replay_step
 
 BLOCK_TOKENS = 4_096
@@ -142,7 +142,7 @@ def fresh(predictor: Predictor) -> Predictor:
     """As it was when it was made: one that learns while it serves would know what it has seen."""
     if predictor.stateless:
         return predictor
-    return from_files(
+    return load_from_files(
         predictor.kind, predictor.spec, files=predictor.files(), options=predictor.options()
     )
 
@@ -157,9 +157,9 @@ def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:
         "gate_mass_recall": [one.gate_mass.value for one in scores],
         **{f"recall_plus_{m}": [recall(one, m) for one in scores] for m in extras},
         "calibration_error": [one.calibration.error for one in scores],
-        "calibration": sum((one.calibration for one in scores), Calibration()).as_dict(),
+        "calibration": sum((one.calibration for one in scores), CalibrationBins()).as_dict(),
         "tokens": int(max(one.overall.count / one.top_k for one in scores)),
-        "mean_accuracy": total([one.overall for one in scores]).value,
+        "mean_accuracy": sum_means([one.overall for one in scores]).value,
     }
 
 

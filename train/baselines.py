@@ -10,10 +10,10 @@ import numpy as np
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Ints
-from predictors.popularity import Popularity
-from predictors.skip import Skip
+from predictors.popularity import PopularityPredictor
+from predictors.skip import SkipPredictor
 from predictors.spec import ModelSpec
-from predictors.token import Token
+from predictors.token import TokenPredictor
 from runtime.config import ModelConfig
 from runtime.store.model_source import resolve
 from train.errors import TrainError
@@ -26,17 +26,17 @@ def chosen_columns(trace: Trace) -> Iterator[Ints]:
         yield trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
 
 
-def fit_popularity(trace: Trace, **options: Any) -> Popularity:
+def fit_popularity(trace: Trace, **options: Any) -> PopularityPredictor:
     """Share of the training tokens that each layer routed to each expert."""
     spec = trace.spec
     shares = [
         np.bincount(chosen.ravel(), minlength=spec.num_experts) / max(1, len(chosen))
         for chosen in chosen_columns(trace)
     ]
-    return Popularity(spec, np.stack(shares).astype(np.float32), **options)
+    return PopularityPredictor(spec, np.stack(shares).astype(np.float32), **options)
 
 
-def fit_token(trace: Trace) -> Token:
+def fit_token(trace: Trace) -> TokenPredictor:
     """How often each token id went to each expert of each layer, over the training tokens."""
     spec = trace.spec
     tokens = trace.tokens[trace.rows("train")].astype(np.int64)
@@ -47,7 +47,7 @@ def fit_token(trace: Trace) -> Token:
         flat = place_N[:, None] * spec.num_experts + chosen_NK
         counted = np.bincount(flat.ravel(), minlength=len(ids_S) * spec.num_experts)
         counts_SLE[:, layer] = counted.reshape(len(ids_S), spec.num_experts)
-    return Token.from_counts(spec, ids_S, counts_SLE, uses_S)
+    return TokenPredictor.from_counts(spec, ids_S, counts_SLE, uses_S)
 
 
 def router_weights(model: ModelConfig, spec: ModelSpec) -> tuple[Floats, Floats | None]:
@@ -78,11 +78,13 @@ def router_weights(model: ModelConfig, spec: ModelSpec) -> tuple[Floats, Floats 
     return np.stack(matrices), np.stack(biases) if len(biases) == len(matrices) else None
 
 
-def make_skip(model: ModelConfig, spec: ModelSpec, *, horizons: tuple[int, ...]) -> list[Skip]:
+def make_skip(
+    model: ModelConfig, spec: ModelSpec, *, horizons: tuple[int, ...]
+) -> list[SkipPredictor]:
     """The skip baseline at each horizon that the model has layers for."""
     matrices, biases = router_weights(model, spec)
     return [
-        Skip(spec, matrices, biases, horizon=horizon)
+        SkipPredictor(spec, matrices, biases, horizon=horizon)
         for horizon in horizons
         if horizon < spec.num_layers
     ]

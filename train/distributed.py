@@ -29,7 +29,7 @@ from collect.traces import Trace
 from collect.traces.column import Column
 from collect.traces.manifest import digest_of
 from predictors.files import write_atomic
-from predictors.registry import PLAIN
+from predictors.registry import FEED_FORWARD
 from predictors.spec import ModelSpec
 from runtime.commands.progress import progress
 from runtime.config import ModelConfig
@@ -89,7 +89,7 @@ def layer_groups(spec: ModelSpec, kinds: Sequence[str], *, layers: int) -> list[
     if "residual" in kinds:
         # The longest unit first.
         groups.append(LayerGroup("residual", 0, spec.num_layers - 1))
-    plain = [kind for kind in PLAIN if kind in kinds]
+    plain = [kind for kind in FEED_FORWARD if kind in kinds]
     targets = {edge.target for edge in edges(spec, plain)} if plain else set()
     for first in range(0, spec.num_layers, layers):
         last = min(first + layers, spec.num_layers) - 1

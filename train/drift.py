@@ -8,18 +8,18 @@ import numpy as np
 from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
-from predictors.correlation import Correlation
-from predictors.eam.request import EamRequest
-from predictors.eam.sequence import EamSequence
-from predictors.expert_map.predictor import ExpertMap
-from predictors.metrics import LayerScore, total
-from predictors.registry import from_files
+from predictors.correlation import CorrelationPredictor
+from predictors.eam.request import EamRequestPredictor
+from predictors.eam.sequence import EamSequencePredictor
+from predictors.expert_map.predictor import ExpertMapPredictor
+from predictors.metrics import LayerScore, sum_means
+from predictors.registry import load_from_files
 from train.accuracy import Pending, forecasts
 
 MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 """Requests served up to which accuracy is reported, each time of those since the mark before."""
 
-LEARNERS = EamSequence | EamRequest | ExpertMap | Correlation
+LEARNERS = EamSequencePredictor | EamRequestPredictor | ExpertMapPredictor | CorrelationPredictor
 """Serving changes what these answer to other requests."""
 
 
@@ -41,7 +41,7 @@ def drift(predictor: LEARNERS, trace: Trace, shifted: Trace | None) -> dict[str,
 def remade(predictor: Predictor, **changed: Any) -> Predictor:
     """The same predictor as it was made, with other options."""
     options = {**predictor.options(), **changed}
-    return from_files(predictor.kind, predictor.spec, files=predictor.files(), options=options)
+    return load_from_files(predictor.kind, predictor.spec, files=predictor.files(), options=options)
 
 
 def curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dict[str, Any]]:
@@ -79,5 +79,5 @@ def _pending(predictor: Predictor) -> list[Pending]:
 def _point(pending: list[Pending], num_requests: int) -> dict[str, Any]:
     for one in pending:
         one.settle()
-    accuracy = total([one.score.overall for one in pending]).value
+    accuracy = sum_means([one.score.overall for one in pending]).value
     return {"requests": num_requests, "accuracy": accuracy}

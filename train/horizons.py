@@ -4,7 +4,7 @@ from typing import Any
 
 from collect.traces import Trace
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
-from predictors.metrics import LayerScore, total
+from predictors.metrics import LayerScore, sum_means
 from runtime.sim.step import StepEvent, replay_step
 from train.accuracy import Pending, phased
 
@@ -82,7 +82,7 @@ def table(pending: dict[int, Pending], num_layers: int) -> dict[str, Any]:
     values = [found[layer].value if layer in found else None for layer in range(num_layers)]
     return {
         "accuracy": values,
-        "mean_accuracy": total(list(found.values())).value,
+        "mean_accuracy": sum_means(list(found.values())).value,
         "worst_layer_accuracy": min(value for value in values if value is not None),
         "calibration_error": [
             pending[layer].score.calibration.error if layer in pending else None

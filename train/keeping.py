@@ -11,7 +11,7 @@ from lightning.pytorch import seed_everything
 from rich.console import Console
 
 from collect.traces import Trace, TraceSignal
-from predictors.reuse.forecaster import Reuse
+from predictors.reuse.forecaster import ReusePredictor
 from train.baselines import router_weights
 from train.config import TrainConfig
 from train.fit import Fitted, fit, settings_for
@@ -28,7 +28,9 @@ CHECKPOINTS = "checkpoints/reuse"
 SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS)
 
 
-def learn_reuse(config: TrainConfig, trace: Trace, *, run_dir: Path) -> tuple[Reuse, Fitted]:
+def learn_reuse(
+    config: TrainConfig, trace: Trace, *, run_dir: Path
+) -> tuple[ReusePredictor, Fitted]:
     """Trains on the trace's training requests, one after another as a server runs them.
 
     The pass that keeps best on requests set aside. Goes on from the run folder's checkpoint.
@@ -57,7 +59,7 @@ def learn_reuse(config: TrainConfig, trace: Trace, *, run_dir: Path) -> tuple[Re
         finish(logger, status)
     made = family.export(trace.spec)[KIND]
     made = quantised(made) if config.predictor.int8 else made
-    assert isinstance(made, Reuse)
+    assert isinstance(made, ReusePredictor)
     return made, fitted
 
 
@@ -80,7 +82,12 @@ def keeper_for(config: TrainConfig, trace: Trace) -> dict[str, Any]:
 
 
 def write_keeper(
-    folder: Path, forecaster: Reuse, tables: Mapping[str, Any], trace: Trace, *, model_name: str
+    folder: Path,
+    forecaster: ReusePredictor,
+    tables: Mapping[str, Any],
+    trace: Trace,
+    *,
+    model_name: str,
 ) -> None:
     """The zoo entry, with the hit rates as its metrics."""
     of_interest = tables["generated, per-layer"]
@@ -90,7 +97,7 @@ def write_keeper(
         kind=KIND,
         options={},
         spec=trace.spec,
-        signals=Reuse.signals,
+        signals=ReusePredictor.signals,
         files=forecaster.files(),
         metrics={
             "held_out": {

@@ -10,7 +10,7 @@ from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.metrics import Phase
-from predictors.reuse.forecaster import Reuse
+from predictors.reuse.forecaster import ReusePredictor
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
 from runtime.policy.systems import ON_DEMAND, load_system
@@ -26,7 +26,7 @@ POLICIES = (
     "least-stale",
     "moe-infinity-sequence",
     "moe-infinity-request",
-    Reuse.kind,
+    ReusePredictor.kind,
     "belady",
 )
 BUDGETS = ("10%", "25%", "50%", "75%")
@@ -56,7 +56,7 @@ def token_by_token(steps: Iterable[TraceStep], num_tokens: int) -> Iterator[Trac
 
 
 def hit_rates(
-    trace: Trace, forecaster: Reuse, hardware: Hardware, *, num_tokens: int
+    trace: Trace, forecaster: ReusePredictor, hardware: Hardware, *, num_tokens: int
 ) -> dict[str, dict[str, dict[str, dict[str, float | None]]]]:
     """Stream and arena, budget, policy: hit rate and share of the gap closed, decode and prefill.
 
@@ -84,7 +84,7 @@ def hit_rates(
 
 def _compared(
     steps: Sequence[RecordedStep],
-    forecaster: Reuse,
+    forecaster: ReusePredictor,
     system: SystemConfig,
     trace: Trace,
     hardware: Hardware,
@@ -94,8 +94,8 @@ def _compared(
     rates: dict[str, dict[str, float | None]] = {}
     for policy in POLICIES:
         reuse_predictor: Predictor | None = None
-        if policy == Reuse.kind:
-            reuse_predictor = Reuse.from_files(trace.spec, forecaster.files(), {})
+        if policy == ReusePredictor.kind:
+            reuse_predictor = ReusePredictor.from_files(trace.spec, forecaster.files(), {})
         stats = replay(
             steps,
             None,

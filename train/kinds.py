@@ -5,10 +5,9 @@ from types import MappingProxyType
 from typing import Any
 
 from collect.traces import TraceSignal
-from predictors.base import Signal
+from predictors.base import Signal, known_options
 from predictors.config import ALL, PredictorConfig
 from predictors.errors import PredictorError
-from predictors.options import known_options
 from predictors.registry import KINDS, LEARNED, predictor_class
 
 BASELINES = ("skip", "token", "popularity")

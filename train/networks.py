@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from collect.traces import TraceSignal
 from predictors.base import Predictor, Signal
-from predictors.registry import PLAIN
+from predictors.registry import FEED_FORWARD
 from predictors.spec import ModelSpec
 from train.data import Batch, Needs
 from train.errors import TrainError
@@ -40,7 +40,7 @@ class Edge:
     @property
     def signal(self) -> TraceSignal:
         """What it reads of its source."""
-        (signal,) = PLAIN[self.kind].signals
+        (signal,) = FEED_FORWARD[self.kind].signals
         return TraceSignal(str(signal))
 
     @property
@@ -51,9 +51,9 @@ class Edge:
 def edges(spec: ModelSpec, kinds: Sequence[str]) -> list[Edge]:
     """Every network of these kinds of learned predictors, kind by kind, bottom layer first."""
     found = [
-        Edge(kind, source, source + PLAIN[kind].horizon)
+        Edge(kind, source, source + FEED_FORWARD[kind].horizon)
         for kind in kinds
-        for source in range(spec.num_layers - PLAIN[kind].horizon)
+        for source in range(spec.num_layers - FEED_FORWARD[kind].horizon)
     ]
     if not found:
         raise TrainError(
@@ -156,7 +156,7 @@ class PlainFamily(Family):
             normaliser = (self.stack.mean_ND[number].cpu().numpy(), 1 / scale_D)
             graph = network_graph(*arrays, name=name, normaliser=normaliser)
             graphs.setdefault(edge.kind, {})[edge.source] = graph
-        return {kind: PLAIN[kind](spec, own) for kind, own in graphs.items()}
+        return {kind: FEED_FORWARD[kind](spec, own) for kind, own in graphs.items()}
 
     @torch.no_grad()
     def answers(self, batch: Batch) -> Iterator[Answer]:

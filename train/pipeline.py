@@ -11,7 +11,7 @@ from typing import Any
 from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
-from predictors.registry import PLAIN
+from predictors.registry import FEED_FORWARD
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.sim.hardware import Hardware, described
 from train.baselines import router_weights
@@ -44,7 +44,7 @@ def families_for(
     spec = trace.spec
     seed_everything(settings.seed, verbose=False)
     found: list[Family] = []
-    plain = [kind for kind in PLAIN if kind in kinds]
+    plain = [kind for kind in FEED_FORWARD if kind in kinds]
     if plain:
         networks = edges(spec, plain)
         found.append(PlainFamily(spec, networks, width=settings.width, loss=settings.loss))

@@ -27,7 +27,13 @@ from torch import Tensor, nn
 
 from collect.traces import TraceSignal
 from predictors.base import Floats, Predictor, Signal
-from predictors.residual import FIRST, Residual, Source, ahead, arrivals
+from predictors.residual import (
+    FIRST_SOURCE,
+    ForecastSource,
+    ResidualPredictor,
+    gate_sources,
+    layer_input_sources,
+)
 from predictors.spec import ModelSpec
 from train.calibration import platt
 from train.data import Batch, Needs, together
@@ -57,7 +63,7 @@ class ResidualStack(nn.Module):
     def __init__(
         self,
         spec: ModelSpec,
-        sources: Sequence[Source],
+        sources: Sequence[ForecastSource],
         routers_LED: Floats,
         biases_LE: Floats | None,
         *,
@@ -213,7 +219,7 @@ class ResidualStack(nn.Module):
             "scale": self.scale_NH[number, :num_targets, None],
             "shift": self.shift_NH[number, :num_targets, None],
         }
-        if source == FIRST:
+        if source == FIRST_SOURCE:
             # The token is its own hidden state: what is made of it is part of the first product.
             weights["in"] = in_DF + token["token_out"] @ token_QF
             weights["in_bias"] = in_bias_F + token["token_out_bias"] @ token_QF
@@ -227,11 +233,11 @@ class ResidualStack(nn.Module):
         return residual_graph(arrays, num_targets=num_targets, name=name, normaliser=normaliser)
 
     @torch.no_grad()
-    def graphs(self, token: Mapping[str, Tensor]) -> dict[Source, bytes]:
+    def graphs(self, token: Mapping[str, Tensor]) -> dict[ForecastSource, bytes]:
         return {source: self._graph(n, token) for n, source in enumerate(self.sources)}
 
 
-def group(source: Source, place: int) -> str:
+def group(source: ForecastSource, place: int) -> str:
     """What the forecast of the source's target number `place` is averaged with: its horizon, or
     `entry` for what is forecast from the first layer's input.
     """
@@ -264,7 +270,7 @@ class ResidualFamily(Family):
         self.token_DQ = nn.Parameter(torch.randn(hidden, TOKEN_SIZE) / math.sqrt(hidden))
         self.register_buffer("token_mean_D", torch.zeros(hidden))
         self.register_buffer("token_deviation_D", torch.ones(hidden))
-        groups = [ahead(spec.num_layers), arrivals(spec.num_layers)]
+        groups = [gate_sources(spec.num_layers), layer_input_sources(spec.num_layers)]
         self.stacks = nn.ModuleList(
             ResidualStack(
                 spec,
@@ -314,10 +320,10 @@ class ResidualFamily(Family):
     def export(self, spec: ModelSpec) -> Mapping[str, Predictor]:
         out_DQ = (self.token_DQ / self.token_deviation_D[:, None]).double()
         token = {"token_out": out_DQ, "token_out_bias": -self.token_mean_D.double() @ out_DQ}
-        graphs: dict[Source, bytes] = {}
+        graphs: dict[ForecastSource, bytes] = {}
         for stack in self.stacks:
             graphs |= stack.graphs(token)
-        return {KIND: Residual(spec, graphs, horizons=self.horizons, decays=self.decays)}
+        return {KIND: ResidualPredictor(spec, graphs, horizons=self.horizons, decays=self.decays)}
 
     @torch.no_grad()
     def answers(self, batch: Batch) -> Iterator[Answer]:

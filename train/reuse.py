@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from predictors.base import Floats, Predictor
-from predictors.reuse.forecaster import Reuse
+from predictors.reuse.forecaster import ReusePredictor
 from predictors.reuse.history import NUM_FADING
 from predictors.spec import ModelSpec
 from train.data import Batch
@@ -108,7 +108,7 @@ class ReuseFamily(Family):
                     self.deviation_LX[layer].cpu().numpy(),
                 ),
             )
-        return {KIND: Reuse(spec, graphs, self._routers, self._biases)}
+        return {KIND: ReusePredictor(spec, graphs, self._routers, self._biases)}
 
     def answers(self, batch: Batch) -> Iterator[Answer]:  # noqa: ARG002
         """None: its answers depend on all tokens before, and are compared in its own test."""

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats
-from predictors.reuse.history import NUM_FADING, fade, scaled, softmax, used
+from predictors.reuse.history import NUM_FADING, fade, mark_used, normalize_sums, softmax
 from train.data import Batch, Part, part_rows
 
 GAMMA = 0.7
@@ -79,7 +79,7 @@ def read_stretch(
     gate_LND = gate_LND.astype(np.float32)
     chosen_LNK = np.stack([trace.column(TraceSignal.EXPERTS, layer)[rows] for layer in layers])
     chosen_LNK = chosen_LNK.astype(np.int64)
-    used_NLE = np.stack([used(one, spec.num_experts) for one in chosen_LNK], axis=1)
+    used_NLE = np.stack([mark_used(one, spec.num_experts) for one in chosen_LNK], axis=1)
     chance_NLE = np.stack(
         [
             softmax(gate_LND[layer] @ routers_LED[layer].T + biases_LE[layer])
@@ -93,7 +93,7 @@ def read_stretch(
     for place in range(last - start):
         fade(state_LFE, used_NLE[place], chance_NLE[place])
         if place >= first - start:
-            fading[place - (first - start)] = scaled(state_LFE)
+            fading[place - (first - start)] = normalize_sums(state_LFE)
     value_NLE = future(used_NLE, GAMMA)[inside]
     return ReuseBatch.of(
         torch.from_numpy(gate_LND[:, inside]),

@@ -9,12 +9,17 @@ import numpy as np
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats
-from predictors.correlation import Correlation
-from predictors.eam.kmeans import representatives
-from predictors.eam.matrix import attainable, chance, shares, unit_rows
-from predictors.eam.request import EamRequest
-from predictors.eam.sequence import EamSequence
-from predictors.expert_map.predictor import ExpertMap
+from predictors.correlation import CorrelationPredictor
+from predictors.eam.kmeans import choose_representatives
+from predictors.eam.matrix import (
+    activation_ratios,
+    attainable_accuracy,
+    choice_probability,
+    normalize_rows,
+)
+from predictors.eam.request import EamRequestPredictor
+from predictors.eam.sequence import EamSequencePredictor
+from predictors.expert_map.predictor import ExpertMapPredictor
 from predictors.metrics import Phase
 from train.accuracy import Block, forecasts
 from train.baselines import chosen_columns
@@ -27,7 +32,7 @@ STEP_TOKENS = 256
 """Tokens whose maps go into the store at once: about a prompt."""
 
 
-def fit_correlation(trace: Trace, **options: Any) -> Correlation:
+def fit_correlation(trace: Trace, **options: Any) -> CorrelationPredictor:
     """Counts each training token's pairs of experts in consecutive layers (klotski 6.2, 8)."""
     spec = trace.spec
     experts = spec.num_experts
@@ -43,7 +48,7 @@ def fit_correlation(trace: Trace, **options: Any) -> Correlation:
             square = counted.reshape(experts + 1, experts + 1)
             pairs_LFE[layer] = square[:experts, :experts]
         before_NK = chosen_NK
-    return Correlation(spec, pairs_LFE, uses_LE, **options)
+    return CorrelationPredictor(spec, pairs_LFE, uses_LE, **options)
 
 
 def request_matrices(trace: Trace, *phases: Phase) -> Floats:
@@ -66,12 +71,12 @@ def request_matrices(trace: Trace, *phases: Phase) -> Floats:
 
 def fit_eam_sequence(
     trace: Trace, *, capacity: int = 128, seed: int = 0, **options: Any
-) -> EamSequence:
+) -> EamSequencePredictor:
     """The members nearest to the centroids of a k-means over the training requests' EAMs."""
     matrices = request_matrices(trace, *Phase)
-    kept = representatives(matrices, capacity, np.random.default_rng(seed))
+    kept = choose_representatives(matrices, capacity, np.random.default_rng(seed))
     options.setdefault("insufficient", insufficient_share(matrices, kept, trace.spec.top_k))
-    return EamSequence(trace.spec, matrices[kept], capacity=capacity, seed=seed, **options)
+    return EamSequencePredictor(trace.spec, matrices[kept], capacity=capacity, seed=seed, **options)
 
 
 def insufficient_share(matrices_NLE: Floats, kept: np.ndarray, top_k: int) -> float:
@@ -80,20 +85,22 @@ def insufficient_share(matrices_NLE: Floats, kept: np.ndarray, top_k: int) -> fl
     """
     if len(kept) < 2:
         return 0.0
-    flat_NV = unit_rows(matrices_NLE).reshape(len(matrices_NLE), -1)
+    flat_NV = normalize_rows(matrices_NLE).reshape(len(matrices_NLE), -1)
     similarity_NC = flat_NV @ flat_NV[kept].T
     similarity_NC[kept, np.arange(len(kept))] = -1.0
     nearest_NLE = matrices_NLE[kept][similarity_NC.argmax(axis=1)]
-    top_NLK = np.argsort(-chance(shares(nearest_NLE), top_k), axis=2, kind="stable")[..., :top_k]
+    top_NLK = np.argsort(
+        -choice_probability(activation_ratios(nearest_NLE), top_k), axis=2, kind="stable"
+    )[..., :top_k]
     hits_N = np.take_along_axis(matrices_NLE, top_NLK, axis=2).sum(axis=(1, 2))
     accuracy_N = hits_N / np.maximum(matrices_NLE.sum(axis=(1, 2)), 1.0)
-    share_N = accuracy_N / np.maximum(attainable(matrices_NLE, top_k), 1e-12)
+    share_N = accuracy_N / np.maximum(attainable_accuracy(matrices_NLE, top_k), 1e-12)
     return float(np.quantile(share_N, INSUFFICIENT_QUANTILE))
 
 
-def fit_eam_request(trace: Trace, **options: Any) -> EamRequest:
+def fit_eam_request(trace: Trace, **options: Any) -> EamRequestPredictor:
     """Stores the training requests' EAMs one after another, as if they had just been served."""
-    fitted = EamRequest.empty(trace.spec, **options)
+    fitted = EamRequestPredictor.empty(trace.spec, **options)
     parts = [request_matrices(trace, phase) for phase in Phase]
     for counts_LE in np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]):
         if counts_LE.any():
@@ -101,13 +108,15 @@ def fit_eam_request(trace: Trace, **options: Any) -> EamRequest:
     return fitted
 
 
-def fit_expert_map(trace: Trace, **options: Any) -> ExpertMap:
+def fit_expert_map(trace: Trace, **options: Any) -> ExpertMapPredictor:
     """Shows it the training tokens in their order, and keeps the store that this leaves."""
-    shown = ExpertMap.empty(trace.spec, **{**options, "learning": True})
+    shown = ExpertMapPredictor.empty(trace.spec, **{**options, "learning": True})
     rows = trace.rows("train")
     for first in range(0, len(rows), STEP_TOKENS):
         for _ in forecasts(shown, Block(trace, rows[first : first + STEP_TOKENS])):
             pass
     store = shown.store
     maps_NLE = np.moveaxis(store.maps_LEC[:, :, : store.size], 2, 0)
-    return ExpertMap(trace.spec, maps_NLE, store.embeddings_DC[:, : store.size].T, **options)
+    return ExpertMapPredictor(
+        trace.spec, maps_NLE, store.embeddings_DC[:, : store.size].T, **options
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from predictors.base import Signal
-from predictors.files import new_folder, write_atomic
+from predictors.files import replace_folder, write_atomic
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from predictors.versions import package_version
@@ -146,7 +146,7 @@ def write_folder(
 ) -> None:
     """Writes an entry's files in one step, so that it is complete or as it was before."""
     data = manifest.to_bytes()
-    with new_folder(folder) as temporary:
+    with replace_folder(folder) as temporary:
         for path, content in files.items():
             write_atomic(temporary / path, content)
         if signature is not None:

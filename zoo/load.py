@@ -159,7 +159,7 @@ def load_predictor(
         MismatchError: the entry was made for another model; the message names both sides.
         ZooError: as `find_entry`.
     """
-    from predictors.registry import from_files
+    from predictors.registry import load_from_files
 
     entry = find_entry(reference)
     manifest = entry.manifest
@@ -172,7 +172,7 @@ def load_predictor(
             hint="Choose an entry made for this model (python -m zoo list), "
             "or train one: python -m train",
         )
-    return from_files(
+    return load_from_files(
         manifest.kind,
         manifest.spec,
         files=entry.payload(),

@@ -19,7 +19,7 @@ from benchmarks.papers.klotski import ENVIRONMENTS
 from benchmarks.reports import print_line
 from collect.traces import Trace, TraceSignal
 from predictors.base import Ints
-from predictors.correlation import Correlation
+from predictors.correlation import CorrelationPredictor
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.systems import ON_DEMAND, load_system
@@ -80,7 +80,7 @@ def simulate_group(
     steps += [pool.step(requests, 1, rng) for _ in range(SIMULATED_STEPS)]
     stats = replay(
         steps,
-        Correlation.empty(spec) if system.prefetch else None,
+        CorrelationPredictor.empty(spec) if system.prefetch else None,
         spec=spec,
         system=system,
         hardware=hardware,

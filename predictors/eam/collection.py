@@ -6,12 +6,12 @@ Shape suffixes: C capacity, L layers, E experts, R requests.
 import numpy as np
 
 from predictors.base import Floats, Ints
-from predictors.eam.matrix import chance, shares, unit_rows
+from predictors.eam.matrix import activation_ratios, choice_probability, normalize_rows
 from predictors.errors import PredictorError
 from predictors.spec import ModelSpec
 
 
-class Collection:
+class EamCollection:
     """Matrices in `[0, size)` of preallocated arrays; a lookup is one matrix product a layer."""
 
     def __init__(self, capacity: int, num_layers: int, num_experts: int, *, top_k: int):
@@ -32,7 +32,9 @@ class Collection:
         self._top_k = top_k
 
     @classmethod
-    def of(cls, counts_NLE: Floats, spec: ModelSpec, *, capacity: int, kind: str) -> "Collection":
+    def of(
+        cls, counts_NLE: Floats, spec: ModelSpec, *, capacity: int, kind: str
+    ) -> "EamCollection":
         """One that holds these matrices; PredictorError, naming the `kind`, if it has no room."""
         if capacity < 1 or len(counts_NLE) > capacity:
             raise PredictorError(
@@ -49,9 +51,9 @@ class Collection:
         assert place < self.capacity
         self.size = max(self.size, place + 1)
         self.counts_CLE[place] = counts_LE
-        self.shares_CLE[place] = shares(counts_LE)
-        self.chance_CLE[place] = chance(self.shares_CLE[place], self._top_k)
-        self.units_LEC[:, :, place] = unit_rows(counts_LE)
+        self.shares_CLE[place] = activation_ratios(counts_LE)
+        self.chance_CLE[place] = choice_probability(self.shares_CLE[place], self._top_k)
+        self.units_LEC[:, :, place] = normalize_rows(counts_LE)
         flat_LE = counts_LE / max(float(np.linalg.norm(counts_LE)), 1e-12)
         self.flat_LEC[:, :, place] = flat_LE
         self.prefix_LC[:, place] = np.sqrt(np.cumsum(np.square(flat_LE).sum(axis=1)))
@@ -76,7 +78,7 @@ class Collection:
         return int(cosines_C[: self.size].argmax())
 
 
-def nearest(similarity_RC: Floats, count: int) -> Ints:
+def find_nearest(similarity_RC: Floats, count: int) -> Ints:
     """`[R, count]`: the most similar matrices of each request, in no order."""
     if count >= similarity_RC.shape[1]:
         return np.broadcast_to(np.arange(similarity_RC.shape[1]), similarity_RC.shape)

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.random import Generator
 
 from predictors.base import Floats, Ints
-from predictors.eam.matrix import unit_rows
+from predictors.eam.matrix import normalize_rows
 
 MAX_ROUNDS = 20
 """Lloyd's rounds; assignments of a few thousand matrices settle in about ten."""
 
 
-def representatives(
+def choose_representatives(
     matrices_NLE: Floats, num_clusters: int, random: Generator, *, max_rounds: int = MAX_ROUNDS
 ) -> Ints:
     """Indices of the members closest to their cluster's centroid, ascending, at most one a cluster.
@@ -27,7 +27,7 @@ def representatives(
     num_matrices, num_layers, num_experts = matrices_NLE.shape
     if num_matrices <= num_clusters:
         return np.arange(num_matrices)
-    units_NV = unit_rows(matrices_NLE).reshape(num_matrices, -1)
+    units_NV = normalize_rows(matrices_NLE).reshape(num_matrices, -1)
     centroids_CV = units_NV[_spread(units_NV, num_clusters, random)]
     cluster_N = np.full(num_matrices, -1)
     for _ in range(max_rounds):
@@ -38,7 +38,7 @@ def representatives(
         order = np.argsort(cluster_N, kind="stable")
         present, first = np.unique(cluster_N[order], return_index=True)
         sums = np.add.reduceat(units_NV[order], first, axis=0)
-        means = unit_rows(sums.reshape(-1, num_layers, num_experts))
+        means = normalize_rows(sums.reshape(-1, num_layers, num_experts))
         # A cluster that lost its members keeps its centroid, and may win some back.
         centroids_CV[present] = means.reshape(len(present), -1)
     closeness_N = np.einsum("nv,nv->n", units_NV, centroids_CV[cluster_N])

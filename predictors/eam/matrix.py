@@ -27,32 +27,32 @@ def count_rows(experts_TK: Ints, place_T: Ints, num_requests: int, num_experts: 
     return counts.reshape(num_requests, width)[:, :num_experts].astype(np.float32)
 
 
-def unit_rows(rows_E: Floats) -> Floats:
+def normalize_rows(rows_E: Floats) -> Floats:
     """Each row of the last axis at length 1; a row of zeros, a layer not seen yet, stays zeros."""
     length = np.sqrt(np.einsum("...e,...e->...", rows_E, rows_E))[..., None]
     return rows_E / np.maximum(length, 1e-12)
 
 
-def distance(one_LE: Floats, other_LE: Floats) -> float:
+def eam_distance(one_LE: Floats, other_LE: Floats) -> float:
     """Equation 1 of moe-infinity sequence level, 4.2: `1 - mean over layers of the cosine of the
     rows`. A layer that either has not seen counts as cosine 0.
     """
-    cosines_L = (unit_rows(one_LE) * unit_rows(other_LE)).sum(axis=1)
+    cosines_L = (normalize_rows(one_LE) * normalize_rows(other_LE)).sum(axis=1)
     return float(1.0 - cosines_L.mean())
 
 
-def shares(counts_E: NDArray) -> Floats:
+def activation_ratios(counts_E: NDArray) -> Floats:
     """Activation ratios: each row divided by its sum; a row of zeros stays zeros."""
     total = counts_E.sum(axis=-1, keepdims=True)
     return (counts_E / np.maximum(total, 1e-12)).astype(np.float32)
 
 
-def chance(shares_E: Floats, top_k: int) -> Floats:
+def choice_probability(shares_E: Floats, top_k: int) -> Floats:
     """A token's chance of an expert: it makes `top_k` choices, and no expert twice."""
     return np.minimum(top_k * shares_E, 1.0)
 
 
-def attainable(counts_LE: Floats, top_k: int) -> NDArray[np.float64]:
+def attainable_accuracy(counts_LE: Floats, top_k: int) -> NDArray[np.float64]:
     """Share of all choices that fell on the `top_k` busiest experts of their layer: the accuracy
     that a sequence's own EAM would have had. `[..., L, E]` to `[...]`.
     """

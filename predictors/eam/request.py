@@ -10,24 +10,23 @@ from typing import Any, Self
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
-from predictors.eam.collection import Collection, nearest
-from predictors.eam.matrix import chance, count_rows, layer_decays, shares
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
+from predictors.eam.collection import EamCollection, find_nearest
+from predictors.eam.matrix import activation_ratios, choice_probability, count_rows, layer_decays
 from predictors.errors import PredictorError
-from predictors.options import checked_options
-from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown, of_tokens
+from predictors.requests import IDLE_STEPS, LiveRequests, StepRequests, expand_to_tokens, grow_rows
 from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
 
-class Part(IntEnum):
+class EamPhase(IntEnum):
     """Request-level EAMs are "traced for prefilling and decoding separately" (4.1)."""
 
     PREFILL = 0
     DECODE = 1
 
 
-class EamRequest(Predictor):
+class EamRequestPredictor(Predictor):
     """Stored EAMs that begin like this iteration's tell the layers to come (5.1, figure 7).
 
     After each router, the iteration's EAM, of which rows 0..l are known, is compared with the same
@@ -60,16 +59,18 @@ class EamRequest(Predictor):
         super().__init__(spec)
         if matches < 1:
             raise PredictorError(f"{self.kind} with matches={matches}: must be at least 1")
-        self.collection = Collection.of(counts_NLE, spec, capacity=capacity, kind=self.kind)
+        self.collection = EamCollection.of(counts_NLE, spec, capacity=capacity, kind=self.kind)
         self.matches = matches
         self.learning = learning
         self._decays_L1 = layer_decays(spec.num_layers)[:, None]
         self._requests = LiveRequests(idle_steps=idle_steps)
-        self._present: Present | None = None
+        self._present: StepRequests | None = None
         self._part_R = np.zeros(0, np.int64)
         self._product_RC = np.zeros((0, capacity), np.float32)
         self._square_R = np.zeros(0, np.float32)
-        self._counts_SPLE = np.zeros((1, len(Part), spec.num_layers, spec.num_experts), np.float32)
+        self._counts_SPLE = np.zeros(
+            (1, len(EamPhase), spec.num_layers, spec.num_experts), np.float32
+        )
 
     @classmethod
     def empty(cls, spec: ModelSpec, **options: Any) -> Self:
@@ -78,10 +79,10 @@ class EamRequest(Predictor):
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._present = self._requests.begin_step(requests_T)
-        self._counts_SPLE = grown(self._counts_SPLE, self._requests.num_slots)
+        self._counts_SPLE = grow_rows(self._counts_SPLE, self._requests.num_slots)
         self._counts_SPLE[present.new] = 0.0
         tokens_R = np.bincount(present.place_T, minlength=present.num_requests)
-        self._part_R = np.where(tokens_R > 1, int(Part.PREFILL), int(Part.DECODE))
+        self._part_R = np.where(tokens_R > 1, int(EamPhase.PREFILL), int(EamPhase.DECODE))
         self._product_RC = np.zeros((present.num_requests, self.collection.capacity), np.float32)
         self._square_R = np.zeros(present.num_requests, np.float32)
         return ()
@@ -102,7 +103,7 @@ class EamRequest(Predictor):
         self._square_R += np.einsum("re,re->r", rows_RE, rows_RE)
         if layer + 1 == self.spec.num_layers:
             return ()
-        return self._forecasts(layer, nearest(self.similarity(layer), self.matches))
+        return self._forecasts(layer, find_nearest(self.similarity(layer), self.matches))
 
     def end_step(self) -> None:
         self._present = None
@@ -132,15 +133,19 @@ class EamRequest(Predictor):
         assert present is not None
         later = self.collection.counts_CLE[:, layer_now + 1 :]
         if present.num_requests == 1:
-            shares_RLE = shares(np.add.reduce(later[matches_RM[0]], axis=0))[None]
+            shares_RLE = activation_ratios(np.add.reduce(later[matches_RM[0]], axis=0))[None]
             priority_LE = shares_RLE[0]
         else:
-            shares_RLE = shares(later[matches_RM].sum(axis=1))
+            shares_RLE = activation_ratios(later[matches_RM].sum(axis=1))
             priority_LE = shares_RLE.mean(axis=0)
-        chance_RLE = chance(shares_RLE, self.spec.top_k)
+        chance_RLE = choice_probability(shares_RLE, self.spec.top_k)
         priority_LE = priority_LE * self._decays_L1[: len(priority_LE)]
         return [
-            Forecast(layer, of_tokens(chance_RLE[:, place], present), priority_E=priority_LE[place])
+            Forecast(
+                layer,
+                expand_to_tokens(chance_RLE[:, place], present),
+                priority_E=priority_LE[place],
+            )
             for place, layer in enumerate(range(layer_now + 1, self.spec.num_layers))
         ]
 
@@ -162,4 +167,4 @@ class EamRequest(Predictor):
     ) -> Self:
         shape = (None, spec.num_layers, spec.num_experts)
         arrays = read_tensors(files, {"matrices": shape}, kind=cls.kind)
-        return cls(spec, arrays["matrices"], **checked_options(cls, options))
+        return cls(spec, arrays["matrices"], **check_options(cls, options))

@@ -9,12 +9,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
-from predictors.eam.collection import Collection
-from predictors.eam.kmeans import representatives
-from predictors.eam.matrix import attainable, count_rows, layer_decays, unit_rows
-from predictors.options import checked_options
-from predictors.requests import IDLE_STEPS, LiveRequests, Present, grown, of_tokens
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
+from predictors.eam.collection import EamCollection
+from predictors.eam.kmeans import choose_representatives
+from predictors.eam.matrix import attainable_accuracy, count_rows, layer_decays, normalize_rows
+from predictors.requests import IDLE_STEPS, LiveRequests, StepRequests, expand_to_tokens, grow_rows
 from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
@@ -27,7 +26,7 @@ REBUILD_ROUNDS = 3
 and the next step waits for it."""
 
 
-class EamSequence(Predictor):
+class EamSequencePredictor(Predictor):
     """The stored EAM at the least distance from the current one tells the layers to come.
 
     Algorithm 1 and section 5.2: after each router, the current EAM (all tokens of the sequence so
@@ -43,7 +42,7 @@ class EamSequence(Predictor):
     Args:
         counts_NLE: stored matrices, at most `capacity`; none is a cold start.
         insufficient: a sequence is recorded when its forecasts were right less often than
-            this share of how often its own EAM would have been (`attainable`): a new
+            this share of how often its own EAM would have been (`attainable_accuracy`): a new
             distribution may be easier and still be forecast badly.
         rebuild_after: recorded sequences that make the collection be made again; the paper
             re-adapts after 10-13 (4.3).
@@ -65,7 +64,7 @@ class EamSequence(Predictor):
         seed: int = 0,
     ):
         super().__init__(spec)
-        self.collection = Collection.of(counts_NLE, spec, capacity=capacity, kind=self.kind)
+        self.collection = EamCollection.of(counts_NLE, spec, capacity=capacity, kind=self.kind)
         self.insufficient = insufficient
         self.rebuild_after = rebuild_after
         self.learning = learning
@@ -73,7 +72,7 @@ class EamSequence(Predictor):
         self._random = np.random.default_rng(seed)
         self._decays_L1 = layer_decays(spec.num_layers)[:, None]
         self._requests = LiveRequests(idle_steps=idle_steps)
-        self._present: Present | None = None
+        self._present: StepRequests | None = None
         self._poor: list[Floats] = []
         self._counts_SLE = np.zeros((1, spec.num_layers, spec.num_experts), np.float32)
         self._cosines_SLC = np.zeros((1, spec.num_layers, capacity), np.float32)
@@ -114,7 +113,7 @@ class EamSequence(Predictor):
         )
         rows_RE += self._counts_SLE[slots_R, layer]
         self._counts_SLE[slots_R, layer] = rows_RE
-        cosines_RC = unit_rows(rows_RE) @ self.collection.units_LEC[layer]
+        cosines_RC = normalize_rows(rows_RE) @ self.collection.units_LEC[layer]
         self._similarity_SC[slots_R] += cosines_RC - self._cosines_SLC[slots_R, layer]
         self._cosines_SLC[slots_R, layer] = cosines_RC
         return self._forecasts(layer)
@@ -132,14 +131,16 @@ class EamSequence(Predictor):
         if self.collection.size < self.collection.capacity:
             self.collection.put(self.collection.size, counts_LE)
             self._collection_changed()
-        elif forecast < self.insufficient * made * float(attainable(counts_LE, self.spec.top_k)):
+        elif forecast < self.insufficient * made * float(
+            attainable_accuracy(counts_LE, self.spec.top_k)
+        ):
             self._poor.append(counts_LE)
 
     def rebuild(self) -> None:
         """Clusters what is stored and the recorded sequences anew (4.3)."""
         candidates = np.concatenate([self.collection.counts, np.stack(self._poor)])
         self._poor.clear()
-        kept = representatives(
+        kept = choose_representatives(
             candidates, self.collection.capacity, self._random, max_rounds=REBUILD_ROUNDS
         )
         self.collection.fill(candidates[kept])
@@ -147,7 +148,7 @@ class EamSequence(Predictor):
 
     def _collection_changed(self) -> None:
         """Compares the live sequences with what is stored now."""
-        units_SLE = unit_rows(self._counts_SLE)
+        units_SLE = normalize_rows(self._counts_SLE)
         self._cosines_SLC = np.einsum("sle,lec->slc", units_SLE, self.collection.units_LEC)
         self._similarity_SC = self._cosines_SLC.sum(axis=1)
         self._best_S[:] = -1
@@ -176,7 +177,7 @@ class EamSequence(Predictor):
             ratio_LE = self._ratio_CLE[best_R, later].mean(axis=0)
         priority_LE = ratio_LE * self._decays_L1[: len(ratio_LE)]
         return [
-            Forecast(layer, of_tokens(scores_RE, present), priority_E=priority_E)
+            Forecast(layer, expand_to_tokens(scores_RE, present), priority_E=priority_E)
             for layer, (scores_RE, priority_E) in enumerate(
                 zip(scores_LRE, priority_LE, strict=True), start=later.start
             )
@@ -212,11 +213,11 @@ class EamSequence(Predictor):
         np.put_along_axis(self._is_top_CLE, best, True, axis=2)
 
     def _grow(self, num_slots: int) -> None:
-        self._counts_SLE = grown(self._counts_SLE, num_slots)
-        self._cosines_SLC = grown(self._cosines_SLC, num_slots)
-        self._similarity_SC = grown(self._similarity_SC, num_slots)
-        self._best_S = grown(self._best_S, num_slots)
-        self._tally_S2 = grown(self._tally_S2, num_slots)
+        self._counts_SLE = grow_rows(self._counts_SLE, num_slots)
+        self._cosines_SLC = grow_rows(self._cosines_SLC, num_slots)
+        self._similarity_SC = grow_rows(self._similarity_SC, num_slots)
+        self._best_S = grow_rows(self._best_S, num_slots)
+        self._tally_S2 = grow_rows(self._tally_S2, num_slots)
 
     # ---- storing
 
@@ -238,4 +239,4 @@ class EamSequence(Predictor):
     ) -> Self:
         shape = (None, spec.num_layers, spec.num_experts)
         arrays = read_tensors(files, {"matrices": shape}, kind=cls.kind)
-        return cls(spec, arrays["matrices"], **checked_options(cls, options))
+        return cls(spec, arrays["matrices"], **check_options(cls, options))

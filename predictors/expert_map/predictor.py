@@ -7,18 +7,17 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
-from predictors.eam.matrix import unit_rows
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
+from predictors.eam.matrix import normalize_rows
 from predictors.errors import PredictorError
-from predictors.expert_map.selection import selected, threshold
-from predictors.expert_map.store import MapStore, redundancy
-from predictors.options import checked_options
+from predictors.expert_map.store import ExpertMapStore, redundancy_scores
 from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
 
-class ExpertMap(Predictor):
+class ExpertMapPredictor(Predictor):
     """The past iteration that resembles this one most tells the layer `distance` ahead.
 
     Layers 0..d-1 come from the semantic search, which compares what enters the model (equation 4);
@@ -58,7 +57,7 @@ class ExpertMap(Predictor):
             )
         self.distance = distance
         self.learning = learning
-        self.store = MapStore(capacity, spec.num_layers, spec.num_experts, spec.hidden_size)
+        self.store = ExpertMapStore(capacity, spec.num_layers, spec.num_experts, spec.hidden_size)
         if maps_NLE is not None and embeddings_ND is not None:
             if len(maps_NLE) > capacity:
                 raise PredictorError(
@@ -90,7 +89,7 @@ class ExpertMap(Predictor):
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
         if layer > 0:
             return ()
-        self._embeddings_TD = unit_rows(hidden_TD.astype(np.float32))
+        self._embeddings_TD = normalize_rows(hidden_TD.astype(np.float32))
         store = self.store
         self._semantic_TC = self._embeddings_TD @ store.embeddings_DC[:, : store.size]
         if not store.size:
@@ -126,7 +125,7 @@ class ExpertMap(Predictor):
         if self.learning and is_whole:
             assert self._embeddings_TD is not None
             assert self._semantic_TC is not None
-            scores_TC = redundancy(
+            scores_TC = redundancy_scores(
                 self._semantic_TC,
                 self.similarity(self.spec.num_layers - 1),
                 distance=self.distance,
@@ -138,12 +137,12 @@ class ExpertMap(Predictor):
     def _forecasts(self, layers: range | list[int], similarity_TC: Floats) -> Forecasts:
         top_k = self.spec.top_k
         best_T = similarity_TC.argmax(axis=1)
-        delta_T = threshold(similarity_TC[np.arange(len(best_T)), best_T])
+        delta_T = selection_threshold(similarity_TC[np.arange(len(best_T)), best_T])
         found = []
         for layer in layers:
             probability_TE = self.store.maps_LEC[layer][:, best_T].T
             scores_TE = np.minimum(top_k * probability_TE, 1.0)
-            wanted = np.flatnonzero(selected(probability_TE, delta_T, top_k).any(axis=0))
+            wanted = np.flatnonzero(select_experts(probability_TE, delta_T, top_k).any(axis=0))
             expected = scores_TE[:, wanted].sum(axis=0)
             first = wanted[np.argsort(-expected, kind="stable")]
             found.append(Forecast(layer, scores_TE, wanted=first.tolist()))
@@ -175,10 +174,28 @@ class ExpertMap(Predictor):
             "embeddings": (None, spec.hidden_size),
         }
         arrays = read_tensors(files, shapes, kind=cls.kind)
-        return cls(spec, arrays["maps"], arrays["embeddings"], **checked_options(cls, options))
+        return cls(spec, arrays["maps"], arrays["embeddings"], **check_options(cls, options))
 
 
 def softmax(logits_TE: Floats) -> Floats:
     """The gate's probability distribution over the experts (fmoe 4.1)."""
     shifted_TE = np.exp(logits_TE - logits_TE.max(axis=1, keepdims=True))
     return (shifted_TE / shifted_TE.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def selection_threshold(score_T: Floats) -> Floats:
+    """`delta = clip(1 - score, 0, 1)`: the less alike, the more experts."""
+    return np.clip(1.0 - score_T, 0.0, 1.0)
+
+
+def select_experts(probability_TE: Floats, delta_T: Floats, top_k: int) -> NDArray[np.bool_]:
+    """`[T, E]`: the fewest likeliest experts whose probabilities sum to at least delta, and no
+    fewer than `top_k` (equations 6 to 8).
+    """
+    order_TE = np.argsort(-probability_TE, axis=1, kind="stable")
+    tokens_T1 = np.arange(len(order_TE))[:, None]
+    summed_TE = np.cumsum(probability_TE[tokens_T1, order_TE], axis=1)
+    needed_T = np.maximum((summed_TE < delta_T[:, None]).sum(axis=1) + 1, top_k)
+    kept_TE = np.zeros(probability_TE.shape, np.bool_)
+    kept_TE[tokens_T1, order_TE] = np.arange(probability_TE.shape[1]) < needed_T[:, None]
+    return kept_TE

@@ -6,10 +6,10 @@ Shape suffixes: T new iterations, C capacity, L layers, E experts, D hidden size
 import numpy as np
 
 from predictors.base import Floats
-from predictors.eam.matrix import unit_rows
+from predictors.eam.matrix import normalize_rows
 
 
-class MapStore:
+class ExpertMapStore:
     """Expert maps (each layer's gate probabilities) and semantic embeddings of past iterations.
 
     Iterations stand last in the arrays, so that a search is one matrix product.
@@ -49,11 +49,11 @@ class MapStore:
     ) -> None:
         maps = maps_LET[:, :, new]
         self.maps_LEC[:, :, places] = maps
-        self.embeddings_DC[:, places] = unit_rows(embeddings_DT[:, new].T).T
+        self.embeddings_DC[:, places] = normalize_rows(embeddings_DT[:, new].T).T
         self.lengths_LC[:, places] = np.sqrt(np.cumsum(np.square(maps).sum(axis=1), axis=0))
 
 
-def redundancy(
+def redundancy_scores(
     semantic_TC: Floats, trajectory_TC: Floats, *, distance: int, num_layers: int
 ) -> Floats:
     """`RDY = d/L score_sem + (L - d)/L score_map` (fmoe 4.4): each score in proportion to the

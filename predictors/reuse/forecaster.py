@@ -16,7 +16,7 @@ import numpy as np
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.errors import PredictorError
 from predictors.learned import INPUT, OUTPUT, open_session
-from predictors.reuse.history import NUM_FADING, fade, scaled, softmax, used
+from predictors.reuse.history import NUM_FADING, fade, mark_used, normalize_sums, softmax
 from predictors.spec import ModelSpec
 from predictors.tensors import WEIGHTS, read_tensors, write_tensors
 
@@ -30,7 +30,7 @@ def network_path(layer: int) -> str:
     return f"predictors/reuse_{layer:02d}.onnx"
 
 
-class Reuse(Predictor):
+class ReusePredictor(Predictor):
     """Answers `routed` with the value of the layer's experts after this step, one row.
 
     No forecast of the step itself: an eviction policy is to have it, not the prefetcher.
@@ -92,7 +92,7 @@ class Reuse(Predictor):
         alone = int(last.sum()) == 1
         rows = np.arange(len(last))[-LONGEST_MEMORY:] if alone else np.flatnonzero(last)
         hidden_TD = self._hidden_TD[rows]
-        used_TE = used(experts_TK[rows], self.spec.num_experts)
+        used_TE = mark_used(experts_TK[rows], self.spec.num_experts)
         logits = hidden_TD @ self._routers_LED[layer].T + self._biases_LE[layer]
         chance_TE = softmax(logits)
         fading_FE = self._fading_LFE[layer]
@@ -102,7 +102,7 @@ class Reuse(Predictor):
             hidden_TD = hidden_TD[-1:]
         else:
             fade(fading_FE, used_TE.mean(axis=0), chance_TE.mean(axis=0))
-        past = np.broadcast_to(scaled(fading_FE).ravel(), (len(hidden_TD), fading_FE.size))
+        past = np.broadcast_to(normalize_sums(fading_FE).ravel(), (len(hidden_TD), fading_FE.size))
         features = np.concatenate([hidden_TD, past], axis=1)
         (value_TE,) = self._sessions[layer].run([OUTPUT], {INPUT: features})
         return [Forecast(layer, value_TE.mean(axis=0, keepdims=True))]

@@ -18,7 +18,7 @@ NUM_FADING = len(COUNT_DECAYS) + len(CHANCE_DECAYS)
 DECAYS = np.array([*COUNT_DECAYS, *CHANCE_DECAYS], np.float32)
 
 
-def used(experts_TK: Ints, num_experts: int) -> Floats:
+def mark_used(experts_TK: Ints, num_experts: int) -> Floats:
     """`[T, E]`: 1 where the token is routed to the expert.
 
     Choices of none, written as `num_experts`, are left out.
@@ -40,6 +40,6 @@ def fade(state: Floats, used_E: Floats, chance_E: Floats) -> None:
     state[..., len(COUNT_DECAYS) :, :] += chance_E[..., None, :]
 
 
-def scaled(state: Floats) -> Any:
+def normalize_sums(state: Floats) -> Any:
     """Each decaying sum as a mean in [0, 1]: what the networks see."""
     return state * (1 - DECAYS[:, None])

@@ -30,10 +30,10 @@ def reference(
         names: what the model is called; the first one with an entry of that kind counts.
         entries: folder whose subfolders are looked at before the zoo, as `python -m train` writes.
     """
-    from predictors.registry import KEEPERS, KINDS
+    from predictors.registry import KINDS, REUSE_PREDICTORS
     from zoo.load import list_names
 
-    if str(what) not in {*KINDS, *KEEPERS}:
+    if str(what) not in {*KINDS, *REUSE_PREDICTORS}:
         return what, True
     if entries is not None and (entries / str(what)).is_dir():
         return entries / str(what), True
@@ -75,15 +75,15 @@ def forecaster(
 
 
 def _dependency(given: Mapping[str, Any]) -> Predictor:
-    from predictors.dependency import Dependency
+    from predictors.dependency import DependencyPredictor
 
-    return Dependency(**given)
+    return DependencyPredictor(**given)
 
 
 def _correlation(given: Mapping[str, Any]) -> Predictor:
-    from predictors.correlation import Correlation
+    from predictors.correlation import CorrelationPredictor
 
-    return Correlation.empty(**given)
+    return CorrelationPredictor.empty(**given)
 
 
 FROM_NOTHING: Makers = {"dependency": _dependency, "correlation": _correlation}

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from predictors.skip import Skip
+from predictors.skip import SkipPredictor
 from runtime.hf.layers import MoeLayer
 
 
-def build_skip_predictor(layers: Sequence[MoeLayer], given: Mapping[str, Any]) -> Skip | None:
+def build_skip_predictor(
+    layers: Sequence[MoeLayer], given: Mapping[str, Any]
+) -> SkipPredictor | None:
     """Skip from the routers' weights, or None where a router is not one matrix.
 
     `given` are the `spec` of the model and the predictor's options. A router's bias is left out.
@@ -22,4 +24,4 @@ def build_skip_predictor(layers: Sequence[MoeLayer], given: Mapping[str, Any]) -
     if spec.num_layers < 2 or len(found) < len(layers):
         return None
     routers_LED = np.stack([weight.detach().float().cpu().numpy() for weight in found])
-    return Skip(routers_LED=routers_LED, **given)
+    return SkipPredictor(routers_LED=routers_LED, **given)

@@ -9,7 +9,7 @@ import pytest
 from collect.__main__ import COMMANDS
 from collect.traces import Trace
 from configs.cli import main
-from predictors.popularity import Popularity
+from predictors.popularity import PopularityPredictor
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Measured
 from runtime.sim.replay import replay
@@ -104,7 +104,7 @@ def test_imported_routing__no_eviction_beats_belady(trace: Trace, eviction: str)
 def test_imported_routing__forecasts_without_hidden_states_are_fetched(trace: Trace) -> None:
     columns = [np.asarray(trace.column("experts", layer)) for layer in range(LAYERS)]
     shares_LE = np.stack([np.bincount(c.reshape(-1), minlength=EXPERTS) for c in columns])
-    predictor = Popularity(trace.spec, shares_LE / trace.num_tokens)
+    predictor = PopularityPredictor(trace.spec, shares_LE / trace.num_tokens)
     stats = replay(
         trace.steps(),
         predictor,

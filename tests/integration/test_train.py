@@ -10,7 +10,7 @@ from collect.__main__ import COMMANDS as COLLECT
 from configs.cli import main
 from predictors.base import Signal
 from predictors.registry import KINDS
-from predictors.reuse.forecaster import Reuse
+from predictors.reuse.forecaster import ReusePredictor
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS
@@ -147,7 +147,7 @@ def test_train__all_makes_one_table_of_every_kind_and_entries_that_load(
     assert "belady" in shown
     assert list(results["keeping"]["hit_rates"]["generated, per-layer"]) == list(BUDGETS)
     reuse_predictor = load_predictor(results["entries"]["reuse"], spec=None)
-    assert isinstance(reuse_predictor, Reuse)
+    assert isinstance(reuse_predictor, ReusePredictor)
 
 
 def test_train__of_a_kind_that_is_not_learned_trains_nothing(

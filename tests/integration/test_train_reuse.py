@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs.cli import main
-from predictors.reuse.forecaster import Reuse
+from predictors.reuse.forecaster import ReusePredictor
 from runtime.config import ModelConfig
 from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
@@ -46,7 +46,7 @@ def test_train_reuse__compares_every_policy_and_writes_an_entry(
             assert rates["lru"]["decode_gap_closed"] in (0.0, None)
     assert "gap closed" in capsys.readouterr().out
     forecaster = load_predictor(results["entries"]["reuse"], spec=spec)
-    assert isinstance(forecaster, Reuse)
+    assert isinstance(forecaster, ReusePredictor)
     one = np.zeros(1, np.int64)
     forecaster.begin_step(one, one)
     forecaster.gate_input(2, np.zeros((1, 32), np.float32))

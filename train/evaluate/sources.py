@@ -9,7 +9,7 @@ from typing import Any
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Predictor
-from predictors.registry import from_files
+from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, ModelConfig, SystemConfig
 from runtime.engine.forecasters import forecaster
@@ -38,7 +38,7 @@ class Source:
 
     def make(self, spec: ModelSpec) -> Predictor:
         """As it is before the first step."""
-        return from_files(self.kind, spec, files=self.files, options=self.options)
+        return load_from_files(self.kind, spec, files=self.files, options=self.options)
 
 
 def source_of(predictor: Predictor) -> Source:

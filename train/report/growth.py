@@ -11,17 +11,17 @@ from collect.traces import Trace
 from collect.traces.layout import Split
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
-from predictors.metrics import total
-from predictors.popularity import Popularity
-from predictors.token import Token
+from predictors.metrics import sum_means
+from predictors.popularity import PopularityPredictor
+from predictors.token import TokenPredictor
 from train.accuracy import score
 from train.baselines import fit_popularity, fit_token
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Of the training requests."""
 COUNTED: Mapping[str, Callable[[Trace], Predictor]] = {
-    Token.kind: fit_token,
-    Popularity.kind: fit_popularity,
+    TokenPredictor.kind: fit_token,
+    PopularityPredictor.kind: fit_popularity,
 }
 """Kinds that take no more than seconds on any trace."""
 
@@ -70,7 +70,7 @@ def growth(trace: Trace) -> list[dict[str, Any]]:
                     "train_tokens": len(seen),
                     "prompts": len(np.unique(trace.requests[seen])),
                     "horizon": None,
-                    "mean_accuracy": total(layers).value,
+                    "mean_accuracy": sum_means(layers).value,
                     "worst_layer_accuracy": min(known),
                 }
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from collect.traces import Trace
 from predictors.base import Predictor
-from predictors.reuse.forecaster import Reuse
+from predictors.reuse.forecaster import ReusePredictor
 from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.registry import EVICTIONS
 from runtime.sim.hardware import Roofline
@@ -46,7 +46,7 @@ def hit_rates(
         slots = budget_slots(f"{budget}%", trace.spec, ANY)
         for policy in EVICTIONS:
             asked = None
-            if policy == Reuse.kind:
+            if policy == ReusePredictor.kind:
                 if reuse_predictor is None:
                     continue
                 # Made anew: it remembers what it has seen.

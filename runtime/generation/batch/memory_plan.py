@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
-from predictors.correlation import Correlation
+from predictors.correlation import CorrelationPredictor
 from predictors.units import MIB
 from runtime.budget import parse_size
 from runtime.config import StoreConfig, SystemConfig
@@ -76,7 +76,7 @@ def expert_popularity(model: PreTrainedModel) -> ExpertPopularity:
     spec = model.moecast.spec
     predictor = model.moecast.engine.driver.predictor
     hot = spec.top_k
-    if isinstance(predictor, Correlation):
+    if isinstance(predictor, CorrelationPredictor):
         hot = predictor.hot or spec.top_k
         if (shares_LE := predictor.shares_LE) is not None:
             return ExpertPopularity(shares_LE, hot)

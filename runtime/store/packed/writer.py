@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from predictors.files import exchange, sync_folder, write_atomic
+from predictors.files import exchange_paths, sync_folder, write_atomic
 from runtime.errors import StoreError, TransferError
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed.journal import LayerJournal, aligned_bytes
@@ -225,7 +225,7 @@ def _publish(store: Path, output: Path, work: Path) -> None:
     sync_folder(store)
     if not output.exists():
         store.replace(output)
-    elif not exchange(store, output):
+    elif not exchange_paths(store, output):
         aside = work / "replaced"
         shutil.rmtree(aside, ignore_errors=True)  # left by a run that was killed here
         output.replace(aside)

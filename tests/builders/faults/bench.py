@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import runtime
-from predictors.popularity import Popularity
+from predictors.popularity import PopularityPredictor
 from predictors.spec import ModelSpec
 from runtime.commands import pack
 from runtime.config import ModelConfig, PackConfig, SystemConfig
@@ -34,11 +34,11 @@ class Bench:
     def disk(self) -> Path:
         return self.folder / "disk"
 
-    def predictor(self) -> Popularity:
+    def predictor(self) -> PopularityPredictor:
         """Forecasts the same experts of every layer, some of them rightly: reads run ahead of the
         router, and some of what they bring is never used."""
         shares = np.random.default_rng(0).random((self.spec.num_layers, self.spec.num_experts))
-        return Popularity(self.spec, shares)
+        return PopularityPredictor(self.spec, shares)
 
     def load(self, mode: str, disk: Path, *, system: SystemConfig | None = None) -> PreTrainedModel:
         """Serves the model from room for about a third of the experts.

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from predictors.errors import PredictorError
-from predictors.popularity import Popularity
-from predictors.registry import KINDS, from_files
-from predictors.skip import Skip
+from predictors.popularity import PopularityPredictor
+from predictors.registry import KINDS, load_from_files
+from predictors.skip import SkipPredictor
 from predictors.spec import ModelSpec
 from predictors.tensors import WEIGHTS
-from predictors.token import Token
+from predictors.token import TokenPredictor
 
 SPEC = ModelSpec(
     model_id="test/two",
@@ -33,7 +33,7 @@ def routers() -> np.ndarray:
 
 
 def test_skip__applies_the_next_layers_router_to_this_gate_input() -> None:
-    (forecast,) = Skip(SPEC, routers()).gate_input(0, np.array([[1.0, 0.0]], np.float32))
+    (forecast,) = SkipPredictor(SPEC, routers()).gate_input(0, np.array([[1.0, 0.0]], np.float32))
     assert forecast.layer == 1
     # softmax of (0, 0, 0, 2), twice, at most 1.
     others = 2 / (3 + np.e**2)
@@ -41,7 +41,7 @@ def test_skip__applies_the_next_layers_router_to_this_gate_input() -> None:
 
 
 def test_skip__at_horizon_two_applies_the_router_after_the_next() -> None:
-    skip = Skip(SPEC, routers(), horizon=2)
+    skip = SkipPredictor(SPEC, routers(), horizon=2)
     (forecast,) = skip.gate_input(0, np.array([[0.0, 1.0]], np.float32))
     assert (forecast.layer, forecast.chosen_TK(1).tolist()) == (2, [[0]])
     assert not skip.gate_input(1, np.zeros((1, 2), np.float32))
@@ -50,22 +50,22 @@ def test_skip__at_horizon_two_applies_the_router_after_the_next() -> None:
 def test_skip__adds_the_routers_bias() -> None:
     biases = np.zeros((3, 4), np.float32)
     biases[1, 2] = 5.0
-    skip = Skip(SPEC, routers(), biases)
+    skip = SkipPredictor(SPEC, routers(), biases)
     (forecast,) = skip.gate_input(0, np.array([[1.0, 0.0]], np.float32))
     assert forecast.chosen_TK(2).tolist() == [[2, 3]]
 
 
 def test_skip__refuses_a_horizon_beyond_the_model() -> None:
     with pytest.raises(PredictorError, match=r"horizon 3.*3 layers"):
-        Skip(SPEC, routers(), horizon=3)
+        SkipPredictor(SPEC, routers(), horizon=3)
 
 
-def token_table() -> Token:
+def token_table() -> TokenPredictor:
     """Id 5 came twice, id 9 once; layer 0 used experts {0,1}, {0,2} and {3,2}."""
     counts = np.zeros((2, 3, 4), np.int64)
     counts[0, 0] = [2, 1, 1, 0]
     counts[1, 0] = [0, 0, 1, 1]
-    return Token.from_counts(SPEC, np.array([5, 9]), counts, np.array([2, 1]))
+    return TokenPredictor.from_counts(SPEC, np.array([5, 9]), counts, np.array([2, 1]))
 
 
 def test_token__mixes_an_ids_own_uses_with_one_token_of_everyones() -> None:
@@ -97,34 +97,36 @@ def test_token__forecasts_every_layer_before_the_step() -> None:
 
 def test_popularity__gives_every_token_the_layers_shares() -> None:
     shares = np.arange(12, dtype=np.float32).reshape(3, 4) / 12
-    forecasts = Popularity(SPEC, shares).begin_step(np.array([1, 2]), NO_REQUESTS)
+    forecasts = PopularityPredictor(SPEC, shares).begin_step(np.array([1, 2]), NO_REQUESTS)
     np.testing.assert_array_equal(forecasts[2].scores_TE, [shares[2], shares[2]])
 
 
 def test_popularity__ahead_forecasts_the_next_layer_as_each_is_routed() -> None:
     shares = np.arange(12, dtype=np.float32).reshape(3, 4) / 12
-    popularity = Popularity(SPEC, shares, ahead=1)
+    popularity = PopularityPredictor(SPEC, shares, ahead=1)
     assert [one.layer for one in popularity.begin_step(np.array([1, 2]), NO_REQUESTS)] == [0]
     (forecast,) = popularity.routed(1, np.zeros((2, 2), np.int64), None)
     assert forecast.layer == 2
     np.testing.assert_array_equal(forecast.scores_TE, [shares[2], shares[2]])
     assert not popularity.routed(2, np.zeros((2, 2), np.int64), None)
     with pytest.raises(PredictorError, match="ahead=0"):
-        Popularity(SPEC, shares, ahead=0)
+        PopularityPredictor(SPEC, shares, ahead=0)
 
 
 def made() -> list:
     shares = np.full((3, 4), 0.5, np.float32)
     return [
-        Skip(SPEC, routers(), np.ones((3, 4), np.float32), horizon=2),
+        SkipPredictor(SPEC, routers(), np.ones((3, 4), np.float32), horizon=2),
         token_table(),
-        Popularity(SPEC, shares),
+        PopularityPredictor(SPEC, shares),
     ]
 
 
 @pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
 def test_predictor__answers_the_same_after_files_and_back(predictor) -> None:
-    again = from_files(predictor.kind, SPEC, files=predictor.files(), options=predictor.options())
+    again = load_from_files(
+        predictor.kind, SPEC, files=predictor.files(), options=predictor.options()
+    )
     tokens, hidden = np.array([5, 1]), np.array([[0.3, -1.0], [2.0, 0.5]], np.float32)
     for one, other in zip(
         [*predictor.begin_step(tokens, NO_REQUESTS), *predictor.gate_input(0, hidden)],
@@ -139,18 +141,18 @@ def test_predictor__answers_the_same_after_files_and_back(predictor) -> None:
 def test_from_files__refuses_another_shape_naming_both(predictor) -> None:
     other = ModelSpec(**{**SPEC.as_dict(), "num_experts": 6})
     with pytest.raises(PredictorError, match=r"shape \(.*4.*the model needs \(.*6"):
-        from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
+        load_from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
 
 
 @pytest.mark.parametrize("kind", ["skip", "token", "popularity"])
 def test_from_files__refuses_missing_and_torn_tensors(kind: str) -> None:
     with pytest.raises(PredictorError, match=WEIGHTS):
-        from_files(kind, SPEC, files={}, options={"horizon": 1})
+        load_from_files(kind, SPEC, files={}, options={"horizon": 1})
     with pytest.raises(PredictorError, match="damaged"):
-        from_files(kind, SPEC, files={WEIGHTS: b"\x08\0\0\0"}, options={"horizon": 1})
+        load_from_files(kind, SPEC, files={WEIGHTS: b"\x08\0\0\0"}, options={"horizon": 1})
 
 
 def test_registry__names_the_choices_and_the_closest() -> None:
     with pytest.raises(PredictorError, match=r"'strid'.*'stride'.*mlp, popularity"):
-        from_files("strid", SPEC, files={}, options={})
+        load_from_files("strid", SPEC, files={}, options={})
     assert {"mlp", "stride", "skip", "token", "popularity"} <= set(KINDS)

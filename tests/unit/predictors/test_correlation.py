@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from predictors.correlation import Correlation
-from predictors.dependency import Dependency
+from predictors.correlation import CorrelationPredictor
+from predictors.dependency import DependencyPredictor
 from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec
 
@@ -25,21 +25,23 @@ def step(first: list[int], second: list[int]) -> np.ndarray:
 
 
 def test_tendency__is_the_mean_over_a_tokens_experts_of_where_their_tokens_went() -> None:
-    found = serve(Correlation(SPEC, pairs(), USES, learning=False), step([0, 2], [0, 1]))[0][1]
+    found = serve(CorrelationPredictor(SPEC, pairs(), USES, learning=False), step([0, 2], [0, 1]))[
+        0
+    ][1]
     # Of expert 0's tokens: 1, 3/4, 1/4; of expert 2's: 1, 1/2, 1/2.
     np.testing.assert_allclose(found.scores_TE, [[1.0, 0.625, 0.375]])
     assert found.wanted == [0, 1]
 
 
 def test_first_layer__is_forecast_by_its_experts_own_shares() -> None:
-    found = serve(Correlation(SPEC, pairs(), USES), step([0, 2], [0, 1]))[-1][0]
+    found = serve(CorrelationPredictor(SPEC, pairs(), USES), step([0, 2], [0, 1]))[-1][0]
     np.testing.assert_allclose(found.scores_TE, [[0.8, 0.8, 0.4]])
 
 
 def test_hot_experts__have_the_largest_sum_of_tendencies_over_all_tokens() -> None:
     table = np.zeros((2, 3, 3))
     table[1] = [[0, 4, 0], [0, 0, 4], [2, 0, 0]]
-    predictor = Correlation(SPEC, table, USES, hot=1, learning=False)
+    predictor = CorrelationPredictor(SPEC, table, USES, hot=1, learning=False)
     chosen = np.array([[[0, 1], [0, 2], [0, 1]], [[1, 2]] * 3])
     found = serve(predictor, chosen, [0, 1, 2])[0][1]
     # Expert 1: 3 x .5; expert 2: 2 x .5; expert 0: .5.
@@ -48,7 +50,7 @@ def test_hot_experts__have_the_largest_sum_of_tendencies_over_all_tokens() -> No
 
 
 def test_table__counts_on_while_it_serves_and_saves_what_it_came_with() -> None:
-    predictor = Correlation.empty(SPEC)
+    predictor = CorrelationPredictor.empty(SPEC)
     before = predictor.files()
     assert serve(predictor, step([0, 1], [2, 1]))[0][1].scores_TE.tolist() == [[0, 0, 0]]
     found = serve(predictor, step([0, 2], [2, 1]))
@@ -59,7 +61,7 @@ def test_table__counts_on_while_it_serves_and_saves_what_it_came_with() -> None:
 
 
 def test_prior__weighs_no_more_than_so_many_tokens() -> None:
-    predictor = Correlation(SPEC, pairs() * 1_000, USES * 1_000, prior_tokens=5)
+    predictor = CorrelationPredictor(SPEC, pairs() * 1_000, USES * 1_000, prior_tokens=5)
     serve(predictor, step([0, 1], [1, 2]))
     found = serve(predictor, step([0, 1], [1, 2]))[0][1]
     # Of the 4 tokens of the prior and the one that was served since.
@@ -68,7 +70,7 @@ def test_prior__weighs_no_more_than_so_many_tokens() -> None:
 
 
 def test_choice_of_none__has_no_tendency() -> None:
-    predictor = Correlation(SPEC, pairs(), USES)
+    predictor = CorrelationPredictor(SPEC, pairs(), USES)
     found = serve(predictor, step([0, 3], [3, 1]))[0][1]
     np.testing.assert_allclose(found.scores_TE, np.array([[4, 3, 1]]) / 4 / 2)
 
@@ -78,11 +80,11 @@ def test_choice_of_none__has_no_tendency() -> None:
 )
 def test_options__are_checked(options: dict, named: str) -> None:
     with pytest.raises(PredictorError, match=named):
-        Correlation(SPEC, pairs(), USES, **options)
+        CorrelationPredictor(SPEC, pairs(), USES, **options)
 
 
 def test_dependency__wants_every_expert_of_the_next_layer_by_id() -> None:
-    answers = serve(Dependency(SPEC), step([2, 1], [0, 1]))
+    answers = serve(DependencyPredictor(SPEC), step([2, 1], [0, 1]))
     assert {place: sorted(found) for place, found in answers.items()} == {-1: [0], 0: [1], 1: []}
     assert answers[0][1].experts(2) == [0, 1, 2]
     np.testing.assert_allclose(answers[0][1].scores_TE, [[2 / 3] * 3])

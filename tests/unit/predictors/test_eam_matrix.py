@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from predictors.eam.collection import Collection
-from predictors.eam.kmeans import representatives
-from predictors.eam.matrix import attainable, count_rows, distance, layer_decays
+from predictors.eam.collection import EamCollection
+from predictors.eam.kmeans import choose_representatives
+from predictors.eam.matrix import attainable_accuracy, count_rows, eam_distance, layer_decays
 
 
 def test_count_rows__counts_each_requests_tokens() -> None:
@@ -25,12 +25,12 @@ def test_distance__is_one_minus_the_mean_cosine_of_the_rows() -> None:
     one = np.array([[3.0, 4.0], [1.0, 0.0]], np.float32)
     other = np.array([[4.0, 3.0], [1.0, 1.0]], np.float32)
     # Cosines: (12 + 12) / 25 = .96 and 1 / sqrt 2 = .7071.
-    assert distance(one, other) == pytest.approx(1 - (0.96 + 0.70711) / 2, abs=1e-5)
+    assert eam_distance(one, other) == pytest.approx(1 - (0.96 + 0.70711) / 2, abs=1e-5)
 
 
 def test_distance__does_not_depend_on_the_number_of_tokens() -> None:
     one = np.array([[1.0, 3.0], [2.0, 2.0]], np.float32)
-    assert distance(one, 17 * one) == pytest.approx(0.0, abs=1e-6)
+    assert eam_distance(one, 17 * one) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_layer_decays__are_linear_in_the_layers_ahead() -> None:
@@ -40,7 +40,7 @@ def test_layer_decays__are_linear_in_the_layers_ahead() -> None:
 def test_attainable__is_the_share_of_the_busiest_experts() -> None:
     counts = np.array([[5.0, 3.0, 2.0], [4.0, 4.0, 2.0]], np.float32)
     # (5 + 3 + 4 + 4) of 20 choices, two experts a layer.
-    assert attainable(counts, 2) == pytest.approx(0.8)
+    assert attainable_accuracy(counts, 2) == pytest.approx(0.8)
 
 
 def test_representatives__are_the_members_nearest_to_the_centroids() -> None:
@@ -49,29 +49,29 @@ def test_representatives__are_the_members_nearest_to_the_centroids() -> None:
     matrices = np.stack([np.cos(angles), np.sin(angles)], axis=1)[:, None].astype(np.float32)
     matrices *= np.array([1, 9, 2, 7, 3, 5], np.float32)[:, None, None]
     for seed in range(10):
-        kept = representatives(matrices, 2, np.random.default_rng(seed))
+        kept = choose_representatives(matrices, 2, np.random.default_rng(seed))
         assert kept.tolist() == [1, 4]
 
 
 def test_representatives__are_all_where_there_are_no_more_than_clusters() -> None:
     matrices = np.ones((3, 2, 2), np.float32)
-    assert representatives(matrices, 3, np.random.default_rng(0)).tolist() == [0, 1, 2]
+    assert choose_representatives(matrices, 3, np.random.default_rng(0)).tolist() == [0, 1, 2]
 
 
 def test_representatives__of_copies_are_fewer_than_clusters_and_not_an_error() -> None:
     matrices = np.ones((9, 2, 2), np.float32)
-    assert len(representatives(matrices, 4, np.random.default_rng(0))) >= 1
+    assert len(choose_representatives(matrices, 4, np.random.default_rng(0))) >= 1
 
 
 def test_collection__replaces_the_matrix_at_the_smallest_cosine_distance() -> None:
-    collection = Collection(3, 1, 2, top_k=1)
+    collection = EamCollection(3, 1, 2, top_k=1)
     collection.fill(np.array([[[1.0, 0.0]], [[1.0, 1.0]], [[0.0, 1.0]]], np.float32))
     # Cosines with (1, 5): .196, .832, .981.
     assert collection.most_similar(np.array([[1.0, 5.0]], np.float32)) == 2
 
 
 def test_collection__forgets_everything_when_it_is_filled_anew() -> None:
-    collection = Collection(2, 1, 2, top_k=1)
+    collection = EamCollection(2, 1, 2, top_k=1)
     collection.fill(np.ones((2, 1, 2), np.float32))
     collection.fill(np.array([[[0.0, 3.0]]], np.float32))
     assert collection.size == 1

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from predictors.eam.request import EamRequest
+from predictors.eam.request import EamRequestPredictor
 from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec
 
@@ -24,7 +24,7 @@ def step(*experts: int) -> np.ndarray:
 
 
 def test_forecasts__sum_the_matched_matrices_normalise_rows_and_weigh_by_proximity() -> None:
-    after_first = serve(EamRequest(SPEC, STORED, matches=2), step(0, 1, 1))[0]
+    after_first = serve(EamRequestPredictor(SPEC, STORED, matches=2), step(0, 1, 1))[0]
     # Expert 0 at layer 0: the first two match. Cells summed: (0, 12, 4) and (1, 8, 7).
     np.testing.assert_allclose(after_first[1].scores_TE, [[0, 12 / 16, 4 / 16]])
     np.testing.assert_allclose(after_first[2].scores_TE, [[1 / 16, 8 / 16, 7 / 16]])
@@ -34,7 +34,7 @@ def test_forecasts__sum_the_matched_matrices_normalise_rows_and_weigh_by_proximi
 
 
 def test_match__is_the_cosine_of_the_flattened_rows_known_so_far() -> None:
-    predictor = EamRequest(SPEC, STORED, matches=1)
+    predictor = EamRequestPredictor(SPEC, STORED, matches=1)
     predictor.begin_step(np.zeros(2), np.zeros(2))
     predictor.routed(0, np.array([[0], [1]]), None)
     # Row (1, 1, 0) against (6, 2, 0), (7, 0, 1) and (0, 0, 8).
@@ -58,7 +58,7 @@ def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) 
     stored = random.poisson(1.0, (32, num_layers, 60)).astype(np.float32)
     stored[:, :, 0] += 1
     spec = small_spec(num_layers=num_layers, num_experts=60)
-    predictor = EamRequest(spec, stored, matches=1, learning=False)
+    predictor = EamRequestPredictor(spec, stored, matches=1, learning=False)
     for place, matrix in enumerate(stored):
         num_tokens = int(matrix.sum(axis=1).max())
         predictor.begin_step(np.zeros(num_tokens), np.full(num_tokens, place))
@@ -74,7 +74,7 @@ def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) 
 
 
 def test_iteration__begins_anew_with_each_step() -> None:
-    predictor = EamRequest(SPEC, STORED, matches=1)
+    predictor = EamRequestPredictor(SPEC, STORED, matches=1)
     first = serve(predictor, step(0, 1, 1))[0]
     serve(predictor, step(2, 0, 0))
     again = serve(predictor, step(0, 1, 1))[0]
@@ -82,7 +82,7 @@ def test_iteration__begins_anew_with_each_step() -> None:
 
 
 def test_step__of_several_requests_matches_each_by_its_own_rows() -> None:
-    predictor = EamRequest(SPEC, STORED, matches=1)
+    predictor = EamRequestPredictor(SPEC, STORED, matches=1)
     chosen = np.array([[[0], [2]], [[1], [0]], [[2], [0]]])
     found = serve(predictor, chosen, [10, 11])[0][1]
     # (1, 0, 0): .949 with the first, .99 with the second; (0, 0, 1): 1 with the third.
@@ -91,14 +91,14 @@ def test_step__of_several_requests_matches_each_by_its_own_rows() -> None:
 
 
 def test_store__replaces_the_most_similar_when_it_is_full() -> None:
-    predictor = EamRequest(SPEC, STORED, capacity=3)
+    predictor = EamRequestPredictor(SPEC, STORED, capacity=3)
     new = np.array([[0, 0, 5], [4, 1, 0], [5, 0, 0]], np.float32)
     predictor.store(new)
     assert np.array_equal(predictor.collection.counts, [STORED[0], STORED[1], new])
 
 
 def test_request__is_stored_when_it_has_ended_prompt_and_answer_apart() -> None:
-    predictor = EamRequest.empty(SPEC, capacity=4, idle_steps=2)
+    predictor = EamRequestPredictor.empty(SPEC, capacity=4, idle_steps=2)
     prompt = np.array([[[0], [1]], [[2], [2]], [[1], [0]]])
     serve(predictor, prompt, [1, 1])
     serve(predictor, step(0, 1, 2), [1])
@@ -113,7 +113,7 @@ def test_request__is_stored_when_it_has_ended_prompt_and_answer_apart() -> None:
 
 
 def test_frozen__stores_nothing() -> None:
-    predictor = EamRequest.empty(SPEC, idle_steps=1, learning=False)
+    predictor = EamRequestPredictor.empty(SPEC, idle_steps=1, learning=False)
     for request in range(5):
         serve(predictor, step(0, 1, 2), [request])
     assert predictor.collection.size == 0
@@ -124,4 +124,4 @@ def test_frozen__stores_nothing() -> None:
 )
 def test_options__are_checked(options: dict, named: str) -> None:
     with pytest.raises(PredictorError, match=named):
-        EamRequest(SPEC, STORED, **options)
+        EamRequestPredictor(SPEC, STORED, **options)

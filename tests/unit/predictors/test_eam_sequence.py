@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from predictors.eam.matrix import distance
-from predictors.eam.sequence import EPSILON, EamSequence
+from predictors.eam.matrix import eam_distance
+from predictors.eam.sequence import EPSILON, EamSequencePredictor
 from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec
 
@@ -24,7 +24,7 @@ def step(*experts: int) -> np.ndarray:
 
 
 def test_forecasts__are_the_nearest_matrixs_ratios_with_layer_decay() -> None:
-    answers = serve(EamSequence(small_spec(), STORED), step(1, 3, 0))
+    answers = serve(EamSequencePredictor(small_spec(), STORED), step(1, 3, 0))
     after_first = answers[0]
     # Expert 1 at layer 0: only the second matrix has used it.
     assert sorted(after_first) == [1, 2]
@@ -41,7 +41,7 @@ def test_forecasts__are_the_nearest_matrixs_ratios_with_layer_decay() -> None:
 
 def test_chances__are_top_k_times_the_ratio() -> None:
     stored = np.array([[[4, 3, 1, 0], [4, 4, 0, 0]]], np.float32)
-    predictor = EamSequence(small_spec(num_layers=2, top_k=2), stored)
+    predictor = EamSequencePredictor(small_spec(num_layers=2, top_k=2), stored)
     answers = serve(predictor, np.array([[[0, 1]], [[0, 1]]]))
     assert answers[0][1].scores_TE.tolist() == [[1, 1, 0, 0]]
 
@@ -55,7 +55,7 @@ def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) 
     stored[:, :, 0] += 1
     spec = small_spec(num_layers=num_layers, num_experts=60)
     for place, matrix in enumerate(stored):
-        predictor = EamSequence(spec, stored)
+        predictor = EamSequencePredictor(spec, stored)
         num_tokens = int(matrix.sum(axis=1).max())
         predictor.begin_step(np.zeros(num_tokens), np.zeros(num_tokens))
         for layer, row in enumerate(matrix.astype(np.int64)):
@@ -72,19 +72,19 @@ def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) 
 def test_similarity__is_one_minus_equation_one_of_all_tokens_so_far() -> None:
     random = np.random.default_rng(0)
     stored = random.poisson(2.0, (6, 3, 8)).astype(np.float32)
-    predictor = EamSequence(small_spec(num_experts=8, top_k=2), stored, learning=False)
+    predictor = EamSequencePredictor(small_spec(num_experts=8, top_k=2), stored, learning=False)
     counts = np.zeros((3, 8), np.float32)
     for _ in range(5):
         chosen = np.stack([random.permuted(np.tile(range(8), (3, 1)), axis=1)[:, :2]] * 3)
         serve(predictor, chosen)
         for layer in range(3):
             np.add.at(counts[layer], chosen[layer], 1)
-    expected = [1 - distance(counts, one) for one in stored]
+    expected = [1 - eam_distance(counts, one) for one in stored]
     np.testing.assert_allclose(predictor.similarity(0), expected, atol=1e-5)
 
 
 def test_begin_step__forecasts_a_sequence_with_a_past_from_its_first_layer_on() -> None:
-    predictor = EamSequence(small_spec(), STORED)
+    predictor = EamSequencePredictor(small_spec(), STORED)
     assert serve(predictor, step(1, 3, 0))[-1] == {}
     again = serve(predictor, step(1, 3, 0))[-1]
     assert sorted(again) == [0, 1, 2]
@@ -92,7 +92,7 @@ def test_begin_step__forecasts_a_sequence_with_a_past_from_its_first_layer_on() 
 
 
 def test_step__of_several_requests_gives_each_its_own_forecast() -> None:
-    predictor = EamSequence(small_spec(), STORED)
+    predictor = EamSequencePredictor(small_spec(), STORED)
     chosen = np.array([[[0], [1], [0]], [[0], [3], [1]], [[2], [0], [3]]])
     together = serve(predictor, chosen, [10, 11, 10])[0]
     assert together[1].scores_TE.tolist() == [
@@ -106,7 +106,7 @@ def test_step__of_several_requests_gives_each_its_own_forecast() -> None:
 
 
 def test_drift__makes_the_collection_again_from_badly_forecast_sequences() -> None:
-    predictor = EamSequence(
+    predictor = EamSequencePredictor(
         small_spec(), STORED, capacity=2, insufficient=0.5, rebuild_after=2, idle_steps=1
     )
     # Always experts 2, 1, 1: forecast 0 right of what its own matrix gets right every time.
@@ -119,7 +119,7 @@ def test_drift__makes_the_collection_again_from_badly_forecast_sequences() -> No
 
 
 def test_drift__leaves_the_collection_alone_while_forecasts_are_good() -> None:
-    predictor = EamSequence(
+    predictor = EamSequencePredictor(
         small_spec(), STORED, capacity=2, insufficient=0.5, rebuild_after=1, idle_steps=1
     )
     for request in range(4):
@@ -128,7 +128,7 @@ def test_drift__leaves_the_collection_alone_while_forecasts_are_good() -> None:
 
 
 def test_cold_start__fills_from_the_sequences_that_end() -> None:
-    predictor = EamSequence.empty(small_spec(), capacity=2, idle_steps=1)
+    predictor = EamSequencePredictor.empty(small_spec(), capacity=2, idle_steps=1)
     assert serve(predictor, step(1, 3, 0), [0])[0] == {}
     serve(predictor, step(0, 0, 2), [1])
     found = serve(predictor, step(1, 0, 0), [2])[0]
@@ -136,11 +136,11 @@ def test_cold_start__fills_from_the_sequences_that_end() -> None:
 
 
 def test_frozen__learns_nothing() -> None:
-    predictor = EamSequence.empty(small_spec(), idle_steps=1, learning=False)
+    predictor = EamSequencePredictor.empty(small_spec(), idle_steps=1, learning=False)
     for request in range(5):
         assert not any(serve(predictor, step(1, 3, 0), [request]).values())
 
 
 def test_capacity__must_hold_what_is_given() -> None:
     with pytest.raises(PredictorError, match="capacity=1 and 2 matrices"):
-        EamSequence(small_spec(), STORED, capacity=1)
+        EamSequencePredictor(small_spec(), STORED, capacity=1)

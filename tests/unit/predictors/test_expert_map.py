@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from predictors.errors import PredictorError
-from predictors.expert_map.predictor import ExpertMap
-from predictors.expert_map.selection import selected, threshold
-from predictors.expert_map.store import MapStore, redundancy
+from predictors.expert_map.predictor import ExpertMapPredictor, select_experts, selection_threshold
+from predictors.expert_map.store import ExpertMapStore, redundancy_scores
 from tests.builders.predictors import serve, small_spec
 
 SPEC = small_spec(num_layers=3, num_experts=4, top_k=1)
@@ -30,7 +29,7 @@ def chosen(num_layers: int = 3, num_tokens: int = 1) -> np.ndarray:
 
 
 def test_semantic_search__takes_the_first_layers_from_the_most_alike_meaning() -> None:
-    predictor = ExpertMap(SPEC, MAPS, MEANINGS, distance=2)
+    predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=2)
     answers = serve(
         predictor,
         chosen(),
@@ -44,7 +43,7 @@ def test_semantic_search__takes_the_first_layers_from_the_most_alike_meaning() -
 
 
 def test_trajectory_search__compares_the_layers_so_far_and_answers_for_d_ahead() -> None:
-    predictor = ExpertMap(SPEC, MAPS, MEANINGS, distance=1)
+    predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=1)
     rows = [[0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], [0.25] * 4]
     predictor.begin_step(np.zeros(1), np.zeros(1))
     predictor.layer_input(0, np.array([[0.0, 1.0]], np.float32))
@@ -72,7 +71,7 @@ def test_lookup__of_a_stored_map_by_its_own_prefix_finds_it(num_layers: int) -> 
     maps /= maps.sum(axis=2, keepdims=True)
     meanings = random.standard_normal((32, 2))
     spec = small_spec(num_layers=num_layers, num_experts=60)
-    predictor = ExpertMap(spec, maps, meanings, distance=1, learning=False)
+    predictor = ExpertMapPredictor(spec, maps, meanings, distance=1, learning=False)
     for place, one in enumerate(maps):
         predictor.begin_step(np.zeros(1), np.zeros(1))
         for layer in range(num_layers):
@@ -86,7 +85,7 @@ def test_lookup__of_a_stored_map_by_its_own_prefix_finds_it(num_layers: int) -> 
 
 
 def test_threshold__is_one_minus_the_score_within_zero_and_one() -> None:
-    delta = threshold(np.array([0.25, 1.0, -0.5], np.float32))
+    delta = selection_threshold(np.array([0.25, 1.0, -0.5], np.float32))
     np.testing.assert_allclose(delta, [0.75, 0.0, 1.0])
 
 
@@ -105,12 +104,12 @@ def test_selected__is_the_fewest_that_reach_delta_and_no_fewer_than_top_k(
     delta: float, top_k: int, kept: list[int]
 ) -> None:
     probability = np.array([[0.15, 0.5, 0.05, 0.3]], np.float32)
-    mask = selected(probability, np.array([delta], np.float32), top_k)
+    mask = select_experts(probability, np.array([delta], np.float32), top_k)
     assert np.flatnonzero(mask[0]).tolist() == kept
 
 
 def test_forecast__wants_more_experts_the_less_alike() -> None:
-    predictor = ExpertMap(SPEC, MAPS, MEANINGS, distance=1, learning=False)
+    predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=1, learning=False)
     predictor.begin_step(np.zeros(1), np.zeros(1))
     (alike,) = predictor.layer_input(0, np.array([[1.0, 0.0]], np.float32))
     assert alike.wanted == [0]
@@ -125,12 +124,12 @@ def test_forecast__wants_more_experts_the_less_alike() -> None:
 
 def test_redundancy__weighs_the_scores_by_the_layers_that_they_forecast() -> None:
     semantic, trajectory = np.array([[0.2, 0.8]]), np.array([[1.0, 0.4]])
-    found = redundancy(semantic, trajectory, distance=3, num_layers=12)
+    found = redundancy_scores(semantic, trajectory, distance=3, num_layers=12)
     np.testing.assert_allclose(found, [[0.25 * 0.2 + 0.75 * 1.0, 0.25 * 0.8 + 0.75 * 0.4]])
 
 
 def test_step__replaces_the_most_redundant_map_when_the_store_is_full() -> None:
-    predictor = ExpertMap(SPEC, MAPS, MEANINGS, distance=1, capacity=2)
+    predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=1, capacity=2)
     new = [[0.1, 0.1, 0.2, 0.6], [0.1, 0.1, 0.6, 0.2], [0.2, 0.2, 0.2, 0.4]]
     serve(
         predictor,
@@ -145,7 +144,7 @@ def test_step__replaces_the_most_redundant_map_when_the_store_is_full() -> None:
 
 
 def test_store__keeps_each_iteration_until_it_is_full_and_never_more() -> None:
-    store = MapStore(3, 1, 2, 1)
+    store = ExpertMapStore(3, 1, 2, 1)
     maps = np.array([[[0.1, 0.2, 0.3, 0.4, 0.5], [0.9, 0.8, 0.7, 0.6, 0.5]]])
     store.add(maps[:, :, :2], np.ones((1, 2)), np.zeros((2, 0)))
     assert store.size == 2
@@ -156,7 +155,7 @@ def test_store__keeps_each_iteration_until_it_is_full_and_never_more() -> None:
 
 
 def test_step__that_is_cut_short_is_not_stored() -> None:
-    predictor = ExpertMap.empty(SPEC, distance=1)
+    predictor = ExpertMapPredictor.empty(SPEC, distance=1)
     predictor.begin_step(np.zeros(1), np.zeros(1))
     predictor.layer_input(0, np.ones((1, 2), np.float32))
     predictor.routed(0, np.zeros((1, 1)), np.zeros((1, 4), np.float32))
@@ -165,7 +164,7 @@ def test_step__that_is_cut_short_is_not_stored() -> None:
 
 
 def test_cold_start__finds_an_iteration_that_came_before() -> None:
-    predictor = ExpertMap.empty(SPEC, distance=1, capacity=8)
+    predictor = ExpertMapPredictor.empty(SPEC, distance=1, capacity=8)
     rows, meaning = logits(*MAPS[0].tolist()), np.array([[1.0, 0.0]], np.float32)
     first = serve(predictor, chosen(), logits_LTE=rows, entering_TD=meaning)
     assert not any(first.values())
@@ -175,4 +174,4 @@ def test_cold_start__finds_an_iteration_that_came_before() -> None:
 
 def test_distance__must_lie_within_the_model() -> None:
     with pytest.raises(PredictorError, match="distance=3: the model has 3 layers"):
-        ExpertMap(SPEC, distance=3)
+        ExpertMapPredictor(SPEC, distance=3)

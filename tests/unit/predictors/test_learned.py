@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from predictors.errors import PredictorError
-from predictors.learned import Mlp, Stride, graph_path
-from predictors.registry import from_files
+from predictors.learned import MlpPredictor, StridePredictor, graph_path
+from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from tests.builders.traces import make_spec
 from train.export import network_graph
@@ -32,7 +32,7 @@ def hidden(spec: ModelSpec, *first: float) -> np.ndarray:
 
 def test_mlp__forecasts_the_next_layer() -> None:
     spec = make_spec(num_layers=3)
-    mlp = Mlp(spec, {0: graph(spec, favourite=3), 1: graph(spec, favourite=5)})
+    mlp = MlpPredictor(spec, {0: graph(spec, favourite=3), 1: graph(spec, favourite=5)})
     (forecast,) = mlp.gate_input(1, hidden(spec, 2.0, -1.0))
     expected = np.full((2, spec.num_experts), 0.5, np.float32)
     expected[0, 5] = 1 / (1 + np.exp(-2.0))
@@ -43,13 +43,15 @@ def test_mlp__forecasts_the_next_layer() -> None:
 
 def test_stride__forecasts_the_layer_after_the_next() -> None:
     spec = make_spec(num_layers=3)
-    (forecast,) = Stride(spec, {0: graph(spec, favourite=1)}).gate_input(0, hidden(spec, 3.0))
+    (forecast,) = StridePredictor(spec, {0: graph(spec, favourite=1)}).gate_input(
+        0, hidden(spec, 3.0)
+    )
     assert (forecast.layer, forecast.chosen_TK(1).tolist()) == (2, [[1]])
 
 
 def test_learned__takes_rows_that_are_not_contiguous() -> None:
     spec = make_spec(num_layers=3)
-    stride = Stride(spec, {0: graph(spec, favourite=1)})
+    stride = StridePredictor(spec, {0: graph(spec, favourite=1)})
     wide = hidden(spec, 1.0, 2.0, 3.0, 4.0)
     (forecast,) = stride.gate_input(0, wide[::2])
     (expected,) = stride.gate_input(0, wide[::2].copy())
@@ -58,32 +60,32 @@ def test_learned__takes_rows_that_are_not_contiguous() -> None:
 
 def test_learned__goes_into_files_and_back() -> None:
     spec = make_spec(num_layers=3)
-    stride = Stride(spec, {0: graph(spec, favourite=1)})
+    stride = StridePredictor(spec, {0: graph(spec, favourite=1)})
     assert set(stride.files()) == {graph_path(0, 2)}
-    again = from_files("stride", spec, files=stride.files(), options=stride.options())
+    again = load_from_files("stride", spec, files=stride.files(), options=stride.options())
     assert again.files() == stride.files()
 
 
 def test_learned__refuses_networks_of_another_shape_naming_both() -> None:
     spec = make_spec(num_layers=3)
-    stride = Stride(spec, {0: graph(spec, favourite=1)})
+    stride = StridePredictor(spec, {0: graph(spec, favourite=1)})
     other = make_spec(num_layers=3, num_experts=12)
     with pytest.raises(PredictorError, match=r"\[8\].*needs.*\[12\]"):
-        from_files("stride", other, files=stride.files(), options=stride.options())
+        load_from_files("stride", other, files=stride.files(), options=stride.options())
 
 
 def test_learned__refuses_missing_networks_and_another_horizon() -> None:
     spec = make_spec(num_layers=3)
     files = {graph_path(0, 1): graph(spec, favourite=1)}
     with pytest.raises(PredictorError, match=graph_path(1, 2)):
-        from_files("mlp", spec, files=files, options={"horizon": 1})
+        load_from_files("mlp", spec, files=files, options={"horizon": 1})
     with pytest.raises(PredictorError, match="horizon 2.*made with 1"):
-        from_files("stride", spec, files=files, options={"horizon": 1})
+        load_from_files("stride", spec, files=files, options={"horizon": 1})
 
 
 def test_learned__refuses_bytes_that_are_no_network() -> None:
     with pytest.raises(PredictorError, match="onnxruntime refuses"):
-        Stride(make_spec(num_layers=3), {0: b"not a graph"})
+        StridePredictor(make_spec(num_layers=3), {0: b"not a graph"})
 
 
 def test_registry__imports_neither_torch_nor_onnxruntime() -> None:

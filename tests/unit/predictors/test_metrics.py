@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from predictors.metrics import Calibration, LayerScore, Phase, Share, good_pred, hits_TK, total
+from predictors.metrics import (
+    CalibrationBins,
+    LayerScore,
+    MeanAccumulator,
+    Phase,
+    good_pred,
+    match_chosen_TK,
+    sum_means,
+)
 
 SCORES = np.array([[0.9, 0.8, 0.1, 0.0], [0.1, 0.2, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2]], np.float32)
 CHOSEN = np.array([[0, 1], [2, 0], [3, 2]])
@@ -49,14 +57,14 @@ def test_gate_mass__is_not_measured_without_weights() -> None:
 
 def test_calibration__is_the_gap_between_score_and_share_in_each_bin() -> None:
     # Bins of 1/15: 0.95 x2 fall together (one happened), 0.05 x2 fall together (none happened).
-    calibration = Calibration()
+    calibration = CalibrationBins()
     calibration.add(np.array([[0.95, 0.05], [0.95, 0.05]], np.float32), np.array([[0], [0]]))
     # |1.9 - 2| + |0.1 - 0| over four pairs.
     assert calibration.error == pytest.approx((0.1 + 0.1) / 4, abs=1e-6)
 
 
 def test_calibration__of_two_parts_tells_each_bins_mean_score_and_share() -> None:
-    one, other = Calibration(), Calibration()
+    one, other = CalibrationBins(), CalibrationBins()
     one.add(np.array([[0.95, 0.05]], np.float32), np.array([[0]]))
     other.add(np.array([[0.99, 0.01]], np.float32), np.array([[1]]))
     found = (one + other).as_dict()
@@ -68,16 +76,16 @@ def test_calibration__of_two_parts_tells_each_bins_mean_score_and_share() -> Non
 
 
 def test_calibration__takes_a_score_of_one_into_the_last_bin() -> None:
-    calibration = Calibration()
+    calibration = CalibrationBins()
     calibration.add(np.array([[1.0, 0.0]], np.float32), np.array([[0]]))
     assert calibration.error == 0.0
     assert calibration.count_B[-1] == 1
 
 
 def test_share__of_nothing_is_none() -> None:
-    assert Share().value is None
-    assert total([Share(), Share()]).value is None
-    assert total([Share(1, 2), Share(3, 8)]).value == 4 / 10
+    assert MeanAccumulator().value is None
+    assert sum_means([MeanAccumulator(), MeanAccumulator()]).value is None
+    assert sum_means([MeanAccumulator(1, 2), MeanAccumulator(3, 8)]).value == 4 / 10
 
 
 def test_good_pred__is_the_product_or_not_measured() -> None:
@@ -87,5 +95,5 @@ def test_good_pred__is_the_product_or_not_measured() -> None:
 
 
 def test_hits__are_in_the_order_of_the_chosen() -> None:
-    hits = hits_TK(np.array([[5, 1, 2]]), np.array([[2, 7]]))
+    hits = match_chosen_TK(np.array([[5, 1, 2]]), np.array([[2, 7]]))
     assert hits.tolist() == [[True, False]]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from predictors.requests import LiveRequests, grown
+from predictors.requests import LiveRequests, grow_rows
 
 
 def test_live_requests__gives_each_request_of_a_step_one_slot() -> None:
@@ -42,8 +42,8 @@ def test_live_requests__stay_as_few_as_came_lately() -> None:
 
 def test_grown__keeps_what_is_there_and_doubles() -> None:
     array = np.ones((4, 3), np.float32)
-    assert grown(array, 4) is array
-    larger = grown(array, 5)
+    assert grow_rows(array, 4) is array
+    larger = grow_rows(array, 5)
     assert larger.shape == (8, 3)
     assert larger[:4].all()
     assert not larger[4:].any()

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from predictors.base import Forecast, Predictor
-from predictors.correlation import Correlation
-from predictors.dependency import Dependency
-from predictors.eam.request import EamRequest
-from predictors.eam.sequence import EamSequence
+from predictors.correlation import CorrelationPredictor
+from predictors.dependency import DependencyPredictor
+from predictors.eam.request import EamRequestPredictor
+from predictors.eam.sequence import EamSequencePredictor
 from predictors.errors import PredictorError
-from predictors.expert_map.predictor import ExpertMap
-from predictors.registry import from_files
+from predictors.expert_map.predictor import ExpertMapPredictor
+from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from tests.builders.predictors import serve, small_spec
 
@@ -26,11 +26,13 @@ def made() -> list[Predictor]:
     meanings = random.standard_normal((6, 5)).astype(np.float16)
     pairs = random.integers(0, 9, (4, 12, 12))
     return [
-        EamSequence(SPEC, matrices, capacity=8, insufficient=0.9, idle_steps=1, rebuild_after=2),
-        EamRequest(SPEC, matrices, capacity=8, matches=2, idle_steps=1),
-        ExpertMap(SPEC, maps, meanings, distance=2, capacity=8),
-        Correlation(SPEC, pairs, pairs.sum(axis=2) + 1, hot=3),
-        Dependency(SPEC),
+        EamSequencePredictor(
+            SPEC, matrices, capacity=8, insufficient=0.9, idle_steps=1, rebuild_after=2
+        ),
+        EamRequestPredictor(SPEC, matrices, capacity=8, matches=2, idle_steps=1),
+        ExpertMapPredictor(SPEC, maps, meanings, distance=2, capacity=8),
+        CorrelationPredictor(SPEC, pairs, pairs.sum(axis=2) + 1, hot=3),
+        DependencyPredictor(SPEC),
     ]
 
 
@@ -62,7 +64,7 @@ def same(one: Forecast, other: Forecast) -> None:
 @pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
 def test_predictor__answers_the_same_after_files_and_back(predictor: Predictor) -> None:
     options = json.loads(json.dumps(predictor.options()))
-    again = from_files(predictor.kind, SPEC, files=predictor.files(), options=options)
+    again = load_from_files(predictor.kind, SPEC, files=predictor.files(), options=options)
     assert again.options() == predictor.options()
     for seed in range(3):
         one, other = serve(predictor, **a_step(3, seed)), serve(again, **a_step(3, seed))
@@ -117,13 +119,13 @@ def test_state__is_bounded_whatever_comes(predictor: Predictor) -> None:
 def test_from_files__refuses_what_was_made_for_another_model(predictor: Predictor) -> None:
     other = ModelSpec(**{**SPEC.as_dict(), "num_experts": 13})
     with pytest.raises(PredictorError, match=r"shape \(.*12.*the model needs \(.*13"):
-        from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
+        load_from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
 
 
 @pytest.mark.parametrize("predictor", made()[:4], ids=lambda one: one.kind)
 def test_from_files__refuses_an_option_that_its_kind_has_not_got(predictor: Predictor) -> None:
     with pytest.raises(PredictorError, match=r"unknown option 'lerning'.*'learning'"):
-        from_files(predictor.kind, SPEC, files=predictor.files(), options={"lerning": True})
+        load_from_files(predictor.kind, SPEC, files=predictor.files(), options={"lerning": True})
 
 
 def test_forecast__fetches_what_its_predictor_wants_and_nothing_that_has_no_chance() -> None:

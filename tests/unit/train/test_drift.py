@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from predictors.correlation import Correlation
-from predictors.popularity import Popularity
+from predictors.correlation import CorrelationPredictor
+from predictors.popularity import PopularityPredictor
 from runtime.config import SystemConfig
 from tests.builders.traces import make_trace
 from tests.unit.train.test_pipeline import HARDWARE
@@ -20,7 +20,7 @@ from train.stateful import fit_correlation, fit_eam_request, fit_eam_sequence, f
 def test_curve__is_the_accuracy_between_the_marks(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t")
     shares = np.random.default_rng(0).random((4, 8)).astype(np.float32)
-    predictor = Popularity(trace.spec, shares)
+    predictor = PopularityPredictor(trace.spec, shares)
     points = curve(predictor, trace.steps())
     assert [one["requests"] for one in points] == [*(mark for mark in MARKS if mark <= 20), 40]
     # Every request has as many tokens, so that the mean over requests is the mean over tokens.
@@ -65,7 +65,7 @@ def test_latency__is_taken_at_every_batch_size_and_leaves_the_predictor_alone(
     tmp_path: Path,
 ) -> None:
     trace = make_trace(tmp_path / "t")
-    predictor: Correlation = fit_correlation(trace)
+    predictor: CorrelationPredictor = fit_correlation(trace)
     before = predictor._pairs_LFE.copy()
     found = latency(predictor, trace, num_steps=8)
     assert set(found) == {str(batch) for batch in BATCHES}

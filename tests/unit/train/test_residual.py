@@ -9,8 +9,8 @@ from torch import nn
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Forecast
-from predictors.residual import Residual
-from predictors.skip import Skip
+from predictors.residual import ResidualPredictor
+from predictors.skip import SkipPredictor
 from tests.builders.traces import make_spec, make_trace
 from train.calibration import platt
 from train.data import Needs, Part, TraceBatches
@@ -46,13 +46,13 @@ def stirred(family: ResidualFamily) -> ResidualFamily:
     return family
 
 
-def predictor_of(family: ResidualFamily) -> Residual:
+def predictor_of(family: ResidualFamily) -> ResidualPredictor:
     predictor = family.export(SPEC)["residual"]
-    assert isinstance(predictor, Residual)
+    assert isinstance(predictor, ResidualPredictor)
     return predictor
 
 
-def asked(predictor: Residual, hidden: dict[str, np.ndarray], requests: list[int]):
+def asked(predictor: ResidualPredictor, hidden: dict[str, np.ndarray], requests: list[int]):
     """Every answer of one step, in order; `hidden`: signal to `[L, T, D]`."""
     ids = np.array(requests)
     predictor.begin_step(np.zeros_like(ids), ids)
@@ -80,7 +80,7 @@ def test_residual__untrained_ranks_as_skip_does() -> None:
         logits = hidden[signal][layer] @ ROUTERS[forecast.layer].T
         expected = np.argsort(-logits, axis=1)[:, : SPEC.top_k]
         assert np.array_equal(forecast.chosen_TK(SPEC.top_k), expected)
-    skip = Skip(SPEC, ROUTERS, horizon=2)
+    skip = SkipPredictor(SPEC, ROUTERS, horizon=2)
     (other,) = skip.gate_input(1, hidden["gate_input"][1])
     (mine,) = (f for s, n, f in answers if (s, n, f.layer) == ("gate_input", 1, 3))
     assert np.array_equal(mine.chosen_TK(SPEC.top_k), other.chosen_TK(SPEC.top_k))
@@ -158,7 +158,7 @@ def test_residual__long_prompts_go_in_pieces_and_mean_the_same(
 
 def test_residual__goes_into_files_and_back() -> None:
     predictor = predictor_of(stirred(new_family()))
-    again = Residual.from_files(SPEC, predictor.files(), predictor.options())
+    again = ResidualPredictor.from_files(SPEC, predictor.files(), predictor.options())
     assert again.files() == predictor.files()
     hidden = random_step(4)
     one, other = (scores_of(asked(each, hidden, [0, 1, 2, 3])) for each in (predictor, again))

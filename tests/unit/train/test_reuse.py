@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collect.traces import Trace
-from predictors.reuse.forecaster import Reuse
+from predictors.reuse.forecaster import ReusePredictor
 from predictors.reuse.history import CHANCE_DECAYS, COUNT_DECAYS, softmax
 from tests.builders.traces import make_spec, make_trace
 from train.data import Part, part_rows
@@ -99,7 +99,7 @@ def test_forecaster__a_prompt_at_once_is_its_tokens_one_by_one(trace: Trace) -> 
 
 def test_forecaster__goes_into_files_and_back() -> None:
     predictor = stirred().export(SPEC)["reuse"]
-    again = Reuse.from_files(SPEC, predictor.files(), predictor.options())
+    again = ReusePredictor.from_files(SPEC, predictor.files(), predictor.options())
     assert again.files() == predictor.files()
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from predictors.dependency import Dependency
-from predictors.popularity import Popularity
-from predictors.skip import Skip
+from predictors.dependency import DependencyPredictor
+from predictors.popularity import PopularityPredictor
+from predictors.skip import SkipPredictor
 from runtime.config import SystemConfig
 from runtime.engine.forecasters import (
     forecaster,
@@ -24,7 +24,7 @@ SPEC = tiny_spec()
 def popularity(folder, **changes):
     """An entry of a predictor that forecasts all layers when a step begins."""
     spec = tiny_spec(**changes)
-    made = Popularity(spec, np.full((2, 8), 0.25, np.float32))
+    made = PopularityPredictor(spec, np.full((2, 8), 0.25, np.float32))
     write_entry(
         folder / "popularity",
         name="tiny/popularity",
@@ -75,7 +75,7 @@ def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
 
 def test_system__without_an_entry_forecasts_with_its_fallback_and_says_so(caplog):
     def own_routers(given):
-        return Skip(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
+        return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
 
     system = SystemConfig(name="ours", predictor="residual", fallback="skip")
     makers = {"skip": own_routers}
@@ -104,10 +104,10 @@ def test_chosen__is_never_left_out():
 
 
 def test_kinds_that_need_no_entry__are_made():
-    assert isinstance(forecaster("dependency", SPEC, name="nowhere"), Dependency)
+    assert isinstance(forecaster("dependency", SPEC, name="nowhere"), DependencyPredictor)
 
     def own_routers(given):
-        return Skip(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
+        return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
 
     options = {"horizon": 1}
     made = forecaster("skip", SPEC, name="nowhere", options=options, makers={"skip": own_routers})

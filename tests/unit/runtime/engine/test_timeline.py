@@ -4,17 +4,17 @@ import json
 
 import torch
 
-from predictors.skip import Skip
+from predictors.skip import SkipPredictor
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 
 TOKENS = torch.randint(1, 64, (1, 6), generator=torch.Generator().manual_seed(5))
 
 
-def routers(model) -> Skip:
+def routers(model) -> SkipPredictor:
     """The model's own routers as a predictor."""
     matrices = torch.stack([layer.mlp.gate.weight for layer in model.model.layers])
-    return Skip(model.moecast.spec, matrices.detach().float().numpy(), None)
+    return SkipPredictor(model.moecast.spec, matrices.detach().float().numpy(), None)
 
 
 def test_timeline__spans_counters_and_flows(tmp_path):

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import AutoConfig
 
 from predictors.base import Signal
-from predictors.dependency import Dependency
-from predictors.expert_map.predictor import ExpertMap
-from predictors.popularity import Popularity
+from predictors.dependency import DependencyPredictor
+from predictors.expert_map.predictor import ExpertMapPredictor
+from predictors.popularity import PopularityPredictor
 from runtime.config import SystemConfig
 from runtime.engine.plain import load_plain
 from runtime.errors import CheckpointError
@@ -310,9 +310,9 @@ def test_predictors__run_with_every_kind_and_change_no_bit(folders, name, kind):
     model.moecast.close()
     shares = np.random.default_rng(3).random((spec.num_layers, spec.num_experts), np.float32)
     predictor = {
-        "dependency": lambda: Dependency(spec),
-        "popularity": lambda: Popularity(spec, shares),
-        "expert-map": lambda: ExpertMap(spec, distance=1),
+        "dependency": lambda: DependencyPredictor(spec),
+        "popularity": lambda: PopularityPredictor(spec, shares),
+        "expert-map": lambda: ExpertMapPredictor(spec, distance=1),
     }[kind]()
     plain = load_plain(folders[name], dtype=torch.bfloat16)
     model = serve(folders[name], budget="30%", predictor=predictor)

@@ -11,7 +11,7 @@ from collect.recorder import SignalRecorder
 from collect.traces.layout import TraceSignal
 from predictors.base import Signal
 from predictors.spec import ModelSpec
-from predictors.token import Token
+from predictors.token import TokenPredictor
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf import layers
@@ -97,7 +97,7 @@ def spec():
 
 def test_token__answers_nothing_for_embeddings():
     counts = np.ones((3, 2, 4), dtype=np.int64)
-    predictor = Token.from_counts(spec(), np.arange(3), counts, np.full(3, 4))
+    predictor = TokenPredictor.from_counts(spec(), np.arange(3), counts, np.full(3, 4))
     requests = np.zeros(2, dtype=np.int64)
     assert len(predictor.begin_step(np.array([0, 9]), requests)) == 2
     assert predictor.begin_step(np.array([NO_TOKEN, NO_TOKEN]), requests) == ()

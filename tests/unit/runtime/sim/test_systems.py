@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from configs.compose import compose_typed
-from predictors.base import Forecast, Predictor, Signal
+from predictors.base import Forecast, Predictor, Signal, known_options
 from predictors.errors import MoecastError
-from predictors.options import known_options
-from predictors.registry import KEEPERS, KINDS
+from predictors.registry import KINDS, REUSE_PREDICTORS
 from runtime.config import ORACLE, SystemConfig
 from runtime.policy import systems
 from runtime.policy.build import build_device_cache, build_scheduler
@@ -67,7 +66,7 @@ def test_system__names_parts_that_exist(name: str) -> None:
     one = load_system(name)
     assert one.name == name
     assert one.priority in PRIORITY_FUNCTIONS
-    assert one.reuse_predictor is None or one.reuse_predictor in KEEPERS
+    assert one.reuse_predictor is None or one.reuse_predictor in REUSE_PREDICTORS
     options = dict(one.eviction_options)
     if one.eviction == "belady":
         options["future"] = []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from predictors.popularity import Popularity
+from predictors.popularity import PopularityPredictor
 from runtime.errors import TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.predictors import small_spec
@@ -47,7 +47,7 @@ def test_joined_read__that_fails_is_tried_once_more(tmp_path, monkeypatch, for_e
         breaking,
         budget="40%",
         host_budget=host_budget,
-        predictor=Popularity(spec, np.random.default_rng(0).random((3, 8))),
+        predictor=PopularityPredictor(spec, np.random.default_rng(0).random((3, 8))),
     )
     engine = model.moecast.engine
     wait_for = engine._wait_for

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from predictors.errors import MoecastError
-from predictors.popularity import Popularity
+from predictors.popularity import PopularityPredictor
 from runtime.config import ModelConfig, SystemConfig
 from runtime.tools.bench import rounds
 from runtime.tools.bench.config import BenchConfig
@@ -60,7 +60,7 @@ def test_static__holds_what_the_zoo_s_popularity_names(tmp_path):
     static = SystemConfig(name="static", prefetch=False, eviction="static")
     assert with_counts(static, model, None) == static
     shares_LE = np.linspace(0, 1, 16, dtype=np.float32).reshape(2, 8)
-    popularity = Popularity(tiny_spec(), shares_LE, ahead=1)
+    popularity = PopularityPredictor(tiny_spec(), shares_LE, ahead=1)
     tiny_entry(
         tmp_path / "entries" / "popularity",
         name="tiny/popularity",
