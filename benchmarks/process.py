@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from predictors.files import plain
+from predictors.files import to_plain_json
 
 ROOT = Path(__file__).resolve().parents[1]
 MESSAGE_CHARACTERS = 1500
@@ -101,7 +101,7 @@ def start_worker(
     folder.mkdir(parents=True, exist_ok=True)
     request_path, report_path = (folder / f"{name}.{kind}.json" for kind in ("request", "report"))
     document = request if isinstance(request, Mapping) else asdict(request)
-    request_path.write_text(json.dumps(document, default=plain))
+    request_path.write_text(json.dumps(document, default=to_plain_json))
     report_path.unlink(missing_ok=True)
     log = folder / f"{name}.log"
     process = start_process([*command, request_path, report_path], log, environment=environment)

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.config import BenchmarkConfig
 from predictors.config import RunConfig
-from predictors.files import plain, write_atomic
+from predictors.files import to_plain_json, write_atomic
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -92,7 +92,7 @@ def write_report(config: BenchmarkConfig, report: Any) -> None:
         ValueError: a figure is not finite; what was not measured is null.
     """
     document = report if isinstance(report, Mapping) else asdict(report)
-    text = json.dumps(document, indent=1, default=plain, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=1, default=to_plain_json, allow_nan=False) + "\n"
     write_atomic(config.output, text.encode())
 
 
