@@ -9,7 +9,6 @@ TABLE = (
     ("environments", "environments", "builds the pinned environments of other programs"),
     ("tables", "tables.readmes", "writes the tables of README.md and benchmarks/README.md"),
     ("ceiling", "ceiling", "accuracy of forecasts against training data, passes and network size"),
-    ("eviction", "eviction", "hit rates of every eviction policy on held-out requests (simulated)"),
     ("moecast", "moecast", "ablation of the system moecast, from promoe to the bound (simulated)"),
     ("papers", "papers.run", "the papers' figures and tables next to replays (simulated)"),
     ("scaling", "scaling", "experts spread over more devices and more machines (simulated)"),

@@ -45,15 +45,6 @@ class ContentionConfig(BenchmarkConfig):
 
 
 @dataclass(kw_only=True)
-class EvictionConfig(BenchmarkConfig):
-    trace: Path
-    """Folder of a trace with routing: recorded, or imported from a published log."""
-    output: Path = RESULTS / "eviction.json"
-    hardware: str = "rtx4090-pcie4"
-    """Machine to simulate: a file of configs/hardware."""
-
-
-@dataclass(kw_only=True)
 class MoecastConfig(BenchmarkConfig):
     trace: Path
     """Folder of a trace with all signals."""

@@ -60,9 +60,8 @@ def token_seconds(policy: str, processes: int) -> float:
             start_worker(command, {}, Path(folder), name=f"process-{number}")
             for number in range(processes)
         ]
-        for worker in workers:
-            worker.wait(TIMEOUT_SECONDS)
-        return statistics.mean(worker.read_report()["token_seconds"] for worker in workers)
+        reports = [worker.finish(TIMEOUT_SECONDS) for worker in workers]
+    return statistics.mean(report["token_seconds"] for report in reports)
 
 
 def run_contention(config: ContentionConfig) -> None:

@@ -27,11 +27,11 @@ class WorkerProcess:
     report: Path
     log: Path
 
-    def wait(self, timeout_seconds: float) -> None:
-        """Waits for the end; kills the process after the time limit.
+    def finish(self, timeout_seconds: float) -> dict[str, Any]:
+        """Waits for the end and returns the report; kills the process after the time limit.
 
         Raises:
-            ProcessFailed: the time limit was exceeded.
+            ProcessFailed: it failed or exceeded its time limit.
         """
         try:
             self.process.wait(timeout_seconds)
@@ -39,6 +39,7 @@ class WorkerProcess:
             raise ProcessFailed(f"no end after {timeout_seconds:.0f} s") from None
         finally:
             self.kill()
+        return self.read_report()
 
     def kill(self) -> None:
         """Ends the process if it is still running."""
@@ -106,25 +107,6 @@ def start_worker(
     log = folder / f"{name}.log"
     process = start_process([*command, request_path, report_path], log, environment=environment)
     return WorkerProcess(process, report_path, log)
-
-
-def run_worker(
-    command: Sequence[str | Path],
-    request: Any,
-    folder: Path,
-    *,
-    timeout_seconds: float,
-    name: str = "worker",
-    environment: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Runs a worker to its end and returns its report; arguments as in `start_worker`.
-
-    Raises:
-        ProcessFailed: it failed or exceeded its time limit.
-    """
-    worker = start_worker(command, request, folder, name=name, environment=environment)
-    worker.wait(timeout_seconds)
-    return worker.read_report()
 
 
 def run_program(

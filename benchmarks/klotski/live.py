@@ -23,7 +23,7 @@ from benchmarks.klotski.variants import VariantReport, make_prompts
 from benchmarks.peers.peers import Peer, WeightLayout
 from benchmarks.peers.run import ALLOWANCE_BYTES, fused_weights, weight_bytes
 from benchmarks.peers.runner import PeerRunner, Questions
-from benchmarks.process import ProcessFailed, python_module, run_worker
+from benchmarks.process import ProcessFailed, python_module, start_worker
 from benchmarks.reports import print_line
 from runtime.budget import Budget
 
@@ -74,13 +74,13 @@ def run_once(request: VariantRequest) -> VariantReport:
         ProcessFailed: it failed or did not end.
     """
     with tempfile.TemporaryDirectory(prefix="moecast-klotski-") as scratch:
-        report = run_worker(
+        worker = start_worker(
             python_module("benchmarks.klotski.variants"),
             request,
             Path(scratch),
-            timeout_seconds=TIMEOUT_SECONDS,
             environment={"OMP_NUM_THREADS": str(request.threads)},
         )
+        report = worker.finish(TIMEOUT_SECONDS)
     return TypeAdapter(VariantReport).validate_python(report)
 
 

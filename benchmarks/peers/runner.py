@@ -57,9 +57,7 @@ class PeerRunner:
         done = self._scratch(peer) / "prepared"
         if not peer.own_files or done.exists():
             return
-        worker = self._start(peer, Questions([], 0, 0.0, os.cpu_count() or 1), 0)
-        worker.wait(PREPARE_SECONDS)
-        worker.read_report()
+        self._start(peer, Questions([], 0, 0.0, os.cpu_count() or 1), 0).finish(PREPARE_SECONDS)
         done.touch()
 
     def run(

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.config import ClientsConfig
 from benchmarks.environments import interpreter, is_built
-from benchmarks.process import ProcessFailed, run_program, run_worker
+from benchmarks.process import ProcessFailed, run_program, start_worker
 from benchmarks.reports import default_threads, describe_machine
 from benchmarks.serving.rows import ClientResult, ClientsReport, write_part
 from benchmarks.serving.server import ServerProcess, run_server
@@ -112,14 +112,14 @@ def run_checks(name: str) -> Callable[[ClientContext], ClientResult]:
             "tokens": NEW_TOKENS,
             "expected": context.plain.continuation(PROMPT, NEW_TOKENS),
         }
-        report = run_worker(
+        worker = start_worker(
             [interpreter(name, context.environments), HERE / "workers" / f"with_{name}.py"],
             request,
             context.scratch,
             name=name,
-            timeout_seconds=TIMEOUT_SECONDS,
             environment=context.offline(),
         )
+        report = worker.finish(TIMEOUT_SECONDS)
         return ClientResult(works=not any(report["checks"].values()), **report)
 
     return run

@@ -199,17 +199,6 @@ class ClientsReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinuteSample:
-    """Medians of a minute."""
-
-    minute: int
-    rss_bytes: float
-    anonymous_bytes: float
-    descriptors: float
-    threads: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class FootprintSample(Footprint):
     seconds: float
     """Time since the start."""
@@ -233,13 +222,10 @@ class SoakReport:
     after: Footprint
     left: dict[str, float]
     """Gauges of the idle server."""
-    rss_slope: MemorySlope
     anonymous_slope: MemorySlope
     threads_leaked: int
     descriptors_leaked: int
     ended: ServerExit
-    by_minute: list[MinuteSample]
-    """Under load."""
     idle: list[FootprintSample]
     """Between the rounds."""
 

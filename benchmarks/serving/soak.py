@@ -2,9 +2,9 @@
 
 Clients send requests without pause, each time another one: completions and chats, streamed or
 whole, several answers, log-probabilities of prompts, texts to tokenise, requests that are refused,
-and clients that leave. The process is sampled every five seconds. After each round all clients
-pause until nothing is generated, so that what requests need for themselves is gone, and the idle
-process is sampled; slopes are those of straight lines through the second half of these samples.
+and clients that leave. After each round all clients pause until nothing is generated, so that what
+requests need for themselves is gone, and the idle process is sampled; the slope is that of a
+straight line through the second half of these samples.
 """
 
 import asyncio
@@ -29,13 +29,11 @@ from benchmarks.serving.disconnects import (
 from benchmarks.serving.rows import (
     FootprintSample,
     MemorySlope,
-    MinuteSample,
     SoakReport,
     write_part,
 )
 from benchmarks.serving.server import ServerProcess, run_server
 
-SAMPLE_SECONDS = 5.0
 SETTLE_SECONDS = 2.0
 MAX_TOKENS = 48
 LEAVING_SHARE = 0.2
@@ -105,75 +103,36 @@ class SoakLog:
     """Everything that was counted and sampled."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    samples: list[FootprintSample] = field(default_factory=list)
-    """Under load."""
     idle: list[FootprintSample] = field(default_factory=list)
     """Between the rounds."""
 
 
-async def run_round(
-    target: ServerProcess, log: SoakLog, *, start: float, seconds: float, clients: int, seed: int
-) -> None:
-    until = time.monotonic() + seconds
-
-    async def take_samples() -> None:
-        while time.monotonic() < until:
-            log.samples.append(await asyncio.to_thread(take_sample, target, start))
-            await asyncio.sleep(SAMPLE_SECONDS)
-
-    load = (run_client(target.url, seed + number, until, log.counts) for number in range(clients))
-    await asyncio.gather(take_samples(), *load)
+async def run_round(target: ServerProcess, log: SoakLog, until: float, seeds: range) -> None:
+    """Runs a client for each seed."""
+    await asyncio.gather(*(run_client(target.url, seed, until, log.counts) for seed in seeds))
 
 
 def run_load(
     target: ServerProcess, *, seconds: float, round_seconds: float, clients: int, seed: int
 ) -> SoakLog:
-    log, start, number = SoakLog(), time.monotonic(), 0
+    log, start = SoakLog(), time.monotonic()
     while (left := start + seconds - time.monotonic()) > 0:
-        load = run_round(
-            target,
-            log,
-            start=start,
-            seconds=min(left, round_seconds),
-            clients=clients,
-            seed=seed + number * clients,
-        )
-        asyncio.run(load)
-        number += 1
+        until = time.monotonic() + min(left, round_seconds)
+        asyncio.run(run_round(target, log, until, range(seed, seed + clients)))
+        seed += clients
         target.wait_idle(120)
         time.sleep(SETTLE_SECONDS)
         log.idle.append(take_sample(target, start))
     return log
 
 
-def group_by_minute(samples: list[FootprintSample]) -> list[MinuteSample]:
-    """Returns medians by minute."""
-    minutes: dict[int, list[FootprintSample]] = {}
-    for sample in samples:
-        minutes.setdefault(int(sample.seconds // 60), []).append(sample)
-
-    def median(group: list[FootprintSample], name: str) -> float:
-        return float(np.median([getattr(sample, name) for sample in group]))
-
-    return [
-        MinuteSample(
-            minute=minute,
-            rss_bytes=median(group, "rss_bytes"),
-            anonymous_bytes=median(group, "anonymous_bytes"),
-            descriptors=median(group, "descriptors"),
-            threads=median(group, "threads"),
-        )
-        for minute, group in minutes.items()
-    ]
-
-
-def fit_slope(samples: list[FootprintSample], name: str) -> MemorySlope:
-    """Fits a line through a kind of memory in the second half of the samples (least squares)."""
+def fit_slope(samples: list[FootprintSample]) -> MemorySlope:
+    """Fits a line through the anonymous memory of the second half of the samples."""
     half = samples[len(samples) // 2 :]
     if len(half) < 3:
         return MemorySlope(bytes_per_hour=None, percent_per_hour=None)
     hours = np.array([sample.seconds for sample in half]) / 3600
-    memory = np.array([getattr(sample, name) for sample in half])
+    memory = np.array([sample.anonymous_bytes for sample in half])
     per_hour = float(np.polyfit(hours, memory, 1)[0])
     return MemorySlope(
         bytes_per_hour=per_hour, percent_per_hour=100 * per_hour / float(memory.mean())
@@ -207,12 +166,10 @@ def run_soak(config: SoakConfig) -> None:
         before=before,
         after=after,
         left=left,
-        rss_slope=fit_slope(log.idle, "rss_bytes"),
-        anonymous_slope=fit_slope(log.idle, "anonymous_bytes"),
+        anonymous_slope=fit_slope(log.idle),
         threads_leaked=after.threads - before.threads,
         descriptors_leaked=after.descriptors - before.descriptors,
         ended=ended,
-        by_minute=group_by_minute(log.samples),
         idle=log.idle,
     )
     write_part("soak", config, machine, report)

@@ -1,6 +1,6 @@
 """Hit rate against cache size under every eviction policy, and Belady's bound (promoe, figure 5 b).
 
-A short replay: enough to tell the policies apart. `benchmarks/eviction.py` is the long one.
+A short replay, long enough to rank the policies; `python -m train reuse` has the long one.
 """
 
 from dataclasses import replace

@@ -29,7 +29,7 @@ from benchmarks.serving.rows import (
     WrongAnswer,
     write_part,
 )
-from benchmarks.serving.soak import fit_slope, group_by_minute
+from benchmarks.serving.soak import fit_slope
 from benchmarks.serving.trace import (
     choose_window,
     read_arrivals,
@@ -101,18 +101,10 @@ def footprint(seconds: float, rss_bytes: int) -> FootprintSample:
 
 def test_slope__is_of_the_second_half_by_the_hour() -> None:
     rising = [footprint(36.0 * i, 10**6 + 100 * max(0, i - 50)) for i in range(101)]
-    slope = fit_slope(rising, "rss_bytes")
+    slope = fit_slope(rising)
     assert slope.bytes_per_hour == pytest.approx(10_000, rel=0.05)
     assert slope.percent_per_hour == pytest.approx(1.0, rel=0.05)
-    assert fit_slope(rising[:3], "rss_bytes") == MemorySlope(
-        bytes_per_hour=None, percent_per_hour=None
-    )
-
-
-def test_minutes__are_medians() -> None:
-    samples = [footprint(float(s), rss) for s, rss in ((0, 1), (30, 9), (59, 2), (60, 7))]
-    minutes = [(sample.minute, sample.rss_bytes) for sample in group_by_minute(samples)]
-    assert minutes == [(0, 2), (1, 7)]
+    assert fit_slope(rising[:3]) == MemorySlope(bytes_per_hour=None, percent_per_hour=None)
 
 
 def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
