@@ -6,7 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from predictors.base import Floats, Ints
-from runtime.hf.adapters.served import ExpertSource
+from runtime.hf.adapters.base import ExpertSource
 from runtime.hf.probes import EventListener
 
 

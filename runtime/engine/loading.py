@@ -19,15 +19,14 @@ from runtime.engine.memory import release_unused
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
-from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.classes import model_class
 from runtime.hf.guards import guard
-from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.hf.layers import MoeLayer, find_top_k, moe_layers
 from runtime.hf.own_routers import build_skip_predictor
 from runtime.hf.probes import Probes
 from runtime.hf.quiet import progress_bars
 from runtime.hf.strip import Banks, stripped_class
-from runtime.hf.top_k import find_top_k
 from runtime.hf.weights import unmap_weights
 from runtime.store.base import ExpertStore
 from runtime.store.checkpoint import CheckpointStore

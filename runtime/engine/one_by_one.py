@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from runtime.engine.loading import load_stripped
-from runtime.hf.adapters.served import ExpertSource, LayerExperts
+from runtime.hf.adapters.base import ExpertSource, LayerExperts
 from runtime.hf.layers import MoeLayer, moe_layers
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.checkpoint import CheckpointStore

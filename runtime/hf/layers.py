@@ -8,13 +8,32 @@ from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import ExpertsAdapter
-from runtime.hf.adapters.registry import find_adapter
+from runtime.hf.adapters.dense import DenseAdapter
+from runtime.hf.adapters.fused import InterfaceAdapter, LoopAdapter
+from runtime.hf.adapters.members import MembersAdapter
+from runtime.hf.adapters.parallel import ParallelAdapter
+from runtime.hf.adapters.stacked import StackedAdapter
 from runtime.hf.routing import RouterOutput
 
 ROUTER_NAMES = ("gate", "router")
 """Only asked where a model keeps no record of its router logits."""
 
 Classes = tuple[type[nn.Module], ...]
+
+ADAPTERS: tuple[ExpertsAdapter, ...] = (
+    InterfaceAdapter(),
+    MembersAdapter(),
+    ParallelAdapter(),
+    DenseAdapter(),
+    LoopAdapter(),
+    StackedAdapter(),
+)
+"""In the order in which they are asked; a module belongs to the first that knows it."""
+
+
+def find_adapter(module: nn.Module) -> ExpertsAdapter | None:
+    """How a module keeps routed experts, or None if it is no experts module."""
+    return next((kind for kind in ADAPTERS if kind.matches(module)), None)
 
 
 @dataclass(frozen=True)
@@ -146,3 +165,25 @@ def _block_name(model: nn.Module, experts_name: str, classes: Classes) -> str:
             return ".".join(parts[:end])
     last = max(i for i, part in enumerate(parts) if part.isdigit())
     return ".".join(parts[: last + 1])
+
+
+CONFIG_NAMES = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
+"""Only asked where no router says it; Transformers maps most families' names to the first."""
+
+
+def find_top_k(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int:
+    """The most that any layer's router chooses for one token.
+
+    Raises:
+        CheckpointError: neither the routers nor the configuration say.
+    """
+    config = model.config.get_text_config()
+    parts = (config, getattr(config, "ffn_config", None))
+    layers = list(layers)
+    values = [layer.top_k for layer in layers]
+    values += [getattr(layer.router, "top_k", None) for layer in layers]
+    values += [getattr(part, name, None) for part in parts for name in CONFIG_NAMES]
+    known = [value for value in values if isinstance(value, int)]
+    if not known:
+        raise CheckpointError(f"{type(config).__name__} does not say how many experts a token uses")
+    return max(known)

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.interface import InterfaceAdapter
-from runtime.hf.adapters.served import ExpertSource, LayerExperts
+from runtime.hf.adapters.base import ExpertSource, LayerExperts
+from runtime.hf.adapters.fused import InterfaceAdapter
 from runtime.hf.experts import find_accumulation
 from runtime.hf.layers import MoeLayer
 from runtime.policy.placement import BlockPlacement, RankPart

@@ -12,8 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.registry import find_adapter
-from runtime.hf.layers import expert_banks
+from runtime.hf.layers import expert_banks, find_adapter
 from runtime.store.extents import read_tensor_index
 from runtime.store.index import plan_weights
 from runtime.store.recipe import FusedParameter, WeightPlan

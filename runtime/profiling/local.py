@@ -20,11 +20,10 @@ from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.engine.assembly import DeviceArenas, EngineOptions, connect
 from runtime.engine.engine import Engine
-from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.experts import compute_expert
-from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.hf.layers import MoeLayer, find_top_k, moe_layers
 from runtime.hf.probes import Probes
-from runtime.hf.top_k import find_top_k
 from runtime.profiling.reading import (
     BackgroundReads,
     ProbeReader,

@@ -2,7 +2,7 @@
 
 from runtime.config import ModelConfig, ShapeConfig
 from runtime.engine.one_by_one import load_parts
-from runtime.hf.top_k import find_top_k
+from runtime.hf.layers import find_top_k
 from runtime.store.base import max_slot_bytes
 from runtime.store.model_source import resolve
 

@@ -16,9 +16,14 @@ import inspect
 import torch
 from torch import Tensor, nn
 
-from runtime.hf.adapters.base import ExpertsAdapter, find_parameters, has_class_suffix
-from runtime.hf.adapters.placeholders import MissingParameter, replace_parameter
-from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.adapters.base import (
+    ExpertsAdapter,
+    LayerExperts,
+    MissingParameter,
+    find_parameters,
+    has_class_suffix,
+    replace_parameter,
+)
 from runtime.hf.routing import RouterOutput, read_scores
 from runtime.store.recipe import FusedParameter
 

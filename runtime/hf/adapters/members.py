@@ -11,9 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.base import ExpertsAdapter, has_class_suffix
-from runtime.hf.adapters.placeholders import MissingParameter, replace_parameter
-from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.adapters.base import (
+    ExpertsAdapter,
+    LayerExperts,
+    MissingParameter,
+    has_class_suffix,
+    replace_parameter,
+)
 from runtime.hf.routing import RouterOutput, read_mask
 from runtime.store.recipe import FusedParameter
 

@@ -6,13 +6,15 @@ placeholders answer both.
 
 from torch import nn
 
-from runtime.hf.adapters.base import ExpertsAdapter, find_parameters, has_class_suffix
-from runtime.hf.adapters.placeholders import (
+from runtime.hf.adapters.base import (
+    ExpertsAdapter,
+    LayerExperts,
     LazyStackedParameter,
     connect_placeholders,
+    find_parameters,
+    has_class_suffix,
     replace_parameter,
 )
-from runtime.hf.adapters.served import LayerExperts
 from runtime.hf.routing import RouterOutput, read_block_routing
 from runtime.store.recipe import FusedParameter
 

@@ -19,7 +19,7 @@ class Family:
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What its tiny configuration needs beside the fields that many share."""
     served: str = "interface"
-    """How moecast reaches its experts: a name in `runtime.hf.adapters.registry.ADAPTERS`."""
+    """How moecast reaches its experts: a name in `runtime.hf.layers.ADAPTERS`."""
     layout: str = PER_EXPERT
     """How its checkpoints hold experts."""
     generates: bool = True

@@ -17,7 +17,7 @@ from runtime.config import SystemConfig
 from runtime.engine import assembly as assemble
 from runtime.errors import BudgetError, CheckpointError, TransferError
 from runtime.generation.lockstep import LockstepGroup
-from runtime.hf.adapters.served import LayerExperts
+from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.experts import compute_expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.transfer.numa import cpus_near, parse_cpu_list, run_near

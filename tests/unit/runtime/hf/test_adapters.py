@@ -17,11 +17,10 @@ from predictors.popularity import PopularityPredictor
 from runtime.config import SystemConfig
 from runtime.engine.plain import load_plain
 from runtime.errors import CheckpointError
+from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.adapters.dense import compute_dense_experts
-from runtime.hf.adapters.registry import find_adapter
-from runtime.hf.adapters.served import LayerExperts
 from runtime.hf.classes import model_class
-from runtime.hf.layers import expert_banks, moe_layers
+from runtime.hf.layers import expert_banks, find_adapter, moe_layers
 from runtime.hf.probes import NoopListener, Probes
 from tests.builders.families.build import save_family, tiny_model
 from tests.builders.families.table import FAMILIES

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.placeholders import MissingParameter
+from runtime.hf.adapters.base import MissingParameter
 from runtime.hf.layers import moe_layers
 from runtime.store.recipe import FusedParameter
 from tests.builders.families.build import save_family

@@ -1,0 +1,84 @@
+"""Fused parameters `(experts, out, in)`, read expert by expert.
+
+Nearly all models keep their experts this way. In most of them Transformers calls the registered
+experts function in place of the module's own loop (`InterfaceAdapter`). The others (longcat_flash,
+step3p7) run their own loop in ascending order of experts, and each index fetches (`LoopAdapter`).
+"""
+
+import inspect
+
+from torch import nn
+
+from runtime.hf.adapters.base import (
+    ExpertsAdapter,
+    LayerExperts,
+    LazyParameter,
+    connect_placeholders,
+    find_parameters,
+    has_class_suffix,
+    replace_parameter,
+)
+from runtime.hf.experts import find_accumulation
+from runtime.store.recipe import FusedParameter
+
+
+class InterfaceAdapter(ExpertsAdapter):
+    """Computed by `runtime.hf.experts`, or by the module's own loop where that computes otherwise.
+
+    With another implementation set, the placeholders refuse.
+    """
+
+    name = "interface"
+
+    def matches(self, module: nn.Module) -> bool:
+        return hasattr(module, "has_gate") and hasattr(module, "_is_expert_parallel")
+
+    def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
+        taken = []
+        for name, value in list(module._parameters.items()):
+            if value is None or value.shape[:1] != (self.num_experts(module),):
+                continue
+            parameter = FusedParameter(bank, name, tuple(value.shape), value.dtype)
+            taken.append(replace_parameter(module, name, LazyParameter(parameter)))
+        return taken
+
+    def attach(self, module: nn.Module, served: LayerExperts) -> None:
+        connect_placeholders(module, served)
+        module.moecast_ready = served.in_place
+        module.moecast_sum = find_accumulation(module)
+
+
+class LoopAdapter(ExpertsAdapter):
+    """Told from a product over all experts by what it is called with: tokens, choices, weights."""
+
+    name = "loop"
+
+    def matches(self, module: nn.Module) -> bool:
+        return (
+            has_class_suffix(module, "Experts")
+            and len(find_parameters(module, 3)) > 0
+            and len(inspect.signature(type(module).forward).parameters) >= 4
+        )
+
+    def num_experts(self, module: nn.Module) -> int:
+        # A parameter may have rows for experts that compute nothing (longcat_flash's zero experts).
+        return min(value.shape[0] for value in find_parameters(module, 3).values())
+
+    def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
+        num_experts = self.num_experts(module)
+        taken = []
+        for name, value in list(module._parameters.items()):
+            if value is None or value.ndim < 2 or value.shape[0] < num_experts:
+                continue
+            parameter = FusedParameter(
+                bank,
+                name,
+                (num_experts, *value.shape[1:]),
+                value.dtype,
+                stored_experts=value.shape[0],
+            )
+            taken.append(replace_parameter(module, name, LazyParameter(parameter)))
+        return taken
+
+    def attach(self, module: nn.Module, served: LayerExperts) -> None:
+        connect_placeholders(module, served)
