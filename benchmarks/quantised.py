@@ -16,14 +16,12 @@ from transformers import PreTrainedModel
 from benchmarks.config import QuantisedConfig
 from benchmarks.reports import print_line, write_report
 from runtime.config import BUILTIN_MODELS
-from runtime.engine.loading import load_stripped
-from runtime.engine.plain import load_plain
-from runtime.hf.layers import moe_layers
+from runtime.hf.loading import load_plain, load_stripped
+from runtime.store.base import allocate_aligned
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.packed.journal import aligned_bytes
 from runtime.store.packed.layout import packed_layout
-from runtime.store.packed.record import fill_record
+from runtime.store.packed.writer import fill_record
 
 FOLDER = BUILTIN_MODELS / "qwen2_moe_tiny"
 WINDOW, WINDOWS = 512, 100
@@ -81,7 +79,7 @@ def replace_experts(
     for layer, source in enumerate(store.layouts):
         layout = packed_layout(source, coding=coding)
         slot = torch.empty(source.num_bytes, dtype=torch.uint8)
-        record = aligned_bytes(layout.num_bytes)
+        record = allocate_aligned(layout.num_bytes)
         for expert in range(store.experts_per_layer[layer]):
             store.read(layer, expert, range(len(source.chunks)), slot)
             fill_record(layout, source.weights(slot), record)
@@ -111,9 +109,9 @@ def measure(model: PreTrainedModel, tokens: Tensor) -> Quality:
 
 def run_quantised(config: QuantisedConfig) -> None:
     tokens = torch.from_numpy(np.fromfile(config.held_out, dtype=np.uint16).astype(np.int64))
-    stripped, banks = load_stripped(FOLDER, "float32", torch.device("cpu"))
-    names = [layer.name for layer in moe_layers(stripped)]
-    store = CheckpointStore(stripped, [banks[name] for name in names])
+    stripped = load_stripped(FOLDER, "float32")
+    names = [layer.name for layer in stripped.layers]
+    store = stripped.open_store()
     model = load_plain(FOLDER, dtype=torch.float32)
     rows: list[QuantisedRow] = []
     reference: Quality | None = None

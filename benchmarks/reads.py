@@ -12,17 +12,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from benchmarks.config import ReadsConfig
 from benchmarks.reports import print_line, write_report
 from runtime.config import PageCache
-from runtime.engine.loading import load_stripped
-from runtime.hf.layers import moe_layers
-from runtime.store.base import ExpertStore
-from runtime.store.checkpoint import CheckpointStore
-from runtime.store.packed import open_store
-from runtime.store.packed.journal import aligned_bytes
+from runtime.hf.loading import load_stripped
+from runtime.store.base import ExpertStore, allocate_aligned
+from runtime.store.packed.store import open_store
 
 REPETITIONS = 5
 EXPERTS = 96
@@ -73,7 +68,7 @@ def measure(store: ExpertStore, folder: Path, *, seed: int) -> ReadFigures:
     drop_cached(folder)
     experts = [(i, e) for i, n in enumerate(store.experts_per_layer) for e in range(n)]
     chosen = random.Random(seed).sample(experts, EXPERTS)
-    slot = aligned_bytes(max(layout.num_bytes for layout in store.layouts))
+    slot = allocate_aligned(max(layout.num_bytes for layout in store.layouts))
     started, cpu_started = time.perf_counter(), time.process_time()
     num_bytes = 0
     for layer, expert in chosen:
@@ -89,11 +84,10 @@ def measure(store: ExpertStore, folder: Path, *, seed: int) -> ReadFigures:
 
 
 def run_reads(config: ReadsConfig) -> None:
-    stripped, banks = load_stripped(config.model, "auto", torch.device("cpu"))
-    plans = [banks[layer.name] for layer in moe_layers(stripped)]
+    stripped = load_stripped(config.model, "auto")
     ways: dict[str, tuple[ExpertStore, Path]] = {}
     for page_cache in PageCache:
-        in_place = CheckpointStore(stripped, plans, page_cache=page_cache)
+        in_place = stripped.open_store(page_cache=page_cache)
         ways[f"in place, page_cache={page_cache}"] = in_place, config.model
     for page_cache in (PageCache.BYPASS, PageCache.DROP):
         packed = open_store(config.store, None, page_cache=page_cache)

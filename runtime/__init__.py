@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runtime.engine.loading import load
+    from runtime.generation.loading import load
 
 __all__ = ["load"]
 
@@ -11,7 +11,7 @@ __all__ = ["load"]
 def __getattr__(name: str) -> Any:
     # Transformers takes seconds to import; `--help` and the policy core do without it.
     if name == "load":
-        from runtime.engine.loading import load
+        from runtime.generation.loading import load
 
         return load
     raise AttributeError(f"module 'runtime' has no attribute {name!r}")

@@ -56,14 +56,12 @@ def router_weights(model: ModelConfig, spec: ModelSpec) -> tuple[Floats, Floats 
     Raises TrainError when a router is not one matrix over the experts.
     """
     # Late: torch and Transformers, which the rest of this file does without.
-    import torch
 
-    from runtime.engine.loading import load_stripped
-    from runtime.hf.layers import moe_layers
+    from runtime.hf.loading import load_stripped
 
-    plain, _ = load_stripped(resolve(model), model.dtype, torch.device("cpu"))
+    stripped = load_stripped(resolve(model), model.dtype)
     matrices, biases = [], []
-    for layer in moe_layers(plain):
+    for layer in stripped.layers:
         shapes = {name: tuple(one.shape) for name, one in layer.router.named_parameters()}
         found = {len(shape): name for name, shape in shapes.items() if shape[0] == spec.num_experts}
         if shapes.get(found.get(2, "")) != (spec.num_experts, spec.hidden_size):

@@ -14,8 +14,8 @@ from torch import Tensor
 from benchmarks.klotski.rows import QualityRow
 from collect.traces import Trace
 from runtime.config import BUILTIN_MODELS
-from runtime.engine.plain import load_plain
 from runtime.generation.kv.cache_factory import SinkCacheFactory
+from runtime.hf.loading import load_plain
 
 LENGTH, ROWS, BEGIN = 160, 8, 64
 """Tokens of a text, number of texts, and the first token that is scored; before it, a window holds

@@ -36,7 +36,7 @@ from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.errors import MoecastError, unknown
 from predictors.units import MIB
 from runtime.budget import Budget
-from runtime.engine.plain import load_plain
+from runtime.hf.loading import load_plain
 
 ALLOWANCE_BYTES = 400 * MIB
 """Memory for an interpreter with PyTorch, activations and KV cache; learned predictors with

@@ -24,7 +24,7 @@ from benchmarks.serving.rows import ClientResult, ClientsReport, write_part
 from benchmarks.serving.server import ServerProcess, run_server
 from predictors.errors import MoecastError, unknown
 from runtime.config import ModelConfig
-from runtime.engine.plain import load_plain
+from runtime.hf.loading import load_plain
 from runtime.store.model_source import resolve
 
 HERE = Path(__file__).parent

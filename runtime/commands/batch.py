@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from predictors.units import MIB
 from runtime.commands.progress import progress
-from runtime.engine.machine import peak_memory_bytes
+from runtime.engine.memory import peak_memory_bytes
 from runtime.generation.batch.batching import Batch, make_batches, padding_share
 from runtime.generation.batch.config import BatchConfig
 from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches

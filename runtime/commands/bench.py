@@ -10,7 +10,7 @@ from rich.console import Console
 
 from predictors.errors import MoecastError
 from runtime.commands.progress import progress
-from runtime.engine.machine import available_memory_bytes
+from runtime.engine.memory import available_memory_bytes
 from runtime.profiling.bandwidth import disk_bandwidth
 from runtime.profiling.facts import hardware, versions
 from runtime.store.model_source import resolve

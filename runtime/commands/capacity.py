@@ -10,16 +10,16 @@ from runtime.commands.diagnosis import line
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig, ShapeConfig
 from runtime.engine.forecasters import systems_forecaster
-from runtime.engine.loading import model_spec
-from runtime.engine.machine import available_memory_bytes
-from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
+from runtime.engine.memory import available_memory_bytes
 from runtime.errors import CheckpointError
-from runtime.hf.own_routers import build_skip_predictor
+from runtime.hf.layers import attach_experts, build_skip_predictor
+from runtime.hf.loading import load_stripped
 from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
-from runtime.profiling.local import measure_parts
+from runtime.profiling.local import measure_stripped
 from runtime.profiling.shapes import own_shape
 from runtime.sim.hardware import Hardware, described
 from runtime.store.model_source import resolve
+from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.capacity import Ground, Load, better
 from runtime.tools.doctor.capacity_page import NOTE, capacity_page, capacity_table
 from runtime.tools.doctor.recording import record
@@ -84,15 +84,16 @@ def run(config: DoctorConfig) -> dict[str, Any]:
 def grounds(config: DoctorConfig) -> tuple[Ground, Hardware, str]:
     """What replays rest on, this machine as measured, and both in words."""
     folder = resolve(config.model)
-    model, layers, store = load_parts(folder, config.model.dtype)
+    stripped = load_stripped(folder, config.model.dtype)
+    model, store = stripped.model, stripped.open_store()
     if model.config.is_encoder_decoder or not model.can_generate():
         raise CheckpointError(
             f"{config.model.name}: only decoders' routing is recorded; name another model, and "
             "this one's bytes with shape="
         )
-    spec = model_spec(model, layers, store, folder, config.model)
-    local = measure_parts(model, layers, store)
-    attach_experts(OnDemandReader(store, keep_bytes=available_memory_bytes() // 2), layers)
+    spec = stripped.spec(folder, config.model)
+    local = measure_stripped(stripped, store)
+    attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available_memory_bytes() // 2))
     number = min(REQUESTS, config.users or 1)
     prompts, what = token_prompts(folder, texts(number), seed=config.seed)
     steps = record(model, prompts, seconds=config.seconds)
@@ -100,7 +101,7 @@ def grounds(config: DoctorConfig) -> tuple[Ground, Hardware, str]:
     predictor = (
         systems_forecaster(promoe, spec, name=config.model.name, chosen=config.predictor)
         if config.predictor is not None
-        else build_skip_predictor(layers, {"spec": spec})
+        else build_skip_predictor(stripped.layers, {"spec": spec})
     )
     store.close()
     shape = own_shape(config.model) if config.shape.is_own else config.shape

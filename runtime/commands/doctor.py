@@ -13,17 +13,16 @@ from runtime.commands.diagnosis import show
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig
 from runtime.engine.forecasters import systems_forecaster
-from runtime.engine.loading import model_spec
-from runtime.engine.machine import available_memory_bytes
-from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
-from runtime.hf.layers import MoeLayer
-from runtime.hf.own_routers import build_skip_predictor
+from runtime.engine.memory import available_memory_bytes
+from runtime.hf.layers import attach_experts, build_skip_predictor
+from runtime.hf.loading import StrippedModel, load_stripped
 from runtime.policy.systems import PROMOE, load_system
 from runtime.profiling.bandwidth import disk_bandwidth, link_bandwidth, memory_bandwidth
 from runtime.profiling.facts import hardware, versions
-from runtime.profiling.local import measure_parts
+from runtime.profiling.local import measure_stripped
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.model_source import resolve
+from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.model_files import check_files, list_weight_files
 from runtime.tools.doctor.outlook import outlook, suggestion
 from runtime.tools.doctor.recording import record
@@ -54,14 +53,15 @@ def run(config: DoctorConfig) -> dict[str, Any]:
             "links_bytes_per_second": link_bandwidth(),
         }
         advance(1)
-        model, layers, store = load_parts(folder, config.model.dtype)
-        spec = model_spec(model, layers, store, folder, config.model)
+        stripped = load_stripped(folder, config.model.dtype)
+        model, store = stripped.model, stripped.open_store()
+        spec = stripped.spec(folder, config.model)
         report["model"] = described(model, spec, store)
-        measured = measure_parts(model, layers, store)
-        attach_experts(OnDemandReader(store, keep_bytes=available // 2), layers)
+        measured = measure_stripped(stripped, store)
+        attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available // 2))
         report["measured"] = measured.as_dict()
         advance(1)
-        report |= expectations(config, folder, model, layers, store, spec, measured)
+        report |= expectations(config, folder, stripped, store, spec, measured)
         store.close()
         advance(1)
     sizes = report["model"]
@@ -92,13 +92,13 @@ def described(model: PreTrainedModel, spec: ModelSpec, store: ExpertStore) -> di
 def expectations(
     config: DoctorConfig,
     folder: Path,
-    model: PreTrainedModel,
-    layers: list[MoeLayer],
+    stripped: StrippedModel,
     store: ExpertStore,
     spec: ModelSpec,
     measured: Any,
 ) -> dict[str, Any]:
     """The outlook and what it rests on, or why there is none."""
+    model = stripped.model
     if model.config.is_encoder_decoder or not model.can_generate():
         reason = "only decoders' routing is replayed; measure with benchmarks"
         return {"outlook": None, "outlook_rests_on": reason}
@@ -110,7 +110,7 @@ def expectations(
             load_system(PROMOE), spec, name=config.model.name, chosen=config.predictor
         )
         if config.predictor is not None
-        else build_skip_predictor(layers, {"spec": spec})
+        else build_skip_predictor(stripped.layers, {"spec": spec})
     )
     named = config.predictor or ("the next layer's own router" if predictor else "none")
     resident = described(model, spec, store)["non_expert_bytes"]

@@ -10,8 +10,8 @@ from predictors.errors import MoecastError
 from runtime.commands.report import stats_table
 from runtime.config import GenerateConfig
 from runtime.engine.loading import load_served
-from runtime.engine.plain import load_plain
 from runtime.errors import CheckpointError
+from runtime.hf.loading import load_plain
 from runtime.hf.tokens import context_length
 
 

@@ -4,20 +4,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from predictors.units import MIB
 from predictors.versions import package_version
 from runtime.commands.progress import progress
 from runtime.config import PackConfig, Quantise
-from runtime.engine.loading import load_stripped, model_spec
 from runtime.errors import StoreError
-from runtime.hf.layers import moe_layers
-from runtime.store.checkpoint import CheckpointStore
-from runtime.store.model_source import resolve
+from runtime.hf.loading import load_stripped
+from runtime.store.model_source import fingerprint, resolve
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.packed.fingerprint import fingerprint
 from runtime.store.packed.layout import PackedLayout, packed_layout
 from runtime.store.packed.manifest import contents_of
 from runtime.store.packed.quantise import quantiser
@@ -54,9 +50,8 @@ def run(config: PackConfig) -> dict[str, Any]:
     coding = coding_of(config)
     output = config.output.expanduser().resolve()
     folder = resolve(config.model)
-    model, banks = load_stripped(folder, config.model.dtype, torch.device("cpu"))
-    layers = moe_layers(model)
-    source = CheckpointStore(model, [banks[layer.name] for layer in layers])
+    stripped = load_stripped(folder, config.model.dtype)
+    source = stripped.open_store()
     layouts = [packed_layout(layout, coding=coding) for layout in source.layouts]
     if left := left_as_they_are(layouts, coding):
         console.print(
@@ -68,7 +63,7 @@ def run(config: PackConfig) -> dict[str, Any]:
     contents = contents_of(
         layouts,
         source.experts_per_layer,
-        spec=model_spec(model, layers, source, folder, config.model),
+        spec=stripped.spec(folder, config.model),
         fingerprint=fingerprint(folder),
         tool=package_version("moecast") or "not installed",
     )

@@ -12,7 +12,7 @@ from predictors.errors import MoecastError
 from predictors.units import MIB
 from runtime.commands.progress import progress
 from runtime.config import VerifyConfig
-from runtime.engine.machine import available_memory_bytes
+from runtime.engine.memory import available_memory_bytes
 from runtime.store.model_source import resolve
 from runtime.tools.verify.answers import PromptComparison, compare_answers
 from runtime.tools.verify.reference import plain_bytes, token_prompts

@@ -10,9 +10,8 @@ from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.config import SystemConfig
-from runtime.engine.driver import PredictorDriver
+from runtime.engine.driver import PredictorDriver, ReuseDriver
 from runtime.engine.engine import Engine
-from runtime.engine.reuse_predictor import ReuseDriver
 from runtime.policy.build import (
     adapt_to_link,
     build_device_cache,

@@ -1,6 +1,7 @@
 """Ties the policy core to real memory, real transfers and a running model."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,14 +12,13 @@ from torch import Tensor
 from predictors.base import Floats, Ints
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.stats import StepStats
-from runtime.engine.turn import ForwardPassLock
 from runtime.errors import CheckpointError, TransferError
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
 from runtime.transfer.arena import Arena
-from runtime.transfer.devices import ComputeTier
+from runtime.transfer.link import ComputeTier
 from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.worker import TransferState, TransferThread, TransferWorker
 
@@ -71,7 +71,7 @@ class Engine:
         self._turn = ForwardPassLock()
         self._hand = TransferThread(f"{self.workers[-1].name}, read by the computation")
         self._held: Expert | None = None
-        """What `hold` gave last and has not taken back."""
+        """What `pin` gave last and has not taken back."""
         self._ordered: dict[int, list[int]] = {}
         """Layers whose router has spoken and whose experts are asked for."""
         self._requests: frozenset[int] = frozenset()
@@ -234,7 +234,7 @@ class Engine:
             if any(len(tier.queue) for tier in self.cache.tiers):
                 self._condition.notify_all()  # somebody may wait for the slot
 
-    def hold(self, layer: int, expert: int) -> dict[str, Tensor]:
+    def pin(self, layer: int, expert: int) -> dict[str, Tensor]:
         """One expert's parameters, for experts modules that run their own loop.
 
         They stay valid until the next expert of the model is asked for.
@@ -386,3 +386,34 @@ class Engine:
             "lost_threads": sum(worker.num_lost for worker in self.workers),
             **self.stats.as_dict(),
         }
+
+
+class ForwardPassLock:
+    """A lock that a forward pass takes in one hook and gives back in another.
+
+    A pass may begin within a pass of its own thread (an encoder within its model).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._owner: int | None = None
+        self._depth = 0
+
+    def begin(self) -> None:
+        """Waits until no other thread's pass is under way."""
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+        self._depth += 1
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has the turn; not when its pass never began."""
+        return self._owner == threading.get_ident()
+
+    def end(self) -> None:
+        """Gives the turn back, which this thread must have."""
+        assert self.is_mine
+        self._depth -= 1
+        if self._depth == 0:
+            self._owner = None
+        self._lock.release()

@@ -1,55 +1,54 @@
-"""`model.moecast`: what a served model can be asked beside generating."""
+"""`model.moecast`: statistics and the end of a model that `runtime.load` has loaded."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from transformers import PreTrainedModel
+from typing import Any, Protocol
 
 from predictors.spec import ModelSpec
 from runtime.engine.engine import Engine
-from runtime.engine.front import Front
-from runtime.hf.probes import Probes
+from runtime.hf.adapters.base import ExpertSource, LayerExperts
+from runtime.hf.layers import MoeLayer
+from runtime.hf.probes import EventListener, Probes
 
-if TYPE_CHECKING:
-    from runtime.generation.batch.result_journal import BatchResult
+
+class EngineInterface(EventListener, ExpertSource, Protocol):
+    """Receives a model's events and provides its experts."""
 
 
 class ModelHandle:
-    """Statistics and the end of a model that `runtime.load` made; a context manager."""
+    """Statistics and the end of a model that `runtime.load` has loaded; a context manager."""
 
     def __init__(
         self,
-        model: PreTrainedModel,
         *,
         spec: ModelSpec,
-        engine: Engine,
-        front: Front,
-        probes: Probes,
         folder: Path,
+        layers: Sequence[MoeLayer],
+        engine: Engine,
+        probes: Probes,
+        experts: Sequence[LayerExperts],
     ):
         self.spec = spec
         self.folder = folder
-        self._model = model
+        self.layers = layers
         self.engine = engine
-        self.front = front
         self.probes = probes
+        self._experts = experts
+
+    def connect(self, target: EngineInterface) -> None:
+        """Send events and requests of experts to `target`; only between two forward passes."""
+        self.probes.listener = target
+        for experts in self._experts:
+            experts.source = target
 
     @property
     def budget_bytes(self) -> int:
-        """What the arena takes: no expert's bytes are anywhere else."""
+        """Size of the arena: no expert's bytes are anywhere else."""
         return self.engine.arena_bytes
 
     def stats(self) -> dict[str, Any]:
         """Counters, times (seconds) and memory (bytes) since the model was loaded."""
         return self.engine.report()
-
-    def generate_many(self, prompts: Iterable[Any], **options: Any) -> "list[BatchResult]":
-        """Continues many prompts, at the highest throughput (`batch.many`)."""
-        # Here, because serving one prompt needs none of it.
-        from runtime.generation.batch.generate_many import generate_many
-
-        return generate_many(self._model, prompts, **options)
 
     def __enter__(self) -> "ModelHandle":
         return self
@@ -58,6 +57,6 @@ class ModelHandle:
         self.close()
 
     def close(self) -> None:
-        """Ends the worker and closes the files; the model can not be used afterwards."""
+        """End the transfer threads and close the files; the model cannot be used afterwards."""
         self.probes.close()
         self.engine.close()

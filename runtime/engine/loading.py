@@ -5,32 +5,23 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from predictors.base import Predictor, Signal
-from predictors.spec import ModelSpec
 from runtime.budget import Budget
 from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.engine.assembly import EngineMemory, EngineOptions, build_engine
 from runtime.engine.forecasters import load_reuse_predictor, systems_forecaster
-from runtime.engine.front import Front
 from runtime.engine.handle import ModelHandle
 from runtime.engine.memory import release_unused
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import CheckpointError
-from runtime.hf import experts as experts_function
-from runtime.hf.adapters.base import LayerExperts
-from runtime.hf.classes import model_class
 from runtime.hf.guards import guard
-from runtime.hf.layers import MoeLayer, find_top_k, moe_layers
-from runtime.hf.own_routers import build_skip_predictor
+from runtime.hf.layers import attach_experts, build_skip_predictor
+from runtime.hf.loading import load_stripped
 from runtime.hf.probes import Probes
-from runtime.hf.quiet import progress_bars
-from runtime.hf.strip import Banks, stripped_class
-from runtime.hf.weights import unmap_weights
 from runtime.store.base import ExpertStore
-from runtime.store.checkpoint import CheckpointStore
-from runtime.store.model_source import identity, resolve
+from runtime.store.model_source import resolve
 
 
 def model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelConfig:
@@ -105,18 +96,16 @@ def load(
         else Budget.parse(host_budget, option="host_budget"),
         devices=places,
     )
-    plain, banks = load_stripped(folder, config.dtype, where)
+    stripped = load_stripped(folder, config.dtype, where)
     release_unused()
-    layers = moe_layers(plain)
+    plain, layers = stripped.model, stripped.layers
     if not isinstance(store, StoreConfig):
         store = StoreConfig(path=None if store is None else Path(store))
-    experts: ExpertStore = CheckpointStore(
-        plain, [banks[layer.name] for layer in layers], page_cache=store.page_cache
-    )
-    spec = model_spec(plain, layers, experts, folder, config)
+    experts: ExpertStore = stripped.open_store(page_cache=store.page_cache)
+    spec = stripped.spec(folder, config)
     if store.path is not None:
         # Here, because pydantic takes 5 MiB that nothing else needs.
-        from runtime.store.packed import open_store
+        from runtime.store.packed.store import open_store
 
         experts.close()
         experts = open_store(store.path, spec, checkpoint=folder, page_cache=store.page_cache)
@@ -145,21 +134,19 @@ def load(
     )
     engine = build_engine(experts, spec, memory, options)
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
-    front = Front(engine)
-    home = where if len(set(places)) > 1 else None
-    probes = Probes(plain, signals, front)
-    for layer in layers:
-        served = LayerExperts(front, layer.index, home=home)
-        if part is not None:
-            served = ranks.RankExperts(front, layer.index, part)
-        layer.kind.attach(layer.experts, served)
-    if part is not None:
-        ranks.join_ranks(layers, part, where)
+    if part is None:
+        attached = attach_experts(layers, engine, home=where if len(set(places)) > 1 else None)
+    else:
+        attached = ranks.attach_own_experts(layers, engine, part, where)
     plain.moecast = ModelHandle(
-        plain, spec=spec, engine=engine, front=front, probes=probes, folder=folder
+        spec=spec,
+        folder=folder,
+        layers=layers,
+        engine=engine,
+        probes=Probes(plain, signals, engine, layers=layers),
+        experts=attached,
     )
     plain.close = plain.moecast.close
-    plain.generate_many = plain.moecast.generate_many
     guard(plain, layers)
     release_unused()
     return plain
@@ -222,41 +209,3 @@ def choose_devices(devices: str | Sequence[str | torch.device]) -> list[torch.de
         )
     # `cuda` alone would be another device than `cuda:0` to whoever compares them.
     return [torch.device(one.type, one.index or 0) if one.type == "cuda" else one for one in chosen]
-
-
-def load_stripped(folder: Path, dtype: str, device: torch.device) -> tuple[PreTrainedModel, Banks]:
-    """The model without its experts, and the index of where they are."""
-    experts_function.register()
-    cls, config = model_class(AutoConfig.from_pretrained(folder))
-    found: dict[str, Banks] = {}
-    stripped = stripped_class(cls, lambda banks: found.update(banks=banks))
-    torch_dtype = "auto" if dtype == "auto" else getattr(torch, dtype)
-    with progress_bars():
-        model = stripped.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch_dtype,
-            experts_implementation=experts_function.IMPLEMENTATION,
-            local_files_only=True,
-        )
-    model.__class__ = cls
-    return unmap_weights(model, mapped=False).to(device).eval(), found["banks"]
-
-
-def model_spec(
-    model: PreTrainedModel,
-    layers: list[MoeLayer],
-    store: ExpertStore,
-    folder: Path,
-    config: ModelConfig,
-) -> ModelSpec:
-    """What predictors of this model must match."""
-    text = model.config.get_text_config()
-    return ModelSpec(
-        **identity(folder, config),
-        num_layers=len(layers),
-        num_experts=store.num_experts,
-        top_k=find_top_k(model, layers),
-        hidden_size=text.hidden_size,
-        dtype=str(model.dtype).removeprefix("torch."),
-    )

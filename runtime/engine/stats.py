@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.engine.machine import peak_memory_bytes
+from runtime.engine.memory import peak_memory_bytes
 
 KEPT = 1 << 16
 """Steps whose times are kept at least, of each kind: a server that runs for weeks must not grow."""

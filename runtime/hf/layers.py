@@ -1,13 +1,17 @@
 """Finds a model's layers with routed experts through Transformers' own records, not by names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from predictors.skip import SkipPredictor
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.base import ExpertsAdapter
+from runtime.hf.adapters.base import ExpertsAdapter, ExpertSource, LayerExperts
 from runtime.hf.adapters.dense import DenseAdapter
 from runtime.hf.adapters.fused import InterfaceAdapter, LoopAdapter
 from runtime.hf.adapters.members import MembersAdapter
@@ -33,7 +37,7 @@ ADAPTERS: tuple[ExpertsAdapter, ...] = (
 
 def find_adapter(module: nn.Module) -> ExpertsAdapter | None:
     """How a module keeps routed experts, or None if it is no experts module."""
-    return next((kind for kind in ADAPTERS if kind.matches(module)), None)
+    return next((adapter for adapter in ADAPTERS if adapter.matches(module)), None)
 
 
 @dataclass(frozen=True)
@@ -51,22 +55,22 @@ class MoeLayer:
     """What the router is a part of."""
     block: nn.Module
     """The decoder or encoder layer around them, whose input is the layer's input."""
-    kind: ExpertsAdapter
+    adapter: ExpertsAdapter
     """How the experts are kept."""
 
     @property
     def num_experts(self) -> int:
         """Experts with parameters of their own."""
-        return self.kind.num_experts(self.experts)
+        return self.adapter.num_experts(self.experts)
 
     @property
     def top_k(self) -> int | None:
         """Experts per token, where the router's own make fixes it."""
-        return self.kind.top_k(self.router)
+        return self.adapter.top_k(self.router)
 
     def routing(self, output: object) -> RouterOutput:
         """What the router chose, from what it returned."""
-        return self.kind.routing(output, self.router, self.parent)
+        return self.adapter.routing(output, self.router, self.parent)
 
 
 def expert_banks(model: nn.Module) -> dict[str, nn.Module]:
@@ -111,12 +115,12 @@ def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
     blocks = _recorded(model, "hidden_states")
     found = []
     for name, experts in expert_banks(model).items():
-        kind = find_adapter(experts)
-        assert kind is not None
-        parent = experts if kind.router_inside else model.get_submodule(name.rpartition(".")[0])
+        adapter = find_adapter(experts)
+        assert adapter is not None
+        parent = experts if adapter.router_inside else model.get_submodule(name.rpartition(".")[0])
         # What has no router to listen to is served all the same, when its experts are called.
         router = _router_of(parent, routers) or parent
-        found.append((name, experts, router, parent, _block_name(model, name, blocks), kind))
+        found.append((name, experts, router, parent, _block_name(model, name, blocks), adapter))
     if not found:
         raise CheckpointError(
             f"{type(model).__name__} has no routed experts that moecast can serve; "
@@ -131,9 +135,9 @@ def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
             router=router,
             parent=parent,
             block=model.get_submodule(block),
-            kind=kind,
+            adapter=adapter,
         )
-        for index, (name, experts, router, parent, block, kind) in enumerate(
+        for index, (name, experts, router, parent, block, adapter) in enumerate(
             found[place] for place in order
         )
     ]
@@ -187,3 +191,32 @@ def find_top_k(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int:
     if not known:
         raise CheckpointError(f"{type(config).__name__} does not say how many experts a token uses")
     return max(known)
+
+
+def attach_experts(
+    layers: Iterable[MoeLayer], source: ExpertSource, *, home: torch.device | None = None
+) -> list[LayerExperts]:
+    """Let the layers compute with experts of the source; see `LayerExperts` for `home`."""
+    attached = []
+    for layer in layers:
+        experts = LayerExperts(source, layer.index, home=home)
+        layer.adapter.attach(layer.experts, experts)
+        attached.append(experts)
+    return attached
+
+
+def build_skip_predictor(
+    layers: Sequence[MoeLayer], given: Mapping[str, Any]
+) -> SkipPredictor | None:
+    """Return a predictor made of the routers' own weights; None where a router is not one matrix.
+
+    `given` are the `spec` of the model and the predictor's options. A router's bias is left out.
+    """
+    spec = given["spec"]
+    weights = [getattr(layer.router, "weight", None) for layer in layers]
+    shape = (spec.num_experts, spec.hidden_size)
+    found = [w for w in weights if isinstance(w, Tensor) and tuple(w.shape) == shape]
+    if spec.num_layers < 2 or len(found) < len(layers):
+        return None
+    routers_LED = np.stack([weight.detach().float().cpu().numpy() for weight in found])
+    return SkipPredictor(routers_LED=routers_LED, **given)

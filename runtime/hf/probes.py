@@ -5,7 +5,7 @@ E experts, K top_k.
 """
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,25 +39,6 @@ class EventListener(Protocol):
     ) -> None: ...
 
     def end_step(self) -> None: ...
-
-
-class NoopListener:
-    """Hears everything and does nothing: a base for those that want an event or two."""
-
-    def begin_step(self, *_: object) -> None:
-        """Ignored."""
-
-    def layer_input(self, *_: object) -> None:
-        """Ignored."""
-
-    def gate_input(self, *_: object) -> None:
-        """Ignored."""
-
-    def routed(self, *_: object) -> None:
-        """Ignored."""
-
-    def end_step(self, *_: object) -> None:
-        """Ignored."""
 
 
 def to_floats(tensor: Tensor) -> Floats:
@@ -97,15 +78,15 @@ class _Steps:
     own: `generate` calls the encoder by itself, and their tokens differ.
     """
 
-    def __init__(self, model: PreTrainedModel, listener: EventListener):
-        self._listener = listener
+    def __init__(self, model: PreTrainedModel, probes: "Probes"):
+        self._probes = probes
         self._next_request = 0
         self.lane = RequestTracker()
         if model.config.is_encoder_decoder:
             parts = [(model.get_encoder(), self._encoder), (model.get_decoder(), self._decoder)]
         else:
             parts = [(part, self._decoder) for part in _computing(model)]
-        self.handles = [_Around(part, begin, listener.end_step) for part, begin in parts]
+        self.handles = [_Around(part, begin, self._end) for part, begin in parts]
 
     def _encoder(self, args: tuple, kwargs: dict) -> None:
         tokens = find_tokens(args, kwargs)
@@ -135,7 +116,10 @@ class _Steps:
         rows_per_request = max(1, num_rows // max(1, self.lane.num_requests))
         rows = np.repeat(np.arange(num_rows, dtype=np.int64) // rows_per_request, num_tokens)
         tokens_T = tokens.detach().reshape(-1).to("cpu", torch.int64).numpy()
-        self._listener.begin_step(tokens_T, self.lane.first_request + rows)
+        self._probes.listener.begin_step(tokens_T, self.lane.first_request + rows)
+
+    def _end(self) -> None:
+        self._probes.listener.end_step()
 
 
 def _computing(model: PreTrainedModel) -> list[nn.Module]:
@@ -191,6 +175,7 @@ class Probes:
     Only what is in `signals` is captured: a hook that nobody listens to costs nothing.
 
     Args:
+        layers: the model's, if they were found before.
         complete: a router that does not tell what it chose is an error; otherwise the listener
             hears nothing of its layer.
     """
@@ -201,13 +186,15 @@ class Probes:
         signals: Collection[Signal],
         listener: EventListener,
         *,
+        layers: Sequence[MoeLayer] | None = None,
         complete: bool = False,
     ):
-        self._listener = listener
+        self.listener = listener
+        """Receives the events; may be replaced between forward passes."""
         self._complete = complete
-        self._steps = _Steps(model, listener)
+        self._steps = _Steps(model, self)
         self._handles: list[Any] = [*self._steps.handles]
-        layers = moe_layers(model)
+        layers = moe_layers(model) if layers is None else layers
         self._num_experts = max(layer.num_experts for layer in layers)
         for layer in layers:
             if Signal.LAYER_INPUT in signals:
@@ -254,14 +241,14 @@ class Probes:
             if hidden.ndim == 4:
                 # Hyper-connections: (batch, sequence, streams, D), all of them one token's.
                 hidden = hidden.float().mean(dim=2)
-            self._listener.layer_input(layer.index, to_floats(normalize(hidden)))
+            self.listener.layer_input(layer.index, to_floats(normalize(hidden)))
 
         return hook
 
     def _gate_input(self, layer: MoeLayer):
         def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
             hidden = args[0] if args else kwargs["hidden_states"]
-            self._listener.gate_input(layer.index, to_floats(hidden))
+            self.listener.gate_input(layer.index, to_floats(hidden))
 
         return hook
 
@@ -276,7 +263,7 @@ class Probes:
                     raise
                 return
             experts_TK = indices.detach().reshape(-1, indices.shape[-1]).to("cpu", torch.int64)
-            self._listener.routed(
+            self.listener.routed(
                 layer.index,
                 # One id for every way to skip, whatever the model calls it in this layer.
                 experts_TK.masked_fill(experts_TK >= num_experts, self._num_experts).numpy(),

@@ -39,8 +39,8 @@ class RankExperts(LayerExperts):
         for expert, weights in super().in_place([self._first + e for e in wanted]):
             yield expert - self._first, weights
 
-    def hold(self, expert: int) -> dict[str, Tensor]:
-        return super().hold(self._first + expert)
+    def pin(self, expert: int) -> dict[str, Tensor]:
+        return super().pin(self._first + expert)
 
 
 def find_own_part(
@@ -64,7 +64,7 @@ def find_own_part(
             "devices"
         )
     if not all(
-        isinstance(layer.kind, InterfaceAdapter) and find_accumulation(layer.experts)
+        isinstance(layer.adapter, InterfaceAdapter) and find_accumulation(layer.experts)
         for layer in layers
     ):
         raise CheckpointError(
@@ -80,15 +80,22 @@ def find_own_part(
     return RankPart(BlockPlacement(world, num_experts=num_experts), dist.get_rank())
 
 
-def join_ranks(layers: Sequence[MoeLayer], part: RankPart, device: torch.device) -> None:
-    """Puts Transformers' exchange between processes around every experts module."""
+def attach_own_experts(
+    layers: Sequence[MoeLayer], source: ExpertSource, part: RankPart, device: torch.device
+) -> list[LayerExperts]:
+    """Let layers compute with this process's experts and exchange outputs between processes."""
     # Here, because a model that is served from one process has no use for it.
     from transformers.distributed.expert_parallel import EpDispatchExpertsParallel
 
     mesh = init_device_mesh(device.type, (part.blocks.num_devices,))
+    attached: list[LayerExperts] = []
     for layer in layers:
+        experts = RankExperts(source, layer.index, part)
+        layer.adapter.attach(layer.experts, experts)
+        attached.append(experts)
         module = layer.experts
         module.num_experts = part.blocks.num_local
         module._is_expert_parallel = True
         # The same mesh twice: the processes that share experts share every batch.
         EpDispatchExpertsParallel().install_forward(module, mesh, tp_mesh=mesh)
+    return attached

@@ -33,10 +33,10 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
     # What is gone can not be tied; the checkpoint's reader is told instead.
     ties = getattr(model, "all_tied_weights_keys", {})
     for bank, module in expert_banks(model).items():
-        kind = find_adapter(module)
-        assert kind is not None
+        adapter = find_adapter(module)
+        assert adapter is not None
         if TAKEN not in vars(module):
-            taken = kind.strip(bank, module)
+            taken = adapter.strip(bank, module)
             vars(module)[TAKEN] = [
                 dataclasses.replace(p, tied_to=ties.pop(p.target, None)) for p in taken
             ]

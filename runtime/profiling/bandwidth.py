@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from runtime.config import PageCache
-from runtime.engine.one_by_one import allocate_aligned
-from runtime.store.base import as_memoryview
+from runtime.store.base import allocate_aligned, as_memoryview
 from runtime.store.files import FileReader
+from runtime.store.layout import ALIGNMENT
 
 READ_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 CELL_SECONDS = 0.4
@@ -57,7 +57,7 @@ def timed_reads(
 ) -> tuple[float, int]:
     """Bytes a second, and how many of the reads were done before the time was up."""
     reader = FileReader(page_cache=page_cache)
-    target = as_memoryview(allocate_aligned(size))
+    target = as_memoryview(allocate_aligned(size, ALIGNMENT))
     done = 0
     started = time.perf_counter()
     try:

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from predictors.versions import package_versions
-from runtime.engine.machine import available_memory_bytes
+from runtime.engine.memory import available_memory_bytes
 
 PACKAGES = ("moecast", "torch", "transformers", "onnxruntime", "safetensors", "numpy")
 

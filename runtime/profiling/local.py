@@ -20,9 +20,9 @@ from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.engine.assembly import DeviceArenas, EngineOptions, connect
 from runtime.engine.engine import Engine
-from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.experts import compute_expert
-from runtime.hf.layers import MoeLayer, find_top_k, moe_layers
+from runtime.hf.layers import MoeLayer, attach_experts, find_top_k
+from runtime.hf.loading import StrippedModel
 from runtime.hf.probes import Probes
 from runtime.profiling.reading import (
     BackgroundReads,
@@ -65,14 +65,13 @@ def measure(model: PreTrainedModel) -> Measured:
     Raises:
         TransferError: its experts can not be read.
     """
-    return _measured(model, moe_layers(model), model.moecast.engine)
+    return _measured(model, model.moecast.layers, model.moecast.engine)
 
 
-def measure_parts(
-    model: PreTrainedModel, layers: Sequence[MoeLayer], store: ExpertStore
-) -> Measured:
-    """The same for a model and the store that its experts come from, which it is served from for
-    the moment, on demand; afterwards it has to be served anew.
+def measure_stripped(stripped: StrippedModel, store: ExpertStore) -> Measured:
+    """Measure as `measure` does, for a stripped model and the store of its experts.
+
+    The model is served on demand meanwhile. Attach another source of experts afterwards.
 
     Raises:
         TransferError: its experts can not be read.
@@ -83,7 +82,7 @@ def measure_parts(
         config_hash="",
         num_layers=store.num_layers,
         num_experts=store.num_experts,
-        top_k=find_top_k(model, layers),
+        top_k=find_top_k(stripped.model, stripped.layers),
         hidden_size=0,
         dtype="",
     )
@@ -96,11 +95,10 @@ def measure_parts(
             system=SystemConfig(prefetch=False, per_layer=False, chunked=False, reordered=False)
         ),
     )
-    for layer in layers:
-        layer.kind.attach(layer.experts, LayerExperts(engine, layer.index))
+    attach_experts(stripped.layers, engine)
     try:
-        with Probes(model, {Signal.ROUTED}, engine):
-            return _measured(model, layers, engine)
+        with Probes(stripped.model, {Signal.ROUTED}, engine, layers=stripped.layers):
+            return _measured(stripped.model, stripped.layers, engine)
     finally:
         engine.close()
 
@@ -262,7 +260,7 @@ def expert_call(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Ten
 
     Where the module has a loop of its own, one product with as many weights stands for it.
     """
-    if layer.kind.name == "interface":
+    if layer.adapter.name == "interface":
         return lambda hidden: compute_expert(layer.experts, dict(weights), hidden)
     largest = max(weights.values(), key=Tensor.numel)
     width = largest.shape[-1]

@@ -1,8 +1,8 @@
 """The shape of a model that is here: what `shape=trace` means."""
 
 from runtime.config import ModelConfig, ShapeConfig
-from runtime.engine.one_by_one import load_parts
 from runtime.hf.layers import find_top_k
+from runtime.hf.loading import load_stripped
 from runtime.store.base import max_slot_bytes
 from runtime.store.model_source import resolve
 
@@ -16,7 +16,8 @@ def own_shape(config: ModelConfig) -> ShapeConfig:
     Raises:
         CheckpointError: the model is not on this machine.
     """
-    model, layers, store = load_parts(resolve(config), config.dtype)
+    stripped = load_stripped(resolve(config), config.dtype)
+    model, layers, store = stripped.model, stripped.layers, stripped.open_store()
     try:
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
         ends_bytes = {t.data_ptr() for end in ends if end is not None for t in end.parameters()}

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.store.direct import BLOCK
+
 
 class ExpertLayout(Protocol):
     """What a slot looks like to those that fill it and to those that compute with it."""
@@ -86,3 +88,10 @@ def max_decoded_bytes(store: ExpertStore) -> int:
 def as_memoryview(tensor: Tensor) -> memoryview:
     """A contiguous CPU tensor's memory, for the reads of the operating system."""
     return memoryview(tensor.view(torch.uint8).reshape(-1).numpy())
+
+
+def allocate_aligned(num_bytes: int, alignment: int = BLOCK) -> Tensor:
+    """Return uninitialised memory, uint8 `(num_bytes,)`, at a multiple of the alignment."""
+    raw = torch.empty(num_bytes + alignment, dtype=torch.uint8)
+    start = -raw.data_ptr() % alignment
+    return raw[start : start + num_bytes]

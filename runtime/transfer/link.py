@@ -1,9 +1,13 @@
 """What fills an arena: reads from a store, or copies from the arena of the tier below."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertStore
 from runtime.transfer.arena import Arena
@@ -81,3 +85,24 @@ def copy_parts(task: TransferTask, source: Arena, target: Arena) -> list[tuple[T
     to, of = target.slot(task.slot), source.slot(task.source_slot)
     ranges = target.chunk_ranges(task.expert[0])[task.first_chunk : task.end_chunk]
     return [(to[start:end], of[start:end]) for chunk in ranges for start, end in chunk]
+
+
+@dataclass(frozen=True)
+class ComputeTier:
+    """The arenas that are computed from and the links that fill them, by device."""
+
+    arenas: Sequence[Arena]
+    links: Sequence[Link]
+    placement: ExpertPlacement
+
+    def weights(self, expert: Expert, slot: int) -> dict[str, Tensor]:
+        """The expert's parameters, on the device that it belongs to."""
+        return self.arenas[self._of(expert)].weights(expert[0], slot)
+
+    def computed(self, expert: Expert, slot: int) -> None:
+        """The last use of the slot has been issued (`Link.computed`)."""
+        self.links[self._of(expert)].computed(slot)
+
+    def _of(self, expert: Expert) -> int:
+        # One arena here may be one of many: a rank has its own experts only.
+        return 0 if len(self.arenas) == 1 else self.placement.device(expert)

@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import torch
-
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig
-from runtime.engine.loading import load_stripped, model_spec
-from runtime.hf.layers import moe_layers
+from runtime.hf.loading import load_stripped
 from runtime.store.checkpoint import CheckpointStore
+from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.packed.fingerprint import fingerprint
 from runtime.store.packed.layout import packed_layout
 from runtime.store.packed.manifest import StoreContents, contents_of
 from runtime.store.packed.writer import pack
@@ -18,11 +15,9 @@ from runtime.store.packed.writer import pack
 
 def source_of(model: Path, *, dtype: str = "auto") -> tuple[CheckpointStore, ModelSpec]:
     """The checkpoint's own store and the model's spec."""
-    stripped, banks = load_stripped(model, dtype, torch.device("cpu"))
-    layers = moe_layers(stripped)
-    source = CheckpointStore(stripped, [banks[layer.name] for layer in layers])
+    stripped = load_stripped(model, dtype)
     config = ModelConfig(name="tiny", id=str(model), dtype=dtype)
-    return source, model_spec(stripped, layers, source, model, config)
+    return stripped.open_store(), stripped.spec(model, config)
 
 
 def plan(model: Path, *, coding: Coding = RAW) -> tuple[CheckpointStore, StoreContents]:

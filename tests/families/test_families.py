@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 import runtime
 from runtime.config import ModelConfig
-from runtime.engine.plain import load_plain
 from runtime.errors import BudgetError, CheckpointError
 from runtime.generation.lockstep import LockstepGroup
 from runtime.hf.layers import expert_banks, find_adapter
+from runtime.hf.loading import load_plain
 from tests.builders.families.build import UnbuildableError, save_family, tiny_config
 from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
 from tests.families.table import README, rendered, written

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
-from runtime.engine.plain import load_plain
+from runtime.hf.loading import load_plain
 
 MODEL = BUILTIN_MODELS / "qwen2_moe_tiny"
 PROMPT = "The heart pumps blood"

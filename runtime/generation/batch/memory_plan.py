@@ -11,7 +11,7 @@ from predictors.units import MIB
 from runtime.budget import parse_size
 from runtime.config import StoreConfig, SystemConfig
 from runtime.engine.loading import load_served
-from runtime.engine.machine import available_memory_bytes
+from runtime.engine.memory import available_memory_bytes
 from runtime.generation.batch.batching import Batch, max_cache_length
 from runtime.generation.batch.config import BatchConfig, GroupConfig, Offload
 from runtime.generation.batch.cost_profile import CostProfile, load_or_measure

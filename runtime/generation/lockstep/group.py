@@ -25,12 +25,12 @@ class LockstepGroup:
         handle = getattr(model, "moecast", None)
         if handle is None:
             raise GroupError("a lockstep group needs a model loaded by runtime.load")
-        if isinstance(handle.front.server, LockstepScheduler):
+        if isinstance(handle.probes.listener, LockstepScheduler):
             raise GroupError("this model already has a lockstep group; close it first")
         self._device = model.device
-        self._front = handle.front
+        self._handle = handle
         self._scheduler = LockstepScheduler(handle.engine, handle.probes)
-        self._front.server = self._scheduler
+        handle.connect(self._scheduler)
         self._sequences: list[SequenceTask] = []
         self._is_closed = False
 
@@ -106,7 +106,7 @@ class LockstepGroup:
         self._is_closed = True
         for sequence in self._sequences:
             self.cancel(sequence)
-        self._front.server = self._scheduler.engine
+        self._handle.connect(self._scheduler.engine)
 
     def __enter__(self) -> "LockstepGroup":
         return self

@@ -107,10 +107,10 @@ class LockstepScheduler:
             return self.engine.ready(layer, wanted)
         return _receive_experts(sequence, layer, wanted)
 
-    def hold(self, layer: int, expert: int) -> dict[str, Tensor]:
+    def pin(self, layer: int, expert: int) -> dict[str, Tensor]:
         sequence = self._suspendable()
         if sequence is None or self._pinned == (layer, expert):
-            return self.engine.hold(layer, expert)
+            return self.engine.pin(layer, expert)
         request = Yield(SyncPoint.EXPERTS, layer, {expert}, is_loop=True)
         return yield_until_resumed(sequence, request)
 
@@ -240,7 +240,7 @@ class LockstepScheduler:
         expert = min(min(sequence.wanted) for sequence in loops)
         there = [sequence for sequence in loops if sequence.wanted == {expert}]
         try:
-            weights = self.engine.hold(layer, expert)
+            weights = self.engine.pin(layer, expert)
         except MoecastError as error:
             self._fail(there, error)
             return

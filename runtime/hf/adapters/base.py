@@ -16,44 +16,43 @@ from runtime.store.recipe import FusedParameter
 
 
 class ExpertSource(Protocol):
-    """The engine, as experts modules see it."""
+    """Provides experts to the experts modules of a model, such as an engine."""
 
     def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The wanted experts, each when it is ready."""
+        """Yield the wanted experts, each when it is ready."""
 
-    def hold(self, layer: int, expert: int) -> dict[str, Tensor]:
-        """One expert's parameters, valid until the next expert of the model is asked for."""
+    def pin(self, layer: int, expert: int) -> dict[str, Tensor]:
+        """Return one expert's parameters, valid until the model requests its next expert."""
 
 
 class LayerExperts:
-    """One layer of a source.
-
-    Where experts lie on several devices, a module whose tokens do not travel to them has their
-    parameters brought to `home`.
+    """The experts of one layer, as its experts module requests them.
 
     Args:
-        home: where the model computes, if experts may lie elsewhere.
+        home: device of the model, where experts may be on several. Modules whose tokens do not
+            travel to an expert get its parameters copied there.
     """
 
     def __init__(self, source: ExpertSource, layer: int, *, home: torch.device | None = None):
-        self._source = source
+        self.source = source
+        """Provides the experts; may be replaced between forward passes."""
         self._layer = layer
         self._home = home
 
     def ready(self, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The wanted experts, ascending in `wanted`, each when it is ready."""
+        """Yield the wanted experts (ascending), each when it is ready, on the model's device."""
         for expert, weights in self.in_place(wanted):
-            yield expert, self._brought(weights)
+            yield expert, self._to_home(weights)
 
     def in_place(self, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The same, on the device that each belongs to."""
-        return self._source.ready(self._layer, wanted)
+        """Yield the same, each on the device where it is."""
+        return self.source.ready(self._layer, wanted)
 
-    def hold(self, expert: int) -> dict[str, Tensor]:
-        """The expert's parameters, valid until the next expert of the model is asked for."""
-        return self._brought(self._source.hold(self._layer, expert))
+    def pin(self, expert: int) -> dict[str, Tensor]:
+        """Return the expert's parameters, valid until the model requests its next expert."""
+        return self._to_home(self.source.pin(self._layer, expert))
 
-    def _brought(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _to_home(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         if self._home is None:
             return weights
         return {name: tensor.to(self._home) for name, tensor in weights.items()}
@@ -120,7 +119,7 @@ class LazyParameter(MissingParameter):
         is_one = index.ndim == 0 if isinstance(index, Tensor) else isinstance(index, int)
         if self.served is None or not is_one or isinstance(index, bool):
             self._refuse()
-        return self.served.hold(int(index))[self.parameter.name]
+        return self.served.pin(int(index))[self.parameter.name]
 
 
 class LazyStackedParameter(LazyParameter):

@@ -49,7 +49,7 @@ def run_member(
     """The member's own forward, with the expert's parameters in their places meanwhile."""
     absent: dict[str, Any] = {}
     try:
-        for target, tensor in served.hold(expert).items():
+        for target, tensor in served.pin(expert).items():
             owner, name = places[target]
             absent[target] = vars(owner)[name]
             vars(owner)[name] = tensor

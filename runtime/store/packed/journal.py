@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import torch
+import xxhash
 from torch import Tensor
 
 from runtime.config import PageCache
 from runtime.errors import TransferError
-from runtime.store.base import as_memoryview
+from runtime.store.base import allocate_aligned, as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.packed.layout import PackedLayout
-from runtime.store.packed.record import checksums_of
 
 
 class LayerJournal:
@@ -46,7 +45,7 @@ class LayerJournal:
         raw = self._sums_path.read_bytes()
         table = np.frombuffer(raw[: len(raw) // (8 * chunks) * 8 * chunks], dtype="<u8")
         reader = FileReader(page_cache=PageCache.BYPASS)
-        record = aligned_bytes(self._layout.num_bytes)
+        record = allocate_aligned(self._layout.num_bytes)
         try:
             for i, row in enumerate(table.reshape(-1, chunks)[:num_experts]):
                 try:
@@ -55,7 +54,7 @@ class LayerJournal:
                     )
                 except TransferError:
                     return i
-                if checksums_of(self._layout, record) != row.tolist():
+                if compute_checksums(self._layout, record) != row.tolist():
                     return i
             return min(len(table) // chunks, num_experts)
         finally:
@@ -64,7 +63,7 @@ class LayerJournal:
     def append(self, record: Tensor) -> None:
         """Writes the next record, uint8 `(num_bytes,)`; OSError when the disk is full."""
         write_all(self._data, as_memoryview(record))
-        write_all(self._sums, table_bytes(checksums_of(self._layout, record)))
+        write_all(self._sums, table_bytes(compute_checksums(self._layout, record)))
 
     def close(self) -> None:
         """Makes both files durable and lets the data out of the page cache."""
@@ -91,8 +90,7 @@ def write_all(opened: BinaryIO, data: bytes | memoryview) -> None:
         view = view[opened.write(view) :]
 
 
-def aligned_bytes(size: int) -> Tensor:
-    """uint8 `(size,)` on a multiple of 4096, for direct reads."""
-    raw = torch.empty(size + 4096, dtype=torch.uint8)
-    start = -raw.data_ptr() % 4096
-    return raw[start : start + size]
+def compute_checksums(layout: PackedLayout, record: Tensor) -> list[int]:
+    """xxh3_64 of each chunk, padding included."""
+    view = as_memoryview(record)
+    return [xxhash.xxh3_64_intdigest(view[a:b]) for [(a, b)] in layout.chunk_ranges]

@@ -12,7 +12,7 @@ from runtime.config import PageCache
 from runtime.errors import Fault, StoreError, TransferError
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
-from runtime.store.packed.fingerprint import fingerprint
+from runtime.store.model_source import fingerprint
 from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import StoreContents, layout_of, read_manifest
 

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from predictors.files import exchange_paths, sync_folder, write_atomic
 from runtime.errors import StoreError, TransferError
+from runtime.store.base import allocate_aligned
 from runtime.store.checkpoint import CheckpointStore
-from runtime.store.packed.journal import LayerJournal, aligned_bytes
+from runtime.store.packed.coding import RAW, encode
+from runtime.store.packed.journal import LayerJournal
 from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import (
     CHECKSUMS,
@@ -29,7 +32,7 @@ from runtime.store.packed.manifest import (
     read_manifest,
     sealed,
 )
-from runtime.store.packed.record import fill_record
+from runtime.store.packed.quantise import quantise
 from runtime.store.packed.store import PackedStore, open_store
 
 SPARE_BYTES = 16 << 20
@@ -122,7 +125,7 @@ def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> Pack
 
 def _verify(store: PackedStore, advance: Advance) -> int:
     """Reads every record; returns how many."""
-    slot = aligned_bytes(max(layout.num_bytes for layout in store.layouts))
+    slot = allocate_aligned(max(layout.num_bytes for layout in store.layouts))
     num_experts = 0
     try:
         for layer, layout in enumerate(store.layouts):
@@ -183,7 +186,7 @@ def _write_layers(
     source: CheckpointStore, contents: StoreContents, store: Path, journal: Path, advance: Advance
 ) -> tuple[int, int]:
     """Experts written and kept."""
-    slot = aligned_bytes(max(layout.num_bytes for layout in source.layouts))
+    slot = allocate_aligned(max(layout.num_bytes for layout in source.layouts))
     written = kept = 0
     for layer, (record, sums) in enumerate(
         zip(contents.layers, _sums(contents, journal), strict=True)
@@ -192,7 +195,7 @@ def _write_layers(
         log = LayerJournal(store / record.file, sums, layout, num_experts=record.num_experts)
         kept += log.num_done
         advance(log.num_done)
-        buffer = aligned_bytes(layout.num_bytes)
+        buffer = allocate_aligned(layout.num_bytes)
         try:
             for expert in range(log.num_done, record.num_experts):
                 _read_expert(source, layer, expert, layout, slot, buffer)
@@ -232,3 +235,15 @@ def _publish(store: Path, output: Path, work: Path) -> None:
         store.replace(output)
     sync_folder(output.parent)
     shutil.rmtree(work)
+
+
+def fill_record(layout: PackedLayout, weights: dict[str, Tensor], record: Tensor) -> None:
+    """Lays the parameters out in `record`, uint8 `(num_bytes,)`; what is between them is zero."""
+    record.zero_()
+    for part in layout.parts:
+        flat = weights[part.parameter].reshape(-1)[part.first : part.first + part.num_weights]
+        if part.coding == RAW:
+            end = part.offset + part.bytes_as(flat.dtype)
+            record[part.offset : end].copy_(flat.view(torch.uint8))
+        else:
+            encode(part.coding, quantise(part.coding, flat), record[part.offset :])

@@ -11,15 +11,16 @@ from transformers import PreTrainedModel
 from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime.budget import Budget, SlotRequirements, count_slots
-from runtime.engine.loading import model_spec
-from runtime.engine.machine import available_memory_bytes
-from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
+from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
+from runtime.hf.layers import attach_experts
+from runtime.hf.loading import load_stripped
 from runtime.hf.probes import Probes
-from runtime.profiling.local import measure_parts
+from runtime.profiling.local import measure_stripped
 from runtime.sim.replay import ReplayStats, replay
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.store.model_source import resolve
+from runtime.store.on_demand import OnDemandReader
 from runtime.tools.bench.rows import BenchRow
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
 from runtime.tools.bench.tasks import ReplayTask
@@ -36,11 +37,12 @@ def replay_bounds(task: ReplayTask) -> dict[str, Any]:
         `hardware`, and `rows` of `BenchRow` as dictionaries.
     """
     folder = resolve(task.model)
-    model, layers, store = load_parts(folder, task.model.dtype)
-    spec = model_spec(model, layers, store, folder, task.model)
-    attach_experts(OnDemandReader(store, keep_bytes=available_memory_bytes() // 2), layers)
+    stripped = load_stripped(folder, task.model.dtype)
+    model, store = stripped.model, stripped.open_store()
+    spec = stripped.spec(folder, task.model)
+    attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available_memory_bytes() // 2))
     recorded = {batch: record_steps(model, requests) for batch, requests in task.requests.items()}
-    hardware = measure_parts(model, layers, store)
+    hardware = measure_stripped(stripped, store)
     rows: list[dict[str, Any]] = []
     for condition in task.conditions:
         for system in task.systems:

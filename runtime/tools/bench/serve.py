@@ -18,8 +18,8 @@ from runtime.config import ModelConfig, SystemConfig
 from runtime.engine.engine import Engine
 from runtime.engine.forecasters import reference
 from runtime.engine.loading import choose_device, load
-from runtime.engine.machine import peak_memory_bytes
-from runtime.engine.plain import load_plain
+from runtime.engine.memory import peak_memory_bytes
+from runtime.hf.loading import load_plain
 from runtime.hf.tokens import pad_batch, pad_token_id
 from runtime.store.model_source import identity, resolve
 from runtime.tools.bench.tasks import PlainTask, ServedRun, ServeTask

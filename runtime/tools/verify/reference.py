@@ -10,9 +10,11 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from predictors.errors import MoecastError
 from predictors.units import MIB
-from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
+from runtime.hf.layers import attach_experts
+from runtime.hf.loading import load_stripped
 from runtime.store.extents import read_tensor_index
 from runtime.store.model_source import is_weights
+from runtime.store.on_demand import OnDemandReader
 
 HEADROOM = 1.1
 """Factor on the weights' bytes: Transformers holds tensors twice while it fuses experts."""
@@ -37,10 +39,10 @@ def load_lazy(folder: Path, dtype: str) -> PreTrainedModel:
     For models that do not fit in memory. It shares the index of experts in the files with the
     engine, but neither cache, transfers nor the order of summation.
     """
-    model, layers, store = load_parts(folder, dtype)
-    attach_experts(OnDemandReader(store), layers)
-    model.set_experts_implementation("eager")
-    return model
+    stripped = load_stripped(folder, dtype)
+    attach_experts(stripped.layers, OnDemandReader(stripped.open_store()))
+    stripped.model.set_experts_implementation("eager")
+    return stripped.model
 
 
 TOKENIZER_FILES = (

@@ -11,8 +11,8 @@ import transformers
 from predictors.errors import MoecastError
 from runtime.config import VerifyConfig
 from runtime.engine.loading import first_device, load_served
-from runtime.engine.machine import peak_memory_bytes
-from runtime.engine.plain import load_plain
+from runtime.engine.memory import peak_memory_bytes
+from runtime.hf.loading import load_plain
 from runtime.store.model_source import resolve
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.verify.answers import write_answers

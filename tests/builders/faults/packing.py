@@ -9,7 +9,7 @@ from typing import Any
 from runtime.commands import pack
 from runtime.config import ModelConfig, PackConfig
 from runtime.errors import StoreError
-from runtime.store.packed import open_store
+from runtime.store.packed.store import open_store
 from runtime.store.packed.writer import Advance
 from runtime.store.packed.writer import pack as write_store
 from tests.builders.faults.bench import Bench

@@ -11,12 +11,13 @@ import torch
 
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, ModelConfig, PageCache
-from runtime.engine.one_by_one import OnDemandReader, attach_experts, load_parts
 from runtime.errors import CheckpointError
-from runtime.hf.own_routers import build_skip_predictor
+from runtime.hf.layers import attach_experts, build_skip_predictor
+from runtime.hf.loading import load_stripped
 from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import disk_bandwidth, timed_reads
 from runtime.sim.hardware import Measured
+from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.outlook import PROCESS_BYTES, outlook, suggestion
 from runtime.tools.doctor.recording import CapturedStep, record
@@ -50,8 +51,9 @@ def test_doctor__report_of_a_model(tmp_path):
 
 def test_record__is_the_routing_of_generation(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
-    model, layers, store = load_parts(folder, "auto")
-    attach_experts(OnDemandReader(store), layers)
+    stripped = load_stripped(folder, "auto")
+    model, layers, store = stripped.model, stripped.layers, stripped.open_store()
+    attach_experts(layers, OnDemandReader(store))
     steps = record(model, [[5, 6, 7]], seconds=60)
     assert [len(step.tokens_T) for step in steps] == [3, *[1] * (len(steps) - 1)]
     assert len(steps) == 48
@@ -72,22 +74,23 @@ def test_record__is_the_routing_of_generation(tmp_path):
 
 
 def test_one_by_one__keeps_what_fits_and_reads_the_rest_again(tmp_path, monkeypatch):
-    _, _, store = load_parts(tiny_qwen2_moe(tmp_path / "model"), "auto")
+    store = load_stripped(tiny_qwen2_moe(tmp_path / "model"), "auto").open_store()
     reads = []
     read = store.read
     monkeypatch.setattr(store, "read", lambda *args: (reads.append(args[:2]), read(*args)))
     source = OnDemandReader(store, keep_bytes=2 * 6144)
-    first = {e: {n: w.clone() for n, w in source.hold(0, e).items()} for e in (3, 4, 5, 6)}
+    first = {e: {n: w.clone() for n, w in source.pin(0, e).items()} for e in (3, 4, 5, 6)}
     for expert in (5, 3, 6, 4):
-        for name, weight in source.hold(0, expert).items():
+        for name, weight in source.pin(0, expert).items():
             assert torch.equal(weight, first[expert][name])
     assert reads == [(0, 3), (0, 4), (0, 5), (0, 6), (0, 5), (0, 6)]
     store.close()
 
 
 def test_record__stops_when_its_time_is_up(tmp_path):
-    model, layers, store = load_parts(tiny_qwen2_moe(tmp_path / "model"), "auto")
-    attach_experts(OnDemandReader(store), layers)
+    stripped = load_stripped(tiny_qwen2_moe(tmp_path / "model"), "auto")
+    model, layers, store = stripped.model, stripped.layers, stripped.open_store()
+    attach_experts(layers, OnDemandReader(store))
     steps = record(model, [[5, 6, 7], [8, 9]], seconds=1e-9)
     assert 1 <= len(steps) <= 2
     store.close()

@@ -152,7 +152,7 @@ def test_load_lazy__is_plain_eager(tmp_path, name):
 
 
 def plain_eager_of(folder: Path):
-    from runtime.engine.plain import load_plain
+    from runtime.hf.loading import load_plain
 
     return load_plain(folder, dtype="auto")
 

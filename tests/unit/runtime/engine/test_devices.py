@@ -239,14 +239,14 @@ def test_served__brings_parameters_home_for_modules_whose_tokens_do_not_travel()
         def ready(self, layer, wanted):
             yield from ((expert, {"w": torch.ones(2, device="meta")}) for expert in wanted)
 
-        def hold(self, layer, expert):
+        def pin(self, layer, expert):
             return {"w": torch.ones(2)}
 
     far = LayerExperts(Source(), 0, home=torch.device("meta"))
-    assert far.hold(3)["w"].is_meta
+    assert far.pin(3)["w"].is_meta
     assert [expert for expert, _ in far.ready([1, 4])] == [1, 4]
     here = LayerExperts(Source(), 0)
-    weights = here.hold(3)["w"]
+    weights = here.pin(3)["w"]
     assert not weights.is_meta
     assert all(weights["w"].is_meta for _, weights in here.in_place([1]))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.engine.memory import library_code
-from runtime.hf.weights import unmap_weights
+from runtime.hf.loading import unmap_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 BOUND_MIB = 300

@@ -15,15 +15,16 @@ from predictors.dependency import DependencyPredictor
 from predictors.expert_map.predictor import ExpertMapPredictor
 from predictors.popularity import PopularityPredictor
 from runtime.config import SystemConfig
-from runtime.engine.plain import load_plain
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.adapters.dense import compute_dense_experts
 from runtime.hf.classes import model_class
 from runtime.hf.layers import expert_banks, find_adapter, moe_layers
-from runtime.hf.probes import NoopListener, Probes
+from runtime.hf.loading import load_plain
+from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family, tiny_model
 from tests.builders.families.table import FAMILIES
+from tests.builders.listeners import NoopListener
 from tests.builders.served import serve
 
 KINDS = {
@@ -175,7 +176,7 @@ def test_routed__names_the_experts_that_the_model_computes(folders, name):
 
 def _weights(layer, plain):
     """Every parameter with experts along its first dimension, a row of members as one."""
-    if layer.kind.name == "members":
+    if layer.adapter.name == "members":
         members = [m for n, m in layer.experts.named_children() if n.startswith("expert_")]
         for name, _ in members[0].named_parameters():
             yield _Rows([member.get_parameter(name) for member in members])

@@ -10,9 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 from transformers.core_model_loading import Transpose, WeightConverter
 
-from runtime.engine.plain import load_plain
 from runtime.errors import CheckpointError
 from runtime.hf.classes import model_class
+from runtime.hf.loading import load_plain
 from runtime.store.extents import StoredTensor, read_tensor_index
 from runtime.store.recipe import FusedParameter, WeightPlan
 from runtime.store.scratch import peak_bytes

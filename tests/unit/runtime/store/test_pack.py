@@ -11,7 +11,8 @@ import pytest
 from runtime.commands import pack as command
 from runtime.config import ModelConfig, PackConfig, Quantise
 from runtime.errors import StoreError
-from runtime.store.packed import journal, open_store
+from runtime.store.packed import journal
+from runtime.store.packed.store import open_store
 from runtime.store.packed.writer import pack
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed, plan

@@ -11,13 +11,13 @@ import torch
 
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError, TransferError
+from runtime.store.base import allocate_aligned
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
-from runtime.store.packed import open_store, record
+from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import Coding, Integers
-from runtime.store.packed.fingerprint import fingerprint
-from runtime.store.packed.journal import aligned_bytes
 from runtime.store.packed.manifest import canonical
+from runtime.store.packed.store import open_store, record
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import packed, source_of
 from tests.builders.served import serve
@@ -27,7 +27,7 @@ TOKENS = torch.arange(24).reshape(1, 24)
 
 def experts_of(store, layer: int, expert: int, *, chunks: list[range] | None = None):
     layout = store.layouts[layer]
-    slot = aligned_bytes(layout.num_bytes)
+    slot = allocate_aligned(layout.num_bytes)
     for some in chunks or [range(len(layout.chunks))]:
         store.read(layer, expert, some, slot)
     return layout.weights(slot)

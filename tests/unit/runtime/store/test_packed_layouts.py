@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from runtime.store.packed import open_store
-from runtime.store.packed.journal import aligned_bytes
+from runtime.store.base import allocate_aligned
+from runtime.store.packed.store import open_store
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
@@ -32,7 +32,7 @@ def test_packed_store__holds_what_the_conversion_gives(tmp_path, name):
 
 def weights_of(store, layer: int, expert: int) -> dict[str, torch.Tensor]:
     layout = store.layouts[layer]
-    slot = aligned_bytes(layout.num_bytes)
+    slot = allocate_aligned(layout.num_bytes)
     store.read(layer, expert, range(len(layout.chunks)), slot)
     return layout.weights(slot)
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from runtime.config import ModelConfig, SystemConfig
-from runtime.engine.plain import load_plain
 from runtime.errors import PlanError, TransferError
 from runtime.generation.batch.batching import make_batches
 from runtime.generation.batch.config import Offload
@@ -22,6 +21,7 @@ from runtime.generation.kv.cache_factory import (
     make_offload_factory,
 )
 from runtime.generation.kv.manager import KVCacheManager
+from runtime.hf.loading import load_plain
 from runtime.profiling.spans import Spans
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.engine.machine import available_memory_bytes
+from runtime.engine.memory import available_memory_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,7 +30,7 @@ def test_available__without_limit_is_the_machines(tmp_path):
 def test_peak__is_the_processs_own_and_not_its_parents():
     held = bytearray(300 * 2**20)
     held[::4096] = b"x" * len(held[::4096])
-    code = "from runtime.engine.machine import peak_memory_bytes; print(peak_memory_bytes())"
+    code = "from runtime.engine.memory import peak_memory_bytes; print(peak_memory_bytes())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -1,0 +1,45 @@
+"""A source of experts without an arena, threads or a policy: it reads what is asked for."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from runtime.store.base import ExpertStore, allocate_aligned, max_slot_bytes
+from runtime.store.layout import ALIGNMENT
+
+
+class OnDemandReader:
+    """Reads each expert when it is requested, on the thread that requests it.
+
+    With `keep_bytes`, the first experts that fit stay in memory; the others are never kept.
+    """
+
+    def __init__(self, store: ExpertStore, *, keep_bytes: int = 0):
+        self._store = store
+        self._slot_bytes = max_slot_bytes(store)
+        # Two, so that an expert stays valid while the next is being read.
+        self._slots = [allocate_aligned(self._slot_bytes, ALIGNMENT) for _ in range(2)]
+        self._current = 0
+        self._max_kept = keep_bytes // self._slot_bytes
+        self._kept: dict[tuple[int, int], Tensor] = {}
+
+    def pin(self, layer: int, expert: int) -> dict[str, Tensor]:
+        """Return the expert's parameters, valid until the next but one is requested."""
+        layout = self._store.layouts[layer]
+        slot = self._kept.get((layer, expert))
+        if slot is None:
+            slot = self._free_slot(layer, expert)
+            self._store.read(layer, expert, range(len(layout.chunk_bytes)), slot)
+        return layout.weights(slot)
+
+    def _free_slot(self, layer: int, expert: int) -> Tensor:
+        if len(self._kept) < self._max_kept:
+            slot = allocate_aligned(self._slot_bytes, ALIGNMENT)
+            return self._kept.setdefault((layer, expert), slot)
+        self._current = 1 - self._current
+        return self._slots[self._current]
+
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+        """Yield the wanted experts one after another."""
+        for expert in wanted:
+            yield expert, self.pin(layer, expert)
