@@ -17,7 +17,7 @@ from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import Coding, Integers
 from runtime.store.packed.manifest import canonical
-from runtime.store.packed.store import open_store, record
+from runtime.store.packed.store import open_store
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import packed, source_of
 from tests.builders.served import serve
@@ -228,7 +228,7 @@ def nearest(how: Coding, weights: torch.Tensor) -> Integers:
 def test_quantised_store__is_served_as_plain_transformers_with_its_weights(
     tmp_path, monkeypatch, bits, dtype
 ):
-    monkeypatch.setattr(record, "quantise", nearest)
+    monkeypatch.setattr("runtime.store.packed.writer.quantise", nearest)
     model = tiny_qwen2_moe(tmp_path / "model", dtype=dtype, hidden_size=64)
     how = Coding(bits, 32)
     folder = packed(model, tmp_path / "store", coding=how)
