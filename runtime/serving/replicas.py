@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import HTTPOptions
+from ray.serve.config import BackpressureConfig, HTTPOptions
 from rich.console import Console
 from starlette.types import ASGIApp
 
@@ -18,11 +18,12 @@ from runtime.profiling.facts import usable_cores
 from runtime.ray_cluster import join, keep_to_loopback
 from runtime.serving.app_factory import create_server
 from runtime.serving.config import ServeConfig
+from runtime.serving.errors import QueueFull
 from runtime.serving.model_loading import served_name
 from runtime.serving.service import ServiceState
 
 APPLICATION = "moecast"
-SPARE_REQUESTS = 8
+SPARE_REQUESTS = 64
 """Requests that a replica accepts beyond those that run and wait: health checks, model lists, and
 those that its own queue rejects with 429."""
 HEALTH_SECONDS = 5.0
@@ -127,6 +128,9 @@ class ReplicaSet:
             # The server's own queue rejects what it cannot hold, with 429.
             max_ongoing_requests=config.max_running + config.max_waiting + SPARE_REQUESTS,
             max_queued_requests=config.replicas * (config.max_running + config.max_waiting),
+            backpressure_config=BackpressureConfig(
+                status_code=QueueFull.status, retry_after_s=QueueFull.retry_after_seconds
+            ),
             health_check_period_s=HEALTH_SECONDS,
             graceful_shutdown_timeout_s=config.grace + SHUTDOWN_SECONDS,
             graceful_shutdown_wait_loop_s=0.2,
