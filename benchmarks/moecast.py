@@ -23,7 +23,7 @@ from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
 from runtime.policy.systems import load_system
-from runtime.sim.hardware import Hardware, described
+from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.sim.replay import replay
 from train.evaluate.forecasts import (
     EventKey,
@@ -224,7 +224,7 @@ def run_moecast(config: MoecastConfig) -> None:
     rows: list[AblationRow] = []
     shape = load_shape(SHAPE)
     for name in MACHINES:
-        hardware = described(load_hardware(name), shape)
+        hardware = describe_hardware(load_hardware(name), shape)
         for budget in BUDGETS:
             block = add_shares(
                 [

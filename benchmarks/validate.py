@@ -27,7 +27,7 @@ from runtime.engine.forecasters import systems_forecaster
 from runtime.hf.probes import Probes
 from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.profiling.local import measure
-from runtime.sim.hardware import Measured
+from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
 from runtime.tools.doctor.recording import CapturedStep, Recorder
 from runtime.tools.verify.reference import token_prompts
@@ -114,7 +114,7 @@ class Cell:
     system: SystemConfig
     slots: int = 0
     runs: list[LiveRun] = field(default_factory=list)
-    profiles: list[Measured] = field(default_factory=list)
+    profiles: list[MeasuredHardware] = field(default_factory=list)
 
 
 def median_profile(profiles: Sequence[Profile]) -> Profile:

@@ -13,7 +13,7 @@ from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
-from runtime.sim.hardware import Hardware, described
+from runtime.sim.hardware import Hardware, describe_hardware
 from train.baselines import router_weights
 from train.data import Part, TraceBatches
 from train.errors import TrainError
@@ -91,7 +91,7 @@ def machine(config: HardwareConfig, shape: ShapeConfig, model: ModelConfig) -> H
             from runtime.profiling.shapes import own_shape
 
             shape = own_shape(model)
-        return described(config, shape)
+        return describe_hardware(config, shape)
     from runtime.engine.loading import load
     from runtime.profiling.local import measure
 

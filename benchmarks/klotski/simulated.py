@@ -23,7 +23,7 @@ from predictors.correlation import CorrelationPredictor
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.systems import ON_DEMAND, load_system
-from runtime.sim.hardware import Roofline, described
+from runtime.sim.hardware import RooflineHardware, describe_hardware
 from runtime.sim.replay import replay
 from train.evaluate.steps import Routed
 
@@ -35,7 +35,7 @@ GROUPS = (1, 2, 4, 8, 15)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchedRoofline(Roofline):
+class BatchedRoofline(RooflineHardware):
     """A machine that computes a layer, apart from its experts, batch by batch."""
 
     n: int
@@ -70,7 +70,7 @@ def simulate_group(
     """Simulates one group of batches."""
     place = ENVIRONMENTS[environment]
     shape = load_shape(place.shape)
-    profile = described(load_hardware(place.hardware), shape)
+    profile = describe_hardware(load_hardware(place.hardware), shape)
     hardware = BatchedRoofline(
         **{field.name: getattr(profile, field.name) for field in fields(profile)}, n=n
     )

@@ -25,7 +25,7 @@ from predictors.spec import ModelSpec
 from runtime.config import ORACLE, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.policy.counters import sum_counters
 from runtime.sim.cluster import Interconnect
-from runtime.sim.hardware import described
+from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import BatchedStep, first_request
 from train.evaluate.forecasts import RecordedForecast, RecordedForecasts, record_forecasts
@@ -232,7 +232,7 @@ class EvalContext:
             predictor,
             spec=spec,
             system=system,
-            hardware=described(hardware, shape),
+            hardware=describe_hardware(hardware, shape),
             budget_slots=min(slots, spec.num_layers * spec.num_experts),
             interconnect=interconnect,
         )

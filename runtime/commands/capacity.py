@@ -17,7 +17,7 @@ from runtime.hf.loading import load_stripped
 from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
 from runtime.profiling.local import measure_stripped
 from runtime.profiling.shapes import own_shape
-from runtime.sim.hardware import Hardware, described
+from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.store.model_source import resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.capacity import Ground, Load, better
@@ -59,7 +59,9 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         advance(1)
         rows = []
         for machine in machines:
-            hardware: Hardware = local if machine.measured else described(machine, ground.shape)
+            hardware: Hardware = (
+                local if machine.measured else describe_hardware(machine, ground.shape)
+            )
             rows.append(better(ground, hardware, load, load_system(ON_DEMAND)))
             advance(1)
     report = {

@@ -33,7 +33,7 @@ from runtime.profiling.reading import (
     typical,
 )
 from runtime.profiling.spans import Spans
-from runtime.sim.hardware import Measured
+from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.overheads import Overheads
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.transfer.arena import Arena
@@ -56,7 +56,7 @@ SILENT = 20e-6
 Span = tuple[float, float]
 
 
-def measure(model: PreTrainedModel) -> Measured:
+def measure(model: PreTrainedModel) -> MeasuredHardware:
     """Times of this machine for a model that `runtime.load` made; takes a few seconds.
 
     Its own engine is used, and its predictor, if it has one: experts of one token are in its arena
@@ -68,7 +68,7 @@ def measure(model: PreTrainedModel) -> Measured:
     return _measured(model, model.moecast.layers, model.moecast.engine)
 
 
-def measure_stripped(stripped: StrippedModel, store: ExpertStore) -> Measured:
+def measure_stripped(stripped: StrippedModel, store: ExpertStore) -> MeasuredHardware:
     """Measure as `measure` does, for a stripped model and the store of its experts.
 
     The model is served on demand meanwhile. Attach another source of experts afterwards.
@@ -104,7 +104,9 @@ def measure_stripped(stripped: StrippedModel, store: ExpertStore) -> Measured:
 
 
 @torch.no_grad()
-def _measured(model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine) -> Measured:
+def _measured(
+    model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine
+) -> MeasuredHardware:
     store, spans = engine.store, Spans()
     told = engine.tell(spans)
     try:
@@ -130,7 +132,7 @@ def _measured(model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine
     reads = _mean(before, after)
     chunk_seconds = reads.fixed + reads.per_byte * min(reader.sizes)
     one, many = _expert_seconds(model, layers[0], store)
-    return Measured(
+    return MeasuredHardware(
         name="local",
         chunk_bytes=reader.sizes,
         transfer_fixed=reads.fixed,

@@ -1,9 +1,9 @@
 """Several devices, in one machine or in several, as one simulated machine.
 
-Experts are spread over the devices by `runtime.policy.placement`. Each device is a `Simulator` of
-its own, over the policy core that the live runtime gives to a device; between two layers their
-clocks are set to the latest. Tokens travel to the devices of their experts and back (expert
-parallelism; moe-infinity-sequence-level 7), requests are divided evenly among the machines.
+Experts are spread over the devices by `runtime.policy.placement`. Each device is a `Simulator` over
+the same device cache as in a live run; between two layers all clocks are set to the latest one.
+Tokens travel to the devices of their experts and back (expert parallelism; MoE-Infinity, sequence
+level, section 7), requests are divided evenly among the machines.
 """
 
 import math
@@ -12,34 +12,36 @@ from dataclasses import dataclass, replace
 
 from predictors.base import Floats, Forecasts
 from runtime.policy.device_cache import DeviceCache
-from runtime.sim.hardware import Hardware, Roofline
+from runtime.sim.hardware import Hardware, RooflineHardware
 from runtime.sim.simulator import Simulator
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interconnect:
-    """Devices, and what hidden states travel over between them."""
+    """Number of devices, and the links between them that hidden states travel over."""
 
     num_nodes: int = 1
     devices_per_node: int = 1
     token_bytes: int
-    """One token's hidden state."""
+    """Bytes of one token's hidden state."""
     device_latency_seconds: float = 10e-6
-    """Between two devices of a machine; as a copy over PCIe (`configs/hardware/rtx4090-pcie4`)."""
+    """Latency between two devices of a machine; a copy over PCIe, as in
+    `configs/hardware/rtx4090-pcie4`."""
     device_bytes_per_second: float = 32e9
     node_latency_seconds: float = 0.0
-    """Between two machines."""
+    """Latency between two machines."""
     node_bytes_per_second: float = math.inf
 
     @property
     def num_devices(self) -> int:
+        """Devices of all machines."""
         return self.num_nodes * self.devices_per_node
 
     def travel_seconds(self, num_tokens: int) -> float:
-        """Until the states of tokens from all machines alike are at one device, or back.
+        """Returns the time for the states of `num_tokens` tokens to reach their device, or back.
 
-        Of all tokens, 1/nodes come from the device's own machine, and of these 1/devices from
-        itself. What comes over one link comes in one message.
+        The tokens come from all machines evenly: 1/nodes from the device's machine, and of these
+        1/devices from itself. All that comes over one link is one message.
         """
         from_nodes = 1 - 1 / self.num_nodes
         from_devices = (1 - from_nodes) * (1 - 1 / self.devices_per_node)
@@ -53,14 +55,15 @@ class Interconnect:
         return seconds
 
     def tokens_at_once(self, num_tokens: int) -> int:
-        """Of a step, those that one machine computes outside of experts."""
+        """Returns the tokens of a step that one machine computes outside of experts."""
         return math.ceil(num_tokens / self.num_nodes)
 
-    def of_device(self, hardware: Hardware) -> Hardware:
-        """The machine as one of its devices has it: disk and host memory are shared, and hold the
-        experts of this machine's devices only.
+    def device_hardware(self, hardware: Hardware) -> Hardware:
+        """Returns one device's part of a machine, whose disk and host memory its devices share.
+
+        They hold the experts of this machine's devices only.
         """
-        if not isinstance(hardware, Roofline):
+        if not isinstance(hardware, RooflineHardware):
             return hardware
         holds_all = hardware.host_share * self.num_nodes >= 1.0
         return replace(
@@ -70,29 +73,29 @@ class Interconnect:
         )
 
 
-class Cluster:
-    """Takes a step's events as a `Simulator` does."""
+class SimulatedCluster:
+    """The interface of a `Simulator` over several devices."""
 
     def __init__(
         self,
         simulators: Sequence[Simulator],
-        shards: Sequence[DeviceCache],
+        devices: Sequence[DeviceCache],
         interconnect: Interconnect,
     ):
         self._simulators = tuple(simulators)
-        self._shards = tuple(shards)
+        self._devices = tuple(devices)
         self._interconnect = interconnect
         self.stall_seconds = 0.0
-        """Time that the devices waited for experts, of each layer the longest."""
+        """Sum over the layers of the longest time that a device waited for experts."""
 
     @property
     def now(self) -> float:
-        """The clock of all devices, between events."""
+        """Clock of all devices, between events."""
         return self._simulators[0].now
 
     @property
     def predictor_seconds(self) -> float:
-        """Charged to predictions, which one device makes for all."""
+        """Time of predictions, which one device makes for all."""
         return self._simulators[0].predictor_seconds
 
     def begin_step(self) -> None:
@@ -104,19 +107,19 @@ class Cluster:
             simulator.forecast(forecasts, layer_now=layer_now)
 
     def compute(self, seconds: float) -> None:
-        """All devices compute, or wait for one that does."""
+        """Computes on all devices, or lets them wait for one that computes."""
         for simulator in self._simulators:
             simulator.compute(seconds)
 
-    def valued(self, layer: int, value_E: Floats) -> None:
+    def on_reuse_scores(self, layer: int, score_E: Floats) -> None:
         for simulator in self._simulators:
-            simulator.valued(layer, value_E)
+            simulator.on_reuse_scores(layer, score_E)
 
     def run_experts(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
-        """Each device on its own experts; the layer is over when the last one's tokens are back."""
+        """Computes each device's experts; the layer ends when the last tokens are back."""
         ends, stalls = [], []
-        for simulator, shard in zip(self._simulators, self._shards, strict=True):
-            own = {e: n for e, n in tokens_per_expert.items() if shard.owns((layer, e))}
+        for simulator, device in zip(self._simulators, self._devices, strict=True):
+            own = {e: n for e, n in tokens_per_expert.items() if device.owns((layer, e))}
             travel = self._interconnect.travel_seconds(sum(own.values()))
             stalled = simulator.stall_seconds
             # Experts are fetched as soon as the router has spoken, while tokens travel.

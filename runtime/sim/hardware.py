@@ -1,4 +1,4 @@
-"""How long things take: on a described machine, or on this one, measured."""
+"""Times of computing and transfers: on a described machine, or measured on this one."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -8,52 +8,54 @@ from runtime.config import HardwareConfig, ShapeConfig
 from runtime.sim.overheads import Overheads
 
 NUM_CHUNKS = 3
-"""promoe 5.1: an expert's three linear layers."""
+"""An expert's three linear layers (ProMoE, section 5.1)."""
 
 KERNELS_PER_LAYER = 20
-"""Norms, projections, attention, residuals, router, shared expert: launches before the experts."""
+"""Launches before the experts: norms, projections, attention, residuals, router, shared expert."""
 
 KERNELS_PER_EXPERT = 4
-"""Two products, the activation, the weighted sum."""
+"""Launches of an expert: two products, the activation, the weighted sum."""
 
 
 class Hardware(Protocol):
-    """Times in seconds of everything that a replay needs."""
+    """The times that a replay needs, in seconds."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Short name, for results."""
+        ...
 
     @property
     def predictor_seconds(self) -> float:
-        """Latency of one prediction, beside the computation."""
+        """Latency of one prediction, which overlaps the computation."""
         ...
 
     @property
     def chunk_bytes(self) -> tuple[int, ...]:
-        """Sizes of an expert's chunks."""
+        """Bytes of an expert's chunks."""
         ...
 
     @property
     def overheads(self) -> Overheads:
-        """What a live run pays beside these times."""
+        """Further costs of a live run."""
         ...
 
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
-        """One chunk over the link into a tier, counted from the one that computes."""
+        """Returns the time of a transfer into a tier; tier 0 is the one that computes."""
         ...
 
     def layer_seconds(self, num_tokens: int) -> float:
-        """All of a layer but its routed experts."""
+        """Returns the time of a layer without its routed experts."""
         ...
 
     def expert_seconds(self, num_tokens: int) -> float:
-        """One expert on its tokens."""
+        """Returns the time of one expert on its tokens."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roofline:
-    """A described accelerator: the larger of memory time and arithmetic time, plus launches."""
+class RooflineHardware:
+    """A described accelerator: the larger of memory and arithmetic time, plus kernel launches."""
 
     name: str
     link_bytes_per_second: float
@@ -69,7 +71,7 @@ class Roofline:
     store_bytes_per_second: float = math.inf
     overheads: Overheads = Overheads()
     host_share: float = 1.0
-    """Of all experts that host memory below the device can hold; from 1 on, there is one link."""
+    """Share of all experts that fit in host memory below the device; 1 or more: one link."""
 
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
         if tier == 0:
@@ -90,8 +92,8 @@ class Roofline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A machine whose times were taken: a fixed part and one per token or byte."""
+class MeasuredHardware:
+    """A measured machine: each time has a fixed part and one per token or byte."""
 
     name: str
     chunk_bytes: tuple[int, ...]
@@ -103,15 +105,15 @@ class Measured:
     expert_per_token: float
     predictor_seconds: float
     step_seconds: float = 0.0
-    """A whole decode step with all experts there, of which the other times are parts."""
+    """Time of a decode step with all experts resident; the other times are parts of it."""
     overheads: Overheads = Overheads()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for results."""
+        """Returns the values, for results."""
         return asdict(self)
 
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
-        assert tier == 0, "one tier is measured"
+        assert tier == 0, "only one tier is measured"
         return self.transfer_fixed + self.transfer_per_byte * num_bytes
 
     def layer_seconds(self, num_tokens: int) -> float:
@@ -121,14 +123,14 @@ class Measured:
         return self.expert_fixed + self.expert_per_token * num_tokens
 
 
-def described(config: HardwareConfig, shape: ShapeConfig) -> Roofline:
-    """The machine that a configuration describes, with experts of the size that the shape gives.
+def describe_hardware(config: HardwareConfig, shape: ShapeConfig) -> RooflineHardware:
+    """Returns the described machine for experts of the shape's size.
 
-    A shape that is the traced model's own has been read from it before (`profiling.shapes`).
+    `shape=trace` must have been resolved to the model's own sizes (`profiling.shapes`).
     """
     assert not config.measured, config.name
     assert not shape.is_own, shape.name
-    return Roofline(
+    return RooflineHardware(
         name=config.name,
         link_bytes_per_second=config.link_bytes_per_second,
         link_latency_seconds=config.link_latency_us * 1e-6,
@@ -136,7 +138,7 @@ def described(config: HardwareConfig, shape: ShapeConfig) -> Roofline:
         flops=config.flops,
         kernel_seconds=config.kernel_us * 1e-6,
         predictor_seconds=config.predictor_us * 1e-6,
-        chunk_bytes=in_chunks(shape.expert_bytes),
+        chunk_bytes=split_chunks(shape.expert_bytes),
         layer_bytes=shape.layer_bytes,
         bytes_per_weight=shape.bytes_per_weight,
         store_latency_seconds=config.store_latency_us * 1e-6,
@@ -150,15 +152,17 @@ def _host_share(config: HardwareConfig, shape: ShapeConfig) -> float:
     return config.host_bytes / total if config.host_bytes and total else 1.0
 
 
-def in_chunks(num_bytes: int) -> tuple[int, ...]:
-    """An expert's bytes as `NUM_CHUNKS` sizes, as even as whole bytes allow."""
+def split_chunks(num_bytes: int) -> tuple[int, ...]:
+    """Splits an expert's bytes into `NUM_CHUNKS` sizes, as evenly as whole bytes allow."""
     return tuple((num_bytes + i) // NUM_CHUNKS for i in range(NUM_CHUNKS))
 
 
-def tier_slots(hardware: Hardware, slots: int, num_experts: int) -> list[int]:
-    """Slots of each tier, the computing one's `slots` first: of host memory too where the machine
-    has too little of it for the shape; the same share of the `num_experts` that are replayed.
+def count_tier_slots(hardware: Hardware, slots: int, num_experts: int) -> list[int]:
+    """Returns the slots of each tier, the computing one, of `slots`, first.
+
+    Host memory is a second tier where it is too small for the shape: it then holds the same share
+    of the `num_experts` that are replayed.
     """
-    if not isinstance(hardware, Roofline) or hardware.host_share >= 1.0:
+    if not isinstance(hardware, RooflineHardware) or hardware.host_share >= 1.0:
         return [slots]
     return [slots, max(slots, int(hardware.host_share * num_experts))]

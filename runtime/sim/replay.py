@@ -1,4 +1,4 @@
-"""Replays recorded steps through a predictor and a system, on a machine that need not be here."""
+"""Replays recorded steps through a predictor and a system, on a simulated machine."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,48 +18,54 @@ from runtime.policy.build import (
 )
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.multi_device_cache import DeviceCaches
-from runtime.sim.cluster import Cluster, Interconnect
-from runtime.sim.hardware import Hardware, tier_slots
-from runtime.sim.oracle import bound
-from runtime.sim.routing import routing, tokens_per_expert
+from runtime.sim.cluster import Interconnect, SimulatedCluster
+from runtime.sim.hardware import Hardware, count_tier_slots
+from runtime.sim.oracle import OraclePredictor
+from runtime.sim.routing import RecordedRouting, count_tokens
 from runtime.sim.simulator import Observer, Simulator
 from runtime.sim.step import RecordedStep, replay_step
 
 
 @dataclass
 class ReplayStats:
-    """Times in simulated seconds; counters of the policy core, by the phase they arose in.
+    """Times in simulated seconds, and counters of the cache by the phase that they belong to.
 
-    The phases are kept apart because one prefill asks for almost every expert of a layer, more
-    than a small arena holds, while a decode step asks for top_k.
+    The phases are kept apart because one prefill requests almost every expert of a layer, more
+    than a small cache holds, while a decode step requests top_k.
     """
 
     prefill: list[CacheCounters]
     decode: list[CacheCounters]
     ttft_seconds: list[float] = field(default_factory=list)
+    """Time of each prefill, in the order of the run."""
     tpot_seconds: list[float] = field(default_factory=list)
-    """Of each prefill and of each decode step, in the order of the run."""
+    """Time of each decode step, in the order of the run."""
     stall_seconds: float = 0.0
-    """The computation waited for experts."""
+    """Time that the computation waited for experts."""
     predictor_seconds: float = 0.0
-    """Charged to predictions."""
+    """Time of predictions."""
     decode_stall_seconds: float = 0.0
-    """Of these, in decode steps."""
+    """The part of `stall_seconds` in decode steps."""
     decode_predictor_seconds: float = 0.0
-    """Charged to predictions in decode steps; they run beside the computation."""
+    """The part of `predictor_seconds` in decode steps; predictions overlap the computation."""
 
     @property
     def stall_share(self) -> float | None:
-        """Share of all steps' time that was spent waiting; None before the first step."""
-        total = sum(self.ttft_seconds) + sum(self.tpot_seconds)
-        return self.stall_seconds / total if total else None
+        """Share of all steps' time that was a stall; None before the first step."""
+        return self.stall_seconds / self.total_seconds if self.total_seconds else None
+
+    @property
+    def total_seconds(self) -> float:
+        """Time of all steps."""
+        return sum(self.tpot_seconds) + sum(self.ttft_seconds)
 
     @property
     def total(self) -> CacheCounters:
+        """The counters of both phases, summed."""
         return sum_counters([*self.prefill, *self.decode])
 
     def as_dict(self) -> dict[str, Any]:
-        """Sums and rates for each phase, medians of the times; null where nothing was counted."""
+        """Returns sums and rates of each phase and quantiles of the times; null if not measured."""
         return {
             **{
                 phase: {
@@ -83,11 +89,11 @@ class ReplayStats:
 
 
 def _quantiles(name: str, times: Sequence[float]) -> dict[str, float | None]:
-    """The median under the name itself, 95th and 99th percentiles (linear) beside it."""
-    shares = {name: 50, f"{name}_p95": 95, f"{name}_p99": 99}
+    """Returns the median under `name`, and the 95th and 99th percentiles (linear)."""
+    percents = {name: 50, f"{name}_p95": 95, f"{name}_p99": 99}
     if not times:
-        return dict.fromkeys(shares)
-    return {key: float(np.percentile(times, share)) for key, share in shares.items()}
+        return dict.fromkeys(percents)
+    return {key: float(np.percentile(times, percent)) for key, percent in percents.items()}
 
 
 def replay(
@@ -102,37 +108,51 @@ def replay(
     observer: Observer | None = None,
     interconnect: Interconnect | None = None,
 ) -> ReplayStats:
-    """Runs the steps one after another from empty arenas of `budget_slots` experts.
-
-    Several numbers are those of several tiers, the computing one first. With one number and a
-    machine whose host memory is too small for all experts, that is the second tier, filled from the
-    first layer on (moe-infinity-sequence-level 6.1).
-
-    `reuse_predictor`, a `predictors.reuse` forecaster, gives `reuse` eviction its scores; its time
-    is not charged, for the scores are not needed before the next miss.
+    """Runs the steps one after another from empty caches.
 
     A step with several tokens of a request counts as a prefill (TTFT), one with a single token of
-    each of its requests as a decode (TPOT); `batch_steps` makes steps of several requests.
-    Belady eviction is told the whole routing before the first step, so all steps are held at once.
-    A system that forecasts with `oracle` is the bound (`runtime.sim.oracle`), whatever `predictor`.
+    each of its requests as a decode step (TPOT). Belady eviction and the oracle need the whole
+    routing before the first step, so all steps are held at once. A system whose predictor is
+    `oracle` is the bound: the better of experts fetched whole, which pays the link's latency once,
+    and chunk by chunk, where the tiers' links overlap.
 
-    With an `interconnect`, experts are spread over its devices, of which each is the `hardware` and
-    has `budget_slots` (`runtime.sim.cluster`); an observer is told of one device only.
+    Args:
+        steps: Recorded steps; `batch_steps` makes steps of several requests.
+        predictor: What to forecast with; ignored by the bound.
+        spec: The model.
+        system: What to fetch and to evict.
+        hardware: The machine, or each of its devices if there is an `interconnect`.
+        budget_slots: Experts in the computing tier, or in each tier, the computing one first. With
+            one number and a machine whose host memory is too small for all experts, host memory is
+            a second tier, filled from the first layer on (MoE-Infinity, sequence level, section
+            6.1).
+        reuse_predictor: A `predictors.reuse` predictor for `reuse` eviction; its time is not
+            charged, for the scores are not needed before the next miss.
+        observer: Called with what happens; of several devices, with events of the first.
+        interconnect: Several devices, over which experts are spread.
     """
-    if system.predictor == ORACLE:
-        # The bound knows; it computes nothing to know it.
-        hardware = replace(hardware, predictor_seconds=0.0)  # type: ignore[type-var]
     run = partial(
         _run,
         spec=spec,
-        hardware=hardware,
         budget_slots=budget_slots,
         reuse_predictor=reuse_predictor,
         interconnect=interconnect,
     )
-    if system.predictor == ORACLE:
-        return bound(list(steps), spec, system, run=run, observer=observer)
-    return run(steps, predictor, system=system, observer=observer)
+    if system.predictor != ORACLE:
+        return run(steps, predictor, system=system, hardware=hardware, observer=observer)
+    steps = list(steps)
+    future = RecordedRouting(steps, spec)
+    # Knowing takes no time.
+    hardware = replace(hardware, predictor_seconds=0.0)  # type: ignore[type-var]
+
+    def run_oracle(variant: SystemConfig, observer: Observer | None) -> ReplayStats:
+        oracle = OraclePredictor(spec, future)
+        return run(steps, oracle, system=variant, hardware=hardware, observer=observer)
+
+    variants = [replace(system, chunked=chunked) for chunked in (False, True)]
+    stats = [run_oracle(variant, None) for variant in variants]
+    best = min(range(len(variants)), key=lambda i: stats[i].total_seconds)
+    return stats[best] if observer is None else run_oracle(variants[best], observer)
 
 
 def _run(
@@ -149,45 +169,42 @@ def _run(
 ) -> ReplayStats:
     if system.eviction == "belady":
         steps = list(steps)
-        options = {**system.eviction_options, "future": routing(steps, spec)}
+        options = {**system.eviction_options, "future": RecordedRouting(steps, spec)}
         system = replace(system, eviction_options=options)
-    filled = isinstance(budget_slots, int)
+    fills_host = isinstance(budget_slots, int)
     if interconnect is not None:
-        hardware = interconnect.of_device(hardware)
+        hardware = interconnect.device_hardware(hardware)
     if isinstance(budget_slots, int):
-        budget_slots = tier_slots(hardware, budget_slots, spec.num_layers * spec.num_experts)
-    slowed = hardware.overheads.compute_speed_transferring < 1
-    system = adapt_to_link(system, slows_computing=slowed)
+        budget_slots = count_tier_slots(hardware, budget_slots, spec.num_layers * spec.num_experts)
+    slows_computing = hardware.overheads.compute_speed_transferring < 1
+    system = adapt_to_link(system, slows_computing=slows_computing)
     chunk_bytes = [hardware.chunk_bytes] * spec.num_layers
     active = predictor if system.prefetch else None
-    simulate = partial(Simulator, hardware=hardware, predictor=active)
     cache: DeviceCaches
-    simulator: Simulator | Cluster
+    simulator: Simulator | SimulatedCluster
     if interconnect is None:
         cache = build_device_cache(system, spec, num_slots=budget_slots, chunk_bytes=chunk_bytes)
-        schedulers = [build_scheduler(system, spec, cache)]
-        simulator = simulate(cache, scheduler=schedulers[0], observer=observer)
+        devices = [cache]
     else:
-        cache = build_multi_device_cache(
-            system,
-            spec,
-            num_slots=[budget_slots] * interconnect.num_devices,
-            chunk_bytes=chunk_bytes,
-        )
-        schedulers = [build_scheduler(system, spec, shard) for shard in cache.devices]
-        watchers = [observer] + [None] * (len(schedulers) - 1)
-        simulators = [
-            simulate(shard, scheduler=scheduler, observer=watcher)
-            for shard, scheduler, watcher in zip(cache.devices, schedulers, watchers, strict=True)
-        ]
-        simulator = Cluster(simulators, cache.devices, interconnect)
-    if filled:
+        num_slots = [budget_slots] * interconnect.num_devices
+        cache = build_multi_device_cache(system, spec, num_slots=num_slots, chunk_bytes=chunk_bytes)
+        devices = list(cache.devices)
+    schedulers = [build_scheduler(system, spec, device) for device in devices]
+    simulators = [
+        Simulator(device, hardware, scheduler=scheduler, observer=None if i else observer)
+        for i, (device, scheduler) in enumerate(zip(devices, schedulers, strict=True))
+    ]
+    if interconnect is None:
+        (simulator,) = simulators
+    else:
+        simulator = SimulatedCluster(simulators, devices, interconnect)
+    if fills_host:
         cache.fill_lower_tiers(spec.num_experts)
     stats = ReplayStats(
         prefill=[CacheCounters() for _ in range(spec.num_layers)],
         decode=[CacheCounters() for _ in range(spec.num_layers)],
     )
-    at_once = int if interconnect is None else interconnect.tokens_at_once
+    tokens_at_once = int if interconnect is None else interconnect.tokens_at_once
     running: set[int] = set()
     for step in steps:
         requests = set(step.requests_T.tolist())
@@ -196,23 +213,24 @@ def _run(
         cache.begin_step(new_request=not requests <= running)
         # A prefill ends no other request: those of a batch go on after it.
         running = requests | running if is_prefill else requests
-        started, stalled = simulator.now, simulator.stall_seconds
-        predicting = simulator.predictor_seconds
-        simulate_step(
+        start, stall_seconds = simulator.now, simulator.stall_seconds
+        predictor_seconds = simulator.predictor_seconds
+        _simulate_step(
             simulator,
             active,
             step,
             spec=spec,
-            layer_seconds=hardware.layer_seconds(at_once(len(step.tokens_T))),
+            layer_seconds=hardware.layer_seconds(tokens_at_once(len(step.tokens_T))),
             reuse_predictor=reuse_predictor,
         )
         cache.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
-        times.append(simulator.now - started)
-        if not is_prefill:
-            stats.decode_stall_seconds += simulator.stall_seconds - stalled
-            stats.decode_predictor_seconds += simulator.predictor_seconds - predicting
-        for scheduler in schedulers if not is_prefill else ():
+        times.append(simulator.now - start)
+        if is_prefill:
+            continue
+        stats.decode_stall_seconds += simulator.stall_seconds - stall_seconds
+        stats.decode_predictor_seconds += simulator.predictor_seconds - predictor_seconds
+        for scheduler in schedulers:
             if scheduler.adaptive_prefetch is not None:
                 scheduler.adaptive_prefetch.record_step(times[-1])
     stats.stall_seconds = simulator.stall_seconds
@@ -220,25 +238,25 @@ def _run(
     return stats
 
 
-def simulate_step(
-    simulator: Simulator | Cluster,
+def _simulate_step(
+    simulator: Simulator | SimulatedCluster,
     predictor: Predictor | None,
     step: RecordedStep,
     *,
     spec: ModelSpec,
     layer_seconds: float,
-    reuse_predictor: Predictor | None = None,
+    reuse_predictor: Predictor | None,
 ) -> None:
     """Runs one forward pass, in which a layer without its experts takes `layer_seconds`."""
     simulator.begin_step()
     events = replay_step(predictor, step, num_layers=spec.num_layers)
-    values = replay_step(reuse_predictor, step, num_layers=spec.num_layers)
-    for event, value in zip(events, values, strict=True):
+    reuse_events = replay_step(reuse_predictor, step, num_layers=spec.num_layers)
+    for event, reuse_event in zip(events, reuse_events, strict=True):
         simulator.forecast(event.forecasts, layer_now=event.layer_now)
         if event.signal is Signal.LAYER_INPUT:
             simulator.compute(layer_seconds)
         elif event.signal is Signal.ROUTED:
-            for forecast in value.forecasts:
-                simulator.valued(event.layer, forecast.scores_TE[0])
+            for forecast in reuse_event.forecasts:
+                simulator.on_reuse_scores(event.layer, forecast.scores_TE[0])
             experts_TK = step.experts(event.layer)
-            simulator.run_experts(event.layer, tokens_per_expert(experts_TK, spec.num_experts))
+            simulator.run_experts(event.layer, count_tokens(experts_TK, spec.num_experts))

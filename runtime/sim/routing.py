@@ -1,4 +1,4 @@
-"""Which experts each step's routers chose: counted for one layer, and held for a whole trace.
+"""The routing of recorded steps: counts of one layer, and all choices of a trace in memory.
 
 Shape suffixes: T tokens of the step, K top_k, E experts.
 """
@@ -14,10 +14,10 @@ from predictors.spec import ModelSpec
 from runtime.sim.step import RecordedStep
 
 
-def tokens_per_expert(experts_TK: Ints, num_experts: int) -> dict[int, int]:
-    """A layer's experts, ascending, and how many tokens each has.
+def count_tokens(experts_TK: Ints, num_experts: int) -> dict[int, int]:
+    """Returns a layer's chosen experts, ascending, with their numbers of tokens.
 
-    A choice of none is no expert, as it is live.
+    The id `num_experts` stands for a choice of none and is left out, as it is live.
     """
     if len(experts_TK) == 1:
         return {e: 1 for e in sorted(experts_TK[0].tolist()) if e < num_experts}
@@ -26,11 +26,11 @@ def tokens_per_expert(experts_TK: Ints, num_experts: int) -> dict[int, int]:
     return dict(zip(chosen.tolist(), count_E[chosen].tolist(), strict=True))
 
 
-class Routing(Sequence[list[list[int]]]):
-    """For each step and layer, the experts that some token of the step is routed to, ascending.
+class RecordedRouting(Sequence[list[list[int]]]):
+    """The experts that some token is routed to, ascending, for each step and layer.
 
-    Two bytes for each of them and eight for each layer of a step: a million steps of twelve layers
-    and four experts take 0.2 GB, where lists would take 2.
+    Takes two bytes for each expert and eight for each layer of a step: a million steps of twelve
+    layers and four experts take 0.2 GB, where lists would take 2.
     """
 
     def __init__(self, steps: Iterable[RecordedStep], spec: ModelSpec):
@@ -39,7 +39,7 @@ class Routing(Sequence[list[list[int]]]):
         self._starts = array("q", [0])
         for step in steps:
             for layer in range(spec.num_layers):
-                self._experts.extend(tokens_per_expert(step.experts(layer), spec.num_experts))
+                self._experts.extend(count_tokens(step.experts(layer), spec.num_experts))
                 self._starts.append(len(self._experts))
 
     def __len__(self) -> int:
@@ -62,8 +62,3 @@ class Routing(Sequence[list[list[int]]]):
             self._experts[start:end].tolist()
             for start, end in zip(bounds[:-1], bounds[1:], strict=True)
         ]
-
-
-def routing(steps: Iterable[RecordedStep], spec: ModelSpec) -> Routing:
-    """What the steps' routers chose."""
-    return Routing(steps, spec)

@@ -1,74 +1,70 @@
-"""Discrete events over a cache: its links, one compute stream, one predictor beside them."""
+"""Discrete-event simulation of one device: its cache, links, compute stream and predictor."""
 
 import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from predictors.base import Floats, Forecasts, Predictor
+from predictors.base import Floats, Forecasts
+from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.forecast_scheduler import ForecastScheduler
-from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.tier import TransferTask
 from runtime.sim.hardware import Hardware
-from runtime.sim.transfers import Transfers
+from runtime.sim.transfers import LinkTransfers
 
 Observer = Callable[[str, float, float, Expert | None], None]
-"""Told what happened (compute, stall, fetch, prefetch), from when to when, and to which expert;
+"""Called with what happened (compute, stall, fetch, prefetch), its start, its end and the expert;
 None: all of a layer but its experts."""
 
 
 class Simulator:
-    """Advances the links and the predictor with the compute stream's time, whenever that moves.
-
-    `now` is the compute stream's clock in seconds.
-    """
+    """Advances the links and the predictor with the clock of the compute stream."""
 
     def __init__(
         self,
-        cache: DeviceCaches,
+        cache: DeviceCache,
         hardware: Hardware,
         *,
-        predictor: Predictor | None,
         scheduler: ForecastScheduler,
         observer: Observer | None = None,
     ):
         self.now = 0.0
+        """Clock of the compute stream, in seconds."""
         self.stall_seconds = 0.0
         self.predictor_seconds = 0.0
-        """Charged to predictions."""
+        """Time of predictions."""
         self._observer = observer
         self._cache = cache
         self._hardware = hardware
         self._overheads = hardware.overheads
-        self._predictor = predictor
         self._scheduler = scheduler
         self._tiers = cache.tiers
         self._links = [
-            Transfers(
+            LinkTransfers(
                 speed_together=self._overheads.transfer_speed_together,
                 speed_computing=self._overheads.transfer_speed_computing,
             )
             for _ in self._tiers
         ]
-        """What each tier's link is at."""
+        """Transfers of each tier's link."""
         self._seconds_of: list[dict[int, float]] = [{} for _ in self._tiers]
-        """By tier: bytes to seconds, as the hardware said."""
+        """Seconds of a transfer by its bytes, of each tier."""
         self._expert_seconds_of: dict[int, float] = {}
-        """The same, by tokens."""
+        """Seconds of an expert by its tokens."""
         self._forecasts: list[tuple[float, int, Forecasts, int]] = []
         self._sequence = itertools.count()
         self._predictor_free = 0.0
 
     def begin_step(self) -> None:
-        """A forward pass begins, with what it takes outside of its layers."""
+        """Starts a forward pass and computes what is outside of its layers."""
         if self._overheads.step_seconds:
             self.compute(self._overheads.step_seconds)
 
     # ---- the predictor
 
     def forecast(self, forecasts: Forecasts, *, layer_now: int) -> None:
-        """What the predictor answered to an event now; it takes effect when it has computed."""
+        """Schedules the predictor's answer to an event for the time when it has been computed."""
         if not forecasts or not self._scheduler.prefetching:
             return
         seconds = self._hardware.predictor_seconds
@@ -76,14 +72,14 @@ class Simulator:
         if self._overheads.predictor_inline:
             self.compute(seconds)
             self._scheduler.schedule(forecasts, layer_now=layer_now)
-            self._start_transfers()  # the thread is told before the router speaks
+            self._start_transfers()  # the transfer thread starts before the router runs
             return
         self._predictor_free = max(self.now, self._predictor_free) + seconds
         item = (self._predictor_free, next(self._sequence), forecasts, layer_now)
         heapq.heappush(self._forecasts, item)
 
     def _discard_forecasts(self, layer: int) -> None:
-        """A forecast that is still being computed when its layer is routed comes too late."""
+        """Discards forecasts that are still being computed when their layer is routed."""
         kept: list[tuple[float, int, Forecasts, int]] = []
         for time, ticket, forecasts, layer_now in self._forecasts:
             later = [forecast for forecast in forecasts if forecast.layer > layer]
@@ -95,16 +91,16 @@ class Simulator:
     # ---- the compute stream
 
     def compute(self, seconds: float, expert: Expert | None = None) -> None:
-        """The compute stream is busy for a while, with one expert or a layer's other weights."""
+        """Computes for a while: one expert, or a layer's other weights."""
         started, left = self.now, seconds
         bottom, speed = self._links[-1], 1.0
-        bottom.computing(started, True)
+        bottom.set_computing(started, True)
         while True:
             self._start_transfers()
             if bottom.is_worker_busy:
                 speed = self._overheads.compute_speed_transferring
             end = self.now + left / speed
-            event = self._next_event()
+            event = self._next_event_time()
             if event > end:
                 break
             left = max(0.0, left - (event - self.now) * speed)
@@ -114,16 +110,16 @@ class Simulator:
         if self._observer is not None:
             self._observer("compute", started, end, expert)
 
-    def valued(self, layer: int, value_E: Floats) -> None:
-        """What the layer's experts will be worth after this step."""
-        self._cache.on_reuse_scores(layer, value_E)
+    def on_reuse_scores(self, layer: int, score_E: Floats) -> None:
+        """Passes scores of the layer's experts after this step to the cache."""
+        self._cache.on_reuse_scores(layer, score_E)
 
     def run_experts(
         self, layer: int, tokens_per_expert: dict[int, int], *, computed_after: float = 0.0
     ) -> None:
-        """The router has spoken: brings and computes the layer's experts.
+        """Requests, waits for and computes the experts that the layer's router has chosen.
 
-        `computed_after`: seconds until the tokens are here, from other devices.
+        `computed_after`: seconds until the tokens arrive from other devices.
         """
         cache = self._cache
         if self._forecasts:
@@ -166,27 +162,28 @@ class Simulator:
                         return e
 
     def _wait(self) -> bool:
-        """Until something has happened, at least one transfer's end where the computation brings
-        an expert by itself; whether a transfer has ended.
+        """Waits for the next event; returns whether a transfer has ended.
+
+        A computation that reads by itself does one requested transfer, if there is one.
         """
         bottom = self._links[-1]
-        bottom.computing(self.now, False)
+        bottom.set_computing(self.now, False)
         if self._overheads.computation_reads and bottom.num < 2:
             task = self._tiers[-1].next_task(high_only=True)
             if task is not None:
                 self._start(len(self._tiers) - 1, task, by_worker=False)
                 while task in bottom:
                     self._start_transfers()
-                    self._handle(self._next_event())
+                    self._handle(self._next_event_time())
                 return True
         self._start_transfers()
-        event = self._next_event()
+        event = self._next_event_time()
         assert event < math.inf, "the computation waits and nothing is under way"
         return self._handle(event)
 
     # ---- time
 
-    def _next_event(self) -> float:
+    def _next_event_time(self) -> float:
         event = self._forecasts[0][0] if self._forecasts else math.inf
         for link in self._links:
             if link.first_end < event:
@@ -194,7 +191,7 @@ class Simulator:
         return event
 
     def _handle(self, event: float) -> bool:
-        """Time moves to the event, which takes place; whether it is a transfer's end."""
+        """Moves the clock to the event and handles it; returns whether a transfer has ended."""
         self.now = max(self.now, event)
         for i, link in enumerate(self._links):
             if link.first_end <= event:
@@ -205,7 +202,7 @@ class Simulator:
         return False
 
     def _start_transfers(self) -> None:
-        # From the top down: what a tier asks of the one below can start at once.
+        # From the top down: what a tier requests of the one below can start at once.
         for i, tier in enumerate(self._tiers):
             if not self._links[i].is_worker_busy and tier.may_start:
                 task = tier.next_task()
@@ -213,10 +210,10 @@ class Simulator:
                     self._start(i, task, by_worker=True)
 
     def _start(self, i: int, task: TransferTask, *, by_worker: bool) -> None:
-        seconds = self._seconds(i, task.num_bytes) + self._overheads.task_seconds
+        seconds = self._transfer_seconds(i, task.num_bytes) + self._overheads.task_seconds
         self._links[i].start(task, self.now, seconds, by_worker=by_worker)
 
-    def _seconds(self, i: int, num_bytes: int) -> float:
+    def _transfer_seconds(self, i: int, num_bytes: int) -> float:
         known = self._seconds_of[i].get(num_bytes)
         if known is None:
             known = self._hardware.transfer_seconds(num_bytes, tier=i)

@@ -1,4 +1,4 @@
-"""The transfers under way over one link: that of its own thread and, maybe, the computation's."""
+"""The running transfers of one link: that of its thread and perhaps one of the computation."""
 
 import math
 from dataclasses import dataclass
@@ -7,33 +7,34 @@ from runtime.policy.tier import TransferTask
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
-    """One transfer."""
+class _RunningTransfer:
+    """A transfer and when it ends."""
 
     end: float
-    """At its present speed."""
+    """Time of its end at its present speed."""
     task: TransferTask
     started: float
     by_worker: bool
-    """The link's own thread does it, not the computation."""
+    """Done by the link's thread, not by the computation."""
 
 
-class Transfers:
-    """At most two at a time.
+class LinkTransfers:
+    """At most two transfers at a time.
 
-    The speed of each, while there are two, is `speed_together`, and `speed_computing` while the
-    computation computes.
+    Args:
+        speed_together: Speed of each of two simultaneous transfers, against one alone.
+        speed_computing: Speed of a transfer while the computation computes.
     """
 
     def __init__(self, *, speed_together: float = 1.0, speed_computing: float = 1.0):
         self._together = speed_together
         self._computing = speed_computing
         self._is_computing = False
-        self._running: list[_Running] = []
+        self._running: list[_RunningTransfer] = []
         self.first_end = math.inf
-        """When the first of them ends, if nothing else happens."""
+        """Time when the first transfer ends, if nothing else happens."""
         self.is_worker_busy = False
-        """Whether the link's own thread is at something."""
+        """Whether the link's thread runs a transfer."""
 
     @property
     def num(self) -> int:
@@ -42,8 +43,8 @@ class Transfers:
     def __contains__(self, task: TransferTask) -> bool:
         return any(running.task is task for running in self._running)
 
-    def computing(self, now: float, is_computing: bool) -> None:
-        """The computation computes from now on, or not any more."""
+    def set_computing(self, now: float, is_computing: bool) -> None:
+        """Sets whether the computation computes from now on."""
         if is_computing == self._is_computing:
             return
         self._is_computing = is_computing
@@ -51,7 +52,7 @@ class Transfers:
             self._stretch(now, 1 / self._computing if is_computing else self._computing)
 
     def start(self, task: TransferTask, now: float, seconds: float, *, by_worker: bool) -> None:
-        """A transfer that takes `seconds`, with nothing beside it, begins."""
+        """Starts a transfer that takes `seconds` when nothing else runs."""
         if by_worker:
             self.is_worker_busy = True
         if self._is_computing:
@@ -59,11 +60,11 @@ class Transfers:
         if self._running:
             self._stretch(now, 1 / self._together)
             seconds /= self._together
-        self._running.append(_Running(now + seconds, task, now, by_worker))
+        self._running.append(_RunningTransfer(now + seconds, task, now, by_worker))
         self.first_end = min(self.first_end, now + seconds)
 
     def finish_first(self) -> tuple[TransferTask, float]:
-        """Takes out the one that ends first; the task and when it started."""
+        """Removes the transfer that ends first; returns its task and when it started."""
         first = min(self._running, key=_end)
         self._running.remove(first)
         if first.by_worker:
@@ -72,7 +73,7 @@ class Transfers:
         return first.task, first.started
 
     def _stretch(self, now: float, factor: float) -> None:
-        """What remains of each takes `factor` times as long."""
+        """Multiplies the remaining time of each transfer by `factor`."""
         self.first_end = math.inf
         for running in self._running:
             if factor != 1.0:
@@ -80,5 +81,5 @@ class Transfers:
             self.first_end = min(self.first_end, running.end)
 
 
-def _end(running: _Running) -> float:
+def _end(running: _RunningTransfer) -> float:
     return running.end

@@ -11,7 +11,7 @@ from collect.traces import Trace
 from configs.cli import main
 from predictors.popularity import PopularityPredictor
 from runtime.config import SystemConfig
-from runtime.sim.hardware import Measured
+from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 
@@ -46,7 +46,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return Trace.open(output)
 
 
-MACHINE = Measured(
+MACHINE = MeasuredHardware(
     name="toy",
     chunk_bytes=(1, 1, 1),
     transfer_fixed=1.0,

@@ -8,7 +8,7 @@ from collect.traces.manifest import has_manifest, read_manifest
 from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import CheckpointError
-from runtime.sim.hardware import Hardware, described
+from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.store.model_source import identity, resolve
 from train.errors import TrainError
 from train.evaluate.config import EvaluateConfig
@@ -57,7 +57,7 @@ def machines_of(
             "(model=..., model.id=FOLDER), or take shape=qwen1.5-moe and hardware=rtx4090-pcie4"
         )
     if not own:
-        return [described(one, shape) for one in hardware]
+        return [describe_hardware(one, shape) for one in hardware]
     # Late: torch, to load the model.
     from train.pipeline import machine
 

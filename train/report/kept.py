@@ -11,14 +11,14 @@ from predictors.base import Predictor
 from predictors.reuse.forecaster import ReusePredictor
 from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.registry import EVICTIONS
-from runtime.sim.hardware import Roofline
+from runtime.sim.hardware import RooflineHardware
 from runtime.sim.replay import replay
 from train.kept import eviction_system, share_closed
 from train.replay import budget_slots, first_tokens
 
 BUDGETS = (10, 25, 50, 75)
 """Percent of all experts."""
-ANY = Roofline(
+ANY = RooflineHardware(
     name="any",
     link_bytes_per_second=1e9,
     link_latency_seconds=0.0,

@@ -11,7 +11,7 @@ from predictors.base import Forecast, Predictor
 from predictors.registry import KINDS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import BudgetError
-from runtime.sim.hardware import Roofline
+from runtime.sim.hardware import RooflineHardware
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.accuracy import accuracy_table, score
@@ -25,7 +25,7 @@ from train.replay import budget_slots, first_tokens
 from train.table import show
 from train.tracing import trace_for
 
-HARDWARE = Roofline(
+HARDWARE = RooflineHardware(
     name="test",
     link_bytes_per_second=1e9,
     link_latency_seconds=0.0,

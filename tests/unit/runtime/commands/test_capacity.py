@@ -12,7 +12,7 @@ from runtime.commands.capacity import REQUESTS, texts
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, HardwareConfig, ModelConfig, ShapeConfig
 from runtime.policy.systems import ON_DEMAND, load_system
-from runtime.sim.hardware import described
+from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from runtime.tools.doctor import capacity
@@ -58,8 +58,8 @@ def mean_tpot(base, slots, batch):
     """Written here: the second pass's mean decode step, of twice the layers."""
     steps = list(batch_steps(base.steps, batch)) * 2
     stats = replay(
-        steps, None, spec=SPEC, system=load_system(ON_DEMAND), hardware=described(MACHINE, SHAPE),
-        budget_slots=slots,
+        steps, None, spec=SPEC, system=load_system(ON_DEMAND),
+        hardware=describe_hardware(MACHINE, SHAPE), budget_slots=slots,
     )  # fmt: skip
     half = len(stats.tpot_seconds) // 2
     return 2 * float(np.mean(stats.tpot_seconds[half:]))
@@ -68,7 +68,7 @@ def mean_tpot(base, slots, batch):
 @pytest.mark.parametrize("slots", [5, 9, 14])
 def test_needed__is_the_smallest_budget_that_serves(slots):
     """What a budget brings is asked for: it is found, or less that brings as much."""
-    base, hardware = ground(), described(MACHINE, SHAPE)
+    base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
     target = mean_tpot(base, slots, 2) * 1.0001
     row = needed(base, hardware, Load(users=2, tokens_per_second=1 / target))
     found = round(row["budget_share"] * 16)
@@ -85,7 +85,7 @@ def test_needed__is_the_smallest_budget_that_serves(slots):
 
 
 def test_needed__more_users_than_one_machine_serves_take_more_machines_evenly():
-    base, hardware = ground(), described(MACHINE, SHAPE)
+    base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
     alone = needed(base, hardware, Load(users=1, tokens_per_second=1.0))
     several = needed(base, hardware, Load(users=6, tokens_per_second=1.0))
     assert (alone["machines"], alone["users_of_a_machine"]) == (1, 1)
@@ -95,7 +95,7 @@ def test_needed__more_users_than_one_machine_serves_take_more_machines_evenly():
 
 
 def test_needed__a_rate_that_computing_does_not_reach_says_so():
-    base, hardware = ground(), described(MACHINE, SHAPE)
+    base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
     row = needed(base, hardware, Load(users=1, tokens_per_second=1e9))
     assert "computing takes longer" in row["error"]
     assert better(base, hardware, Load(users=1, tokens_per_second=1e9), load_system(ON_DEMAND))[
@@ -105,7 +105,7 @@ def test_needed__a_rate_that_computing_does_not_reach_says_so():
 
 def test_needed__asks_for_less_where_the_rate_is_lower(monkeypatch):
     monkeypatch.setattr(capacity, "PRECISION", 0.0)
-    base, hardware = ground(), described(MACHINE, SHAPE)
+    base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
     rates = [0.999 / mean_tpot(base, slots, 1) for slots in (4, 13)]
     slow, fast = (
         needed(base, hardware, Load(users=1, tokens_per_second=rate))["budget_bytes"]

@@ -16,7 +16,7 @@ from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
 from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import disk_bandwidth, timed_reads
-from runtime.sim.hardware import Measured
+from runtime.sim.hardware import MeasuredHardware
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.outlook import PROCESS_BYTES, outlook, suggestion
@@ -102,7 +102,7 @@ def one_layer_spec():
 
 def test_outlook__figures_of_a_hand_made_case():
     # One layer computes 1 s, an expert 1 s, a transfer 10 s; experts 0, 1, 0, 1... of one token.
-    hardware = Measured(
+    hardware = MeasuredHardware(
         name="slow", chunk_bytes=(8,), transfer_fixed=10.0, transfer_per_byte=0.0,
         layer_fixed=1.0, layer_per_token=0.0, expert_fixed=1.0, expert_per_token=0.0,
         predictor_seconds=0.0,

@@ -10,12 +10,12 @@ from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.policy.eviction.recency import LruEviction
 from runtime.policy.eviction.registry import make_eviction_policy
-from runtime.sim.hardware import Measured
+from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
 from tests.builders.arena import random_routing, serve
 from tests.builders.entries import tiny_spec
 
-HARDWARE = Measured(
+HARDWARE = MeasuredHardware(
     name="toy",
     chunk_bytes=(1,),
     transfer_fixed=1.0,

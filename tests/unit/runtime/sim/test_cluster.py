@@ -8,7 +8,7 @@ import pytest
 
 from runtime.config import ORACLE, HardwareConfig, ShapeConfig, SystemConfig
 from runtime.sim.cluster import Interconnect
-from runtime.sim.hardware import described
+from runtime.sim.hardware import describe_hardware
 from runtime.sim.overheads import Overheads
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec
@@ -159,12 +159,12 @@ def test_interconnect__a_device_has_its_share_of_disk_and_host_memory():
         flops=1.0,
         host_bytes=400.0,
     )
-    hardware = described(config, shape)
-    one = Interconnect(devices_per_node=4, token_bytes=1).of_device(hardware)
+    hardware = describe_hardware(config, shape)
+    one = Interconnect(devices_per_node=4, token_bytes=1).device_hardware(hardware)
     assert one.store_bytes_per_second == 2.0
     assert one.host_share == 0.125
     # Two machines' memories hold all experts of the two between them.
-    two = Interconnect(num_nodes=2, devices_per_node=4, token_bytes=1).of_device(hardware)
+    two = Interconnect(num_nodes=2, devices_per_node=4, token_bytes=1).device_hardware(hardware)
     assert two.host_share == 1.0
 
 

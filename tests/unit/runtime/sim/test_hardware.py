@@ -9,7 +9,7 @@ import configs
 from configs.compose import compose_typed
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.profiling.shapes import own_shape
-from runtime.sim.hardware import Roofline, described, in_chunks, tier_slots
+from runtime.sim.hardware import RooflineHardware, count_tier_slots, describe_hardware, split_chunks
 
 FOLDER = Path(configs.__file__).parent
 PROFILES = sorted(path.stem for path in (FOLDER / "hardware").glob("*.yaml"))
@@ -42,7 +42,7 @@ def shape(name: str) -> ShapeConfig:
 
 
 def test_described__times_by_hand() -> None:
-    machine = described(MACHINE, SHAPE)
+    machine = describe_hardware(MACHINE, SHAPE)
     assert machine.chunk_bytes == (100, 100, 100)
     assert machine.transfer_seconds(100) == 1.0 + 100 / 10.0
     assert machine.transfer_seconds(100, tier=1) == 3.0 + 100 / 2.0
@@ -56,29 +56,29 @@ def test_described__times_by_hand() -> None:
 def test_described__weights_of_half_a_byte_are_read_sooner_and_computed_as_long() -> None:
     fast = HardwareConfig(**{**vars(MACHINE), "memory_bytes_per_second": 1e9})
     packed = ShapeConfig(**{**vars(SHAPE), "bytes_per_weight": 0.5})
-    assert described(fast, packed).expert_seconds(1) == 2 * 600 / 50.0
-    assert described(fast, packed).transfer_seconds(300) == 1.0 + 30.0
+    assert describe_hardware(fast, packed).expert_seconds(1) == 2 * 600 / 50.0
+    assert describe_hardware(fast, packed).transfer_seconds(300) == 1.0 + 30.0
 
 
 def test_described__launches_are_added() -> None:
     slow = HardwareConfig(**{**vars(MACHINE), "kernel_us": 1e6})
-    assert described(slow, SHAPE).layer_seconds(1) == 4.0 + 20
-    assert described(slow, SHAPE).expert_seconds(1) == 6.0 + 4
+    assert describe_hardware(slow, SHAPE).layer_seconds(1) == 4.0 + 20
+    assert describe_hardware(slow, SHAPE).expert_seconds(1) == 6.0 + 4
 
 
 def test_chunks__are_even_and_lose_nothing() -> None:
-    assert in_chunks(300) == (100, 100, 100)
-    assert in_chunks(134217728) == (44739242, 44739243, 44739243)
+    assert split_chunks(300) == (100, 100, 100)
+    assert split_chunks(134217728) == (44739242, 44739243, 44739243)
 
 
 def test_tier_slots__host_memory_counts_where_it_is_too_small() -> None:
     # 40 experts of 300 bytes: 3,000 bytes hold a quarter; of 80 that are replayed, 20.
-    small = described(HardwareConfig(**{**vars(MACHINE), "host_bytes": 3_000.0}), SHAPE)
-    assert tier_slots(small, 8, 80) == [8, 20]
-    assert tier_slots(small, 30, 80) == [30, 30]
-    large = described(HardwareConfig(**{**vars(MACHINE), "host_bytes": 12_000.0}), SHAPE)
-    assert tier_slots(large, 8, 80) == [8]
-    assert tier_slots(described(MACHINE, SHAPE), 8, 80) == [8]
+    small = describe_hardware(HardwareConfig(**{**vars(MACHINE), "host_bytes": 3_000.0}), SHAPE)
+    assert count_tier_slots(small, 8, 80) == [8, 20]
+    assert count_tier_slots(small, 30, 80) == [30, 30]
+    large = describe_hardware(HardwareConfig(**{**vars(MACHINE), "host_bytes": 12_000.0}), SHAPE)
+    assert count_tier_slots(large, 8, 80) == [8]
+    assert count_tier_slots(describe_hardware(MACHINE, SHAPE), 8, 80) == [8]
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -101,7 +101,7 @@ def test_shape__is_complete(name: str) -> None:
     assert "config.json" in one.source
     assert 0 < one.top_k < one.num_experts
     assert min(one.num_layers, one.hidden_size, one.expert_bytes, one.layer_bytes) > 0
-    assert isinstance(described(hardware("rtx4090-pcie4"), one), Roofline)
+    assert isinstance(describe_hardware(hardware("rtx4090-pcie4"), one), RooflineHardware)
 
 
 def billions(one: ShapeConfig) -> float:

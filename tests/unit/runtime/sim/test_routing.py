@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from predictors.spec import ModelSpec
-from runtime.sim.routing import routing, tokens_per_expert
+from runtime.sim.routing import RecordedRouting, count_tokens
 
 SPEC = ModelSpec(
     model_id="toy",
@@ -34,7 +34,7 @@ def steps():
 
 
 def test_routing__is_each_step_s_set_of_experts(steps):
-    found = routing(iter(steps), SPEC)
+    found = RecordedRouting(iter(steps), SPEC)
     expected = [
         [sorted({int(e) for e in np.unique(layer)} - {8}) for layer in step.chosen]
         for step in steps
@@ -47,15 +47,15 @@ def test_routing__is_each_step_s_set_of_experts(steps):
         found[len(steps)]
 
 
-def test_tokens_per_expert__counts_tokens_in_ascending_order(steps):
+def test_count_tokens__counts_tokens_in_ascending_order(steps):
     for step in steps:
         if len(step.chosen[0]) == 1:
             continue
         for layer in step.chosen:
             ids, counts = np.unique(layer[layer < 8], return_counts=True)
-            found = tokens_per_expert(layer, 8)
+            found = count_tokens(layer, 8)
             assert list(found.items()) == list(zip(ids.tolist(), counts.tolist(), strict=True))
 
 
-def test_tokens_per_expert__one_token_has_each_of_its_experts_once():
-    assert tokens_per_expert(np.array([[5, 8, 2]]), 8) == {2: 1, 5: 1}
+def test_count_tokens__one_token_has_each_of_its_experts_once():
+    assert count_tokens(np.array([[5, 8, 2]]), 8) == {2: 1, 5: 1}

@@ -15,7 +15,7 @@ from runtime.policy.build import build_device_cache, build_scheduler
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import PRIORITY_FUNCTIONS
 from runtime.policy.systems import load_system, system_names
-from runtime.sim.hardware import Measured
+from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
 from tests.builders.entries import tiny_spec
 
@@ -26,7 +26,7 @@ PAPERS = {
     *("oracle", "moecast"),
 }
 SPEC = tiny_spec(num_layers=2, num_experts=4, top_k=1)
-MACHINE = Measured(
+MACHINE = MeasuredHardware(
     name="toy",
     chunk_bytes=(1, 1, 1),
     transfer_fixed=0.0,

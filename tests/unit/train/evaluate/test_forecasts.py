@@ -10,7 +10,7 @@ import pytest
 
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import SystemConfig
-from runtime.sim.hardware import Roofline
+from runtime.sim.hardware import RooflineHardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.traces import make_spec, make_trace
@@ -18,7 +18,7 @@ from train.counted import FITS
 from train.evaluate.forecasts import perfect_forecasts, record_forecasts
 from train.evaluate.steps import routed
 
-MACHINE = Roofline(
+MACHINE = RooflineHardware(
     name="toy",
     link_bytes_per_second=1e9,
     link_latency_seconds=1e-6,

@@ -12,7 +12,7 @@ import pytest
 from collect.traces import Trace
 from configs.cli import main
 from runtime.config import SystemConfig
-from runtime.sim.hardware import Roofline
+from runtime.sim.hardware import RooflineHardware
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS
 from train.baselines import fit_popularity, fit_token
@@ -22,7 +22,7 @@ from train.residual import ResidualFamily
 from train.scoring import Ground, scored
 from train.stateful import fit_correlation
 
-HARDWARE = Roofline(
+HARDWARE = RooflineHardware(
     name="test",
     link_bytes_per_second=1e9,
     link_latency_seconds=0.0,
