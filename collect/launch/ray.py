@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from collect.errors import LaunchError
 from collect.launch.config import LauncherConfig
 from collect.launch.worker import UnitResult, UnitWorker
-from runtime import ray_cluster
+from runtime.serving import ray_cluster
 
 
 def join_ray(config: LauncherConfig, *, num_cpus: int | None = None) -> bool:

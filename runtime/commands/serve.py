@@ -13,8 +13,8 @@ from rich.console import Console
 from predictors.errors import MoecastError
 from predictors.versions import package_version
 from runtime.engine.memory import share_one_heap
-from runtime.ray_cluster import prepare
 from runtime.serving.config import RAY, ServeConfig
+from runtime.serving.ray_cluster import prepare
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 """Packages of the extra `serve`."""

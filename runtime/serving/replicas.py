@@ -15,11 +15,11 @@ from starlette.types import ASGIApp
 from predictors.errors import MoecastError
 from runtime.engine.memory import share_one_heap
 from runtime.profiling.facts import usable_cores
-from runtime.ray_cluster import join, keep_to_loopback
 from runtime.serving.app_factory import create_server
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
 from runtime.serving.model_loading import served_name
+from runtime.serving.ray_cluster import join, keep_to_loopback
 from runtime.serving.service import ServiceState
 
 APPLICATION = "moecast"

@@ -254,7 +254,7 @@ def test_ray__joins_a_cluster_with_a_token_only(tmp_path: Path) -> None:
         check=True,
     )
     told, imported = json.loads(done.stdout)
-    assert "joined with a token, and there is none" in told
+    assert "missing token to join a Ray cluster" in told
     assert "ray get-auth-token --generate" in told
     assert not imported, "nothing is reached before there is a token"
 

@@ -1,0 +1,138 @@
+"""Starts Ray on this machine, or joins a cluster.
+
+Anyone who reaches Ray's ports can run code. Therefore a Ray that is started here listens on
+loopback only, without its dashboard, and a cluster is joined only by its address and with a token.
+"""
+
+import os
+import secrets
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from predictors.errors import MoecastError
+
+OBJECT_STORE_BYTES = 80 << 20
+"""About Ray's minimum; this project passes nothing through the object store."""
+PROXY_TIMEOUTS = {
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+}
+"""By default Ray Serve kills a proxy that does not start within five seconds or answer within ten,
+which is too short while models are loading."""
+LOOPBACK = "127.0.0.1"
+EXTERNAL_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""With 0, Ray binds all its ports to loopback; Ray reads it when it is imported. The argument
+`_node_ip_address="127.0.0.1"` is not enough: Ray 2.60 replaces it by the machine's external address
+and listens on every interface."""
+
+
+class ClusterError(MoecastError):
+    """Ray is not installed, the token is missing, or there is no cluster at the address."""
+
+
+def prepare(address: str | None) -> None:
+    """Set the environment variables that Ray reads when it is imported; call this before.
+
+    Raises:
+        ClusterError: Ray is not installed, or there is no token for the cluster at `address`.
+    """
+    if find_spec("ray") is None:
+        raise ClusterError("this needs Ray: pip install 'moecast[ray]'")
+    # No network use without the user's request.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["RAY_AUTH_MODE"] = "token"
+    for name, seconds in PROXY_TIMEOUTS.items():
+        os.environ.setdefault(name, seconds)
+    if address is None:
+        os.environ.setdefault(EXTERNAL_VARIABLE, "0")
+        # A token for this run only; otherwise Ray writes one to the user's home folder.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    else:
+        require_token()
+
+
+def join(address: str | None, *, num_cpus: int, option: str) -> bool:
+    """Start Ray on this machine, or join the cluster at `address`.
+
+    Returns False if this process has already joined, and will leave by itself.
+
+    Args:
+        num_cpus: CPUs that Ray may allocate on this machine.
+        option: the user's option for the address, for error messages.
+
+    Raises:
+        ClusterError: Ray is not installed or was imported without a token, the token is missing,
+            or there is no cluster at the address.
+    """
+    imported = sys.modules.get("ray")
+    if imported is not None and imported.is_initialized():
+        return False
+    if imported is not None and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise ClusterError(
+            "Ray was already imported without a token, and reads its settings only once: set "
+            "RAY_AUTH_MODE=token before importing Ray"
+        )
+    prepare(address)
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is not None:
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise ClusterError(
+                f"{option}={address}: cannot join a Ray cluster there "
+                f"({' '.join(str(error).split())[:300]}). Start one with RAY_AUTH_MODE=token ray "
+                "start --head, or leave the address out to use this machine"
+            ) from error
+        return True
+    ray.init(
+        # "local" ignores RAY_ADDRESS: a cluster is joined only by the command line.
+        address="local",
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        **quiet,
+    )
+    if ray.util.get_node_ip_address() != LOOPBACK:
+        ray.shutdown()
+        raise ClusterError(
+            "Ray would listen beyond this machine: it was imported too early, or "
+            f"{EXTERNAL_VARIABLE} is 1. Unset it, or name a cluster with {option}"
+        )
+    return True
+
+
+def keep_to_loopback() -> None:
+    """Make a replica of Ray Serve listen on loopback only; call this in the replica's constructor.
+
+    Ray 2.60 binds the port between replicas on every interface, whatever hosts are configured.
+
+    Raises:
+        ClusterError: this version of Ray binds the port in another way.
+    """
+    from ray.serve._private import replica
+
+    bind = getattr(replica, "add_port_to_grpc_server", None)
+    if bind is None:
+        raise ClusterError(
+            "replicas of this Ray version would listen on every interface; install ray==2.60.0"
+        )
+
+    def bind_to_loopback(server: Any, address: str) -> int:
+        return bind(server, address.replace("[::]", LOOPBACK))
+
+    replica.add_port_to_grpc_server = bind_to_loopback
+
+
+def require_token() -> None:
+    """Raise ClusterError if there is no token to join a cluster with."""
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():
+        raise ClusterError(
+            "missing token to join a Ray cluster: set RAY_AUTH_TOKEN_PATH to the cluster's token "
+            f"file, or put the token in {file} (ray get-auth-token --generate creates one; start "
+            "the cluster with RAY_AUTH_MODE=token)"
+        )
