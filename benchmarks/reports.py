@@ -28,7 +28,7 @@ class MachineFacts:
     cpu: str
     cores: int | None
     threads: int
-    """Threads that the benchmark was told to use."""
+    """Threads that the benchmark uses."""
     memory_bytes: int
     kernel: str
     read_ahead_kib: dict[str, int]
@@ -61,7 +61,7 @@ def describe_machine(threads: int) -> MachineFacts:
 
 
 def default_threads() -> int:
-    """Returns the number of threads that PyTorch takes here unless it is told another."""
+    """Returns the default number of threads of PyTorch."""
     return int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
 
 

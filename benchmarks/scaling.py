@@ -121,7 +121,7 @@ class ScalingReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class ReplayedCluster:
     """Machines with devices, and the requests that they serve."""
 
     hardware: HardwareConfig
@@ -132,12 +132,12 @@ class Cluster:
     """Memory for experts of each device."""
 
 
-def clusters(shape: ShapeConfig, server: HardwareConfig) -> list[Cluster]:
+def clusters(shape: ShapeConfig, server: HardwareConfig) -> list[ReplayedCluster]:
     """Returns the machines that a shape is replayed on."""
     arena_bytes = ARENA_BYTES[shape.name]
     return [
         *(
-            Cluster(
+            ReplayedCluster(
                 hardware=V100_NODE,
                 nodes=nodes,
                 devices=GPUS_PER_NODE,
@@ -148,14 +148,16 @@ def clusters(shape: ShapeConfig, server: HardwareConfig) -> list[Cluster]:
             for batch in (BATCH, nodes * BATCH_PER_NODE)
         ),
         *(
-            Cluster(hardware=server, nodes=1, devices=n, batch=BATCH, arena_bytes=arena_bytes)
+            ReplayedCluster(
+                hardware=server, nodes=1, devices=n, batch=BATCH, arena_bytes=arena_bytes
+            )
             for n in GPUS
         ),
     ]
 
 
 def replay_cluster(
-    context: EvalContext, system: str, shape: ShapeConfig, cluster: Cluster
+    context: EvalContext, system: str, shape: ShapeConfig, cluster: ReplayedCluster
 ) -> ScalingRow:
     cell = context.run(
         load_system(system),

@@ -1,4 +1,4 @@
-"""The simulator beside live runs: the same steps served here, and replayed on the machine `local`.
+"""The simulator next to live runs: the same steps served here, and replayed on the machine `local`.
 
 Routing is recorded once: it is the same in every run, bit for bit, and each run's tokens are
 checked. For each budget and system a model is loaded and measured (`runtime.profiling.local`);
@@ -107,7 +107,7 @@ class LiveRun:
 
 
 @dataclass
-class Cell:
+class ValidateCell:
     """A budget and a system, and everything that was measured of them."""
 
     budget: str
@@ -165,7 +165,7 @@ def record_steps(
 
 def run_live(
     folder: str,
-    cell: Cell,
+    cell: ValidateCell,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     expected: list[list[int]],
@@ -195,7 +195,7 @@ def run_live(
     return seconds
 
 
-def compare(cell: Cell, steps: Sequence[CapturedStep], spec: ModelSpec) -> ValidateRow:
+def compare(cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec) -> ValidateRow:
     """Replays a cell and compares it with its live runs."""
     profile = median_profile(cell.profiles)
     predictor = systems_forecaster(cell.system, spec, name=spec.model_id)
@@ -261,7 +261,7 @@ def run_validate(config: ValidateConfig) -> None:
     folder = str(config.model)
     prompts, _ = token_prompts(config.model, PROMPTS, seed=0)
     steps, expected, spec = record_steps(folder, prompts, config.new_tokens)
-    cells = [Cell(budget, system) for budget in config.budget for system in config.system]
+    cells = [ValidateCell(budget, system) for budget in config.budget for system in config.system]
     for _ in range(config.repetitions):
         for cell in cells:
             seconds = run_live(folder, cell, prompts, config.new_tokens, expected)

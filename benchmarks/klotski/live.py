@@ -68,7 +68,7 @@ def list_requests(config: KlotskiConfig) -> dict[str, VariantRequest]:
 
 
 def run_once(request: VariantRequest) -> VariantReport:
-    """Runs a variant in a process of its own, from a cold start.
+    """Runs a variant in a new process, from a cold start.
 
     Raises:
         ProcessFailed: it failed or did not end.
@@ -84,7 +84,7 @@ def run_once(request: VariantRequest) -> VariantReport:
     return TypeAdapter(VariantReport).validate_python(report)
 
 
-class TokensDiffer(RuntimeError):
+class AnswersDiffer(RuntimeError):
     """Two variants gave a prompt different tokens."""
 
 
@@ -102,7 +102,7 @@ class TokenCheck:
         """
         for place, tokens in enumerate(answers):
             if self._known.setdefault((batch_size, place), tokens) != tokens:
-                raise TokensDiffer(f"{name}: prompt {place} has other tokens")
+                raise AnswersDiffer(f"{name}: prompt {place} has other tokens")
 
 
 def summarize_variant(name: str, request: VariantRequest, runs: Sequence[VariantReport]) -> LiveRow:

@@ -1,4 +1,4 @@
-"""One live run, in a process of its own: `benchmarks.klotski.variants REQUEST.json REPORT.json`."""
+"""One live run, as a worker process: `benchmarks.klotski.variants REQUEST.json REPORT.json`."""
 
 import importlib
 import inspect

@@ -21,8 +21,8 @@ SHARE = 0.25
 """Cache limit of figures 9, 10, 12 and 13: the text gives none."""
 OWN_CODE = (
     "every system of the paper's table runs in MoE-Infinity's code, seconds a token; its baselines "
-    "wait for their predictors, fmoe does not (4.3, 6.2); here all run beside the computation, and "
-    "promoe has its trained network, chunks and reordering"
+    "wait for their predictors, fmoe does not (4.3, 6.2); here all run in parallel with the "
+    "computation, and promoe has its trained network, chunks and reordering"
 )
 
 

@@ -59,7 +59,7 @@ UNCACHED_SHARE = 0.5
 """Room for transfers in flight; nothing is kept after its use (section 7.2)."""
 ROUTING = (
     "the reference model's routing of 60 experts for encoder-decoders' of 128; and where computing "
-    "takes as long as fetching, a replayed link that is idle brings everything that is forecast"
+    "takes as long as fetching, an idle link of the replay transfers everything that is forecast"
 )
 
 

@@ -51,7 +51,7 @@ PEERS = (
         name="accelerate",
         worker=WORKERS / "with_accelerate.py",
         weights=WeightLayout.FUSED,
-        how="device_map: experts of as many layers in memory as fit beside one more",
+        how="device_map: experts of as many layers in memory as fit with one more",
         environment="accelerate",
     ),
     Peer(

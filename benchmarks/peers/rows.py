@@ -1,4 +1,4 @@
-"""From the runs of one peer to its row, and from the rows to a table."""
+"""Rows of the peers, made from their runs, and the table of all rows."""
 
 import statistics
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Runs of one peer: each a process of its own, under the memory limit, from a cold page cache."""
+"""Runs of one peer: each a new process under the memory limit, with a cold page cache."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Other programs as clients, unmodified, each in an environment of its own.
+"""Other programs as clients, unmodified, each in its environment.
 
 openai and litellm run checks (`workers/`): answers equal to plain Transformers', streams equal to
 whole answers, refusals as each client's own exceptions. lm-eval's `local-completions` runs a small

@@ -47,7 +47,7 @@ class LeaveMoment(StrEnum):
     """Before its request."""
     IN_HEADERS = "in headers"
     IN_BODY = "in the body"
-    ASKED = "asked"
+    SENT = "sent"
     """After its request; nothing of the answer is read."""
     READING = "reading"
     """After the beginning of the answer."""

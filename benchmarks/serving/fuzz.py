@@ -101,7 +101,7 @@ def schema_cases(url: str, number: int, seed: int) -> Iterator[FuzzCase]:
 
 
 def draw_cases(strategy: Any, number: int, seed: int) -> list[schemathesis.Case]:
-    """Draws cases; fewer if there are not so many different ones."""
+    """Draws cases; fewer if there are too few different ones."""
     cases: list[schemathesis.Case] = []
 
     @seeded(seed)

@@ -1,4 +1,4 @@
-"""The server in a process of its own, as a user starts it, and its state as seen from outside."""
+"""The server as a separate process, as a user starts it, and its state as seen from outside."""
 
 import json
 import re

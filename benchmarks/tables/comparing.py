@@ -19,7 +19,7 @@ def replayed_table(*, batch: int = 1, every: bool = False) -> list[str]:
     rows: list[dict[str, Any]] = [row for row in report["rows"] if row["batch"] == batch]
     cells = list(dict.fromkeys((row["hardware"], row["budget"]) for row in rows))
     names = list(dict.fromkeys(row["system"] for row in rows))
-    shown = names if every else [name for name in names if name in SHORT]
+    chosen = names if every else [name for name in names if name in SHORT]
     by = {(row["hardware"], row["budget"], row["system"]): row for row in rows}
     winners = {
         (cell["hardware"], cell["budget"]): cell
@@ -29,7 +29,7 @@ def replayed_table(*, batch: int = 1, every: bool = False) -> list[str]:
     lines = []
     for hardware, budget in cells:
         line = [hardware, budget]
-        for name in shown:
+        for name in chosen:
             row = by.get((hardware, budget, name))
             line.append("-" if row is None else format_tpot(row["tpot_ms"], row["speedup_decode"]))
         won = winners[hardware, budget]
@@ -38,17 +38,17 @@ def replayed_table(*, batch: int = 1, every: bool = False) -> list[str]:
     tally = report["tally"]
     behind = tally["worst_behind_first"]
     distance = (
-        f"a token takes at least {-100 * behind:.1f} % less than the second's"
+        f"its TPOT is at least {-100 * behind:.1f} % below the second's"
         if behind < 0
         else f"at worst {100 * behind:.1f} % behind the first"
     )
     shape, new_tokens = report["shape"]["name"], report["new_tokens"]
     return [
         f"Simulated decode, batch {batch}: held-out requests of the reference model replayed with "
-        f"the bytes and the compute of {shape} ({new_tokens} generated tokens; median ms "
-        "a token, and times faster than `on-demand`):",
+        f"the bytes and the compute of {shape} ({new_tokens} generated tokens; median "
+        "TPOT, and times faster than `on-demand`):",
         "",
-        *markdown_table(["machine", "budget", *shown, "first", "`moecast` of the bound"], lines),
+        *markdown_table(["machine", "budget", *chosen, "first", "`moecast` of the bound"], lines),
         "",
         f"Of {tally['cells']} cells (machines, budgets, batch sizes), with every system of the "
         f"five papers in each, `moecast` is first in {tally['first']}: {distance}.",
@@ -68,13 +68,13 @@ def live_table(*, every: bool = False) -> list[str]:
     if not rows:
         return []
     names = list(dict.fromkeys(row["system"] for row in rows))
-    shown = names if every else [name for name in SHORT if name in names]
+    chosen = names if every else [name for name in SHORT if name in names]
     by = {(row["budget"], row["system"]): row for row in rows}
     budgets = sorted({row["budget"] for row in rows}, key=lambda budget: float(budget.rstrip("%")))
     lines = []
     for budget in budgets:
         line = [budget]
-        for name in shown:
+        for name in chosen:
             row = by.get((budget, name), {"failed": True})
             if row.get("failed"):
                 line.append("-")
@@ -89,7 +89,7 @@ def live_table(*, every: bool = False) -> list[str]:
         f"(TPOT, times faster than `on-demand`): {reports[0]['compared']}. The bound is simulated; "
         "all tokens are those of plain Transformers:",
         "",
-        *markdown_table(["budget", *shown], lines),
+        *markdown_table(["budget", *chosen], lines),
         "",
     ]
 
@@ -113,7 +113,7 @@ def validated_table() -> list[str]:
     ]
     columns = ["budget", "system", "TPOT live", "simulated", "ratio", "hits live", "simulated"]
     return [
-        "The simulator beside live runs of the same steps on the same machine:",
+        "The simulator and live runs of the same steps on the same machine:",
         "",
         *markdown_table(columns, rows),
         "",
@@ -129,8 +129,7 @@ def peers_section() -> list[str]:
     if report is None:
         return []
     return [
-        "Other programs with the same weights (float32), prompts and memory, in turns, each in an "
-        "environment of its own:",
+        "Other programs with the same weights (float32), prompts and memory, interleaved:",
         "",
         *peers_table(report),
         "",
@@ -155,7 +154,7 @@ def papers_table() -> list[str]:
     ]
     columns = ["paper", "where", "what", "paper", "ours", "why they differ"]
     return [
-        "What the papers claim, beside replays with their machines and models:",
+        "Claims of the papers, and replays with their machines and models:",
         "",
         *markdown_table(columns, rows),
         "",

@@ -44,7 +44,7 @@ def predictors_table() -> list[str]:
         f"({train['trace']['held_out_tokens']:,} tokens; {train['setting']}); learned networks "
         "with eight-bit weights, as in the built-in zoo:",
         "",
-        *markdown_table([*columns, "us a layer", "bytes", "Accuracy, shifted"], rows),
+        *markdown_table([*columns, "us per layer", "bytes", "Accuracy, shifted"], rows),
         "",
         "Accuracy is the mean over held-out tokens of |predicted top_k and chosen| / top_k; "
         "FetchRate the share of predicted experts whose bytes had all arrived before their layer "

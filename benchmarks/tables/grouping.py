@@ -41,10 +41,10 @@ def groups_tables(*, every: bool = False) -> list[str]:
         speed = peer.tokens_per_second
         cells = [peer.name, str(peer.rows), "1", format_figure(speed, 1), format_ratio(speed, base)]
         lines.append([*cells, "-", "-", "-"])
-    columns = ["arm", "batch", "n", "tokens/s", "over single", "link", "compute", "reads"]
+    columns = ["variant", "batch", "n", "tokens/s", "over single", "link", "compute", "reads"]
     text = [
         f"Batches in groups, live, {report.budget} of the experts in memory, prompts of "
-        f"{report.prompt_tokens} tokens and {report.new_tokens} new ones (tokens a second, "
+        f"{report.prompt_tokens} tokens and {report.new_tokens} new ones (throughput, "
         "prompts included; link and compute busy in the steady state; reads of one expert within "
         "one step of the group, at most):",
         "",
@@ -54,9 +54,9 @@ def groups_tables(*, every: bool = False) -> list[str]:
     if not every:
         return text
     points = live_points(report.completed)
-    text += ["Tokens a second against the batch size and n:", "", *points_table(points), ""]
+    text += ["Throughput in tokens/s against the batch size and n:", "", *points_table(points), ""]
     for environment, points in simulated_points(report.simulated or []).items():
-        text += [f"Simulated, {environment}, tokens a second:", "", *points_table(points), ""]
+        text += [f"Simulated, {environment}, tokens/s:", "", *points_table(points), ""]
     if report.quality:
         rows = [
             [
@@ -67,7 +67,7 @@ def groups_tables(*, every: bool = False) -> list[str]:
             ]
             for row in report.quality
         ]
-        columns = ["window", "nats", "perplexity", "likeliest token as with all"]
+        columns = ["window", "nats", "perplexity", "same most likely token"]
         text += [
             "Attention to 4 sinks and a window, teacher-forced on held-out text:",
             "",

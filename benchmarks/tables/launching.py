@@ -38,11 +38,11 @@ def launchers_table() -> list[str]:
     imported = ", ".join(report.core.imports) or "neither Ray nor submitit"
     return [
         f"`launcher=` recording {report.prompts} prompts with the reference model (routing only, "
-        f"one thread in each worker, {report.machine['cores']} cores): digest beside that of one "
-        "process without workers, time until the first worker has its model, time from the first "
-        "part handed out to the last one done, parts, parts done again:",
+        f"one thread in each worker, {report.machine['cores']} cores): digest compared with that "
+        "of one process without workers, time until a worker has planned the trace, time from the "
+        "plan to the last part, parts, retried parts:",
         "",
-        *markdown_table(["launcher", "digest", "start", "recording", "parts", "again"], rows),
+        *markdown_table(["launcher", "digest", "start", "recording", "parts", "retried"], rows),
         "",
         f"Two workers record {report.second_worker.speedup:.2f} times as fast as one (medians "
         f"of {report.repetitions}). Weights trained by groups of layers on two workers are "

@@ -27,7 +27,7 @@ def robustness_table() -> list[str]:
     if not rows:
         return []
     return [
-        "The server as a process of its own, the reference model, clients on the same machine:",
+        "The server as a separate process, the reference model, clients on the same machine:",
         "",
         *markdown_table(["what", "to reach", "measured"], rows),
         "",
@@ -53,7 +53,7 @@ def robustness_rows(reports: ServingReports) -> Iterator[list[str]]:
 
 def storm_row(storm: StormReport) -> list[str]:
     return [
-        f"{storm.requests} requests for {storm.tokens:,} tokens each, their clients gone after "
+        f"{storm.requests} requests for {storm.tokens:,} tokens each, their clients leave after "
         f"{storm.client_seconds:g} s; then one for 10 tokens",
         "answered within 5 s; nothing runs, waits or is pinned",
         f"{storm.next_seconds_worst:.2f} s at worst of {len(storm.runs)}; "
@@ -63,8 +63,9 @@ def storm_row(storm: StormReport) -> list[str]:
 
 def shutdown_row(shutdown: ShutdownReport) -> list[str]:
     return [
-        f"SIGTERM while {shutdown.requests} answers are made",
-        "gone within 4.1 s without grace; with it all accepted ones completed, none new, no child",
+        f"SIGTERM while {shutdown.requests} answers are generated",
+        "ends within 4.1 s without a grace period; with one, all accepted requests are completed, "
+        "none is new, no child process is left",
         f"{shutdown.seconds_worst_without_grace:.2f} s at worst; {shutdown.completed} of "
         f"{shutdown.accepted} completed, {shutdown.late_accepted} new, "
         f"{shutdown.children_left} children",
@@ -94,7 +95,7 @@ def disconnects_row(disconnects: DisconnectsReport) -> list[str]:
     grown = (disconnects.after.rss_bytes - disconnects.before.rss_bytes) / MIB
     return [
         f"{disconnects.requests:,} clients that leave at random moments",
-        "no slot, thread or descriptor stays",
+        "no slot, thread or descriptor is leaked",
         f"{format_left(disconnects.left)}; threads {disconnects.threads_leaked:+d}, descriptors "
         f"{disconnects.descriptors_leaked:+d}, memory {grown:+.0f} MiB",
     ]
@@ -105,10 +106,10 @@ def soak_row(soak: SoakReport) -> list[str]:
     slope = soak.anonymous_slope.bytes_per_hour
     return [
         f"{soak.minutes:g} minutes of mixed load, {sum(soak.counts.values())} requests",
-        "memory flat, no thread or descriptor stays",
-        f"memory (no file's pages) when nothing is generated, at a quarter, half and the end: "
+        "memory flat, no thread or descriptor is leaked",
+        f"anonymous memory of the idle server at a quarter, half and the end: "
         f"{idle[len(idle) // 4]:.0f}, {idle[len(idle) // 2]:.0f}, {idle[-1]:.0f} MiB; over the "
-        f"second half {format_figure(None if slope is None else slope / MIB, 1, ' MiB an hour')}; "
+        f"second half {format_figure(None if slope is None else slope / MIB, 1, ' MiB per hour')}; "
         f"threads {soak.threads_leaked:+d}, descriptors {soak.descriptors_leaked:+d}",
     ]
 
@@ -151,7 +152,7 @@ def arrivals_table() -> list[str]:
     often = "once" if report.repetitions == 1 else f"{report.repetitions} times in turns"
     text = [
         f"Arrivals of {report.trace} replayed live: {report.requests} requests in a row, "
-        f"{report.rate:.2f} a second, {often}, model {report.model}, budget "
+        f"{report.rate:.2f} per second, {often}, model {report.model}, budget "
         f"{report.budget}; all systems gave {answers}:",
         "",
         *markdown_table(

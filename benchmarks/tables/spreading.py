@@ -38,13 +38,13 @@ def scaling_tables() -> list[str]:
     columns = ["model", "devices", f"a token, {report.batch} requests", "hits"]
     columns.append(f"tokens/s, {report.batch_per_node} requests a node")
     return [
-        f"`{report.system}` with experts spread over devices and nodes, each device with an "
-        "arena and a link of its own (simulated; the reference model's routing, the models' bytes "
-        "and layers; `scaling.py` has the machines and what is assumed of the network):",
+        f"`{report.system}` with experts spread over devices and nodes, each device with its "
+        "arena and its link (simulated; the reference model's routing, the models' bytes and "
+        "layers; `scaling.py` has the machines and the assumed network):",
         "",
         *markdown_table(columns, lines),
         "",
-        "What moe-infinity-sequence-level says of its figure 13, beside it:",
+        "MoE-Infinity (sequence level) on its figure 13, and the replays:",
         "",
         *markdown_table(["where", "what", "paper", "ours"], claims),
         "",

@@ -1,4 +1,4 @@
-"""One peer in a process of its own: the same prompts, clocks and report for all.
+"""The worker process of a peer: the same prompts, clocks and report for all.
 
 Each `with_*.py` of this folder runs in the environment of its peer, without moecast. This module,
 which they share, needs the standard library only.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.config import KlotskiConfig
-from benchmarks.klotski.live import TokenCheck, TokensDiffer, list_requests
+from benchmarks.klotski.live import AnswersDiffer, TokenCheck, list_requests
 from benchmarks.klotski.measures import (
     ExpertSpans,
     covered_seconds,
@@ -103,7 +103,7 @@ def test_token_check__finds_a_token_that_differs():
     check = TokenCheck()
     check.add("a", 2, [[1], [2]])
     check.add("c", 1, [[9]])
-    with pytest.raises(TokensDiffer, match="b: prompt 1"):
+    with pytest.raises(AnswersDiffer, match="b: prompt 1"):
         check.add("b", 2, [[1], [3]])
 
 
