@@ -1,4 +1,4 @@
-"""One face for every program: arguments, help, run folder, and the one error boundary."""
+"""The command line of every program: arguments, help, run folder, and the error boundary."""
 
 import os
 import sys
@@ -12,54 +12,55 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from configs.command import Command
-from configs.compose import ConfigError, compose_typed, sweep
-from configs.help import command_help, program_help
+from configs.compose import ConfigError, compose_typed, expand_sweep
+from configs.help import write_command_help, write_program_help
 from configs.renamed import explain_command
-from configs.run_folder import default_run_dir, describe
+from configs.run_folder import default_run_dir, describe_run
 from predictors.config import SECRET
 from predictors.errors import MoecastError, unknown
 from predictors.files import write_json
 
 HELP = ("-h", "--help", "help")
+MULTIRUN = ("-m", "--multirun")
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-HIDDEN = "(not kept)"
+HIDDEN = "(hidden)"
+"""Written in place of secrets."""
 
 
 def main(program: str, commands: Sequence[Command], argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0 done, 1 failed, 2 wrong use, 130 interrupted.
 
-    `program` is the package's name. The one place where an exception becomes a line on stderr:
-    a MoecastError is the user's to mend (2), anything else is a failure (1); `debug=true` shows
-    the traceback of both.
+    Every exception becomes one line on stderr here: a MoecastError is a fault that the user can
+    correct (2), any other is a failure (1). `debug=true` prints the traceback of both.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = any(one.lower() == "debug=true" for one in arguments)
+    debug = any(argument.lower() == "debug=true" for argument in arguments)
     try:
-        return dispatch(program, commands, arguments)
+        return run_command(program, commands, arguments)
     except KeyboardInterrupt:
-        complain("interrupted; the same command carries on or starts again", debug)
+        print_error("interrupted; run the same command again to continue or restart", debug)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has left: nobody to tell. Python must not flush into it at exit.
+        # The reader (`| head`) has closed the pipe. Python must not flush into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except MoecastError as error:
-        complain(f"error: {flat(error)}", debug)
+        print_error(f"error: {join_lines(error)}", debug)
         return USAGE
     except Exception as error:
-        hint = "" if debug else " (debug=true shows where)"
-        complain(f"error: {type(error).__name__}: {flat(error)}{hint}", debug)
+        hint = "" if debug else " (debug=true shows the traceback)"
+        print_error(f"error: {type(error).__name__}: {join_lines(error)}{hint}", debug)
         return FAILED
 
 
-def dispatch(program: str, commands: Sequence[Command], arguments: list[str]) -> int:
-    """Finds the command that the arguments name, and runs it once or as a sweep."""
+def run_command(program: str, commands: Sequence[Command], arguments: list[str]) -> int:
+    """Finds the command of the arguments, and runs it once or as a sweep; returns the exit code."""
     table = {command.name: command for command in commands}
     if not arguments and "" not in table:
-        sys.stderr.write(program_help(program, commands))
+        sys.stderr.write(write_program_help(program, commands))
         return USAGE
     if arguments and arguments[0] in HELP and (len(commands) > 1 or "" not in table):
-        sys.stdout.write(program_help(program, commands))
+        sys.stdout.write(write_program_help(program, commands))
         return OK
     if arguments and arguments[0] in table:
         command, arguments = table[arguments[0]], arguments[1:]
@@ -69,31 +70,34 @@ def dispatch(program: str, commands: Sequence[Command], arguments: list[str]) ->
         command = table[""]
     else:
         raise ConfigError(unknown("command", arguments[0], table))
-    if any(one in HELP[:2] for one in arguments):
-        sys.stdout.write(command_help(program, command))
+    if any(argument in HELP[:2] for argument in arguments):
+        sys.stdout.write(write_command_help(program, command))
         return OK
-    multiple = any(one in ("-m", "--multirun") for one in arguments)
-    options = named([one for one in arguments if one not in ("-m", "--multirun")], command)
-    if multiple:
+    options = [argument for argument in arguments if argument not in MULTIRUN]
+    is_sweep = len(options) < len(arguments)
+    options = expand_positional(options, command)
+    if is_sweep:
         run_sweep(program, command, options)
     else:
         run_once(program, command, options, arguments)
     return OK
 
 
-def named(arguments: Sequence[str], command: Command) -> list[str]:
-    """The arguments with the bare first one written as `key=value`."""
+def expand_positional(arguments: Sequence[str], command: Command) -> list[str]:
+    """Writes a bare first argument as `key=value`; ConfigError if one is not an option."""
     options = list(arguments)
-    if options and command.positional and is_bare(options[0]):
+    if options and command.positional and is_value(options[0]):
         options[0] = f"{command.positional}={options[0]}"
-    for one in options:
-        if one.startswith("-"):
-            raise ConfigError(f"{one!r} is not an option: write key=value; --help lists the keys")
+    for option in options:
+        if option.startswith("-"):
+            raise ConfigError(
+                f"{option!r} is not an option: write key=value; --help lists the keys"
+            )
     return options
 
 
-def is_bare(argument: str) -> bool:
-    """Whether an argument is a value alone: no key before its first `=`."""
+def is_value(argument: str) -> bool:
+    """Whether an argument is a value without a key before its first `=`."""
     key, equals, _ = argument.partition("=")
     return not argument.startswith("-") and not (equals and key.replace(".", "").isidentifier())
 
@@ -105,7 +109,7 @@ def run_once(
     argv: Sequence[str],
     run_dir: Path | None = None,
 ) -> Any:
-    """Composes, runs and records one run; returns what the command returned."""
+    """Composes, runs and records a command; returns its results."""
     config, tree = compose_typed(command.config, options)
     label = "-".join(filter(None, (program, command.name)))
     folder = run_dir or config.run_dir
@@ -117,8 +121,8 @@ def run_once(
     run = getattr(import_module(module), function)
     if folder is not None and command.records:
         resolved = OmegaConf.to_container(tree, resolve=True)
-        record = describe(label, without_secrets(argv, config), resolved, config.seed)
-        record["config"].update(dict.fromkeys(secrets_of(config), HIDDEN))
+        record = describe_run(label, hide_secrets(argv, config), resolved, config.seed)
+        record["config"].update(dict.fromkeys(secret_options(config), HIDDEN))
         write_json(folder / "run.json", record)
     results = run(config)
     if folder is not None and command.records and results is not None:
@@ -126,8 +130,8 @@ def run_once(
     return results
 
 
-def secrets_of(config: Any) -> list[str]:
-    """The options whose values are written nowhere, of those that are set."""
+def secret_options(config: Any) -> list[str]:
+    """Returns the options that are set and whose values must not be written."""
     return [
         field.name
         for field in fields(config)
@@ -135,24 +139,26 @@ def secrets_of(config: Any) -> list[str]:
     ]
 
 
-def without_secrets(argv: Sequence[str], config: Any) -> list[str]:
-    """The arguments as they may be kept."""
-    names = secrets_of(config)
+def hide_secrets(argv: Sequence[str], config: Any) -> list[str]:
+    """Returns the arguments with the values of secret options replaced."""
+    names = secret_options(config)
     return [
-        f"{one.partition('=')[0]}={HIDDEN}" if one.partition("=")[0] in names else one
-        for one in argv
+        f"{argument.partition('=')[0]}={HIDDEN}"
+        if argument.partition("=")[0] in names
+        else argument
+        for argument in argv
     ]
 
 
 def run_sweep(program: str, command: Command, options: Sequence[str]) -> None:
-    """`-m`: one run after another over the grid of comma lists, in numbered folders.
+    """Runs every combination of the comma lists (`-m`), one after another in numbered folders.
 
-    The first failure ends the sweep: what the runs before it wrote stays.
+    The first failure ends the sweep; the results of earlier runs stay.
     """
     label = "-".join(filter(None, (program, command.name)))
-    chosen = [one.partition("=")[2] for one in options if one.startswith("run_dir=")]
-    folder = Path(chosen[-1]) if chosen else default_run_dir(label)
-    jobs = sweep([one for one in options if not one.startswith("run_dir=")])
+    folders = [option.partition("=")[2] for option in options if option.startswith("run_dir=")]
+    folder = Path(folders[-1]) if folders else default_run_dir(label)
+    jobs = expand_sweep([option for option in options if not option.startswith("run_dir=")])
     record = []
     for number, job in enumerate(jobs):
         target = folder / str(number)
@@ -162,12 +168,12 @@ def run_sweep(program: str, command: Command, options: Sequence[str]) -> None:
         write_json(folder / "sweep.json", record)
 
 
-def complain(line: str, debug: bool) -> None:
+def print_error(line: str, debug: bool) -> None:
     if debug:
         traceback.print_exc()
     sys.stderr.write(f"{line}\n")
 
 
-def flat(error: BaseException) -> str:
-    """The whole message on one line."""
+def join_lines(error: BaseException) -> str:
+    """Returns the whole message on one line."""
     return " ".join(str(error).split())

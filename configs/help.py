@@ -1,4 +1,4 @@
-"""`--help`: from the schemas, their docstrings and the files of the groups. Imports no torch."""
+"""Writes `--help` from the schemas, their docstrings and the groups' files, without torch."""
 
 import ast
 import inspect
@@ -11,17 +11,17 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from configs.command import Command
-from configs.compose import Groups, choices_of, defaults, several_of
-from configs.schema import spelled, type_of
+from configs.compose import ConfigGroups, compose_defaults, group_choices, multi_choice_defaults
+from configs.schema import option_type, type_text
 from predictors.config import RunConfig
 
 WIDTH = 100
 
 
-def program_help(program: str, commands: Sequence[Command]) -> str:
-    """The commands of a program, one a line."""
-    command = "[COMMAND]" if any(not one.name for one in commands) else "COMMAND"
-    lines = [f"usage: python -m {program} {command} [key=value ...]", ""]
+def write_program_help(program: str, commands: Sequence[Command]) -> str:
+    """Lists the commands of a program, one per line."""
+    placeholder = "[COMMAND]" if any(not command.name for command in commands) else "COMMAND"
+    lines = [f"usage: python -m {program} {placeholder} [key=value ...]", ""]
     width = max(len(command.name) for command in commands)
     lines += [
         f"  {command.name or '(none)':{max(width, 6)}}  {command.summary}" for command in commands
@@ -29,43 +29,46 @@ def program_help(program: str, commands: Sequence[Command]) -> str:
     lines += ["", f"python -m {program} COMMAND --help lists a command's options.", ""]
     if any(not command.name for command in commands):
         alone = next(command for command in commands if not command.name)
-        return "\n".join(lines) + "\n" + command_help(program, alone)
+        return "\n".join(lines) + "\n" + write_command_help(program, alone)
     return "\n".join(lines)
 
 
-def command_help(program: str, command: Command) -> str:
-    """Usage, then every option with its type, default and meaning, and the groups' choices."""
-    config, groups = defaults(command.config)
+def write_command_help(program: str, command: Command) -> str:
+    """Writes usage, options with type, default and meaning, and the groups' choices."""
+    config, groups = compose_defaults(command.config)
     first = f" [{command.positional.upper()}]" if command.positional else ""
     called = " ".join(filter(None, ("python -m", program, command.name)))
     lines = [f"usage: {called}{first} [key=value ...]", "", *textwrap.wrap(command.summary, WIDTH)]
     everywhere = [field.name for field in fields(RunConfig)]
     grouped = [key for key in map(str, config) if key in groups.chosen]
-    several = several_of(command.config)
+    several = multi_choice_defaults(command.config)
     own = [key for key in map(str, config) if key not in (*everywhere, *grouped, *several)]
-    lines += ["", "options (key=value):", *option_lines(config, own)] if own else []
+    lines += ["", "options (key=value):", *format_options(config, own)] if own else []
     if grouped:
         lines += ["", "groups (GROUP=CHOICE; the default has a star) and their options:"]
         for group in grouped:
-            lines += [*choice_lines(group, groups), *option_lines(config, [group])]
+            lines += [*format_choices(group, groups), *format_options(config, [group])]
     if several:
         lines += ["", "groups of which several may be chosen (GROUP=CHOICE,CHOICE or GROUP=all):"]
         schema = OmegaConf.get_type(config)
-        meanings = docstrings(schema) if is_dataclass(schema) else {}
+        meanings = field_docstrings(schema) if is_dataclass(schema) else {}
         for group, chosen in several.items():
-            lines += several_lines(group, chosen, meanings.get(group, ""))
-    lines += ["", "options of every command:", *option_lines(config, everywhere), ""]
+            lines += format_multi_choice(group, chosen, meanings.get(group, ""))
+    lines += ["", "options of every command:", *format_options(config, everywhere), ""]
     lines += [
-        "Several values (key=a,b) with -m make one run of each combination.",
+        "With -m, several values (key=a,b) make one run of each combination.",
         "Exit codes: 0 done, 1 failed, 2 wrong use.",
         "",
     ]
     return "\n".join(lines)
 
 
-def choice_lines(group: str, groups: Groups) -> list[str]:
-    """A group with its choices; the one taken by default has a star."""
-    marked = [f"{one}*" if one == groups.chosen[group] else one for one in groups.choices[group]]
+def format_choices(group: str, groups: ConfigGroups) -> list[str]:
+    """Formats a group and its choices; the default has a star."""
+    marked = [
+        f"{choice}*" if choice == groups.chosen[group] else choice
+        for choice in groups.choices[group]
+    ]
     return textwrap.wrap(
         f"{group}= {', '.join(marked)}",
         WIDTH,
@@ -75,9 +78,9 @@ def choice_lines(group: str, groups: Groups) -> list[str]:
     )
 
 
-def several_lines(group: str, chosen: str, meaning: str) -> list[str]:
-    """A group of which an option takes several choices, what it takes by default, what it is."""
-    listed = f"{group}= {', '.join(choices_of(group))} (default {chosen})"
+def format_multi_choice(group: str, chosen: str, meaning: str) -> list[str]:
+    """Formats a group of which an option takes several choices."""
+    listed = f"{group}= {', '.join(group_choices(group))} (default {chosen})"
     return [
         *textwrap.wrap(
             listed,
@@ -90,26 +93,26 @@ def several_lines(group: str, chosen: str, meaning: str) -> list[str]:
     ]
 
 
-def option_lines(config: DictConfig, keys: Sequence[str], prefix: str = "") -> Iterator[str]:
-    """Each of these options, `key  type = default` and below it its docstring; groups unfolded."""
+def format_options(config: DictConfig, keys: Sequence[str], prefix: str = "") -> Iterator[str]:
+    """Yields `key  type = default` and the docstring of each option; nested ones are unfolded."""
     schema = OmegaConf.get_type(config)
-    meanings = docstrings(schema) if is_dataclass(schema) else {}
+    meanings = field_docstrings(schema) if is_dataclass(schema) else {}
     for key in keys:
         node = config._get_node(key)
         dotted = f"{prefix}{key}"
         if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
-            yield from option_lines(node, [str(one) for one in node], f"{dotted}.")
+            yield from format_options(node, [str(name) for name in node], f"{dotted}.")
             continue
-        kind = spelled(type_of(config, key))
-        yield f"  {dotted}  {kind} {shown(config, key)}".rstrip()
+        kind = type_text(option_type(config, key))
+        yield f"  {dotted}  {kind} {default_text(config, key)}".rstrip()
         if key in meanings:
             yield from textwrap.wrap(
                 meanings[key], WIDTH, initial_indent="      ", subsequent_indent="      "
             )
 
 
-def shown(config: DictConfig, key: str) -> str:
-    """The default of an option, as the user would write it."""
+def default_text(config: DictConfig, key: str) -> str:
+    """Returns the default of an option as the user would write it."""
     if OmegaConf.is_missing(config, key):
         return "(required)"
     value: Any = config[key]
@@ -121,9 +124,9 @@ def shown(config: DictConfig, key: str) -> str:
 
 
 @cache
-def docstrings(schema: type) -> dict[str, str]:
-    """The string under each field of a dataclass and of its bases, one line each."""
-    found: dict[str, str] = {}
+def field_docstrings(schema: type) -> dict[str, str]:
+    """Returns the docstring below each field of a dataclass and its bases, as one line."""
+    texts: dict[str, str] = {}
     for owner in reversed(schema.__mro__):
         if not is_dataclass(owner):
             continue
@@ -137,5 +140,5 @@ def docstrings(schema: type) -> dict[str, str]:
                 and isinstance(text.value, ast.Constant)
                 and isinstance(text.value.value, str)
             ):
-                found[field.target.id] = " ".join(text.value.value.split())
-    return found
+                texts[field.target.id] = " ".join(text.value.value.split())
+    return texts

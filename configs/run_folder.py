@@ -1,4 +1,4 @@
-"""What a run leaves behind: run.json (how it was started) and results.json (what came out)."""
+"""The folder of a run, and its run.json: command line, configuration, versions and revision."""
 
 import os
 import platform
@@ -12,11 +12,11 @@ from typing import Any
 from predictors.versions import package_versions
 
 RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets")
-"""The packages on whose version a result may depend."""
+"""Packages whose version may change a result."""
 
 
 def default_run_dir(command: str) -> Path:
-    """runs/COMMAND/TIME, with a number behind it when two runs start within one second."""
+    """Returns runs/COMMAND/TIME, numbered if two runs start within one second."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     folder = Path("runs", command, stamp)
     number = 1
@@ -26,14 +26,14 @@ def default_run_dir(command: str) -> Path:
     return folder
 
 
-def describe(command: str, argv: Sequence[str], config: Any, seed: int) -> dict[str, Any]:
-    """The record of how a run was started; `config` is the resolved tree of plain values."""
+def describe_run(command: str, argv: Sequence[str], config: Any, seed: int) -> dict[str, Any]:
+    """Returns the content of run.json; `config` is the resolved tree of plain values."""
     return {
         "command": command,
         "argv": list(argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,
-        "git_revision": git_revision(),
+        "git_revision": read_git_revision(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
@@ -42,8 +42,8 @@ def describe(command: str, argv: Sequence[str], config: Any, seed: int) -> dict[
     }
 
 
-def git_revision() -> str | None:
-    """Commit of the checkout that this code runs from, `-dirty` when edited; None outside one."""
+def read_git_revision() -> str | None:
+    """Returns the commit of this checkout, `-dirty` if edited; None outside a checkout."""
     here = Path(__file__).resolve().parent.parent
     if not (here / ".git").exists():
         return None
@@ -53,6 +53,6 @@ def git_revision() -> str | None:
             capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"note: the git revision could not be read ({error})\n")
+        sys.stderr.write(f"warning: the git revision could not be read ({error})\n")
         return None
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Registers every package's schemas with Hydra, and looks up a key in a composed configuration."""
+"""Registers the packages' schemas with Hydra, and finds the type of a configuration's key."""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -26,7 +26,7 @@ PACKAGES = (
 )
 
 
-def schemas(root: str | None = None) -> dict[str, type]:
+def load_schemas(root: str | None = None) -> dict[str, type]:
     """Returns the dataclass that owns each schema path ("train", "model/base").
 
     With `root`, only of the packages down to the one that owns this root: a package's
@@ -34,27 +34,27 @@ def schemas(root: str | None = None) -> dict[str, type]:
 
     A root `package.module:Class` is a schema without a YAML file and without groups.
     """
-    found: dict[str, type] = {}
+    owners: dict[str, type] = {}
     if root and ":" in root:
         module, _, name = root.partition(":")
-        found[root] = getattr(import_module(module), name)
-        return found | schemas()
+        owners[root] = getattr(import_module(module), name)
+        return owners | load_schemas()
     for package in PACKAGES:
         for path, schema in import_module(f"{package}.config").SCHEMAS.items():
-            assert path not in found, f"two packages register the schema {path!r}"
-            found[path] = schema
-        if root in found:
+            assert path not in owners, f"two packages register the schema {path!r}"
+            owners[path] = schema
+        if root in owners:
             break
-    return found
+    return owners
 
 
-def register(root: str) -> None:
+def register_schemas(root: str) -> None:
     """Stores each schema as `schema/PATH`: outside the groups, so that none is a choice.
 
     A root without a YAML file is stored at the top as well, where Hydra looks for roots.
     """
     store = ConfigStore.instance()
-    for path, schema in schemas(root).items():
+    for path, schema in load_schemas(root).items():
         if ":" in path:
             store.store(name=path, node=schema)
             continue
@@ -62,18 +62,18 @@ def register(root: str) -> None:
         store.store(group=f"schema/{group}".rstrip("/"), name=name, node=schema)
 
 
-def keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    """Dotted keys of the configuration that hold a value, in the order of their declaration."""
+def option_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Yields the dotted keys of a configuration's values in the order of declaration."""
     for key in map(str, config):
         node = config._get_node(key)
         if isinstance(node, DictConfig) and is_dataclass(OmegaConf.get_type(node)):
-            yield from keys(node, f"{prefix}{key}.")
+            yield from option_keys(node, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
 
 
-def type_of(config: DictConfig, key: str) -> Any:
-    """Declared type of a dotted key; `Any` below a plain dictionary; KeyError if there is none."""
+def option_type(config: DictConfig, key: str) -> Any:
+    """Returns the declared type of a dotted key, `Any` in a plain dictionary; KeyError if none."""
     node: Any = config
     declared: Any = Any
     for part in key.split("."):
@@ -89,25 +89,25 @@ def type_of(config: DictConfig, key: str) -> Any:
     return declared
 
 
-def alternatives(declared: Any) -> tuple[Any, ...]:
-    """Members of a union type; the type itself when it is none."""
+def union_members(declared: Any) -> tuple[Any, ...]:
+    """Returns the members of a union type; of another type, the type itself."""
     return get_args(declared) if get_origin(declared) in (Union, UnionType) else (declared,)
 
 
-def members(declared: Any) -> dict[str, str]:
-    """Value to name of the members of an enumerated type, null left out; empty for other types."""
+def enum_values(declared: Any) -> dict[str, str]:
+    """Returns value to name of an enum's members, without null; empty for other types."""
     return {
         str(member.value): member.name
-        for kind in alternatives(declared)
+        for kind in union_members(declared)
         if isinstance(kind, type) and issubclass(kind, Enum)
         for member in kind
     }
 
 
-def spelled(declared: Any) -> str:
-    """How the help writes a type: an enumerated one by its values."""
+def type_text(declared: Any) -> str:
+    """Returns a type as the help writes it: an enum by its values."""
     names = []
-    for kind in alternatives(declared):
+    for kind in union_members(declared):
         if kind is NoneType:
             names.append("null")
         elif isinstance(kind, type) and issubclass(kind, Enum):

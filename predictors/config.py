@@ -1,4 +1,4 @@
-"""What every command takes, and the schemas of the `predictor` group."""
+"""Options of every command, and the schemas of the `predictor` group."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 from predictors.errors import PredictorError
 
 ALL = "all"
-"""Stands for every kind there is."""
+"""Stands for every kind."""
 
 SEVERAL = "several"
-"""Key of a field's metadata: its option takes several choices of the group of its name, `a,b` or
-`all`; the value is what it is without an argument."""
+"""Key of a field's metadata: the option takes several choices of the group of its name, `a,b` or
+`all`; the value is its default."""
 
 SECRET = "secret"
-"""Key of a field's metadata: what it is set to is written nowhere."""
+"""Key of a field's metadata: the option's value must not be written to a file or log."""
 
 
 @dataclass(kw_only=True)
@@ -22,9 +22,9 @@ class RunConfig:
     """Base of every command's configuration."""
 
     run_dir: Path | None = None
-    """Folder for results.json, run.json and what is made; default runs/COMMAND/TIME (UTC)."""
+    """Folder for results.json, run.json and other output; default: runs/COMMAND/TIME (UTC)."""
     debug: bool = False
-    """Show tracebacks."""
+    """Print tracebacks of errors."""
     seed: int = 0
     """Seed of every random choice."""
 
@@ -32,11 +32,11 @@ class RunConfig:
 @dataclass(kw_only=True)
 class PredictorConfig:
     kind: str = "stride"
-    """Row of the table in predictors/registry.py, or all of them."""
+    """Kind of predictor (see predictors/registry.py), or all."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of that kind, such as `{capacity: 256}`: what its class takes by keyword."""
+    """Options of that kind, such as `{capacity: 256}`: keyword arguments of its class."""
     int8: bool = False
-    """Networks with eight-bit weights: a quarter of the bytes; what is scored is what ships."""
+    """Export networks with int8 weights, a quarter of the bytes; metrics are of the export."""
     width: int = 512
     """Hidden units of each learned network; 512 is 160,000 parameters on the reference model."""
 

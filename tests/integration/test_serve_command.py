@@ -72,8 +72,8 @@ def test_server__answers_several_clients_at_once_with_prefetching(tmp_path: Path
         kept = [path.read_text() for path in (tmp_path / "run").iterdir()]
         assert all("a-secret" not in text for text in [*kept, served.log.read_text()])
         config = json.loads((tmp_path / "run" / "run.json").read_text())
-        assert config["config"]["key"] == "(not kept)"
-        assert "key=(not kept)" in config["argv"]
+        assert config["config"]["key"] == "(hidden)"
+        assert "key=(hidden)" in config["argv"]
 
 
 @pytest.fixture(scope="module")

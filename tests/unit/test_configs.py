@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import configs
-from configs.compose import ConfigError, Groups, compose_typed, defaults
-from configs.schema import schemas
+from configs.compose import ConfigError, ConfigGroups, compose_defaults, compose_typed
+from configs.schema import load_schemas
 
 FOLDER = Path(configs.__file__).parent
 ROOTS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -32,14 +32,14 @@ GIVEN = {
 
 
 @cache
-def groups_of(root: str) -> Groups:
-    return defaults(root)[1]
+def groups_of(root: str) -> ConfigGroups:
+    return compose_defaults(root)[1]
 
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_root__composes_and_is_typed(root: str) -> None:
     config, _ = compose_typed(root, GIVEN.get(root, []))
-    assert type(config) is schemas(root)[root]
+    assert type(config) is load_schemas(root)[root]
 
 
 @pytest.mark.parametrize(("group", "choice"), GROUPS)
@@ -59,7 +59,7 @@ def test_group__has_a_default_that_exists(root: str) -> None:
 
 
 def test_every_root_schema__has_its_file() -> None:
-    assert {path for path in schemas() if "/" not in path} == set(ROOTS)
+    assert {path for path in load_schemas() if "/" not in path} == set(ROOTS)
 
 
 def test_unknown_key__lists_the_choices_and_the_closest() -> None:

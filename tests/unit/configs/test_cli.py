@@ -70,9 +70,9 @@ def test_run__without_a_folder_makes_one(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (["fails", "x"], 1, "error: OSError: no disk for x (debug=true shows where)"),
+        (["fails", "x"], 1, "error: OSError: no disk for x (debug=true shows the traceback)"),
         (["refuses"], 2, "error: this cannot be; do that"),
-        (["waits"], 130, "interrupted; the same command carries on or starts again"),
+        (["waits"], 130, "interrupted; run the same command again to continue or restart"),
         (["works", "x", "y"], 2, f"error: 'y' is not an option: {WRITE}"),
         (["works", "--fast"], 2, f"error: '--fast' is not an option: {WRITE}"),
         (["wroks"], 2, f"error: unknown command 'wroks'. Did you mean 'works'? {CHOICES}"),
@@ -126,6 +126,6 @@ class Documented:
 
 
 def test_docstrings__come_from_under_the_fields() -> None:
-    from configs.help import docstrings
+    from configs.help import field_docstrings
 
-    assert docstrings(Documented) == {"width": "Two lines."}
+    assert field_docstrings(Documented) == {"width": "Two lines."}

@@ -8,8 +8,8 @@ from configs import compose as compose_module
 from configs import renamed
 from configs.cli import main
 from configs.command import Command
-from configs.compose import ConfigError, compose_typed, defaults
-from configs.schema import keys
+from configs.compose import ConfigError, compose_defaults, compose_typed
+from configs.schema import option_keys
 
 ROOTS = sorted(path.stem for path in compose_module.FOLDER.glob("*.yaml"))
 
@@ -65,8 +65,8 @@ def test_table__names_options_that_exist(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.undo()
     known = {}
     for root in ROOTS:
-        config, groups = defaults(root)
-        known[root] = {*keys(config), *groups.chosen, *map(str, config)}
+        config, groups = compose_defaults(root)
+        known[root] = {*option_keys(config), *groups.chosen, *map(str, config)}
     anywhere = set.union(*known.values())
     for root, table in renamed.OPTIONS.items():
         options = anywhere if root == renamed.EVERY else known[root]

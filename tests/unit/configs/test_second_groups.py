@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.compose import ConfigError, compose_typed, defaults
+from configs.compose import ConfigError, compose_defaults, compose_typed
 
 
 def test_second_group__has_a_choice_and_options_of_its_own() -> None:
@@ -16,7 +16,7 @@ def test_second_group__has_a_choice_and_options_of_its_own() -> None:
 
 
 def test_second_group__lists_the_same_choices() -> None:
-    _, groups = defaults("train")
+    _, groups = compose_defaults("train")
     assert groups.choices["shifted"] == groups.choices["data"]
     assert groups.chosen["shifted"] == "pysource"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.compose import ConfigError, choices_of, compose_typed
+from configs.compose import ConfigError, compose_typed, group_choices
 
 
 def test_list__takes_words_and_numbers_with_commas_between_them() -> None:
@@ -22,7 +22,7 @@ def test_several__are_the_group_s_own_configurations_in_the_order_asked_for() ->
 
 def test_several__all_are_all() -> None:
     config, _ = compose_typed("bench", ["system=all"])
-    assert [one.name for one in config.system] == choices_of("system")
+    assert [one.name for one in config.system] == group_choices("system")
     assert compose_typed("bench", [])[0] == config
 
 
