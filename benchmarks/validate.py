@@ -23,7 +23,7 @@ from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime import load
 from runtime.config import SystemConfig
-from runtime.engine.forecasters import systems_forecaster
+from runtime.engine.forecasters import load_system_predictor
 from runtime.hf.probes import Probes
 from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.profiling.local import measure
@@ -198,7 +198,7 @@ def run_live(
 def compare(cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec) -> ValidateRow:
     """Replays a cell and compares it with its live runs."""
     profile = median_profile(cell.profiles)
-    predictor = systems_forecaster(cell.system, spec, name=spec.model_id)
+    predictor = load_system_predictor(cell.system, spec, name=spec.model_id)
     stats = replay(
         steps,
         predictor,

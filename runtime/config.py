@@ -1,4 +1,4 @@
-"""What the runtime can be told: model, system, hardware, and each command's own settings."""
+"""Settings of the runtime: model, system, hardware, and those of each command."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,9 +7,10 @@ from typing import Any
 
 from predictors.config import SEVERAL, RunConfig
 from predictors.errors import MoecastError
+from runtime.budget import Budget
 
 MISSING: Any = "???"
-"""OmegaConf's word for what the user must give; importing it would take 3 MiB of every process
+"""OmegaConf's value for a mandatory setting. Importing OmegaConf would take 3 MiB of every process
 that serves a model."""
 
 
@@ -17,7 +18,7 @@ ORACLE = "oracle"
 """What a system forecasts with that knows the whole routing of a step when it begins."""
 
 BUILTIN = "builtin"
-"""Stands for the id of a model that ships with the project."""
+"""The id of models that ship with the project."""
 
 REFERENCE_MODEL = "qwen2-moe-tiny"
 
@@ -33,14 +34,14 @@ class ModelConfig:
     dtype: str = "auto"
     """Dtype of weights and activations: auto (the checkpoint's own), float32, bfloat16, float16."""
     local_only: bool = True
-    """Only what is on this machine; false lets the Hub be asked."""
+    """Use only files on this machine; false: download from the Hub if needed."""
 
     def __post_init__(self) -> None:
         allowed = ("auto", "float32", "bfloat16", "float16")
         if self.dtype not in allowed:
             raise MoecastError(f"model.dtype={self.dtype!r}: allowed are {', '.join(allowed)}")
         if self.id != BUILTIN and self.name == REFERENCE_MODEL:
-            # `model.id=FOLDER` alone: whatever is there, it is not the model that ships here.
+            # Only `model.id=FOLDER` was given: another model than the bundled one.
             self.name = Path(self.id).name
 
 
@@ -112,28 +113,28 @@ class HardwareConfig:
     measured: bool = True
     """Measure this machine and this model; the other fields are then not used."""
     link_bytes_per_second: float = 0.0
-    """Bandwidth of the link that experts come over."""
+    """Bandwidth of the link to the compute device."""
     link_latency_us: float = 0.0
-    """Time from starting a chunk to its first byte."""
+    """Latency of the link per chunk."""
     store_bytes_per_second: float = 0.0
-    """Bandwidth of the disk below host memory; 0: it is never the bottleneck."""
+    """Bandwidth of the disk below host memory; 0: unlimited."""
     store_latency_us: float = 0.0
-    """Time from asking the disk for a chunk to its first byte."""
+    """Latency of the disk per chunk."""
     host_bytes: float = 0.0
-    """Host memory for experts, between the disk and the device; 0: one link brings them all."""
+    """Host memory for experts, between disk and device; 0: no such tier."""
     memory_bytes_per_second: float = 0.0
     """Bandwidth at which the compute device reads weights."""
     flops: float = 0.0
-    """Dense multiply-adds a second, times two, in the weights' dtype."""
+    """Dense FLOP/s in the weights' dtype."""
     kernel_us: float = 0.0
-    """Overhead of starting one kernel."""
+    """Launch overhead of one kernel."""
     predictor_us: float = 0.0
-    """Latency of one prediction, beside the computation."""
+    """Latency of one prediction, concurrent with the computation."""
 
 
 @dataclass(kw_only=True)
 class ShapeConfig:
-    """The model whose bytes and computation a replay stands for; its routing is the trace's."""
+    """Sizes of the model that a replay simulates; the routing is the trace's."""
 
     name: str = "trace"
     """Short name, as in `shape=NAME`."""
@@ -142,34 +143,34 @@ class ShapeConfig:
     num_layers: int = 0
     """Layers with routed experts."""
     num_experts: int = 0
-    """Routed experts of each."""
+    """Routed experts per layer."""
     top_k: int = 0
-    """Of these, how many a token is routed to."""
+    """Experts that each token is routed to."""
     hidden_size: int = 0
-    """Width of the state that routers see."""
+    """Width of the hidden state."""
     expert_bytes: int = 0
     """Size of one expert; 0: the traced model's own shape."""
     layer_bytes: int = 0
-    """Other weights that one layer reads (attention, shared experts)."""
+    """Other weights of one layer (attention, shared experts)."""
     bytes_per_weight: float = 2.0
-    """Of both; the arithmetic is that of the weights, whatever they are packed in."""
+    """Bytes per weight, of experts and other weights."""
 
     @property
     def is_own(self) -> bool:
-        """Whether sizes are to be read from the traced model."""
+        """True if sizes are read from the traced model."""
         return self.expert_bytes == 0
 
 
 class PageCache(StrEnum):
-    """What reading experts leaves behind in the system's page cache."""
+    """How reads of experts use the operating system's page cache."""
 
     BYPASS = "bypass"
-    """Nothing: direct reads; where a file system allows none, `drop`."""
+    """Direct reads past the cache; `drop` where the file system supports none."""
     DROP = "drop"
-    """Nothing: what was read is dropped behind every read."""
+    """Drop the pages after each read."""
     KEEP = "keep"
-    """Everything, while the system has room: fast where the checkpoint fits in memory, but that
-    memory is not counted in the budget."""
+    """Keep the pages: fast where the checkpoint fits in memory, but that memory is not part of the
+    budget."""
 
 
 class Quantise(StrEnum):
@@ -181,22 +182,22 @@ class Quantise(StrEnum):
 @dataclass(kw_only=True)
 class StoreConfig:
     path: Path | None = None
-    """Folder of a packed store (`python -m runtime pack`); none: the checkpoint, in place."""
+    """Folder of a packed store (`python -m runtime pack`); none: read the checkpoint in place."""
     page_cache: PageCache = PageCache.BYPASS
-    """bypass: direct reads; drop: dropped behind every read; keep: memory beyond the budget."""
+    """bypass: direct reads; drop: drop pages after reads; keep: use memory beyond the budget."""
 
 
 @dataclass(kw_only=True)
 class PackConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     output: Path = MISSING
-    """Folder to make; what was packed before an interruption is kept and completed."""
+    """Folder to create; an interrupted run continues where it stopped."""
     quantise: Quantise = Quantise.NONE
-    """Store experts as integers (int8, int4) with a scale for each group; outputs change."""
+    """Quantise experts to int8 or int4 with a scale per group; outputs change."""
     group_size: int = 64
     """Weights that share a scale; only with quantise=int8 or int4."""
     overwrite: bool = False
-    """Replace another store at `output`, in one step and only when the new one is complete."""
+    """Replace an existing store at `output` atomically, when the new one is complete."""
 
     def __post_init__(self) -> None:
         if self.group_size < 8 or self.group_size % 2:
@@ -205,21 +206,21 @@ class PackConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class ServedConfig(RunConfig):
-    """What every command that serves a model can be told."""
+    """Settings of all commands that serve a model."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     system: SystemConfig = field(default_factory=SystemConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     predictor: str | None = None
-    """Kind (stride), zoo entry (NAME, NAME@digest) or folder of one; none: the system's own."""
+    """Kind (stride), zoo entry (NAME, NAME@digest) or folder; none: the system's default."""
     device: str = "auto"
-    """Where the model computes: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    """Device of the model: auto (a GPU if there is one), cpu, cuda, cuda:1."""
     devices: list[str] = field(default_factory=list)
-    """Several in place of `device`: experts are spread over them (cuda:0,cuda:1)."""
+    """Devices to distribute experts over (cuda:0,cuda:1), in place of `device`."""
     host_budget: str | None = None
-    """Memory for experts on the host, below a device; none: all of them, where memory is free."""
+    """Host memory for experts below a device; none: all experts if memory is free."""
     trace_events: Path | None = None
-    """File for a timeline that ui.perfetto.dev opens; none: no timeline."""
+    """File for a Chrome trace (ui.perfetto.dev); none: no trace."""
 
 
 @dataclass(kw_only=True)
@@ -227,25 +228,26 @@ class GenerateConfig(ServedConfig):
     budget: str = "50%"
     """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
     prompt: str = "The heart pumps blood"
-    """What to continue."""
+    """Text to continue."""
     max_new_tokens: int = 64
-    """Tokens to generate at most."""
+    """Maximum number of tokens to generate."""
     temperature: float = 0.0
-    """0: greedy; above: sampled, by `seed`."""
+    """Sampling temperature; 0: greedy."""
     verify: bool = False
-    """Also run plain Transformers (all experts in memory) and compare the tokens."""
+    """Compare the tokens with plain Transformers, which needs memory for all experts."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
         if self.temperature < 0:
             raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
+        Budget.parse(self.budget)
         if not self.prompt:
-            raise MoecastError("prompt is empty: nothing to continue")
+            raise MoecastError("prompt is empty: give a text to continue")
 
 
 class VerifyReference(StrEnum):
-    """What `verify` compares with."""
+    """Reference that `verify` compares with."""
 
     PLAIN = "plain"
     LAZY = "lazy"
@@ -266,37 +268,41 @@ class VerifyConfig(ServedConfig):
     max_new_tokens: int = 32
     """Greedy tokens to compare for each prompt."""
     reference: VerifyReference = VerifyReference.PLAIN
-    """plain: all experts in memory; lazy: one at a time, for models that do not fit."""
+    """plain: all experts in memory; lazy: one expert at a time, for models that do not fit."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
         if not self.budgets or not self.prompts:
-            raise MoecastError("budgets and prompts must not be empty: nothing would be compared")
+            raise MoecastError("budgets and prompts must not be empty")
+        for budget in self.budgets:
+            Budget.parse(budget, option="budgets")
 
 
 @dataclass(kw_only=True)
 class DoctorConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     predictor: str | None = None
-    """Zoo entry or folder of one for the outlook on `promoe`; none: the next layer's router."""
+    """Zoo entry or folder for the budget sweep of `promoe`; none: the next layer's router."""
     budgets: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%", "100%"])
-    """Budgets of the outlook."""
+    """Budgets of the budget sweep."""
     seconds: float = 8.0
-    """Time in which routing is recorded for the outlook, at most."""
+    """Maximum time to record routing for the budget sweep."""
     digests: bool = False
-    """Hash every weights file, and compare with what its origin says."""
+    """Hash all weights files and compare with the digests of their origin."""
     users: int | None = None
-    """Users at the same time: in place of examining this machine, say what each `hardware` needs to
-    give each of them `tps` tokens a second."""
+    """Concurrent users: plan which budget each `hardware` needs to give each user `tps` tokens/s,
+    instead of examining this machine."""
     tps: float | None = None
-    """Tokens a second of each of the `users`."""
+    """Throughput per user in tokens/s."""
     hardware: list[HardwareConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
-    """Machines that a load is replayed on; `local` only with `shape=trace`."""
+    """Hardware to plan for; `local` only with `shape=trace`."""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
-    """The model whose bytes a load's replays have; their routing is that of `model`."""
+    """Model sizes to plan for; the routing is that of `model`."""
 
     def __post_init__(self) -> None:
+        for budget in self.budgets:
+            Budget.parse(budget, option="budgets")
         if self.seconds <= 0:
             raise MoecastError(f"seconds={self.seconds}: must be above 0")
         if (self.users is None) != (self.tps is None):
@@ -313,13 +319,13 @@ class DoctorConfig(RunConfig):
 @dataclass(kw_only=True)
 class InflateConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
-    """Its dtype is what the experts are stored in: then a slot's bytes are the file's bytes."""
+    """Experts are stored in its dtype: a slot then has as many bytes as the file."""
     output: Path = MISSING
-    """Folder of the new checkpoint."""
+    """Folder for the new checkpoint."""
     expert_size: str | None = None
-    """Bytes of each expert, as a size (8MiB); the nearest that whole neurons reach above it."""
+    """Minimum size of each expert (8MiB); rounded up to whole neurons."""
     total_size: str | None = None
-    """Bytes of all experts together (2GiB), in place of `expert_size`."""
+    """Minimum size of all experts together (2GiB), in place of `expert_size`."""
 
     def __post_init__(self) -> None:
         if (self.expert_size is None) == (self.total_size is None):

@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint, a budget or a request, as the user sees it."""
+"""Errors of the runtime that users see."""
 
 from enum import StrEnum
 
@@ -6,30 +6,30 @@ from predictors.errors import MoecastError
 
 
 class CheckpointError(MoecastError):
-    """A model that is not there, is not a Mixture-of-Experts, or whose bytes cannot be trusted."""
+    """A model is missing, damaged, or not a Mixture-of-Experts model."""
 
 
 class BudgetError(MoecastError):
-    """A budget that cannot be read, or that is less than one step needs."""
+    """A budget is malformed, or too small for one step."""
 
 
 class Fault(StrEnum):
-    """What can go wrong with a transfer, as it is counted."""
+    """Kinds of transfer failures, as they are counted."""
 
     READ = "read"
-    """The system refused a read, three times."""
+    """Three attempts to read failed."""
     TRUNCATED = "truncated"
-    """The file ends before the expert does."""
+    """The file is shorter than the index says."""
     DAMAGED = "damaged"
-    """A checksum of a packed store is wrong."""
+    """A checksum of a packed store does not match."""
     HUNG = "hung"
-    """Under way for longer than the watchdog allows; the expert was asked for again."""
+    """The transfer exceeded the watchdog's limit; the expert was requested again."""
     DIED = "died"
-    """The transfer's thread ended without a word; another took its place."""
+    """The transfer thread died; another replaced it."""
 
 
 class TransferError(MoecastError):
-    """Bytes of an expert that did not arrive: short read, I/O error, dead worker."""
+    """Bytes of an expert did not arrive: short read, I/O error, dead thread."""
 
     def __init__(self, message: str, *, fault: Fault = Fault.READ):
         super().__init__(message)
@@ -37,15 +37,15 @@ class TransferError(MoecastError):
 
 
 class StoreError(MoecastError):
-    """A packed store that is damaged, was made for another model, or cannot be written."""
+    """A packed store is damaged, was made for another model, or cannot be written."""
 
 
 class ChatError(MoecastError):
-    """Messages that the model's chat template cannot write down."""
+    """The model's chat template cannot render the messages."""
 
 
 class GroupError(MoecastError):
-    """Generations that cannot go through a model together."""
+    """Sequences cannot be generated together."""
 
 
 class PromptFileError(MoecastError):

@@ -120,7 +120,7 @@ def run_variant(request: VariantRequest) -> VariantReport:
 
     with model.moecast as handle:
         weights_bytes = sum(weight.nbytes for weight in model.parameters())
-        handle.engine.tell(spans)
+        handle.engine.swap_timeline(spans)
         caches = make_kv_caches(model, config, parse_kv_budget(config, model.device))
         start = time.perf_counter()
         with MemorySampler(model) as memory:

@@ -9,7 +9,7 @@ from rich.console import Console
 from runtime.commands.diagnosis import line
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig, ShapeConfig
-from runtime.engine.forecasters import systems_forecaster
+from runtime.engine.forecasters import load_system_predictor
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import CheckpointError
 from runtime.hf.layers import attach_experts, build_skip_predictor
@@ -101,7 +101,7 @@ def grounds(config: DoctorConfig) -> tuple[Ground, Hardware, str]:
     steps = record(model, prompts, seconds=config.seconds)
     promoe = load_system(PROMOE)
     predictor = (
-        systems_forecaster(promoe, spec, name=config.model.name, chosen=config.predictor)
+        load_system_predictor(promoe, spec, name=config.model.name, chosen=config.predictor)
         if config.predictor is not None
         else build_skip_predictor(stripped.layers, {"spec": spec})
     )

@@ -12,7 +12,7 @@ from runtime.commands import capacity
 from runtime.commands.diagnosis import show
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig
-from runtime.engine.forecasters import systems_forecaster
+from runtime.engine.forecasters import load_system_predictor
 from runtime.engine.memory import available_memory_bytes
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, load_stripped
@@ -106,7 +106,7 @@ def expectations(
     steps = record(model, prompts, seconds=config.seconds)
     decodes = sum(len(step.tokens_T) == 1 for step in steps)
     predictor: Predictor | None = (
-        systems_forecaster(
+        load_system_predictor(
             load_system(PROMOE), spec, name=config.model.name, chosen=config.predictor
         )
         if config.predictor is not None

@@ -1,4 +1,4 @@
-"""Ties the policy core to real memory, real transfers and a running model."""
+"""The engine: runs the policy core on a model's events with real memory and transfers."""
 
 import sys
 import threading
@@ -23,17 +23,16 @@ from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.worker import TransferState, TransferThread, TransferWorker
 
 STUCK_SECONDS = 30.0
-"""A computation that waits while nothing is under way for so long will never go on."""
+"""A computation that waits this long while no transfer is active is reported as stuck."""
 
 
 class Engine:
-    """The model's events go in (a probes' `Listener`), experts come out when they are ready.
+    """Receives a model's events and provides its experts as soon as their bytes have arrived.
 
     Args:
-        arenas: the one that computes first, as for `workers`; with several devices those of
-            the first, then those of the next, as `cache.tiers` are.
-        placement: which of several devices an expert belongs to.
-        watchdog_seconds: a transfer that takes longer is taken for hung.
+        arenas: in the order of `workers` and `cache.tiers`: by device, the computing tier first.
+        placement: maps experts to devices.
+        watchdog_seconds: transfers that take longer count as hung.
     """
 
     def __init__(
@@ -59,35 +58,35 @@ class Engine:
             for arena, worker in zip(self.arenas, self.workers, strict=True)
             if worker.tier.is_top
         ]
-        self._devices = ComputeTier(
+        self._compute_tier = ComputeTier(
             [arena for arena, _ in tops], [link for _, link in tops], placement or ExpertPlacement()
         )
-        self._bottoms = [worker for worker in self.workers if worker.tier.below is None]
+        self._store_workers = [worker for worker in self.workers if worker.tier.below is None]
         self._num_experts = store.num_experts
         self._shared = shared
         self._condition = shared.condition
         self._timeline = shared.timeline
         self._watchdog_seconds = watchdog_seconds
-        self._turn = ForwardPassLock()
-        self._hand = TransferThread(f"{self.workers[-1].name}, read by the computation")
-        self._held: Expert | None = None
-        """What `pin` gave last and has not taken back."""
-        self._ordered: dict[int, list[int]] = {}
-        """Layers whose router has spoken and whose experts are asked for."""
+        self._forward_lock = ForwardPassLock()
+        self._inline_thread = TransferThread(f"{self.workers[-1].name}, inline")
+        self._pinned: Expert | None = None
+        """Expert that `pin` returned last and that is still pinned."""
+        self._pending: dict[int, list[int]] = {}
+        """Requested experts by layer that have not been computed yet."""
         self._requests: frozenset[int] = frozenset()
-        """Whose tokens the last step computed."""
-        self._since = time.perf_counter()
-        """When the computation last turned to something else than routed experts."""
+        """Requests whose tokens the last step computed."""
+        self._experts_done_at = time.perf_counter()
+        """Time at which the last routed expert was computed."""
         self._closed = False
         self._is_intact = True
-        """No step is under way, and the last one ended as steps do."""
+        """False during a step, and after one that did not end properly."""
         for worker in self.workers:
             worker.start()
 
-    # ---- a probes' listener
+    # ---- events of the model (`EventListener`)
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
-        self._turn.begin()
+        self._forward_lock.begin()
         requests = frozenset(np.unique(requests_T).tolist())
         new_request = not requests <= self._requests
         self._requests = requests
@@ -95,14 +94,14 @@ class Engine:
             if not self._is_intact:
                 self._repair()
             self._is_intact = False
-            self._let_go()
-            self._abandon_leftovers()
+            self._unpin()
+            self._cancel_leftovers()
             self.cache.begin_step(new_request=new_request)
             for worker in self.workers:
-                worker.look_after(float("inf"))
+                worker.check_threads(float("inf"))
         is_prefill = new_request or len(tokens_T) > len(requests)
         self.stats.begin_step(len(tokens_T), is_prefill=is_prefill)
-        self._since = time.perf_counter()
+        self._experts_done_at = time.perf_counter()
         self.driver.begin_step(tokens_T, requests_T)
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
@@ -114,49 +113,49 @@ class Engine:
     def routed(
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None
     ) -> None:
-        self.driver.before_demand(layer, experts_TK)
+        self.driver.before_request(layer, experts_TK)
         wanted, counts = np.unique(experts_TK, return_counts=True)
         tokens_per_expert = dict(zip(wanted.tolist(), counts.tolist(), strict=True))
         last = self._num_experts
-        self._demand(layer, {e: n for e, n in tokens_per_expert.items() if 0 <= e < last})
-        self._clock_layer(layer)
+        self._request(layer, {e: n for e, n in tokens_per_expert.items() if 0 <= e < last})
+        self._record_dense(layer)
         self.driver.routed(layer, experts_TK, logits_TE)
 
     def partly_routed(self, layer: int, experts_TK: Ints) -> None:
-        """A part of the step's tokens has been routed, the others have yet to reach the layer."""
+        """Request experts of those of the step's tokens that have reached the layer's router."""
         experts = np.unique(experts_TK)
         experts = experts[(experts >= 0) & (experts < self._num_experts)]
         with self._condition:
             self._forget_failures(layer, self.cache.request_early(layer, experts.tolist()))
             self._condition.notify_all()
 
-    def failed(self, layer: int) -> frozenset[int]:
-        """The layer's experts whose bytes did not arrive when they were last asked for."""
+    def failed_experts(self, layer: int) -> frozenset[int]:
+        """Return the layer's experts whose last request failed."""
         with self._condition:
-            return frozenset(e for one, e in self._shared.errors if one == layer)
+            return frozenset(e for error_layer, e in self._shared.errors if error_layer == layer)
 
-    def _clock_layer(self, layer: int) -> None:
+    def _record_dense(self, layer: int) -> None:
         if self._timeline is not None:
-            self._timeline.between(layer, self._since, time.perf_counter())
+            self._timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())
 
     def end_step(self) -> None:
-        if not self._turn.is_mine:
-            return  # the step never began: its input was refused
+        if not self._forward_lock.is_mine:
+            return  # the step did not begin: its input was rejected
         try:
             self._end_step()
         finally:
-            # Last: another thread's step begins at once, and what it asks for is its own.
-            self._turn.end()
+            # Last, because another thread's step may begin immediately.
+            self._forward_lock.end()
 
     def _end_step(self) -> None:
         self.driver.end_step()
         step = self.stats.end_step()
         error = sys.exc_info()[1]
         if error is not None and not isinstance(error, Exception):
-            return  # Ctrl-C may have cut the bookkeeping short: the next step repairs it
+            return  # Ctrl-C may have interrupted the bookkeeping; the next step repairs it
         with self._condition:
-            self._let_go()
-            self._abandon_leftovers()
+            self._unpin()
+            self._cancel_leftovers()
             self.cache.end_step()
         self._is_intact = True
         if step is None:
@@ -167,111 +166,113 @@ class Engine:
             self._timeline.step(step.num_tokens, step.start, step.end)
 
     def _repair(self) -> None:
-        self._held = None
-        self._ordered.clear()
-        self._hand.task = None
-        self.cache.repair([worker.under_way for worker in self.workers])
+        self._pinned = None
+        self._pending.clear()
+        self._inline_thread.task = None
+        self.cache.repair([worker.active_tasks for worker in self.workers])
 
-    # ---- experts for the model
+    # ---- experts for the model (`ExpertSource`)
 
-    def _demand(self, layer: int, tokens_per_expert: dict[int, int]) -> list[int]:
+    def _request(self, layer: int, tokens_per_expert: dict[int, int]) -> list[int]:
         if self._closed:
             raise CheckpointError("this model was closed; load it again")
         with self._condition:
-            self._let_go()
-            self._abandon_leftovers()
+            self._unpin()
+            self._cancel_leftovers()
             early = self.cache.requested_early(layer)
             self._forget_failures(layer, [e for e in tokens_per_expert if e not in early])
             order = self.cache.request_routed(layer, tokens_per_expert)
-            self._ordered[layer] = order
+            self._pending[layer] = order
             self._condition.notify_all()
         return order
 
-    def _forget_failures(self, layer: int, asked: Iterable[int]) -> None:
-        """Of experts that are asked for anew: what was tried before says nothing of now."""
-        under_way = {task.expert for worker in self.workers for task in worker.under_way}
-        for e in asked:
+    def _forget_failures(self, layer: int, requested: Iterable[int]) -> None:
+        """Drop earlier errors of newly requested experts, so that they are read again."""
+        active = {task.expert for worker in self.workers for task in worker.active_tasks}
+        for e in requested:
             self._shared.errors.pop((layer, e), None)
-            if (layer, e) in under_way:
+            if (layer, e) in active:
                 self._shared.joined.add((layer, e))
 
-    def _abandon_leftovers(self) -> None:
-        """What a layer asked for and never computed, because its forward pass ended in an
-        exception or its block left an expert out, must not hold slots that the next one needs.
+    def _cancel_leftovers(self) -> None:
+        """Cancel requests that were never computed, so that they occupy no slots.
+
+        A forward pass may end in an exception, and a block may skip an expert.
         """
-        for layer, order in self._ordered.items():
+        for layer, order in self._pending.items():
             self.cache.cancel(layer, order)
-        self._ordered.clear()
+        self._pending.clear()
 
     def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The wanted experts, each when it is ready; the slot is held until the next is taken.
+        """Yield the wanted experts, each when it is ready; valid until the next is taken.
 
         Raises:
-            TransferError: an expert's bytes did not arrive; the others are given back.
+            TransferError: an expert's bytes did not arrive; the others are released.
         """
-        order = self._ordered.get(layer)
+        order = self._pending.get(layer)
         if order is None or sorted(order) != wanted:
-            # No router was seen, or the block changed what it chose: what arrives here is right.
-            order = self._demand(layer, dict.fromkeys(wanted, 1))
+            # The layer has no probed router, or its block changed the choice: `wanted` is right.
+            order = self._request(layer, dict.fromkeys(wanted, 1))
         while order:
             expert, slot = self._wait(layer, order)
             start = time.perf_counter()
             try:
-                yield expert, self._devices.weights((layer, expert), slot)
+                yield expert, self._compute_tier.weights((layer, expert), slot)
             finally:
                 order.remove(expert)
-                self._devices.computed((layer, expert), slot)
-                self._since = time.perf_counter()
+                self._compute_tier.computed((layer, expert), slot)
+                self._experts_done_at = time.perf_counter()
                 if self._timeline is not None:
-                    self._timeline.computed((layer, expert), start, self._since)
-                self._give_back((layer, expert))
+                    self._timeline.computed((layer, expert), start, self._experts_done_at)
+                self._release((layer, expert))
         with self._condition:
-            self._ordered.pop(layer, None)
+            self._pending.pop(layer, None)
 
-    def _give_back(self, expert: Expert) -> None:
+    def _release(self, expert: Expert) -> None:
         with self._condition:
             self.cache.release(expert)
             if any(len(tier.queue) for tier in self.cache.tiers):
-                self._condition.notify_all()  # somebody may wait for the slot
+                self._condition.notify_all()  # a worker may wait for the slot
 
     def pin(self, layer: int, expert: int) -> dict[str, Tensor]:
-        """One expert's parameters, for experts modules that run their own loop.
+        """Return one expert's parameters, for experts modules that run their own loop.
 
-        They stay valid until the next expert of the model is asked for.
+        They stay valid until the model requests its next expert.
 
         Raises:
             TransferError: the expert's bytes did not arrive.
         """
-        if self._held == (layer, expert):
-            entry = self.cache.entry(self._held)
+        if self._pinned == (layer, expert):
+            entry = self.cache.entry(self._pinned)
             assert entry is not None
-            return self._devices.weights(self._held, entry.slot)
+            return self._compute_tier.weights(self._pinned, entry.slot)
         with self._condition:
-            self._let_go()
-        order = self._ordered.get(layer)
+            self._unpin()
+        order = self._pending.get(layer)
         if order is None or expert not in order:
-            order = self._demand(layer, {expert: 1})
+            order = self._request(layer, {expert: 1})
         _, slot = self._wait(layer, [expert])
         order.remove(expert)
-        self._held = layer, expert
-        return self._devices.weights(self._held, slot)
+        self._pinned = layer, expert
+        return self._compute_tier.weights(self._pinned, slot)
 
-    def _let_go(self) -> None:
-        if self._held is None:
+    def _unpin(self) -> None:
+        if self._pinned is None:
             return
-        entry = self.cache.entry(self._held)
+        entry = self.cache.entry(self._pinned)
         assert entry is not None
-        self._devices.computed(self._held, entry.slot)
-        self.cache.release(self._held)
+        self._compute_tier.computed(self._pinned, entry.slot)
+        self.cache.release(self._pinned)
         self._condition.notify_all()
-        self._held = None
+        self._pinned = None
 
     def _wait(self, layer: int, pending: list[int]) -> tuple[int, int]:
-        """The next expert to compute and its slot: the first that is ready, or strictly the first
-        where the system does not reorder.
+        """Return the next expert to compute and its slot.
+
+        It is the first that is ready, or the first pending one where the system does not reorder.
 
         Raises:
-            TransferError: one of them could not be read, or nothing is on its way any more.
+            TransferError: an expert could not be read, or no transfer of it is pending.
         """
         techniques = self.cache.techniques
         is_free = techniques.reordered and techniques.early_preemption
@@ -279,20 +280,20 @@ class Engine:
         with self._condition:
             self.cache.request((layer, pending[0]))
             if len(candidates) == 1:
-                coming = pending if len(pending) > 1 else sorted(self._ordered[layer])
+                coming = pending if len(pending) > 1 else sorted(self._pending[layer])
                 if self.cache.make_room(layer, candidates[0], coming):
                     self._condition.notify_all()
-            slot = self._first_ready(layer, candidates)
+            slot = self._find_ready(layer, candidates)
             if slot is None:
                 start = time.perf_counter()
-                slot = self._wait_for(layer, candidates)
+                slot = self._wait_until_ready(layer, candidates)
                 end = time.perf_counter()
                 self.stats.stall_seconds += end - start
                 if self._timeline is not None:
                     self._timeline.stalled(layer, start, end)
             return slot
 
-    def _first_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:
+    def _find_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:
         for e in candidates:
             if self.cache.is_ready((layer, e)):
                 entry = self.cache.entry((layer, e))
@@ -300,25 +301,27 @@ class Engine:
                 return e, entry.slot
         return None
 
-    def _wait_for(self, layer: int, candidates: Sequence[int]) -> tuple[int, int]:
+    def _wait_until_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int]:
         condition = self._condition
         patience = self._watchdog_seconds / 2
         checked = active = time.monotonic()
         while True:
-            found = self._first_ready(layer, candidates)
+            found = self._find_ready(layer, candidates)
             if found is not None:
                 return found
             for e in candidates:
                 if (error := self._shared.errors.get((layer, e))) is not None:
                     raise error
-            num_lost = sum(worker.num_lost for worker in self._bottoms)
-            if any(worker.is_frozen for worker in self._bottoms):
+            num_lost = sum(worker.num_lost for worker in self._store_workers)
+            if any(worker.is_frozen for worker in self._store_workers):
                 raise TransferError(
                     f"layer {layer}: {num_lost} reads of experts have hung for more than "
-                    f"{self._watchdog_seconds} s; the disk does not answer: check it and ask again"
+                    f"{self._watchdog_seconds} s; check the disk, then repeat the request"
                 )
-            # Where a read hangs, another one by this thread could hang as well, and nobody watches.
-            if not num_lost and any(worker.help(self._hand) for worker in self._bottoms):
+            # If a read hangs, an inline read by this thread could hang too, without a watchdog.
+            if not num_lost and any(
+                worker.run_inline(self._inline_thread) for worker in self._store_workers
+            ):
                 active = time.monotonic()
                 continue
             condition.wait(patience)
@@ -326,35 +329,35 @@ class Engine:
             if now - checked >= patience:
                 checked = now
                 for worker in self.workers:
-                    worker.look_after(self._watchdog_seconds)
+                    worker.check_threads(self._watchdog_seconds)
             if not all(worker.is_idle for worker in self.workers):
                 active = now
             elif now - active > STUCK_SECONDS:
                 raise TransferError(
-                    f"layer {layer}: experts {list(candidates)} are not here and nothing brings "
-                    "them; this is a fault of moecast: load the model again and report it"
+                    f"internal error: layer {layer}: experts {list(candidates)} were requested but "
+                    "no transfer is pending. Reload the model and report this."
                 )
 
-    def tell(self, timeline: TimelineSink | None) -> TimelineSink | None:
-        """Another timeline, or none, hears what happens from now on; the one that did so far."""
+    def swap_timeline(self, timeline: TimelineSink | None) -> TimelineSink | None:
+        """Report spans to `timeline` from now on; returns the previous one."""
         with self._condition:
             before, self._timeline = self._timeline, timeline
             self._shared.timeline = timeline
         return before
 
     def close(self) -> None:
-        """Ends the workers, closes the files, completes the timeline; may be called twice."""
+        """End the workers, close the files and complete the timeline. May be called twice."""
         self._closed = True
         for worker in self.workers:
             worker.close(timeout_seconds=self._watchdog_seconds)
         if self._timeline is not None:
             self._timeline.close()
 
-    # ---- what a run can be asked
+    # ---- statistics
 
     @property
     def arena_bytes(self) -> int:
-        """All the memory that experts take, in every tier."""
+        """Memory for experts in all tiers, with the buffers for conversion and decoding."""
         return (
             sum(arena.num_bytes for arena in self.arenas)
             + self.store.scratch_bytes
@@ -362,7 +365,7 @@ class Engine:
         )
 
     def report(self) -> dict[str, Any]:
-        """Counters of the policy core, times and memory."""
+        """Return counters of the policy core, times (seconds) and memory (bytes)."""
         with self._condition:
             counters = self.cache.total_counters()
             pending = self.cache.pending_bytes
@@ -389,9 +392,9 @@ class Engine:
 
 
 class ForwardPassLock:
-    """A lock that a forward pass takes in one hook and gives back in another.
+    """Lets one thread run forward passes at a time; acquired in one hook, released in another.
 
-    A pass may begin within a pass of its own thread (an encoder within its model).
+    It is reentrant: an encoder's pass may begin within its model's pass.
     """
 
     def __init__(self) -> None:
@@ -400,18 +403,18 @@ class ForwardPassLock:
         self._depth = 0
 
     def begin(self) -> None:
-        """Waits until no other thread's pass is under way."""
+        """Wait until no other thread runs a forward pass."""
         self._lock.acquire()
         self._owner = threading.get_ident()
         self._depth += 1
 
     @property
     def is_mine(self) -> bool:
-        """Whether this thread has the turn; not when its pass never began."""
+        """True if this thread has the lock, which it has not if its pass did not begin."""
         return self._owner == threading.get_ident()
 
     def end(self) -> None:
-        """Gives the turn back, which this thread must have."""
+        """Release the lock, which this thread must have."""
         assert self.is_mine
         self._depth -= 1
         if self._depth == 0:

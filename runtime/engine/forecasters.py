@@ -1,7 +1,6 @@
-"""What a system forecasts with, and keeps by: from a kind, a zoo entry or a folder to a predictor.
+"""Loads the predictors that a system names: from a kind, a zoo entry or a folder.
 
-A system names a kind (`stride`); the model that it serves has an entry of that kind in the zoo,
-`MODEL_NAME/KIND`, or none.
+For a kind such as `stride`, the zoo entry is `MODEL_NAME/stride`, if there is one.
 """
 
 import logging
@@ -16,19 +15,20 @@ from runtime.config import ORACLE, SystemConfig
 
 log = logging.getLogger(__name__)
 
-Makers = Mapping[str, Callable[[Mapping[str, Any]], Predictor | None]]
-"""Kinds that need no entry: from their options to one, or None where the model has not got it."""
+PredictorMakers = Mapping[str, Callable[[Mapping[str, Any]], Predictor | None]]
+"""Constructors, by kind, of predictors without an entry. They get the options, and return None if
+the model does not allow such a predictor."""
 
 
-def reference(
+def locate_predictor(
     what: str | Path, names: Sequence[str], *, entries: Path | None = None
 ) -> tuple[str | Path, bool]:
-    """Where the predictor is, and whether anything is there.
+    """Return the place of a predictor, and whether it exists.
 
     Args:
         what: a kind, an entry's name or a folder.
-        names: what the model is called; the first one with an entry of that kind counts.
-        entries: folder whose subfolders are looked at before the zoo, as `python -m train` writes.
+        names: names of the model; the first with an entry of that kind is used.
+        entries: folder of entries by kind, as `python -m train` writes; searched before the zoo.
     """
     from predictors.registry import KINDS, REUSE_PREDICTORS
     from zoo.load import list_names
@@ -44,30 +44,30 @@ def reference(
     return f"{names[0]}/{what}", False
 
 
-def names_of(name: str, spec: ModelSpec) -> list[str]:
-    """What a model may be called in the zoo: its short name; that of the original, if inflated."""
+def list_model_names(name: str, spec: ModelSpec) -> list[str]:
+    """Return a model's names in the zoo: its own, and the original's if it is inflated."""
     return list(dict.fromkeys((name, spec.model_id)))
 
 
-def forecaster(
+def load_forecaster(
     what: str | Path,
     spec: ModelSpec,
     *,
     name: str,
     options: Mapping[str, Any] | None = None,
     entries: Path | None = None,
-    makers: Makers | None = None,
+    makers: PredictorMakers | None = None,
 ) -> Predictor | None:
-    """The predictor that is meant, with `options` in place of the entry's own.
+    """Load a predictor, with `options` in place of the entry's.
 
-    None when a kind has no entry for this model and can not be made from nothing either.
+    Returns None for a kind without an entry for this model that cannot be constructed either.
 
     Raises:
-        ZooError: a named entry or folder is not there, damaged or made for another model.
+        ZooError: a named entry or folder is not there, damaged or predictor for another model.
     """
     from zoo.load import load_predictor
 
-    where, found = reference(what, names_of(name, spec), entries=entries)
+    where, found = locate_predictor(what, list_model_names(name, spec), entries=entries)
     if found:
         return load_predictor(where, spec=spec, options=options)
     make = {**FROM_NOTHING, **(makers or {})}.get(str(what))
@@ -86,28 +86,28 @@ def _correlation(given: Mapping[str, Any]) -> Predictor:
     return CorrelationPredictor.empty(**given)
 
 
-FROM_NOTHING: Makers = {"dependency": _dependency, "correlation": _correlation}
-"""Kinds that are made of nothing but the model's shape; a correlation table fills while it serves
-(klotski 4: "if the MoE model is performed for the first time")."""
+FROM_NOTHING: PredictorMakers = {"dependency": _dependency, "correlation": _correlation}
+"""Kinds that need only the model's shape. A correlation table fills while serving (Klotski, section
+4: "if the MoE model is performed for the first time")."""
 
 
-def systems_forecaster(
+def load_system_predictor(
     system: SystemConfig,
     spec: ModelSpec,
     *,
     name: str,
     chosen: str | Path | None = None,
     entries: Path | None = None,
-    makers: Makers | None = None,
+    makers: PredictorMakers | None = None,
 ) -> Predictor | None:
-    """What a live system forecasts with: `chosen`, or what the system names.
+    """Load the predictor `chosen`, or else the one that the system names.
 
-    Where the system names a kind that has no entry for this model as it is loaded, it serves on
-    demand, and says so.
+    Logs a warning and returns None, so that the system serves on demand, where the system names a
+    kind without an entry for this model.
 
     Raises:
         MoecastError: the system is a bound for replays only.
-        ZooError: a named entry or folder can not be used.
+        ZooError: a named entry or folder cannot be used.
     """
     if system.predictor == ORACLE:
         raise MoecastError(
@@ -117,51 +117,55 @@ def systems_forecaster(
     what = chosen if chosen is not None else system.predictor if system.prefetch else None
     if what is None:
         return None
-    # Here, because the zoo and what it imports take 10 MiB that serving on demand has no use for.
+    # Imported here because the zoo takes 10 MiB, which serving on demand does not need.
     from zoo.errors import MismatchError
     from zoo.load import find_entry
 
     options = system.predictor_options if what == system.predictor else None
     try:
-        made = forecaster(what, spec, name=name, options=options, entries=entries, makers=makers)
+        predictor = load_forecaster(
+            what, spec, name=name, options=options, entries=entries, makers=makers
+        )
     except MismatchError as error:
         if chosen is not None:
             raise
         log.warning("system %s serves on demand: %s", system.name, error)
         return None
-    if made is None and chosen is not None:
-        # What the user asked for by name is not left out: this says what there is.
+    if predictor is None and chosen is not None:
+        # The user named this predictor: raise an error that lists the entries.
         find_entry(f"{name}/{what}")
-    if made is None and system.fallback is not None:
-        made = forecaster(system.fallback, spec, name=name, entries=entries, makers=makers)
-        if made is not None:
-            _missing(f"system {system.name} forecasts with {system.fallback}", what, name)
-    if made is None:
-        _missing(f"system {system.name} serves on demand", what, name)
-    return made
+    if predictor is None and system.fallback is not None:
+        predictor = load_forecaster(
+            system.fallback, spec, name=name, entries=entries, makers=makers
+        )
+        if predictor is not None:
+            _warn_missing(f"system {system.name} forecasts with {system.fallback}", what, name)
+    if predictor is None:
+        _warn_missing(f"system {system.name} serves on demand", what, name)
+    return predictor
 
 
 def load_reuse_predictor(
     system: SystemConfig, spec: ModelSpec, *, name: str, entries: Path | None = None
 ) -> Predictor | None:
-    """What a system keeps experts by.
+    """Load the reuse predictor that the system names, if it names one.
 
-    Where that is a kind without an entry for this model, the eviction policy goes by what it counts
-    itself, and this is said.
+    Logs a warning and returns None, so that eviction uses its own counts, where it names a kind
+    without an entry for this model.
     """
     if system.reuse_predictor is None:
         return None
-    made = forecaster(system.reuse_predictor, spec, name=name, entries=entries)
-    if made is None:
-        _missing(f"system {system.name} keeps by usage counts", system.reuse_predictor, name)
-    return made
+    predictor = load_forecaster(system.reuse_predictor, spec, name=name, entries=entries)
+    if predictor is None:
+        _warn_missing(f"system {system.name} keeps by usage counts", system.reuse_predictor, name)
+    return predictor
 
 
-def _missing(what_then: str, kind: str | Path, name: str) -> None:
+def _warn_missing(consequence: str, kind: str | Path, name: str) -> None:
     log.warning(
-        "%s: there is no zoo entry %s/%s. `python -m train` makes one; predictor=NAME or "
-        "predictor=FOLDER gives another",
-        what_then,
+        "%s: there is no zoo entry %s/%s. Train one with `python -m train`, or name another with "
+        "predictor=NAME or predictor=FOLDER",
+        consequence,
         name,
         kind,
     )

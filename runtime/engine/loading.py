@@ -11,7 +11,7 @@ from predictors.base import Predictor, Signal
 from runtime.budget import Budget
 from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.engine.assembly import EngineMemory, EngineOptions, build_engine
-from runtime.engine.forecasters import load_reuse_predictor, systems_forecaster
+from runtime.engine.forecasters import load_reuse_predictor, load_system_predictor
 from runtime.engine.handle import ModelHandle
 from runtime.engine.memory import release_unused
 from runtime.engine.timeline import ChromeTraceWriter
@@ -117,7 +117,7 @@ def load(
 
         part = ranks.find_own_part(layers, experts, has_devices=bool(devices))
     if not isinstance(predictor, Predictor):
-        predictor = systems_forecaster(
+        predictor = load_system_predictor(
             system,
             spec,
             name=config.name,

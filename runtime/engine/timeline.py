@@ -1,4 +1,4 @@
-"""Writes what happened when as a Chrome trace, which ui.perfetto.dev and chrome://tracing open."""
+"""Writes a timeline as a Chrome trace, for ui.perfetto.dev and chrome://tracing."""
 
 import json
 import os
@@ -17,11 +17,10 @@ COMPUTE, PREDICTOR = "compute", "predictor"
 
 
 class ChromeTraceWriter:
-    """Spans of computing, stalling, predicting and copying, one track for each.
+    """Writes spans of computation, stalls, predictions and transfers, one track for each.
 
-    Arrows from a prefetch to the use of the expert that it brought; counters of bytes moved.
-
-    Thread-safe. Events go to a file beside `path`, which becomes `path` when it is complete.
+    Flow arrows lead from a prefetch to the first use of its expert; counters show bytes moved.
+    Thread-safe. Events go to `PATH.partial`, which is renamed to `path` when complete.
     """
 
     def __init__(self, path: str | Path):
@@ -37,7 +36,7 @@ class ChromeTraceWriter:
         self._tracks: dict[str, int] = {}
         self._moved: dict[str, int] = {}
         self._arrived: dict[Expert, int] = {}
-        """Flow number of the prefetch that brought an expert which nobody has used yet."""
+        """Flow number of the prefetch of each expert that has not been used since."""
         self._num_flows = 0
         self._closed = False
         self._add({"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": "moecast"}})
@@ -81,12 +80,12 @@ class ChromeTraceWriter:
         if len(self._events) >= FLUSH_EVENTS:
             self._flush()
 
-    # ---- what is told; times are those of time.perf_counter, in seconds
+    # ---- `TimelineSink`
 
     def transferred(
         self, link: str, task: TransferTask, start: float, end: float, *, track: str
     ) -> None:
-        """A thread of a link, which has its own track, has brought a task's bytes."""
+        """Record a transfer on the track of its thread."""
         layer, expert = task.expert
         with self._lock:
             if self._closed:
@@ -131,7 +130,7 @@ class ChromeTraceWriter:
         )
 
     def computed(self, expert: Expert, start: float, end: float) -> None:
-        """An expert was computed (on a device: its work was issued)."""
+        """Record the computation of an expert (on a device: the launch of its kernels)."""
         with self._lock:
             if self._closed:
                 return
@@ -141,25 +140,25 @@ class ChromeTraceWriter:
                 self._flow("f", number, self._track(COMPUTE), start)
 
     def stalled(self, layer: int, start: float, end: float) -> None:
-        """The computation waited for bytes."""
+        """Record time in which the computation waited for bytes."""
         with self._lock:
             if not self._closed:
                 self._span(COMPUTE, "stall", start, end, layer=layer)
 
-    def between(self, layer: int, start: float, end: float) -> None:
-        """The computation was at something else than routed experts, up to `layer`'s router."""
+    def computed_dense(self, layer: int, start: float, end: float) -> None:
+        """Record time outside routed experts, up to the router of `layer`."""
         with self._lock:
             if not self._closed:
                 self._span(COMPUTE, "other layers", start, end, layer=layer)
 
     def predicted(self, event: str, layer: int, start: float, end: float) -> None:
-        """A predictor answered an event."""
+        """Record a predictor's handling of an event."""
         with self._lock:
             if not self._closed:
                 self._span(PREDICTOR, "predict", start, end, layer=layer, on=event)
 
     def step(self, num_tokens: int, start: float, end: float) -> None:
-        """A forward pass."""
+        """Record a forward pass."""
         with self._lock:
             if not self._closed:
                 name = "prefill" if num_tokens > 1 else "decode"
@@ -174,7 +173,7 @@ class ChromeTraceWriter:
         self._events.clear()
 
     def close(self) -> None:
-        """Completes the file; may be called twice."""
+        """Complete the file. May be called twice."""
         with self._lock:
             if self._closed:
                 return

@@ -108,7 +108,7 @@ def _measured(
     model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine
 ) -> MeasuredHardware:
     store, spans = engine.store, Spans()
-    told = engine.tell(spans)
+    timeline = engine.swap_timeline(spans)
     try:
         step = _same_token(model)
         prompt_layers = [end - start for layer, start, end in spans.layers if layer]
@@ -128,7 +128,7 @@ def _measured(
         slowed = mean_step(spans)
         after = measure_reads(store)
     finally:
-        engine.tell(told)
+        engine.swap_timeline(timeline)
     reads = _mean(before, after)
     chunk_seconds = reads.fixed + reads.per_byte * min(reader.sizes)
     one, many = _expert_seconds(model, layers[0], store)

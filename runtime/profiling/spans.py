@@ -44,7 +44,7 @@ class Spans:
         del layer
         self.stalls.append((start, end))
 
-    def between(self, layer: int, start: float, end: float) -> None:
+    def computed_dense(self, layer: int, start: float, end: float) -> None:
         """The computation was at something else than routed experts, up to `layer`'s router."""
         self.layers.append((layer, start, end))
 

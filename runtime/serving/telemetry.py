@@ -45,7 +45,7 @@ class Telemetry:
         handle = model.moecast
         monitor = EngineMonitor(handle.engine)
         # The predictor in use: the model may have no zoo entry of the system's own.
-        names = {**self._names, "predictor": handle.engine.driver.forecasts_with or "none"}
+        names = {**self._names, "predictor": handle.engine.driver.predictor_kind or "none"}
         self.metrics.add_engine(monitor, info={"version": self._version, **names})
         self._served = {
             **names,

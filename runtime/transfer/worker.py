@@ -1,4 +1,4 @@
-"""The threads that do what the policy core says next (promoe algorithm 1), and their watchdog."""
+"""Threads that run the policy core's transfers (ProMoE, algorithm 1), and their watchdog."""
 
 import itertools
 import logging
@@ -19,15 +19,15 @@ from runtime.transfer.timeline import TimelineSink
 log = logging.getLogger(__name__)
 
 MAX_LOST_THREADS = 4
-"""Threads that may hang in a transfer and be replaced. A disk that swallows every read is not
-helped by more of them: whoever needs an expert is told."""
+"""Hanging threads that are replaced. If more hang, the disk does not answer any read, and requests
+fail."""
 
 
 class TransferState:
-    """What all workers of a model and its computation share: the lock and the failures.
+    """State that a model's workers and its computation share: the lock and the failures.
 
-    A failed read is remembered for its expert and raised to whoever needs the expert; a failed
-    prefetch that nobody needs costs nothing but a line in the log.
+    A failed read is raised when its expert is requested. A failed prefetch of an expert that is
+    never requested is only logged.
     """
 
     def __init__(
@@ -38,24 +38,24 @@ class TransferState:
         self.condition = threading.Condition()
         self.errors: dict[Expert, TransferError] = {}
         self.joined: set[Expert] = set()
-        """Experts asked for while a read of them was under way that had begun before. Should it
-        fail, they are read once more: who asks now is not refused for what was tried earlier."""
+        """Experts requested during a read that had begun before. If that read fails, they are read
+        once more."""
         self.faults: Counter[Fault] = Counter()
-        """What has gone wrong since the model was loaded, also with prefetches nobody needed."""
+        """Failed transfers since the model was loaded, unused prefetches included."""
         self.timeline = timeline
         self.adaptive_prefetch = adaptive_prefetch
 
 
 @dataclass(eq=False)
 class TransferThread:
-    """One thread of a worker and what it is doing."""
+    """One thread of a worker and its current task."""
 
     name: str
-    thread: threading.Thread | None = None
+    handle: threading.Thread | None = None
     task: TransferTask | None = None
     since: float = 0.0
     is_lost: bool = False
-    """It hangs in `task`; whoever replaced it has taken the slot out of use."""
+    """It hangs in `task`; another thread has replaced it and the slot is quarantined."""
 
 
 @dataclass(eq=False)
@@ -70,45 +70,45 @@ class TransferWorker:
     cpus: frozenset[int] | None = None
     """Processors near the memory that its link writes to; None: any."""
     busy_seconds: float = 0.0
-    """Of transfers that brought their bytes, added up."""
-    _hands: list[TransferThread] = field(default_factory=list)
+    """Total time of successful transfers."""
+    _threads: list[TransferThread] = field(default_factory=list)
     _closing: bool = False
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Start the threads."""
         for _ in range(self.num_threads):
-            self._hire()
+            self._start_thread()
 
-    def _hire(self) -> None:
-        hand = TransferThread(f"{self.name} {next(self._numbers)}")
-        hand.thread = threading.Thread(
-            target=self._run, args=(hand,), name=f"moecast {hand.name}", daemon=True
+    def _start_thread(self) -> None:
+        thread = TransferThread(f"{self.name} {next(self._numbers)}")
+        thread.handle = threading.Thread(
+            target=self._run, args=(thread,), name=f"moecast {thread.name}", daemon=True
         )
-        self._hands.append(hand)
-        hand.thread.start()
+        self._threads.append(thread)
+        thread.handle.start()
 
-    def _run(self, hand: TransferThread) -> None:
+    def _run(self, thread: TransferThread) -> None:
         if self.cpus is not None:
             os.sched_setaffinity(0, self.cpus)  # of this thread
-        while not hand.is_lost:
+        while not thread.is_lost:
             with self.shared.condition:
                 task = None
                 while not self._closing and (task := self._next()) is None:
                     self.shared.condition.wait()
                 if task is None:
                     return
-                hand.task, hand.since = task, time.monotonic()
-            self._carry_out(hand, task)
+                thread.task, thread.since = task, time.monotonic()
+            self._run_task(thread, task)
 
     def _next(self, *, high_only: bool = False) -> TransferTask | None:
-        asks = self.tier.num_requests_below
+        requests_before = self.tier.num_requests_below
         task = self.tier.next_task(high_only=high_only)
-        if self.tier.num_requests_below != asks:
+        if self.tier.num_requests_below != requests_before:
             self.shared.condition.notify_all()  # the tier below has something to do
         return task
 
-    def _carry_out(self, hand: TransferThread, task: TransferTask) -> None:
+    def _run_task(self, thread: TransferThread, task: TransferTask) -> None:
         error = None
         is_over = False
         start = time.perf_counter()
@@ -120,12 +120,12 @@ class TransferWorker:
             error = failure
             is_over = True
         finally:
-            # Also when Ctrl-C or a bug ends it: the expert would be in flight for ever.
-            self._settle(hand, task, error, is_over=is_over, start=start)
+            # Also after Ctrl-C or a bug: otherwise the expert would stay in flight.
+            self._finish_task(thread, task, error, is_over=is_over, start=start)
 
-    def _settle(
+    def _finish_task(
         self,
-        hand: TransferThread,
+        thread: TransferThread,
         task: TransferTask,
         error: TransferError | None,
         *,
@@ -134,9 +134,9 @@ class TransferWorker:
     ) -> None:
         end = time.perf_counter()
         with self.shared.condition:
-            hand.task = None
-            if hand.is_lost:
-                log.warning("%s: a transfer that hung has ended", self.name)
+            thread.task = None
+            if thread.is_lost:
+                log.warning("%s: a hanging transfer has ended", self.name)
                 self.tier.restore(task)
             elif not is_over:
                 self.tier.retry(task)
@@ -144,7 +144,7 @@ class TransferWorker:
                 self.shared.joined.discard(task.expert)
                 self.tier.complete(task)
                 self.busy_seconds += end - start
-                self._report(hand, task, start, end)
+                self._record(thread, task, start, end)
             else:
                 self.shared.faults[error.fault] += 1
                 if task.expert in self.shared.joined:
@@ -155,58 +155,57 @@ class TransferWorker:
                     self.tier.fail(task)
             self.shared.condition.notify_all()
 
-    def _report(self, hand: TransferThread, task: TransferTask, start: float, end: float) -> None:
+    def _record(self, thread: TransferThread, task: TransferTask, start: float, end: float) -> None:
         if self.shared.timeline is not None:
-            self.shared.timeline.transferred(self.name, task, start, end, track=hand.name)
+            self.shared.timeline.transferred(self.name, task, start, end, track=thread.name)
 
-    def help(self, hand: TransferThread) -> bool:
-        """Carries out one claimed transfer on the caller's thread, which holds the lock once.
+    def run_inline(self, thread: TransferThread) -> bool:
+        """Run one requested transfer on the caller's thread, which holds the lock once.
 
-        A computation that has nothing else to do reads by itself: no thread has to be woken, and
-        it goes on when no worker does. Returns whether there was something to do.
+        A computation that would wait reads by itself: no thread has to be woken, and it continues
+        even if no worker does. Returns whether there was a transfer to run.
         """
         task = self._next(high_only=True)
         if task is None:
             return False
-        hand.task, hand.since = task, time.monotonic()
+        thread.task, thread.since = task, time.monotonic()
         self.shared.condition.release()
         try:
-            self._carry_out(hand, task)
+            self._run_task(thread, task)
         finally:
             self.shared.condition.acquire()
         return True
 
-    def look_after(self, hang_seconds: float) -> None:
-        """Replaces threads that have died and those that have been in one transfer for too long.
-
-        Called under the lock, by whoever waits.
-        """
+    def check_threads(self, hang_seconds: float) -> None:
+        """Replace threads that have died or that hang in a transfer; called under the lock."""
         now = time.monotonic()
-        for hand in list(self._hands):
-            assert hand.thread is not None
-            if not hand.thread.is_alive():
-                self._hands.remove(hand)
-                if hand.is_lost or self._closing:
+        for thread in list(self._threads):
+            assert thread.handle is not None
+            if not thread.handle.is_alive():
+                self._threads.remove(thread)
+                if thread.is_lost or self._closing:
                     continue
                 log.error("%s: the transfer thread has died; starting another", self.name)
                 self.shared.faults[Fault.DIED] += 1
-                if hand.task is not None:
-                    self.tier.retry(hand.task)
-            elif hand.task is not None and not hand.is_lost and now - hand.since > hang_seconds:
-                self._set_aside(hand, now - hand.since)
+                if thread.task is not None:
+                    self.tier.retry(thread.task)
+            elif (
+                thread.task is not None and not thread.is_lost and now - thread.since > hang_seconds
+            ):
+                self._mark_lost(thread, now - thread.since)
         while self.num_alive < self.num_threads and not (self.is_frozen or self._closing):
-            self._hire()
+            self._start_thread()
 
-    def _set_aside(self, hand: TransferThread, seconds: float) -> None:
-        assert hand.task is not None
-        if not self.tier.quarantine(hand.task):
+    def _mark_lost(self, thread: TransferThread, seconds: float) -> None:
+        assert thread.task is not None
+        if not self.tier.quarantine(thread.task):
             return
-        hand.is_lost = True
+        thread.is_lost = True
         self.shared.faults[Fault.HUNG] += 1
         log.error(
-            "%s: layer %d expert %d has been under way for %.1f s; its slot is set aside",
+            "%s: the transfer of layer %d expert %d has taken %.1f s; its slot is quarantined",
             self.name,
-            *hand.task.expert,
+            *thread.task.expert,
             seconds,
         )
 
@@ -214,43 +213,45 @@ class TransferWorker:
     def num_lost(self) -> int:
         """Threads that hang in a transfer."""
         return sum(
-            hand.is_lost and hand.thread is not None and hand.thread.is_alive()
-            for hand in self._hands
+            thread.is_lost and thread.handle is not None and thread.handle.is_alive()
+            for thread in self._threads
         )
 
     @property
     def is_frozen(self) -> bool:
-        """So many transfers hang that one more would only hang too."""
+        """True if so many transfers hang that another one would hang too."""
         return self.num_lost >= MAX_LOST_THREADS
 
     @property
     def num_alive(self) -> int:
-        """Threads that work."""
+        """Threads that neither died nor hang."""
         return sum(
-            hand.thread is not None and hand.thread.is_alive() and not hand.is_lost
-            for hand in self._hands
+            thread.handle is not None and thread.handle.is_alive() and not thread.is_lost
+            for thread in self._threads
         )
 
     @property
-    def under_way(self) -> list[TransferTask]:
-        """Transfers of its threads, those that hang included."""
-        return [hand.task for hand in self._hands if hand.task is not None]
+    def active_tasks(self) -> list[TransferTask]:
+        """Tasks of all threads, hanging ones included."""
+        return [thread.task for thread in self._threads if thread.task is not None]
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way that may still end well."""
-        return all(hand.task is None or hand.is_lost for hand in self._hands)
+        """True if no transfer is active but hanging ones."""
+        return all(thread.task is None or thread.is_lost for thread in self._threads)
 
     def close(self, *, timeout_seconds: float) -> None:
-        """Ends the threads after the transfers under way; may be called twice.
+        """End the threads after their current transfers. May be called twice.
 
-        A thread that hangs is left behind: it ends when its transfer does.
+        A hanging thread is left behind; it ends when its transfer does.
         """
         with self.shared.condition:
             self._closing = True
             self.shared.condition.notify_all()
-        for hand in self._hands:
-            assert hand.thread is not None
-            hand.thread.join(timeout_seconds)
-        if not any(hand.thread is not None and hand.thread.is_alive() for hand in self._hands):
+        for thread in self._threads:
+            assert thread.handle is not None
+            thread.handle.join(timeout_seconds)
+        if not any(
+            thread.handle is not None and thread.handle.is_alive() for thread in self._threads
+        ):
             self.link.close()

@@ -12,7 +12,7 @@ from predictors.base import Predictor
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, ModelConfig, SystemConfig
-from runtime.engine.forecasters import forecaster
+from runtime.engine.forecasters import load_forecaster
 from train.counted import FITS
 from train.errors import TrainError
 from train.kinds import RECORDED
@@ -123,7 +123,7 @@ class Sources:
         spec = self.trace.spec
         name = spec.model_id if self._model is None else self._model.name
         try:
-            made = forecaster(
+            made = load_forecaster(
                 what,
                 spec,
                 name=name,

@@ -230,7 +230,7 @@ class LockstepScheduler:
                         if sequence.is_at(layer, SyncPoint.EXPERTS) and expert in sequence.wanted:
                             self._resume(sequence, (expert, weights))
             except MoecastError as error:
-                failed = self.engine.failed(layer)
+                failed = self.engine.failed_experts(layer)
                 left = [s for s in waiting if s.is_at(layer, SyncPoint.EXPERTS)]
                 # Sequences that need none of the failed experts request theirs again.
                 self._fail([s for s in left if failed.intersection(s.wanted)] or left, error)

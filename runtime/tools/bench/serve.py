@@ -16,7 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from predictors.errors import MoecastError
 from runtime.config import ModelConfig, SystemConfig
 from runtime.engine.engine import Engine
-from runtime.engine.forecasters import reference
+from runtime.engine.forecasters import locate_predictor
 from runtime.engine.loading import choose_device, load
 from runtime.engine.memory import peak_memory_bytes
 from runtime.hf.loading import load_plain
@@ -123,8 +123,8 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             prefill=phases.prefill,
             decode=phases.decode,
             adaptive_prefetch=engine.report()["adaptive_prefetch"],
-            predictor=engine.driver.forecasts_with,
-            reuse_predictor=engine.driver.keeps_by,
+            predictor=engine.driver.predictor_kind,
+            reuse_predictor=engine.driver.reuse_predictor_kind,
             note=describe_deviation(task, engine),
             arena_bytes=engine.arena_bytes,
             arena_slots=engine.cache.top.cache.num_slots,
@@ -142,7 +142,7 @@ def require_predictor(task: ServeTask, engine: Engine) -> None:
         MoecastError: no entry was found; the message tells how to make one.
     """
     wanted = task.predictor or task.system.predictor
-    if task.system.prefetch and wanted is not None and engine.driver.forecasts_with is None:
+    if task.system.prefetch and wanted is not None and engine.driver.predictor_kind is None:
         raise MoecastError(
             f"no zoo entry of kind {wanted} for {task.model.name}: python -m train "
             f"predictor={wanted} makes one; or name another with entries=FOLDER or predictor=NAME"
@@ -154,7 +154,7 @@ def describe_deviation(task: ServeTask, engine: Engine) -> str | None:
     if needs_counts(task.system):
         return f"LRU for its first steps: no zoo entry of kind popularity for {task.model.name}"
     wanted = task.system.reuse_predictor
-    if wanted is None or engine.driver.keeps_by is not None:
+    if wanted is None or engine.driver.reuse_predictor_kind is not None:
         return None
     return f"evicts by usage counts: no zoo entry of kind {wanted} for {task.model.name}"
 
@@ -200,7 +200,7 @@ def with_counts(system: SystemConfig, model: ModelConfig, entries: Path | None) 
     from zoo.load import load_predictor
 
     names = [model.name, identity(resolve(model), model)["model_id"]]
-    where, found = reference("popularity", names, entries=entries)
+    where, found = locate_predictor("popularity", names, entries=entries)
     if not found:
         return system
     popularity = load_predictor(where, spec=None, options={"ahead": None})

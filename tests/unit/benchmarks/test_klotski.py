@@ -62,7 +62,7 @@ def spans_of_a_run():
     spans.stalled(0, 10, 11)
     spans.stalled(1, 15, 17)
     for begin in (11, 17):
-        spans.between(0, begin - 0.5, begin)
+        spans.computed_dense(0, begin - 0.5, begin)
         spans.computed((0, 1), begin, begin + 1)
     return spans
 

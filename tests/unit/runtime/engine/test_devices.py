@@ -300,8 +300,8 @@ def test_numa__workers_run_near_their_memory(folder, monkeypatch):
     with model.moecast, torch.no_grad():
         model(TOKENS)
         for worker in model.moecast.engine.workers:
-            (hand,) = worker._hands
-            assert os.sched_getaffinity(hand.thread.native_id) == worker.cpus
+            (thread,) = worker._threads
+            assert os.sched_getaffinity(thread.handle.native_id) == worker.cpus
     assert [worker.cpus for worker in model.moecast.engine.workers] == places
     assert os.sched_getaffinity(0) == set(cpus)
 

@@ -8,11 +8,11 @@ from predictors.popularity import PopularityPredictor
 from predictors.skip import SkipPredictor
 from runtime.config import SystemConfig
 from runtime.engine.forecasters import (
-    forecaster,
+    list_model_names,
+    load_forecaster,
     load_reuse_predictor,
-    names_of,
-    reference,
-    systems_forecaster,
+    load_system_predictor,
+    locate_predictor,
 )
 from tests.builders.entries import tiny_spec
 from zoo.entry import write_entry
@@ -42,31 +42,31 @@ def popularity(folder, **changes):
 
 def test_reference__of_a_kind_is_the_models_entry(monkeypatch, tmp_path):
     monkeypatch.setattr("zoo.load.list_names", lambda: {"tiny/stride", "other/stride"})
-    assert reference("stride", ["copy", "tiny"]) == ("tiny/stride", True)
-    assert reference("mlp", ["copy", "tiny"]) == ("copy/mlp", False)
-    assert reference("other/stride", ["copy"]) == ("other/stride", True)
-    assert reference(tmp_path, ["copy"]) == (tmp_path, True)
+    assert locate_predictor("stride", ["copy", "tiny"]) == ("tiny/stride", True)
+    assert locate_predictor("mlp", ["copy", "tiny"]) == ("copy/mlp", False)
+    assert locate_predictor("other/stride", ["copy"]) == ("other/stride", True)
+    assert locate_predictor(tmp_path, ["copy"]) == (tmp_path, True)
     (tmp_path / "stride").mkdir()
-    assert reference("stride", ["tiny"], entries=tmp_path) == (tmp_path / "stride", True)
+    assert locate_predictor("stride", ["tiny"], entries=tmp_path) == (tmp_path / "stride", True)
 
 
 def test_names_of__an_inflated_model_are_its_own_and_the_originals():
-    assert names_of("inflated", SPEC) == ["inflated", "tiny"]
-    assert names_of("tiny", SPEC) == ["tiny"]
+    assert list_model_names("inflated", SPEC) == ["inflated", "tiny"]
+    assert list_model_names("tiny", SPEC) == ["tiny"]
 
 
 def test_system__overrides_options_of_its_own_predictor_only(tmp_path):
     entries = popularity(tmp_path)
     system = SystemConfig(predictor="popularity", predictor_options={"ahead": 1})
-    made = systems_forecaster(system, SPEC, name="tiny", entries=entries)
+    made = load_system_predictor(system, SPEC, name="tiny", entries=entries)
     assert made.ahead == 1
     chosen = str(entries / "popularity")
-    assert systems_forecaster(system, SPEC, name="tiny", chosen=chosen).ahead is None
+    assert load_system_predictor(system, SPEC, name="tiny", chosen=chosen).ahead is None
 
 
 def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
     system = SystemConfig(name="some", predictor="token", reuse_predictor="reuse")
-    assert systems_forecaster(system, SPEC, name="nowhere") is None
+    assert load_system_predictor(system, SPEC, name="nowhere") is None
     assert load_reuse_predictor(system, SPEC, name="nowhere") is None
     said = [record.getMessage() for record in caplog.records]
     assert "some serves on demand: there is no zoo entry nowhere/token" in said[0]
@@ -79,47 +79,49 @@ def test_system__without_an_entry_forecasts_with_its_fallback_and_says_so(caplog
 
     system = SystemConfig(name="ours", predictor="residual", fallback="skip")
     makers = {"skip": own_routers}
-    made = systems_forecaster(system, SPEC, name="nowhere", makers=makers)
+    made = load_system_predictor(system, SPEC, name="nowhere", makers=makers)
     assert made.kind == "skip"
     assert "ours forecasts with skip: there is no zoo entry nowhere/residual" in caplog.text
     caplog.clear()
-    assert systems_forecaster(system, SPEC, name="nowhere") is None
+    assert load_system_predictor(system, SPEC, name="nowhere") is None
     assert "ours serves on demand" in caplog.text
 
 
 def test_system__with_an_entry_of_another_model_serves_on_demand_and_says_so(tmp_path, caplog):
     entries = popularity(tmp_path, num_layers=2, revision="another")
     system = SystemConfig(name="some", predictor="popularity")
-    assert systems_forecaster(system, SPEC, name="tiny", entries=entries) is None
+    assert load_system_predictor(system, SPEC, name="tiny", entries=entries) is None
     assert "some serves on demand" in caplog.text
     assert "another" in caplog.text
     chosen = str(entries / "popularity")
     with pytest.raises(MismatchError, match="another"):
-        systems_forecaster(system, SPEC, name="tiny", chosen=chosen)
+        load_system_predictor(system, SPEC, name="tiny", chosen=chosen)
 
 
 def test_chosen__is_never_left_out():
     with pytest.raises(ZooError, match="nowhere/token"):
-        systems_forecaster(SystemConfig(), SPEC, name="nowhere", chosen="token")
+        load_system_predictor(SystemConfig(), SPEC, name="nowhere", chosen="token")
 
 
 def test_kinds_that_need_no_entry__are_made():
-    assert isinstance(forecaster("dependency", SPEC, name="nowhere"), DependencyPredictor)
+    assert isinstance(load_forecaster("dependency", SPEC, name="nowhere"), DependencyPredictor)
 
     def own_routers(given):
         return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
 
     options = {"horizon": 1}
-    made = forecaster("skip", SPEC, name="nowhere", options=options, makers={"skip": own_routers})
+    made = load_forecaster(
+        "skip", SPEC, name="nowhere", options=options, makers={"skip": own_routers}
+    )
     assert made.horizon == 1
 
 
 def test_system__that_fetches_on_no_forecast_gets_none():
-    assert systems_forecaster(SystemConfig(), SPEC, name="tiny") is None
+    assert load_system_predictor(SystemConfig(), SPEC, name="tiny") is None
     off = SystemConfig(prefetch=False, predictor="dependency")
-    assert systems_forecaster(off, SPEC, name="tiny") is None
+    assert load_system_predictor(off, SPEC, name="tiny") is None
 
 
 def test_oracle__is_refused_live():
     with pytest.raises(ValueError, match=r"bound knows the future.*replays.*choose another"):
-        systems_forecaster(SystemConfig(name="bound", predictor="oracle"), SPEC, name="tiny")
+        load_system_predictor(SystemConfig(name="bound", predictor="oracle"), SPEC, name="tiny")

@@ -66,7 +66,7 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
 ) -> None:
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=LAYERS, num_experts=EXPERTS)
     loading = "runtime.engine.loading"
-    monkeypatch.setattr(f"{loading}.systems_forecaster", lambda _, spec, **__: Guess(spec))
+    monkeypatch.setattr(f"{loading}.load_system_predictor", lambda _, spec, **__: Guess(spec))
     monkeypatch.setattr(f"{loading}.load_reuse_predictor", lambda _, spec, **__: Values(spec))
     # Long enough for a comparison of settings: with, without, with again.
     num_tokens = WARM_UP + PROBE_STEPS + 4
@@ -93,7 +93,7 @@ def test_moecast__without_entries_uses_the_models_routers_and_counts_and_says_so
         model = serve(folder, budget="25%")
     with model.moecast as handle:
         assert torch.equal(model.generate(TOKENS, max_new_tokens=8, **OPTIONS), expected)
-        assert handle.engine.driver.forecasts_with == "skip"
-        assert handle.engine.driver.keeps_by is None
+        assert handle.engine.driver.predictor_kind == "skip"
+        assert handle.engine.driver.reuse_predictor_kind is None
     assert "moecast forecasts with skip: there is no zoo entry nowhere/residual" in caplog.text
     assert "moecast keeps by usage counts: there is no zoo entry nowhere/reuse" in caplog.text

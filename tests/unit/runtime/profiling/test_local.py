@@ -76,17 +76,17 @@ def test_parts_of__a_step_is_taken_apart():
     spans = Spans()
     # 3 s before the first layer, layers of 2 s, experts of 1 s with .5 s around each, 4 s after
     # the last; the second layer holds a prediction of .25 s and an event that nobody answered.
-    spans.between(0, 0.0, 5.0)
+    spans.computed_dense(0, 0.0, 5.0)
     spans.computed((0, 1), 5.5, 6.5)
     spans.computed((0, 2), 7.0, 8.0)
-    spans.between(1, 8.0, 10.25)
+    spans.computed_dense(1, 8.0, 10.25)
     spans.predicted("gate_input", 1, 9.0, 9.25)
     spans.predicted("routed", 1, 9.5, 9.5)
     spans.computed((1, 3), 10.75, 11.75)
     spans.computed((1, 4), 12.25, 13.25)
     spans.step(1, 0.0, 17.25)
     # Another step, which is none of this one's.
-    spans.between(0, 20.0, 29.0)
+    spans.computed_dense(0, 20.0, 29.0)
     parts = parts_of(spans, 0.0, 17.25)
     assert parts.layer == pytest.approx(2.0)
     assert parts.expert == pytest.approx(1.5)
@@ -109,6 +109,6 @@ def test_measure__adds_up_to_a_step_and_leaves_the_model_as_it_was():
         assert sum(found.chunk_bytes) == engine.store.layouts[0].num_bytes
         for speed in ("transfer_speed_together", "compute_speed_transferring"):
             assert 0 < getattr(found.overheads, speed) <= 1
-        assert engine.tell(None) is None
+        assert engine.swap_timeline(None) is None
     finally:
         model.moecast.close()

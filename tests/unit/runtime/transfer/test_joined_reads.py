@@ -50,14 +50,14 @@ def test_joined_read__that_fails_is_tried_once_more(tmp_path, monkeypatch, for_e
         predictor=PopularityPredictor(spec, np.random.default_rng(0).random((3, 8))),
     )
     engine = model.moecast.engine
-    wait_for = engine._wait_for
+    wait_for = engine._wait_until_ready
 
     def waiting(layer, candidates):
         if any((layer, e) in broken for e in candidates):
             asked.set()
         return wait_for(layer, candidates)
 
-    monkeypatch.setattr(engine, "_wait_for", waiting)
+    monkeypatch.setattr(engine, "_wait_until_ready", waiting)
     with model.moecast, torch.no_grad():
         if for_ever:
             with pytest.raises(TransferError, match="is broken"):

@@ -185,7 +185,7 @@ def test_watchdog__a_worker_that_dies_is_replaced(tmp_path, monkeypatch, when, h
         assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
         for worker in model.moecast.engine.workers:
             with worker.shared.condition:
-                worker.look_after(1.0)
+                worker.check_threads(1.0)
             assert worker.num_alive == worker.num_threads
 
 
@@ -242,7 +242,7 @@ def test_watchdog__a_disk_that_answers_nothing_is_an_error_and_then_serves_again
     model = serve_with_links(folder, monkeypatch, wrap, budget="60%", system=PROMPTLY["system"])
     try:
         for _ in range(2):
-            with pytest.raises(TransferError, match="reads of experts have hung.*does not answer"):
+            with pytest.raises(TransferError, match="reads of experts have hung.*check the disk"):
                 model.generate(TOKENS, **GREEDY)
         links[0].let_go.set()
         assert links[0].has_ended.wait(240)

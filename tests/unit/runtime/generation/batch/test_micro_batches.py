@@ -140,7 +140,7 @@ def test_run_batches__an_expert_is_read_once_for_the_whole_group(folder):
     model = serve(folder, budget="50%", system=with_whole_layer_buffers(KLOTSKI))
     heard = Reads()
     with model.moecast:
-        model.moecast.engine.tell(heard)
+        model.moecast.engine.swap_timeline(heard)
         together(model, batches, n=6)
     assert max(max(one.values(), default=0) for one in heard.counts) == 1
     # A quarter of the arena holds experts for good: only the first step brings them.
