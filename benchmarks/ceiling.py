@@ -24,14 +24,14 @@ from collect.traces.layout import Split
 from configs.compose import compose_typed
 from predictors.base import Floats
 from predictors.errors import MoecastError
-from train.baselines import router_weights
 from train.context import contexts
-from train.data import Batch, shuffled
-from train.family import Family
+from train.data import Batch, shuffle_rows
+from train.family import PredictorStack
 from train.module import StackFit
-from train.networks import PlainFamily, edges
+from train.networks import PlainStack, network_specs
 from train.pipeline import HORIZONS
-from train.residual import DECAYS, ResidualFamily
+from train.residual import DECAYS, ResidualStack
+from train.routers import RouterWeights
 
 BATCH, EVALUATED = 256, 1024
 LR, WEIGHT_DECAY, SEED = 4e-3, 1e-2, 0
@@ -149,21 +149,21 @@ class TrainingData:
 
 def build_family(
     run: TrainingRun, trace: Trace, routers_LED: Floats, biases_LE: Floats | None
-) -> Family:
+) -> PredictorStack:
     seed_everything(SEED, verbose=False)
     if run.predictor == "mlp":
-        both = edges(trace.spec, ("mlp", "stride"))
-        return PlainFamily(trace.spec, both, width=run.width, loss="bce")
-    family = ResidualFamily(trace.spec, routers_LED, biases_LE, horizons=HORIZONS, width=run.width)
+        both = network_specs(trace.spec, ("mlp", "stride"))
+        return PlainStack(trace.spec, both, width=run.width, loss="bce")
+    family = ResidualStack(trace.spec, routers_LED, biases_LE, horizons=HORIZONS, width=run.width)
     # Horizon 0 is not measured here, and would be half of the work.
     family.stacks = nn.ModuleList([family.stacks[0]])
     family.labels = list(family.stacks[0].labels)
     return family
 
 
-def train(family: Family, data: TrainingData, rows: NDArray[np.int64], passes: int) -> None:
+def train(family: PredictorStack, data: TrainingData, rows: NDArray[np.int64], passes: int) -> None:
     """Trains in place, with the steps and the schedule of `python -m train`."""
-    past = isinstance(family, ResidualFamily)
+    past = isinstance(family, ResidualStack)
     module = StackFit(
         [family],
         lr=LR,
@@ -185,7 +185,7 @@ def train(family: Family, data: TrainingData, rows: NDArray[np.int64], passes: i
 def batches(rows: NDArray[np.int64], passes: int) -> Iterator[NDArray[np.int64]]:
     for epoch in range(passes):
         left = len(rows) // BATCH
-        for pool in shuffled(rows, pool_rows=POOL_ROWS, seed=SEED, epoch=epoch):
+        for pool in shuffle_rows(rows, pool_rows=POOL_ROWS, seed=SEED, epoch=epoch):
             for first in range(0, len(pool) - BATCH + 1, BATCH):
                 if left:
                     yield pool[first : first + BATCH]
@@ -193,9 +193,11 @@ def batches(rows: NDArray[np.int64], passes: int) -> Iterator[NDArray[np.int64]]
 
 
 @torch.no_grad()
-def accuracies(family: Family, data: TrainingData, rows: NDArray[np.int64]) -> dict[str, float]:
+def accuracies(
+    family: PredictorStack, data: TrainingData, rows: NDArray[np.int64]
+) -> dict[str, float]:
     """Returns the accuracy of each label over all held-out tokens."""
-    past = isinstance(family, ResidualFamily)
+    past = isinstance(family, ResidualStack)
     hits, counts = np.zeros(len(family.labels)), np.zeros(len(family.labels))
     for first in range(0, len(rows), EVALUATED):
         batch = data.batch(rows[first : first + EVALUATED], past=past)
@@ -220,11 +222,11 @@ def group_by_horizon(
 
 
 def train_and_score(
-    run: TrainingRun, data: TrainingData, routers: tuple[Floats, Floats | None]
+    run: TrainingRun, data: TrainingData, routers: RouterWeights
 ) -> list[CeilingRow]:
     """Returns the rows of one run, one for each horizon."""
     trace = data.trace
-    family = build_family(run, trace, *routers)
+    family = build_family(run, trace, routers.matrices_LED, routers.biases_LE)
     rows = data.rows(run.requests)
     if run.passes:
         train(family, data, rows, run.passes)
@@ -259,7 +261,7 @@ def run_ceiling(config: CeilingConfig) -> None:
         rows = known.rows
     data = TrainingData(trace)
     composed, _ = compose_typed("train", [f"model={trace.spec.model_id}"])
-    routers = router_weights(composed.model, trace.spec)
+    routers = RouterWeights(composed.model, trace.spec)
     for run in (UNTRAINED, *list_runs()):
         if config.predictor not in (None, run.predictor):
             continue

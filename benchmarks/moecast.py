@@ -32,7 +32,7 @@ from train.evaluate.forecasts import (
     perfect_forecasts,
     record_forecasts,
 )
-from train.evaluate.steps import Routed, held_out_steps, routed
+from train.evaluate.steps import RoutedStep, held_out_steps, routing_only
 from train.replay import budget_slots
 from zoo import load_predictor
 
@@ -124,7 +124,7 @@ def variants(*, parts: bool) -> list[SystemVariant]:
 
 
 def known_reuse(
-    steps: Sequence[Routed], reuse: RecordedForecasts, spec: ModelSpec, num_tokens: int
+    steps: Sequence[RoutedStep], reuse: RecordedForecasts, spec: ModelSpec, num_tokens: int
 ) -> RecordedForecasts:
     """Returns reuse scores from the true routing of the next `num_tokens` steps, then `reuse`."""
     used_SLE = np.zeros((len(steps), spec.num_layers, spec.num_experts), np.float32)
@@ -154,10 +154,12 @@ def known_reuse(
     return RecordedForecasts("reuse", frozenset({Signal.ROUTED}), answers)
 
 
-def record_all(trace: Trace, entries: Path) -> tuple[list[Routed], dict[str, RecordedForecasts]]:
+def record_all(
+    trace: Trace, entries: Path
+) -> tuple[list[RoutedStep], dict[str, RecordedForecasts]]:
     """Returns the held-out steps, and every predictor's forecasts for them."""
     steps = held_out_steps(trace, batch=1, new_tokens=NEW_TOKENS)
-    light = [routed(step, trace.spec.num_layers) for step in steps]
+    light = [routing_only(step, trace.spec.num_layers) for step in steps]
     options: dict[str, Mapping[str, Any]] = {"residual": {"refresh_last": False}}
     recorded = {
         kind: record_forecasts(
@@ -175,7 +177,7 @@ def record_all(trace: Trace, entries: Path) -> tuple[list[Routed], dict[str, Rec
 
 def replay_variant(
     variant: SystemVariant,
-    steps: Sequence[Routed],
+    steps: Sequence[RoutedStep],
     recorded: Mapping[str, RecordedForecasts],
     *,
     spec: ModelSpec,

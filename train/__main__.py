@@ -18,7 +18,7 @@ COMMANDS = [
     Command(
         name="reuse",
         config="train",
-        run="train.keeping:train_reuse",
+        run="train.reuse_training:train_reuse",
         summary=(
             "Trains the forecaster behind reuse eviction and sets its hit rates beside those of "
             "every other policy."

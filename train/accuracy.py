@@ -20,14 +20,14 @@ BLOCK_TOKENS = 4_096
 """Tokens scored at once where their grouping does not matter: 1 MB of scores at 60 experts."""
 
 
-class Tokens(RecordedStep, Protocol):
+class WeightedStep(RecordedStep, Protocol):
     """Recorded tokens with what the model computed for them; `collect.traces.Step` is one."""
 
     def weights(self, layer: int) -> Floats: ...
 
 
 @dataclass(frozen=True)
-class Block:
+class TraceBlock:
     """Any rows of a trace as if they had been one step."""
 
     trace: Trace
@@ -65,14 +65,16 @@ def split_rows(trace: Trace, split: str | None) -> NDArray[np.int64]:
     return np.arange(trace.num_tokens) if split is None else trace.rows(split)
 
 
-def blocks(trace: Trace, split: str | None) -> Iterator[Block]:
+def blocks(trace: Trace, split: str | None) -> Iterator[TraceBlock]:
     """The split's tokens in the trace's order, `BLOCK_TOKENS` at a time."""
     rows = split_rows(trace, split)
     for first in range(0, len(rows), BLOCK_TOKENS):
-        yield Block(trace, rows[first : first + BLOCK_TOKENS])
+        yield TraceBlock(trace, rows[first : first + BLOCK_TOKENS])
 
 
-def phased(trace: Trace, split: str | None, *, grouped: bool) -> Iterator[tuple[Tokens, Ints]]:
+def steps_with_phases(
+    trace: Trace, split: str | None, *, grouped: bool
+) -> Iterator[tuple[WeightedStep, Ints]]:
     """The split's tokens with the phase of each: in large blocks, or step by step as they ran."""
     if grouped:
         for block in blocks(trace, split):
@@ -82,13 +84,13 @@ def phased(trace: Trace, split: str | None, *, grouped: bool) -> Iterator[tuple[
             yield step, np.full(step.num_tokens, step.phase, dtype=np.int64)
 
 
-def forecasts(predictor: Predictor, step: RecordedStep) -> Iterator[Forecast]:
+def replay_forecasts(predictor: Predictor, step: RecordedStep) -> Iterator[Forecast]:
     """Show a predictor one step and yield its forecasts in the order of the model's events."""
     for event in replay_step(predictor, step, num_layers=predictor.spec.num_layers):
         yield from event.forecasts
 
 
-class Pending:
+class PendingScores:
     """Forecasts of one layer that wait to be scored together: one token at a time is slow."""
 
     def __init__(self, score: LayerScore):
@@ -119,7 +121,9 @@ class Pending:
         self._num_tokens = 0
 
 
-def score(predictor: Predictor, trace: Trace, split: str | None = "held_out") -> list[LayerScore]:
+def score_layers(
+    predictor: Predictor, trace: Trace, split: str | None = "held_out"
+) -> list[LayerScore]:
     """One LayerScore for each target layer; a layer that was never forecast stays empty.
 
     A layer forecast several times in a step is scored on the last forecast before its router. A
@@ -127,9 +131,9 @@ def score(predictor: Predictor, trace: Trace, split: str | None = "held_out") ->
     """
     spec = predictor.spec
     weighted = TraceSignal.WEIGHTS in trace.signals
-    pending = [Pending(LayerScore(spec.top_k)) for _ in range(spec.num_layers)]
-    for step, phases_T in phased(trace, split, grouped=predictor.stateless):
-        last = {forecast.layer: forecast for forecast in forecasts(predictor, step)}
+    pending = [PendingScores(LayerScore(spec.top_k)) for _ in range(spec.num_layers)]
+    for step, phases_T in steps_with_phases(trace, split, grouped=predictor.stateless):
+        last = {forecast.layer: forecast for forecast in replay_forecasts(predictor, step)}
         for layer, forecast in last.items():
             weights_TK = step.weights(layer) if weighted else None
             pending[layer].add(forecast.scores_TE, step.experts(layer), phases_T, weights_TK)
@@ -138,7 +142,7 @@ def score(predictor: Predictor, trace: Trace, split: str | None = "held_out") ->
     return [one.score for one in pending]
 
 
-def fresh(predictor: Predictor) -> Predictor:
+def untouched(predictor: Predictor) -> Predictor:
     """As it was when it was made: one that learns while it serves would know what it has seen."""
     if predictor.stateless:
         return predictor

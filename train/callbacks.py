@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from train.errors import CheckpointError
+from train.errors import TrainCheckpointError
 
 MONITOR = "val/mean_accuracy"
 """Metric that decides which epoch is the best and when to stop."""
@@ -37,7 +37,7 @@ class RunRecord(Callback):
         wrong = [key for key in self._record if was.get(key) != self._record[key]]
         if wrong:
             listed = ", ".join(f"{k}: {was.get(k)!r} then, {self._record[k]!r} now" for k in wrong)
-            raise CheckpointError(
+            raise TrainCheckpointError(
                 f"the run folder holds a checkpoint of another run ({listed}); "
                 "name another run_dir, or begin again with fresh=true"
             )

@@ -18,7 +18,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from safetensors.torch import load, save
 
 from predictors.files import write_atomic
-from train.errors import CheckpointError
+from train.errors import TrainCheckpointError
 
 MAGIC = b"moecast-checkpoint 1 "
 TENSOR, PAIRS, TUPLE = "__tensor__", "__pairs__", "__tuple__"
@@ -73,7 +73,7 @@ def from_bytes(data: bytes, *, what: str) -> dict[str, Any]:
         not head.startswith(MAGIC)
         or hashlib.sha256(body).hexdigest().encode() != head[len(MAGIC) :]
     ):
-        raise CheckpointError(f"{what} is torn or was altered; start over with fresh=true")
+        raise TrainCheckpointError(f"{what} is torn or was altered; start over with fresh=true")
     length = int.from_bytes(body[:8], "little")
     tree = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["tree"])
     return unpack(tree, load(body))
@@ -114,10 +114,10 @@ class SafeCheckpointIO(CheckpointIO):
         previous = Path(f"{path}.previous")
         try:
             return from_bytes(Path(path).read_bytes(), what=str(path))
-        except CheckpointError as error:
+        except TrainCheckpointError as error:
             if not previous.exists():
                 raise
-            raise CheckpointError(
+            raise TrainCheckpointError(
                 f"{error}, or resume from the checkpoint before it: rename {previous.name} to "
                 f"{Path(path).name}"
             ) from error

@@ -34,7 +34,7 @@ VALIDATION_SHARE = 20
 temperatures, so that the held-out requests decide nothing and only measure."""
 
 
-class Part(StrEnum):
+class TraceSubset(StrEnum):
     """What a request is for; `held_out` are the trace's own, the others share its `train` split."""
 
     FIT = "fit"
@@ -42,9 +42,9 @@ class Part(StrEnum):
     HELD_OUT = "held_out"
 
 
-def part_rows(trace: Trace, part: Part) -> NDArray[np.int64]:
+def subset_rows(trace: Trace, part: TraceSubset) -> NDArray[np.int64]:
     """Row numbers of one part, ascending. By request, never by token: a split by token leaks."""
-    if part is Part.HELD_OUT:
+    if part is TraceSubset.HELD_OUT:
         return trace.rows("held_out")
     train = [request.index for request in trace.request_table if request.split is Split.TRAIN]
 
@@ -56,7 +56,7 @@ def part_rows(trace: Trace, part: Part) -> NDArray[np.int64]:
     num_kept = max(1, len(train) // VALIDATION_SHARE) if len(train) > 1 else 0
     kept = np.zeros(len(trace.request_table), dtype=bool)
     kept[sorted(train, key=order)[:num_kept]] = True
-    if part is Part.FIT:
+    if part is TraceSubset.FIT:
         kept[train] = ~kept[train]
     return np.flatnonzero(kept[trace.requests])
 
@@ -89,7 +89,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Needs:
+class InputSpec:
     """What the networks read of a trace, beside the chosen experts."""
 
     signals: frozenset[TraceSignal] = frozenset({TraceSignal.GATE_INPUT})
@@ -118,7 +118,7 @@ class Pool:
         )
 
 
-def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: Needs) -> Pool:
+def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: InputSpec) -> Pool:
     """What is needed of these rows, which ascend."""
     layers = range(trace.spec.num_layers)
     chosen = [trace.column(TraceSignal.EXPERTS, layer)[rows_N] for layer in layers]
@@ -133,7 +133,9 @@ def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: Needs) -> Pool:
     return Pool(np.stack(chosen).astype(np.int64), states, past, weight_GN)
 
 
-def shuffled(rows: NDArray[np.int64], *, pool_rows: int, seed: int, epoch: int) -> Iterator[Ints]:
+def shuffle_rows(
+    rows: NDArray[np.int64], *, pool_rows: int, seed: int, epoch: int
+) -> Iterator[Ints]:
     """Pools of rows: blocks in random order, then rows in random order within each pool.
 
     The order depends on seed and epoch alone, so that a resumed run sees what it would have seen.
@@ -146,7 +148,7 @@ def shuffled(rows: NDArray[np.int64], *, pool_rows: int, seed: int, epoch: int) 
 
 
 def rows_of_pool(
-    spec: ModelSpec, needs: Needs, *, batch_size: int, pool_bytes: int = POOL_BYTES
+    spec: ModelSpec, needs: InputSpec, *, batch_size: int, pool_bytes: int = POOL_BYTES
 ) -> int:
     """Whole batches; decides, with the seed, which rows meet in a batch."""
     copies = len(needs.signals) * (1 + len(needs.decays))
@@ -160,10 +162,10 @@ class TraceBatches(IterableDataset):
     def __init__(
         self,
         trace: Trace,
-        part: Part,
+        part: TraceSubset,
         *,
         batch_size: int,
-        needs: Needs | None = None,
+        needs: InputSpec | None = None,
         seed: int = 0,
         epoch: int | None = None,
         pool_bytes: int = POOL_BYTES,
@@ -176,9 +178,9 @@ class TraceBatches(IterableDataset):
         how many there are; each takes every so manyth of a batch's tokens.
         """
         self._trace = trace
-        self._rows = part_rows(trace, part)
+        self._rows = subset_rows(trace, part)
         self._batch_size = batch_size
-        self._needs = needs or Needs()
+        self._needs = needs or InputSpec()
         self._seed = seed
         self._epoch = epoch
         self._share = share
@@ -214,7 +216,7 @@ class TraceBatches(IterableDataset):
 
     def _pools(self) -> Iterator[Ints]:
         if self._epoch is not None:
-            pools = shuffled(
+            pools = shuffle_rows(
                 self._rows, pool_rows=self._pool_rows, seed=self._seed, epoch=self._epoch
             )
             yield from pools
@@ -232,7 +234,7 @@ class TraceData(LightningDataModule):
         *,
         batch_size: int,
         seed: int,
-        needs: Collection[Needs] = (),
+        needs: Collection[InputSpec] = (),
         pool_rows: int | None = None,
     ):
         super().__init__()
@@ -240,7 +242,7 @@ class TraceData(LightningDataModule):
         self._trace = trace
         self._batch_size = batch_size
         self._seed = seed
-        self.needs = together(needs)
+        self.needs = merge_inputs(needs)
 
     def batches(self, epoch: int) -> TraceBatches:
         """One pass over the requests that are trained on."""
@@ -249,7 +251,7 @@ class TraceData(LightningDataModule):
             share = (self.trainer.global_rank, self.trainer.world_size)
         return TraceBatches(
             self._trace,
-            Part.FIT,
+            TraceSubset.FIT,
             batch_size=self._batch_size,
             needs=self.needs,
             seed=self._seed,
@@ -261,7 +263,7 @@ class TraceData(LightningDataModule):
     def validation(self) -> TraceBatches:
         """The requests that decide when to stop, in the trace's order."""
         return TraceBatches(
-            self._trace, Part.VALIDATION, batch_size=self._batch_size, needs=self.needs
+            self._trace, TraceSubset.VALIDATION, batch_size=self._batch_size, needs=self.needs
         )
 
     def train_dataloader(self) -> DataLoader:
@@ -273,9 +275,9 @@ class TraceData(LightningDataModule):
         return DataLoader(self.validation(), batch_size=None)
 
 
-def together(needs: Collection[Needs]) -> Needs:
+def merge_inputs(needs: Collection[InputSpec]) -> InputSpec:
     """What several families need, read once; they agree on the contexts' decays."""
     signals = frozenset({TraceSignal.GATE_INPUT}).union(*(one.signals for one in needs))
     decays = {one.decays for one in needs if one.decays}
     assert len(decays) <= 1, decays
-    return Needs(signals, decays.pop() if decays else ())
+    return InputSpec(signals, decays.pop() if decays else ())

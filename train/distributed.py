@@ -34,13 +34,14 @@ from predictors.spec import ModelSpec
 from runtime.commands.progress import progress
 from runtime.config import ModelConfig
 from train.checkpoint import from_bytes, to_bytes
-from train.data import TraceBatches, TraceData, rows_of_pool, together
-from train.errors import CheckpointError
-from train.family import Family
+from train.data import TraceBatches, TraceData, merge_inputs, rows_of_pool
+from train.errors import TrainCheckpointError
+from train.family import PredictorStack
 from train.fit import FitSettings, Fitted, quiet_lightning, trainer_for
 from train.module import StackFit, accuracies
-from train.networks import Edge, PlainFamily, edges
-from train.pipeline import families_for
+from train.networks import NetworkSpec, PlainStack, network_specs
+from train.pipeline import make_stacks
+from train.routers import RouterWeights
 
 GROUPS_VERSION = 2
 """Part of every unit's name: raised when the same settings come to train other weights."""
@@ -59,26 +60,28 @@ class LayerGroup:
     last: int
     """Target layers, both included."""
 
-    def unit_name(self, trace: Trace, families: Sequence[Family], settings: FitSettings) -> str:
+    def unit_name(
+        self, trace: Trace, families: Sequence[PredictorStack], settings: FitSettings
+    ) -> str:
         """Name of the unit's file: the group, and a digest of all that its weights depend on."""
         # The patience is applied when all groups are done.
         decides = {key: value for key, value in asdict(settings).items() if key != "patience"}
         digest = digest_of([GROUPS_VERSION, trace.digest, decides, self.labels(families)])
         return f"{self.kind}-layers-{self.first:02d}-{self.last:02d}-{digest[:12]}.ckpt"
 
-    def family(self, families: Sequence[Family]) -> Family:
+    def family(self, families: Sequence[PredictorStack]) -> PredictorStack:
         """Returns the family to which the group's networks belong."""
         is_plain = self.kind == "plain"
-        (family,) = (f for f in families if isinstance(f, PlainFamily) == is_plain)
+        (family,) = (f for f in families if isinstance(f, PlainStack) == is_plain)
         return family
 
-    def indices(self, family: Family) -> list[int]:
+    def indices(self, family: PredictorStack) -> list[int]:
         """Returns the group's networks in its family's stack."""
-        if not isinstance(family, PlainFamily):
+        if not isinstance(family, PlainStack):
             return list(range(len(family.labels)))
         return [n for n, edge in enumerate(family.edges) if self.first <= edge.target <= self.last]
 
-    def labels(self, families: Sequence[Family]) -> list[str]:
+    def labels(self, families: Sequence[PredictorStack]) -> list[str]:
         family = self.family(families)
         return [family.labels[n] for n in self.indices(family)]
 
@@ -90,7 +93,7 @@ def layer_groups(spec: ModelSpec, kinds: Sequence[str], *, layers: int) -> list[
         # The longest unit first.
         groups.append(LayerGroup("residual", 0, spec.num_layers - 1))
     plain = [kind for kind in FEED_FORWARD if kind in kinds]
-    targets = {edge.target for edge in edges(spec, plain)} if plain else set()
+    targets = {edge.target for edge in network_specs(spec, plain)} if plain else set()
     for first in range(0, spec.num_layers, layers):
         last = min(first + layers, spec.num_layers) - 1
         if targets & set(range(first, last + 1)):
@@ -101,7 +104,7 @@ def layer_groups(spec: ModelSpec, kinds: Sequence[str], *, layers: int) -> list[
 def fit_distributed(
     trace: Trace,
     model: ModelConfig,
-    families: Sequence[Family],
+    families: Sequence[PredictorStack],
     settings: FitSettings,
     *,
     launcher: LauncherConfig,
@@ -110,7 +113,7 @@ def fit_distributed(
     console: Console | None = None,
     fresh: bool = False,
 ) -> Fitted:
-    """Trains `families`, which are as `families_for` makes them, group by group.
+    """Trains `families`, which are as `make_stacks` makes them, group by group.
 
     The outcome of a group is a file of RUN_DIR/groups, named by all that decides it: a second run
     trains only missing groups. RUN_DIR must be on a disk that all workers share.
@@ -128,7 +131,7 @@ def fit_distributed(
     missing = [unit for unit in units if not is_trained(folder / unit)]
     launched = None
     if missing:
-        needs = together([family.needs for family in families])
+        needs = merge_inputs([family.needs for family in families])
         arguments = {
             "trace": absolute_path(trace.where),
             "digest": trace.digest,
@@ -173,7 +176,7 @@ def fit_distributed(
 
 
 def assemble(
-    families: Sequence[Family],
+    families: Sequence[PredictorStack],
     trained: dict[LayerGroup, dict[str, Any]],
     settings: FitSettings,
     logger: Logger,
@@ -216,7 +219,7 @@ def is_trained(path: Path) -> bool:
         return False
     try:
         read_group(path)
-    except CheckpointError:
+    except TrainCheckpointError:
         return False
     return True
 
@@ -234,15 +237,17 @@ def open_groups(
     """Entry point of a worker: opens the trace once, whose columns are mapped, not read."""
     opened = Trace.open(trace, verify=False)
     if opened.digest != digest:
-        raise CheckpointError(
+        raise TrainCheckpointError(
             f"{trace} on this worker ({opened.digest[:12]}) is not the trace on which the training "
             f"was started ({digest[:12]}): name one that every worker can read"
         )
     chosen = FitSettings(**{**settings, "kinds": tuple(settings["kinds"])})
 
+    routers = RouterWeights(ModelConfig(**model), opened.spec)
+
     def do(unit: str) -> None:
         # New ones for each unit: residual's networks are trained in place.
-        families = families_for(opened, ModelConfig(**model), chosen, chosen.kinds)
+        families = make_stacks(opened, routers, chosen, chosen.kinds)
         groups = layer_groups(opened.spec, chosen.kinds, layers=layers)
         by_name = {group.unit_name(opened, families, chosen): group for group in groups}
         path = Path(folder, unit)
@@ -267,7 +272,7 @@ class KeepEveryEpoch(Callback):
 
 def train_group(
     group: LayerGroup,
-    families: Sequence[Family],
+    families: Sequence[PredictorStack],
     trace: Trace,
     settings: FitSettings,
     *,
@@ -334,18 +339,18 @@ class TraceWindow:
 
 
 def own_part(
-    group: LayerGroup, families: Sequence[Family], trace: Trace, settings: FitSettings
-) -> tuple[Family, Trace | TraceWindow]:
+    group: LayerGroup, families: Sequence[PredictorStack], trace: Trace, settings: FitSettings
+) -> tuple[PredictorStack, Trace | TraceWindow]:
     """Returns a family of the group's networks alone, and the layers of the trace they read."""
     whole = group.family(families)
-    if not isinstance(whole, PlainFamily):
+    if not isinstance(whole, PlainStack):
         return whole, trace
     indices = group.indices(whole)
     own = [whole.edges[n] for n in indices]
     first = min(edge.source for edge in own)
     window = TraceWindow(trace, first, max(edge.target for edge in own))
-    shifted = [Edge(edge.kind, edge.source - first, edge.target - first) for edge in own]
-    part = PlainFamily(window.spec, shifted, width=settings.width, loss=settings.loss)
+    shifted = [NetworkSpec(edge.kind, edge.source - first, edge.target - first) for edge in own]
+    part = PlainStack(window.spec, shifted, width=settings.width, loss=settings.loss)
     with torch.no_grad():
         for name, value in part.stack.named_parameters():
             value.copy_(whole.stack.get_parameter(name)[indices])
@@ -354,7 +359,7 @@ def own_part(
 
 @torch.no_grad()
 def restore_group(
-    group: LayerGroup, families: Sequence[Family], tensors: dict[str, Tensor]
+    group: LayerGroup, families: Sequence[PredictorStack], tensors: dict[str, Tensor]
 ) -> None:
     """Gives the family what the group has learned; the names of tensors are those of `StackFit`."""
     whole = group.family(families)
@@ -363,7 +368,7 @@ def restore_group(
     for name, value in tensors.items():
         own = name.removeprefix("families.0.")
         target = parameters[own] if own in parameters else whole.get_buffer(own)
-        if isinstance(whole, PlainFamily):
+        if isinstance(whole, PlainStack):
             target[indices] = value
         else:
             target.copy_(value)

@@ -14,7 +14,7 @@ from predictors.eam.sequence import EamSequencePredictor
 from predictors.expert_map.predictor import ExpertMapPredictor
 from predictors.metrics import LayerScore, sum_means
 from predictors.registry import load_from_files
-from train.accuracy import Pending, forecasts
+from train.accuracy import PendingScores, replay_forecasts
 
 MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 """Requests served up to which accuracy is reported, each time of those since the mark before."""
@@ -23,28 +23,31 @@ LEARNERS = EamSequencePredictor | EamRequestPredictor | ExpertMapPredictor | Cor
 """Serving changes what these answer to other requests."""
 
 
-def drift(predictor: LEARNERS, trace: Trace, shifted: Trace | None) -> dict[str, Any]:
+def measure_drift(predictor: LEARNERS, trace: Trace, shifted: Trace | None) -> dict[str, Any]:
     """Accuracy against requests served: from nothing on the training requests, and as fitted on
     those of another distribution, learning from them and not; null without such a trace.
     """
     options = predictor.options()
     cold = type(predictor).empty(predictor.spec, **{**options, "learning": True})
-    found: dict[str, Any] = {"cold_start": curve(cold, trace.steps("train")), "shifted": None}
+    found: dict[str, Any] = {
+        "cold_start": accuracy_curve(cold, trace.steps("train")),
+        "shifted": None,
+    }
     if shifted is not None:
         found["shifted"] = {
-            name: curve(remade(predictor, learning=learning), shifted.steps())
+            name: accuracy_curve(rebuild(predictor, learning=learning), shifted.steps())
             for name, learning in (("learning", True), ("frozen", False))
         }
     return found
 
 
-def remade(predictor: Predictor, **changed: Any) -> Predictor:
+def rebuild(predictor: Predictor, **changed: Any) -> Predictor:
     """The same predictor as it was made, with other options."""
     options = {**predictor.options(), **changed}
     return load_from_files(predictor.kind, predictor.spec, files=predictor.files(), options=options)
 
 
-def curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dict[str, Any]]:
+def accuracy_curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dict[str, Any]]:
     """For each mark that is reached, accuracy over the requests since the mark before.
 
     Null where nothing was forecast.
@@ -64,19 +67,21 @@ def curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dict[str, An
             mark = following
         seen.add(step.request)
         phases_T = np.full(step.num_tokens, step.phase, np.int64)
-        for layer, forecast in {one.layer: one for one in forecasts(predictor, step)}.items():
+        for layer, forecast in {
+            one.layer: one for one in replay_forecasts(predictor, step)
+        }.items():
             pending[layer].add(forecast.scores_TE, step.experts(layer), phases_T, None)
     if seen:
         points.append(_point(pending, len(seen)))
     return points
 
 
-def _pending(predictor: Predictor) -> list[Pending]:
+def _pending(predictor: Predictor) -> list[PendingScores]:
     spec = predictor.spec
-    return [Pending(LayerScore(spec.top_k, extras=())) for _ in range(spec.num_layers)]
+    return [PendingScores(LayerScore(spec.top_k, extras=())) for _ in range(spec.num_layers)]
 
 
-def _point(pending: list[Pending], num_requests: int) -> dict[str, Any]:
+def _point(pending: list[PendingScores], num_requests: int) -> dict[str, Any]:
     for one in pending:
         one.settle()
     accuracy = sum_means([one.score.overall for one in pending]).value

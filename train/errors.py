@@ -7,7 +7,7 @@ class TrainError(MoecastError):
     """A setting, a trace or a run folder that training cannot use."""
 
 
-class CheckpointError(TrainError):
+class TrainCheckpointError(TrainError):
     """A checkpoint that is torn, altered, or of another run."""
 
 

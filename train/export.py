@@ -28,7 +28,7 @@ Shape = Sequence[int | str]
 """Sizes; a name where any number will do."""
 
 
-def serialised(
+def graph_bytes(
     name: str,
     nodes: Sequence[NodeProto],
     *,
@@ -75,7 +75,7 @@ def network_graph(
     normaliser: Normaliser | None = None,
 ) -> bytes:
     """`hidden [batch, D]` to `scores [batch, E]`: Gemm, Relu, Gemm, Sigmoid."""
-    return serialised(
+    return graph_bytes(
         name,
         [
             helper.make_node("Gemm", [INPUT, "weight_in", "bias_in"], ["summed"]),
@@ -107,7 +107,7 @@ def skipping_graph(
 ) -> bytes:
     """As `network_graph`, and a linear path beside it, both read in one product."""
     width, num_experts = weight_FE.shape
-    return serialised(
+    return graph_bytes(
         name,
         [
             helper.make_node("Gemm", [INPUT, "first", "first_bias"], ["summed"]),
@@ -167,7 +167,7 @@ def residual_graph(
     answers: dict[str, Shape] = {
         one: ["tokens", sizes[one]] for one in (STATE, TOKEN) if one in sizes
     }
-    return serialised(
+    return graph_bytes(
         name,
         nodes,
         inputs={

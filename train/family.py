@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from predictors.base import Floats, Predictor, Signal
 from predictors.spec import ModelSpec
-from train.data import Batch, Needs
+from train.data import Batch, InputSpec
 
 
-class Answer(NamedTuple):
+class ReferenceScores(NamedTuple):
     """What torch makes of one batch, to be compared with the exported predictor."""
 
     kind: str
@@ -25,12 +25,12 @@ class Answer(NamedTuple):
     scores_BE: Floats
 
 
-class Family(nn.Module):
+class PredictorStack(nn.Module):
     """Networks of all layers as stacked products; one figure for each thing that they forecast."""
 
     labels: list[str]
     """Of each figure: `mlp/layer_03`, `residual/horizon_2/layer_05`."""
-    needs: Needs
+    needs: InputSpec
     lr_share: float = 1.0
     """Its learning rate, as a share of the run's."""
 
@@ -53,6 +53,6 @@ class Family(nn.Module):
         """The run-time predictors, by kind."""
         raise NotImplementedError
 
-    def answers(self, batch: Batch) -> Iterator[Answer]:
+    def answers(self, batch: Batch) -> Iterator[ReferenceScores]:
         """Scores of the batch's tokens as torch computes them."""
         raise NotImplementedError

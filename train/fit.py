@@ -24,8 +24,8 @@ from train.callbacks import MONITOR, BestCheckpoint, PlainProgress, RunRecord, l
 from train.checkpoint import SafeCheckpointIO
 from train.config import TrainConfig
 from train.data import TraceData
-from train.errors import CheckpointError
-from train.family import Family
+from train.errors import TrainCheckpointError
+from train.family import PredictorStack
 from train.module import StackFit
 from train.reuse_data import ReuseData
 
@@ -64,7 +64,7 @@ class Peers:
 class Fitted:
     """The trained networks and what it took."""
 
-    families: list[Family]
+    families: list[PredictorStack]
     steps: int
     seconds: float
     resumed: bool
@@ -113,7 +113,7 @@ def settings_for(
 
 def fit(
     trace: Trace,
-    families: Sequence[Family],
+    families: Sequence[PredictorStack],
     settings: FitSettings,
     *,
     run_dir: Path,
@@ -189,7 +189,7 @@ def load_weights(path: Path, module: nn.Module) -> int:
     Raises CheckpointError when the file is missing or damaged.
     """
     if not path.exists():
-        raise CheckpointError(f"{path} is missing; start over with fresh=true")
+        raise TrainCheckpointError(f"{path} is missing; start over with fresh=true")
     saved = SafeCheckpointIO().load_checkpoint(path)
     module.load_state_dict(saved["state_dict"])
     return int(saved["epoch"])
@@ -222,7 +222,7 @@ def trainer_for(
     )
 
 
-def digest_of(families: Sequence[Family]) -> str:
+def digest_of(families: Sequence[PredictorStack]) -> str:
     """sha256 over the weights: equal runs have equal digests."""
     digest = hashlib.sha256()
     for name, tensor in sorted(nn.ModuleList(families).state_dict().items()):

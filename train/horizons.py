@@ -6,13 +6,13 @@ from collect.traces import Trace
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.metrics import LayerScore, sum_means
 from runtime.sim.step import StepEvent, replay_step
-from train.accuracy import Pending, phased
+from train.accuracy import PendingScores, steps_with_phases
 
 ENTRY = "entry"
 """What is forecast when the step begins or from the first layer's input."""
 
 
-class OnlyAhead(Predictor):
+class HorizonPredictor(Predictor):
     """Another predictor of which only the forecasts at one distance are heard: what that distance
     alone is worth in a replay. It feeds the other one, which must serve nothing else meanwhile.
     """
@@ -45,15 +45,15 @@ class OnlyAhead(Predictor):
         return [one for one in found if one.layer - layer == self._horizon]
 
 
-def by_horizon(predictor: Predictor, trace: Trace, split: str = "held_out") -> dict[str, Any]:
+def measure_horizons(predictor: Predictor, trace: Trace, split: str = "held_out") -> dict[str, Any]:
     """For each horizon the accuracy of every layer (null: not forecast), their mean, the worst.
 
     Horizon h: from the gate input of layer l to layer l + h; 0: from a layer's own input. All
     forecasts count, also those that a later one replaces.
     """
     spec = predictor.spec
-    pending: dict[str, dict[int, Pending]] = {}
-    for step, phases_T in phased(trace, split, grouped=predictor.stateless):
+    pending: dict[str, dict[int, PendingScores]] = {}
+    for step, phases_T in steps_with_phases(trace, split, grouped=predictor.stateless):
         answers = [
             (distance(event, forecast), forecast)
             for event in replay_step(predictor, step, num_layers=spec.num_layers)
@@ -61,12 +61,12 @@ def by_horizon(predictor: Predictor, trace: Trace, split: str = "held_out") -> d
         ]
         for name, one in answers:
             layers = pending.setdefault(name, {})
-            waiting = layers.setdefault(one.layer, Pending(LayerScore(spec.top_k, extras=())))
+            waiting = layers.setdefault(one.layer, PendingScores(LayerScore(spec.top_k, extras=())))
             waiting.add(one.scores_TE, step.experts(one.layer), phases_T, None)
     for layers in pending.values():
         for waiting in layers.values():
             waiting.settle()
-    return {name: table(pending[name], spec.num_layers) for name in sorted(pending)}
+    return {name: horizon_table(pending[name], spec.num_layers) for name in sorted(pending)}
 
 
 def distance(event: StepEvent, forecast: Forecast) -> str:
@@ -77,7 +77,7 @@ def distance(event: StepEvent, forecast: Forecast) -> str:
     return f"{forecast.layer - event.layer}"
 
 
-def table(pending: dict[int, Pending], num_layers: int) -> dict[str, Any]:
+def horizon_table(pending: dict[int, PendingScores], num_layers: int) -> dict[str, Any]:
     found = {layer: one.score.overall for layer, one in pending.items()}
     values = [found[layer].value if layer in found else None for layer in range(num_layers)]
     return {

@@ -12,14 +12,14 @@ import numpy as np
 from collect.traces import Trace
 from predictors.base import Predictor, Signal
 from predictors.metrics import Phase
-from train.accuracy import Block, fresh
+from train.accuracy import TraceBlock, untouched
 
 BATCHES = (1, 8, 64)
 WARM_STEPS = 3
 """Sessions and caches are warm from then on."""
 
 
-def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterator[Block]:
+def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterator[TraceBlock]:
     """Steps of `batch` requests that decode together, one token of each, as a server runs them."""
     rows = trace.rows(split)
     rows = rows[trace.phases[rows] == Phase.DECODE]
@@ -31,22 +31,22 @@ def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterat
     which_B = np.arange(batch) % len(starts)
     for step in range(num_steps):
         turn = step + np.arange(batch) // len(starts)
-        yield Block(trace, rows[starts[which_B] + turn % lengths[which_B]])
+        yield TraceBlock(trace, rows[starts[which_B] + turn % lengths[which_B]])
 
 
-def latency(
+def measure_latency(
     predictor: Predictor, trace: Trace, *, num_steps: int = 40, split: str = "held_out"
 ) -> dict[str, Any]:
     """Microseconds that the events of one layer take, median and 99th percentile, and of a step's
     beginning and end, for each batch size; null where the trace has no generated tokens.
     """
     return {
-        str(batch): _timed(fresh(predictor), list(decode_steps(trace, batch, num_steps, split)))
+        str(batch): _timed(untouched(predictor), list(decode_steps(trace, batch, num_steps, split)))
         for batch in BATCHES
     }
 
 
-def _timed(predictor: Predictor, steps: list[Block]) -> dict[str, float] | None:
+def _timed(predictor: Predictor, steps: list[TraceBlock]) -> dict[str, float] | None:
     signals = predictor.signals
     layers: list[float] = []
     ends: list[float] = []

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
 from train.data import Batch
-from train.family import Family
+from train.family import PredictorStack
 
 WARMUP_SHARE = 0.05
 """Of all steps; AdamW's second moments are worth little before."""
@@ -18,7 +18,12 @@ class StackFit(LightningModule):
     """Trains families of networks on the same tokens, in one step each."""
 
     def __init__(
-        self, families: Sequence[Family], *, lr: float, weight_decay: float, total_steps: int
+        self,
+        families: Sequence[PredictorStack],
+        *,
+        lr: float,
+        weight_decay: float,
+        total_steps: int,
     ):
         super().__init__()
         self.families = nn.ModuleList(families)

@@ -15,10 +15,10 @@ from collect.traces import TraceSignal
 from predictors.base import Predictor, Signal
 from predictors.registry import FEED_FORWARD
 from predictors.spec import ModelSpec
-from train.data import Batch, Needs
+from train.data import Batch, InputSpec
 from train.errors import TrainError
 from train.export import network_graph
-from train.family import Answer, Family
+from train.family import PredictorStack, ReferenceScores
 
 SMALLEST_SCALE = 1e-3
 """Features that hardly vary in the trace are not blown up by more than a thousand."""
@@ -30,7 +30,7 @@ being the last of its stack. All but the output's bias are, for widths that this
 
 
 @dataclass(frozen=True)
-class Edge:
+class NetworkSpec:
     """One network: what it is part of, the layer it reads, the layer whose experts it forecasts."""
 
     kind: str
@@ -48,10 +48,10 @@ class Edge:
         return f"{self.kind}/layer_{self.target:02d}"
 
 
-def edges(spec: ModelSpec, kinds: Sequence[str]) -> list[Edge]:
+def network_specs(spec: ModelSpec, kinds: Sequence[str]) -> list[NetworkSpec]:
     """Every network of these kinds of learned predictors, kind by kind, bottom layer first."""
     found = [
-        Edge(kind, source, source + FEED_FORWARD[kind].horizon)
+        NetworkSpec(kind, source, source + FEED_FORWARD[kind].horizon)
         for kind in kinds
         for source in range(spec.num_layers - FEED_FORWARD[kind].horizon)
     ]
@@ -119,15 +119,15 @@ class NetworkStack(nn.Module):
         )
 
 
-class PlainFamily(Family):
+class PlainStack(PredictorStack):
     """The papers' networks: mlp, stride, pre-attention."""
 
-    def __init__(self, spec: ModelSpec, edges: Sequence[Edge], *, width: int, loss: str):
+    def __init__(self, spec: ModelSpec, edges: Sequence[NetworkSpec], *, width: int, loss: str):
         super().__init__()
         self.edges = list(edges)
         self.stack = NetworkStack(len(self.edges), spec, width=width)
         self.labels = [edge.label for edge in self.edges]
-        self.needs = Needs(frozenset(edge.signal for edge in self.edges))
+        self.needs = InputSpec(frozenset(edge.signal for edge in self.edges))
         self._loss = LOSSES[loss]
 
     def _inputs(self, batch: Batch) -> Tensor:
@@ -159,11 +159,11 @@ class PlainFamily(Family):
         return {kind: FEED_FORWARD[kind](spec, own) for kind, own in graphs.items()}
 
     @torch.no_grad()
-    def answers(self, batch: Batch) -> Iterator[Answer]:
+    def answers(self, batch: Batch) -> Iterator[ReferenceScores]:
         scores_NBE = self.stack(self._inputs(batch)).sigmoid().cpu().numpy()
         for edge, scores_BE in zip(self.edges, scores_NBE, strict=True):
             signal = Signal(str(edge.signal))
-            yield Answer(edge.kind, signal, edge.source, edge.target, scores_BE)
+            yield ReferenceScores(edge.kind, signal, edge.source, edge.target, scores_BE)
 
 
 def uniform(*shape: int, inputs: int) -> Tensor:

@@ -9,7 +9,7 @@ from collect.traces import TraceSignal
 from predictors.base import Floats, Forecasts, Predictor, Signal
 from train.data import Batch
 from train.errors import ParityError
-from train.family import Answer, Family
+from train.family import PredictorStack, ReferenceScores
 
 LEAST_PARITY = 0.999
 """Share of held-out tokens on which torch and onnxruntime must choose the same top_k set."""
@@ -38,8 +38,12 @@ class _Count:
         self.worst = max(self.worst, float(np.abs(expected_BE - found_BE).max(initial=0.0)))
 
 
-def parity(
-    family: Family, exported: Mapping[str, Predictor], batches: Iterable[Batch], *, top_k: int
+def check_parity(
+    family: PredictorStack,
+    exported: Mapping[str, Predictor],
+    batches: Iterable[Batch],
+    *,
+    top_k: int,
 ) -> dict[str, Parity]:
     """Compares scores of torch and onnxruntime, each token as the first of a request of its own.
 
@@ -57,7 +61,7 @@ def parity(
         for answer in family.answers(batch):
             key = answer[:3]
             if key not in answered:
-                answered[key] = asked(exported[answer.kind], answer, batch)
+                answered[key] = answer_event(exported[answer.kind], answer, batch)
             (forecast,) = (one for one in answered[key] if one.layer == answer.target)
             counts[answer.kind].add(answer.scores_BE, forecast.scores_TE, top_k)
     found = {kind: Parity(one.seen, one.same / one.seen, one.worst) for kind, one in counts.items()}
@@ -70,7 +74,7 @@ def parity(
     return found
 
 
-def asked(predictor: Predictor, answer: Answer, batch: Batch) -> Forecasts:
+def answer_event(predictor: Predictor, answer: ReferenceScores, batch: Batch) -> Forecasts:
     """What the predictor says at the event of the answer."""
     hidden = batch.states[TraceSignal(str(answer.signal))][answer.source].cpu().numpy()
     if answer.signal is Signal.LAYER_INPUT:

@@ -12,17 +12,15 @@ from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
-from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
-from runtime.sim.hardware import Hardware, describe_hardware
-from train.baselines import router_weights
-from train.data import Part, TraceBatches
+from train.data import TraceBatches, TraceSubset
 from train.errors import TrainError
-from train.family import Family
+from train.family import PredictorStack
 from train.fit import FitSettings
-from train.networks import PlainFamily, edges
-from train.parity import Parity, parity
-from train.quantise import quantised
-from train.residual import ResidualFamily
+from train.networks import PlainStack, network_specs
+from train.parity import Parity, check_parity
+from train.quantise import quantise
+from train.residual import ResidualStack
+from train.routers import RouterWeights
 from zoo.entry import write_entry
 
 HORIZONS = 3
@@ -32,9 +30,9 @@ PARITY_TOKENS = 1_024
 """Tokens compared at once, each a request of its own."""
 
 
-def families_for(
-    trace: Trace, model: ModelConfig, settings: FitSettings, kinds: Collection[str]
-) -> list[Family]:
+def make_stacks(
+    trace: Trace, routers: RouterWeights, settings: FitSettings, kinds: Collection[str]
+) -> list[PredictorStack]:
     """Networks of these kinds as they are before training; the same ones for the same seed.
 
     Raises TrainError when the trace lacks a signal, or the model routers that can be taken over.
@@ -43,15 +41,20 @@ def families_for(
 
     spec = trace.spec
     seed_everything(settings.seed, verbose=False)
-    found: list[Family] = []
+    found: list[PredictorStack] = []
     plain = [kind for kind in FEED_FORWARD if kind in kinds]
     if plain:
-        networks = edges(spec, plain)
-        found.append(PlainFamily(spec, networks, width=settings.width, loss=settings.loss))
+        networks = network_specs(spec, plain)
+        found.append(PlainStack(spec, networks, width=settings.width, loss=settings.loss))
     if "residual" in kinds:
-        matrices, biases = router_weights(model, spec)
         found.append(
-            ResidualFamily(spec, matrices, biases, horizons=HORIZONS, width=settings.width)
+            ResidualStack(
+                spec,
+                routers.matrices_LED,
+                routers.biases_LE,
+                horizons=HORIZONS,
+                width=settings.width,
+            )
         )
     for signal in {one for family in found for one in family.needs.signals}:
         if signal not in trace.signals:
@@ -62,8 +65,8 @@ def families_for(
     return found
 
 
-def exported(
-    families: Sequence[Family], trace: Trace, *, int8: bool = False
+def export_predictors(
+    families: Sequence[PredictorStack], trace: Trace, *, int8: bool = False
 ) -> tuple[dict[str, Predictor], dict[str, Parity]]:
     """The learned predictors as they will run, and how well they agree with torch (held out),
     before their weights are rounded to eight bits if that is asked for.
@@ -73,33 +76,16 @@ def exported(
     for family in families:
         own = dict(family.export(trace.spec))
         batches = TraceBatches(
-            trace, Part.HELD_OUT, batch_size=PARITY_TOKENS, needs=replace(family.needs, decays=())
+            trace,
+            TraceSubset.HELD_OUT,
+            batch_size=PARITY_TOKENS,
+            needs=replace(family.needs, decays=()),
         )
-        agreement |= parity(family, own, batches, top_k=trace.spec.top_k)
+        agreement |= check_parity(family, own, batches, top_k=trace.spec.top_k)
         # Made anew: those that were asked just now remember it.
         again = dict(family.export(trace.spec))
-        made |= {kind: quantised(one) for kind, one in again.items()} if int8 else again
+        made |= {kind: quantise(one) for kind, one in again.items()} if int8 else again
     return made, agreement
-
-
-def machine(config: HardwareConfig, shape: ShapeConfig, model: ModelConfig) -> Hardware:
-    """The described hardware with experts of the shape's size, or this machine measured with the
-    model as it is.
-    """
-    if not config.measured:
-        if shape.is_own:
-            from runtime.profiling.shapes import own_shape
-
-            shape = own_shape(model)
-        return describe_hardware(config, shape)
-    from runtime.engine.loading import load
-    from runtime.profiling.local import measure
-
-    loaded = load(model)
-    try:
-        return measure(loaded)
-    finally:
-        loaded.moecast.close()
 
 
 def write_entries(

@@ -23,7 +23,7 @@ from train.export import DEVIATION, MEAN
 SUFFIX = ".onnx"
 
 
-def quantised_graph(data: bytes) -> bytes:
+def quantise_graph(data: bytes) -> bytes:
     """The graph with its constant products in eight bits; inputs and outputs as they were."""
     model = onnx.load_model_from_string(data)
     # Shapes of inner values, which the rewriting would contradict.
@@ -63,13 +63,13 @@ def normalise_first(graph: onnx.GraphProto) -> None:
     graph.node.insert(0, helper.make_node("Sub", [entering, MEAN], ["centred"]))
 
 
-def quantised(predictor: Predictor) -> Predictor:
+def quantise(predictor: Predictor) -> Predictor:
     """The same predictor with eight-bit networks; one without networks comes back as it is."""
     files = predictor.files()
     if not any(path.endswith(SUFFIX) for path in files):
         return predictor
     smaller = {
-        path: quantised_graph(data) if path.endswith(SUFFIX) else data
+        path: quantise_graph(data) if path.endswith(SUFFIX) else data
         for path, data in files.items()
     }
     return type(predictor).from_files(predictor.spec, smaller, predictor.options())

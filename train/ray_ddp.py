@@ -20,9 +20,10 @@ from collect.traces import Trace
 from predictors.files import write_atomic
 from runtime.config import ModelConfig
 from train.checkpoint import from_bytes, to_bytes
-from train.family import Family
+from train.family import PredictorStack
 from train.fit import CHECKPOINTS, FitSettings, Fitted, Peers, fit
-from train.pipeline import families_for
+from train.pipeline import make_stacks
+from train.routers import RouterWeights
 
 RESULT = "ray_ddp.ckpt"
 
@@ -30,14 +31,14 @@ RESULT = "ray_ddp.ckpt"
 def fit_ray_ddp(
     trace: Trace,
     model: ModelConfig,
-    families: Sequence[Family],
+    families: Sequence[PredictorStack],
     settings: FitSettings,
     *,
     launcher: LauncherConfig,
     run_dir: Path,
     fresh: bool = False,
 ) -> Fitted:
-    """Trains `families`, which are as `families_for` makes them; all processes share RUN_DIR.
+    """Trains `families`, which are as `make_stacks` makes them; all processes share RUN_DIR.
 
     Equals one process up to the order of additions: gradients are the mean of the shares'.
 
@@ -107,7 +108,12 @@ def train_share(config: dict[str, Any]) -> None:
     fields = config["settings"]
     settings = FitSettings(**{**fields, "kinds": tuple(fields["kinds"])})
     trace = Trace.open(config["trace"], verify=False)
-    families = families_for(trace, ModelConfig(**config["model"]), settings, settings.kinds)
+    families = make_stacks(
+        trace,
+        RouterWeights(ModelConfig(**config["model"]), trace.spec),
+        settings,
+        settings.kinds,
+    )
     run_dir = Path(config["run_dir"])
     first = ray.train.get_context().get_world_rank() == 0
     logger: Logger = CSVLogger(run_dir, name="logs")

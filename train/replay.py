@@ -13,14 +13,19 @@ from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
 
 
+def is_decode(step: RecordedStep) -> bool:
+    """Return whether the step has one token of each of its requests."""
+    return len(step.tokens_T) == len(set(step.requests_T.tolist()))
+
+
 def first_tokens(steps: Iterable[RecordedStep], num_tokens: int) -> Iterator[RecordedStep]:
-    """Steps, prefills included, until `num_tokens` tokens were generated."""
-    seen = 0
+    """Yield steps, prefills included, until `num_tokens` tokens are generated."""
+    generated = 0
     for step in steps:
-        if seen >= num_tokens:
-            return
-        seen += len(step.tokens_T) == 1
         yield step
+        generated += len(step.tokens_T) if is_decode(step) else 0
+        if generated >= num_tokens:
+            return
 
 
 def budget_slots(budget: str, spec: ModelSpec, hardware: Hardware) -> int:

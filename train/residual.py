@@ -36,9 +36,9 @@ from predictors.residual import (
 )
 from predictors.spec import ModelSpec
 from train.calibration import platt
-from train.data import Batch, Needs, together
+from train.data import Batch, InputSpec, merge_inputs
 from train.export import residual_graph
-from train.family import Answer, Family
+from train.family import PredictorStack, ReferenceScores
 from train.networks import SMALLEST_SCALE, uniform
 
 KIND = "residual"
@@ -52,7 +52,7 @@ CALIBRATION_BATCHES = 32
 """Two numbers a forecast are soon known."""
 
 
-class ResidualStack(nn.Module):
+class SourceStack(nn.Module):
     """Sources with the same number of targets, as one stack of products; part of a family."""
 
     mean_ND: Tensor
@@ -84,7 +84,7 @@ class ResidualStack(nn.Module):
         self.labels = [
             f"{KIND}/{group(self.sources[n], h)}/layer_{targets[n][h]:02d}" for n, h in self._used
         ]
-        self.needs = Needs(frozenset(TraceSignal(str(one.signal)) for one in sources), decays)
+        self.needs = InputSpec(frozenset(TraceSignal(str(one.signal)) for one in sources), decays)
         num, hidden, experts = len(self.sources), spec.hidden_size, spec.num_experts
         outputs = self.num_targets * experts
         self.weight_in_NDF = nn.Parameter(uniform(num, hidden, width, inputs=hidden))
@@ -182,13 +182,15 @@ class ResidualStack(nn.Module):
             self.scale_NH[n, h], self.shift_NH[n, h] = scale[0], shift[0]
 
     @torch.no_grad()
-    def answers(self, batch: Batch, token_BQ: Tensor) -> Iterator[Answer]:
+    def answers(self, batch: Batch, token_BQ: Tensor) -> Iterator[ReferenceScores]:
         z_NBHE = self(batch, token_BQ).log_softmax(-1)
         scores_NBHE = self.scale_NH[:, None, :, None] * z_NBHE + self.shift_NH[:, None, :, None]
         for n, h in self._used:
             source = self.sources[n]
             scores_BE = scores_NBHE[n, :, h].sigmoid().cpu().numpy()
-            yield Answer(KIND, source.signal, source.layer, int(self.targets_NH[n, h]), scores_BE)
+            yield ReferenceScores(
+                KIND, source.signal, source.layer, int(self.targets_NH[n, h]), scores_BE
+            )
 
     def _graph(self, number: int, token: Mapping[str, Tensor]) -> bytes:
         """One source's graph: normalisation folded in, unused targets cut off.
@@ -246,7 +248,7 @@ def group(source: ForecastSource, place: int) -> str:
     return "horizon_0" if source.layer else "entry"
 
 
-class ResidualFamily(Family):
+class ResidualStack(PredictorStack):
     """The sources that look ahead, and those of horizon 0, which have one target each."""
 
     lr_share = 0.5
@@ -272,7 +274,7 @@ class ResidualFamily(Family):
         self.register_buffer("token_deviation_D", torch.ones(hidden))
         groups = [gate_sources(spec.num_layers), layer_input_sources(spec.num_layers)]
         self.stacks = nn.ModuleList(
-            ResidualStack(
+            SourceStack(
                 spec,
                 sources,
                 routers_LED,
@@ -287,7 +289,7 @@ class ResidualFamily(Family):
             if sources
         )
         self.labels = [label for stack in self.stacks for label in stack.labels]
-        self.needs = together([stack.needs for stack in self.stacks])
+        self.needs = merge_inputs([stack.needs for stack in self.stacks])
 
     def normalise_by(self, batch: Batch) -> None:
         first_BD = batch.states[TraceSignal.LAYER_INPUT][0]
@@ -326,7 +328,7 @@ class ResidualFamily(Family):
         return {KIND: ResidualPredictor(spec, graphs, horizons=self.horizons, decays=self.decays)}
 
     @torch.no_grad()
-    def answers(self, batch: Batch) -> Iterator[Answer]:
+    def answers(self, batch: Batch) -> Iterator[ReferenceScores]:
         token_BQ = self._token(batch)
         for stack in self.stacks:
             yield from stack.answers(batch, token_BQ)

@@ -19,7 +19,7 @@ from predictors.reuse.history import NUM_FADING
 from predictors.spec import ModelSpec
 from train.data import Batch
 from train.export import skipping_graph
-from train.family import Answer, Family
+from train.family import PredictorStack, ReferenceScores
 from train.networks import SMALLEST_SCALE, uniform
 from train.reuse_data import ReuseBatch
 
@@ -27,7 +27,7 @@ KIND = "reuse"
 WIDTH = 256
 
 
-class ReuseFamily(Family):
+class ReuseStack(PredictorStack):
     """Figures: of each layer the share of the next tokens' discounted uses that fall on the
     quarter of its experts that are valued most, over what knowing the future would get.
     """
@@ -110,6 +110,6 @@ class ReuseFamily(Family):
             )
         return {KIND: ReusePredictor(spec, graphs, self._routers, self._biases)}
 
-    def answers(self, batch: Batch) -> Iterator[Answer]:  # noqa: ARG002
+    def answers(self, batch: Batch) -> Iterator[ReferenceScores]:  # noqa: ARG002
         """None: its answers depend on all tokens before, and are compared in its own test."""
         return iter(())

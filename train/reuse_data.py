@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats
 from predictors.reuse.history import NUM_FADING, fade, mark_used, normalize_sums, softmax
-from train.data import Batch, Part, part_rows
+from train.data import Batch, TraceSubset, subset_rows
 
 GAMMA = 0.7
 """Of a use one token later. First try: .9 and .97 keep a little worse."""
@@ -112,7 +112,7 @@ class ReuseBatches(IterableDataset):
     def __init__(
         self,
         trace: Trace,
-        part: Part,
+        part: TraceSubset,
         routers_LED: Floats,
         biases_LE: Floats,
         *,
@@ -120,7 +120,7 @@ class ReuseBatches(IterableDataset):
         seed: int = 0,
         epoch: int | None = None,
     ):
-        self._trace, self._rows = trace, part_rows(trace, part)
+        self._trace, self._rows = trace, subset_rows(trace, part)
         self._routers, self._biases = routers_LED, biases_LE
         self._batch_size, self._seed, self._epoch = batch_size, seed, epoch
         self._starts = np.arange(0, len(self._rows), POOL_ROWS)
@@ -167,7 +167,7 @@ class ReuseData(LightningDataModule):
         self._trace, self._routers, self._biases = trace, routers_LED, biases_LE
         self._batch_size, self._seed = batch_size, seed
 
-    def _batches(self, part: Part, epoch: int | None) -> ReuseBatches:
+    def _batches(self, part: TraceSubset, epoch: int | None) -> ReuseBatches:
         return ReuseBatches(
             self._trace,
             part,
@@ -179,10 +179,10 @@ class ReuseData(LightningDataModule):
         )
 
     def batches(self, epoch: int) -> ReuseBatches:
-        return self._batches(Part.FIT, epoch)
+        return self._batches(TraceSubset.FIT, epoch)
 
     def validation(self) -> ReuseBatches:
-        return self._batches(Part.VALIDATION, None)
+        return self._batches(TraceSubset.VALIDATION, None)
 
     def train_dataloader(self) -> DataLoader:
         assert self.trainer is not None

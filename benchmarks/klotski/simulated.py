@@ -25,7 +25,7 @@ from runtime.config import SystemConfig
 from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.sim.hardware import RooflineHardware, describe_hardware
 from runtime.sim.replay import replay
-from train.evaluate.steps import Routed
+from train.evaluate.steps import RoutedStep
 
 PROMPT_TOKENS, NEW_TOKENS = 512, 32
 SIMULATED_STEPS = 8
@@ -56,12 +56,12 @@ class RoutingPool:
             ]
         )
 
-    def step(self, requests: int, tokens: int, rng: np.random.Generator) -> Routed:
+    def step(self, requests: int, tokens: int, rng: np.random.Generator) -> RoutedStep:
         """Draws the routing of that many tokens of each request."""
         total = requests * tokens
         picked = rng.integers(0, self._experts_LTK.shape[1], total)
         requests_T: Ints = np.repeat(np.arange(requests), tokens)
-        return Routed(np.zeros(total, np.int64), requests_T, self._experts_LTK[:, picked])
+        return RoutedStep(np.zeros(total, np.int64), requests_T, self._experts_LTK[:, picked])
 
 
 def simulate_group(

@@ -29,8 +29,9 @@ from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import BatchedStep, first_request
 from train.evaluate.forecasts import RecordedForecast, RecordedForecasts, record_forecasts
-from train.evaluate.sources import Sources
-from train.evaluate.steps import Routed, held_out_steps, is_decode, routed
+from train.evaluate.sources import PredictorSources
+from train.evaluate.steps import RoutedStep, held_out_steps, routing_only
+from train.replay import is_decode
 
 GROUPED = 45
 """Held-out requests with generated tokens, for the replays of groups."""
@@ -74,9 +75,9 @@ class ExpertFold:
             kept[row] = distinct + distinct[:1] * (self.top_k - len(distinct))
         return kept
 
-    def fold_step(self, step: Routed) -> Routed:
+    def fold_step(self, step: RoutedStep) -> RoutedStep:
         experts_LTK = np.stack([self.fold_experts(layer) for layer in step.experts_LTK])
-        return Routed(step.tokens_T, step.requests_T, experts_LTK)
+        return RoutedStep(step.tokens_T, step.requests_T, experts_LTK)
 
     def fold_forecast(self, forecast: RecordedForecast, *, most: int | None) -> RecordedForecast:
         """Folds a forecast; a group's probability is that of any of its experts, as independent.
@@ -122,7 +123,7 @@ def group_requests(trace: Trace, size: int) -> Iterator[BatchedStep]:
             yield BatchedStep([step for step in together if step is not None])
 
 
-def count_generated(steps: Sequence[Routed]) -> int:
+def count_generated(steps: Sequence[RoutedStep]) -> int:
     """Returns the number of tokens of decode steps."""
     return sum(len(step.tokens_T) for step in steps if is_decode(step))
 
@@ -133,7 +134,7 @@ class EvalContext:
     def __init__(self, trace: Path, *, entries: Path | None, new_tokens: int):
         self.trace = Trace.open(trace)
         self.new_tokens = new_tokens
-        self._sources = Sources(self.trace, model=ModelConfig(), entries=entries, seed=0)
+        self._sources = PredictorSources(self.trace, model=ModelConfig(), entries=entries, seed=0)
         self._steps: dict[int, list[Any]] = {}
         self._recorded: dict[tuple[str, int], RecordedForecasts] = {}
         self._folded: dict[tuple[Any, ...], Any] = {}
@@ -155,15 +156,17 @@ class EvalContext:
         if (key, batch) not in self._recorded:
             source = self._sources.found[key]
             self._recorded[key, batch] = record_forecasts(
-                source.make(self.trace.spec), self.steps(batch)
+                source.load(self.trace.spec), self.steps(batch)
             )
         return key, self._recorded[key, batch]
 
-    def folded_steps(self, fold: ExpertFold, batch: int) -> list[Routed]:
+    def folded_steps(self, fold: ExpertFold, batch: int) -> list[RoutedStep]:
         key = ("steps", fold, batch)
         if key not in self._folded:
             layers = self.trace.spec.num_layers
-            self._folded[key] = [fold.fold_step(routed(step, layers)) for step in self.steps(batch)]
+            self._folded[key] = [
+                fold.fold_step(routing_only(step, layers)) for step in self.steps(batch)
+            ]
         return self._folded[key]
 
     def folded_forecasts(

@@ -14,7 +14,7 @@ from predictors.reuse.forecaster import ReusePredictor
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS
-from train.kept import BUDGETS
+from train.eviction_eval import BUDGETS
 from zoo.entry import open_entry
 from zoo.load import load_predictor
 
@@ -193,4 +193,4 @@ def test_train__on_a_published_routing_log_leaves_out_what_it_can_not_show(
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert list(results["predictors"]) == ["eam-request", "token", "popularity"]
     assert results["predictors"]["token"]["mean_accuracy"] is None
-    assert "left out, for want of signals in the trace: ['skip']" in capsys.readouterr().err
+    assert "left out, because the trace lacks their signals: ['skip']" in capsys.readouterr().err

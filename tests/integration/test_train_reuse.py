@@ -13,7 +13,7 @@ from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS
-from train.kept import BUDGETS, POLICIES, share_closed
+from train.eviction_eval import BUDGETS, POLICIES, gap_closed
 from zoo.load import load_predictor
 
 
@@ -54,7 +54,7 @@ def test_train_reuse__compares_every_policy_and_writes_an_entry(
     assert value.scores_TE.shape == (1, 8)
 
 
-def test_share_closed__is_nothing_where_there_is_no_gap() -> None:
-    assert share_closed(0.5, 0.8, 0.9) == pytest.approx(0.75)
-    assert share_closed(0.5, 0.5, 0.5) is None
-    assert share_closed(None, 0.5, 0.9) is None
+def test_gap_closed__is_nothing_where_there_is_no_gap() -> None:
+    assert gap_closed(0.5, 0.8, 0.9) == pytest.approx(0.75)
+    assert gap_closed(0.5, 0.5, 0.5) is None
+    assert gap_closed(None, 0.5, 0.9) is None

@@ -1,9 +1,10 @@
-"""`python -m train.evaluate`: the steps in order, and what is told on the way."""
+"""`python -m train.evaluate`: replays every system and compares them."""
 
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,165 +13,155 @@ from rich.console import Console
 from collect.traces import Trace
 from runtime.commands.progress import progress
 from runtime.sim.hardware import Hardware
-from train.evaluate.arms import Arms, arms_of
-from train.evaluate.cells import ABLATION, DISTANCE, TABLE, Cell, figure_cells, table_cells
 from train.evaluate.config import OURS, EvaluateConfig
-from train.evaluate.pool import Cells, code_digest, run_jobs
-from train.evaluate.replaying import Job
+from train.evaluate.inputs import check_budgets, list_machines, open_trace, traced_model
+from train.evaluate.jobs import FinishedReplays, ReplayJob, ReplayRow, code_digest, run_jobs
 from train.evaluate.report import write_report
-from train.evaluate.results import results_of
-from train.evaluate.setting import check, figure_place, machines_of, open_trace, traced_model
-from train.evaluate.sources import Sources
+from train.evaluate.results import make_results
+from train.evaluate.sources import PredictorSources
 from train.evaluate.table import show
-from train.evaluate.timeline import timelines
+from train.evaluate.timeline import record_timelines
+from train.evaluate.variants import (
+    ReplayCase,
+    Variants,
+    figure_condition,
+    list_cases,
+    list_variants,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Everything that a comparison is made from."""
+
+    config: EvaluateConfig
+    trace: Trace
+    machines: Sequence[Hardware]
+    sources: PredictorSources
+    variants: Variants
+
+    @property
+    def run_dir(self) -> Path:
+        """Folder of results.json, report.html and the finished replays."""
+        assert self.config.run_dir is not None
+        return self.config.run_dir
 
 
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Replays every system in every cell; returns what results.json holds.
+    """Replay every system in every condition and return what results.json holds.
 
-    Interrupted, the same command with the same run_dir goes on: a finished cell is a file there,
-    named by the digest of all that decides its figures.
+    An interrupted command resumes when it is given the same run_dir: a finished replay is a file
+    there, named by the digest of everything that decides its figures.
     """
-    assert config.run_dir is not None
     started = time.perf_counter()
     trace = open_trace(config)
     model = traced_model(trace, config.model)
-    machines = machines_of(config.hardware, config.shape, model)
-    check(config, trace, machines)
-    sources = Sources(trace, model=model, entries=config.entries, seed=config.seed)
-    sys.stderr.write("looking up predictors, counting those that need no training\n")
-    arms = arms_of(config, sources)
-    for name, why in arms.missing.items():
-        sys.stderr.write(f"left out: {name}: {why}\n")
-    cells = cells_of(config, arms, machines)
-    finished = replay_all(cells, trace, sources, config, folder=config.run_dir / "cells")
-    results = results_of(
+    machines = list_machines(config.hardware, config.shape, model)
+    check_budgets(config, trace, machines)
+    sources = PredictorSources(trace, model=model, entries=config.entries, seed=config.seed)
+    sys.stderr.write("finding predictors and counting those that need no training\n")
+    variants = list_variants(config, sources)
+    for name, reason in variants.missing.items():
+        sys.stderr.write(f"left out: {name}: {reason}\n")
+    comparison = Comparison(
+        config=config, trace=trace, machines=machines, sources=sources, variants=variants
+    )
+    rows = replay_all(list(list_cases(config, variants, machines)), comparison)
+    results = make_results(
         config,
         trace=trace,
         machines=machines,
-        arms=arms,
-        sources=sources.found,
-        cells=list(zip(cells, finished, strict=True)),
+        variants=variants,
+        predictors=sources.found,
+        rows=rows,
         seconds=time.perf_counter() - started,
     )
     show(results, console=Console())
     if config.figures:
-        page = report(config, trace, sources, arms, machines[0], results, finished)
-        sys.stderr.write(f"report: {page}\n")
+        sys.stderr.write(f"report: {draw_report(comparison, results, rows)}\n")
     return results
 
 
-def report(
-    config: EvaluateConfig,
-    trace: Trace,
-    sources: Sources,
-    arms: Arms,
-    machine: Hardware,
-    results: Mapping[str, Any],
-    finished: Sequence[Mapping[str, Any]],
+def draw_report(
+    comparison: Comparison, results: Mapping[str, Any], rows: Sequence[ReplayRow]
 ) -> Path:
-    """Writes report.html; the timeline is replayed for it, on `machine`."""
-    assert config.run_dir is not None
-    budget, batch = figure_place(config)
+    """Write report.html and return its path; its timeline is replayed on the first machine."""
+    config = comparison.config
+    condition = figure_condition(config)
     names = dict.fromkeys((config.baseline.name, config.ablated.name, OURS, config.bound.name))
-    spans = timelines(
-        [arm for arm in map(arms.named, names) if arm is not None],
-        trace=trace,
-        sources=sources.found,
-        hardware=machine,
-        budget=budget,
-        batch=batch,
+    shown = [comparison.variants.find(name) for name in names]
+    spans = record_timelines(
+        [variant for variant in shown if variant is not None],
+        trace=comparison.trace,
+        predictors=comparison.sources.found,
+        hardware=comparison.machines[0],
+        condition=condition,
     )
-    return write_report(
-        results,
-        finished,
-        spans,
-        subject=config.ablated.name,
-        folder=config.run_dir,
-        budget=budget,
-        batch=batch,
-    )
+    return write_report(results, rows, spans, folder=comparison.run_dir, condition=condition)
 
 
-def cells_of(config: EvaluateConfig, arms: Arms, machines: Sequence[Hardware]) -> list[Cell]:
-    """All cells: those of the table, then those of the figures."""
-    budget, batch = figure_place(config)
-    cells = list(
-        table_cells(arms.table, machines=machines, budgets=config.budget, batches=config.batches)
-    )
-    for part, of_part in ((ABLATION, arms.ablation), (DISTANCE, arms.distance)):
-        cells += figure_cells(part, of_part, machines=machines, budget=budget, batch=batch)
-    assert cells[0].part == TABLE
-    return cells
-
-
-def replay_all(
-    cells: Sequence[Cell],
-    trace: Trace,
-    sources: Sources,
-    config: EvaluateConfig,
-    *,
-    folder: Path,
-) -> list[dict[str, Any]]:
-    """The figures of each cell: as they are in the folder, or replayed now."""
-    digests = digests_of(cells, trace, sources, config)
-    kept = Cells(folder)
-    wanted: dict[str, Cell] = {}
-    for digest, cell in zip(digests, cells, strict=True):
-        if config.fresh or kept.get(digest) is None:
-            wanted[digest] = cell
-    workers = config.workers or os.cpu_count() or 1
+def replay_all(cases: Sequence[ReplayCase], comparison: Comparison) -> list[ReplayRow]:
+    """Return the figures of each case, from the run folder or replayed now."""
+    config = comparison.config
+    folder = comparison.run_dir / "replays"
+    finished = FinishedReplays(folder)
+    digests = name_replays(cases, comparison)
+    missing = {
+        digest: case
+        for digest, case in zip(digests, cases, strict=True)
+        if config.fresh or not finished.path(digest).exists()
+    }
     console = Console(stderr=True)
-    if len(wanted) < len(set(digests)):
-        there = len(set(digests)) - len(wanted)
-        console.print(f"{there} of {len(set(digests))} cells are there already", highlight=False)
-    jobs = jobs_of(wanted, trace, sources, config.new_tokens)
-    with progress(console, "replaying", total=len(wanted)) as advance:
+    total = len(set(digests))
+    if len(missing) < total:
+        console.print(f"{total - len(missing)} of {total} replays are finished", highlight=False)
+    jobs = group_jobs(missing.items(), comparison)
+    workers = config.workers or os.cpu_count() or 1
+    with progress(console, "replaying", total=len(missing)) as advance:
         run_jobs(jobs, folder=folder, workers=workers, advance=advance)
-    found = [kept.get(digest) for digest in digests]
-    assert None not in found
-    return [one for one in found if one is not None]
+    return [finished.read(digest) for digest in digests]
 
 
-def digests_of(
-    cells: Sequence[Cell], trace: Trace, sources: Sources, config: EvaluateConfig
-) -> list[str]:
-    """Names of the cells: equal names mean equal figures."""
+def name_replays(cases: Sequence[ReplayCase], comparison: Comparison) -> list[str]:
+    """Return a digest for each case: equal digests mean equal figures."""
     code = code_digest()
-    by_key = {key: source.digest for key, source in sources.found.items()}
-    found = []
-    for cell in cells:
-        played = [
-            by_key.get(key or "", "") for key in (cell.arm.predictor, cell.arm.reuse_predictor)
-        ]
-        found.append(cell.digest(trace.digest, str(config.new_tokens), code, *played))
-    return found
+    of_predictor = {key: one.digest for key, one in comparison.sources.found.items()}
+    digests = []
+    for case in cases:
+        keys = (case.variant.predictor, case.variant.reuse_predictor)
+        forecasts = [of_predictor.get(key or "", "") for key in keys]
+        new_tokens = str(comparison.config.new_tokens)
+        digests.append(case.digest(comparison.trace.digest, new_tokens, code, *forecasts))
+    return digests
 
 
-def jobs_of(wanted: dict[str, Cell], trace: Trace, sources: Sources, new_tokens: int) -> list[Job]:
-    """The cells, those together that share steps and forecasts."""
-    groups: dict[tuple[Any, ...], list[tuple[str, Cell]]] = {}
-    for digest, cell in wanted.items():
-        arm = cell.arm
-        key: tuple[Any, ...] = (cell.batch, arm.predictor, arm.reuse_predictor)
-        if arm.predictor is None or arm.predictor not in sources.found:
-            # Nothing to be made once for all of them: smaller jobs share the work better.
-            key = (*key, arm.label, cell.hardware.name)
-        groups.setdefault(key, []).append((digest, cell))
+def group_jobs(cases: Iterable[tuple[str, ReplayCase]], comparison: Comparison) -> list[ReplayJob]:
+    """Return jobs of the cases that share steps and forecasts."""
+    available = comparison.sources.found
+    groups: dict[tuple[Any, ...], list[tuple[str, ReplayCase]]] = {}
+    for digest, case in cases:
+        variant = case.variant
+        key: tuple[Any, ...] = (
+            case.condition.batch,
+            variant.predictor,
+            variant.reuse_predictor,
+        )
+        if variant.predictor is None or variant.predictor not in available:
+            # No forecasts to record once for all of them: smaller jobs share the work better.
+            key = (*key, variant.label, case.hardware.name)
+        groups.setdefault(key, []).append((digest, case))
     return [
-        Job(
-            trace=trace.path,
-            spec=trace.spec,
+        ReplayJob(
+            trace=comparison.trace.path,
+            spec=comparison.trace.spec,
             batch=batch,
-            new_tokens=new_tokens,
+            new_tokens=comparison.config.new_tokens,
             predictor=predictor,
             reuse_predictor=reuse_predictor,
-            sources={
-                name: sources.found[name]
-                for name in (predictor, reuse_predictor)
-                if name in sources.found
+            predictors={
+                key: available[key] for key in (predictor, reuse_predictor) if key in available
             },
-            cells=members,
+            cases=members,
         )
         for (batch, predictor, reuse_predictor, *_), members in groups.items()
     ]

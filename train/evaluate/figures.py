@@ -1,79 +1,78 @@
-"""The figures of the comparison; each is a function that draws, and the rows that it draws from.
+"""Figures of the comparison: each function adds one to a page, as the papers draw them."""
 
-They show what the papers show: promoe figure 10 (latency against cache rate), 12 (ablation), 14
-(prefetch distance), fmoe 9 and 10 (distribution), klotski 10 (batch sizes).
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.evaluate.cells import TRUTH, WITHOUT
-from train.evaluate.lines import looks
+from runtime.tools.comparison import Condition
+from runtime.tools.report.lines import system_styles
+from runtime.tools.report.page import Page
+from runtime.tools.report.tables import Row
+from train.evaluate.jobs import ReplayRow
+from train.evaluate.timeline import TimelineSpan
+from train.evaluate.variants import NO_PREFETCH, TABLE, TRUTH
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = Mapping[str, Any]
 PANEL_INCHES = 4.0
 LEGEND_INCHES = 1.0
 """Below the panels."""
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """What `Page.figure` takes."""
-
-    name: str
-    heading: str
-    draw: Callable[["Figure"], None]
-    columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]
-    note: str
-    inches: tuple[float, float]
+SPAN_COLOURS = {"compute": "C0", "stall": "C1", "fetch": "C3", "prefetch": "C2"}
+SPAN_LABELS = {
+    "compute": "compute",
+    "stall": "stall",
+    "fetch": "fetch, as a router asked",
+    "prefetch": "fetch, as was forecast",
+}
+"""What the spans of a timeline are, with their colours."""
 
 
 def by_system(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    """Return the rows of each system."""
+    systems: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row["system"], []).append(row)
-    return found
+        systems.setdefault(row["system"], []).append(row)
+    return systems
 
 
 def share(budget: str) -> float | None:
-    """A budget as a number for an axis, where it is a share."""
+    """Return a budget in percent, None where it is a size."""
     return float(budget[:-1]) if budget.endswith("%") else None
 
 
 def machines(rows: Sequence[Row]) -> list[str]:
+    """Return the machines in the order of the rows."""
     return list(dict.fromkeys(row["hardware"] for row in rows))
 
 
-def chosen(rows: Sequence[Row], keys: Sequence[str]) -> list[tuple[Any, ...]]:
+def pick(rows: Sequence[Row], keys: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the values of these keys of each row."""
     return [tuple(row[key] for key in keys) for row in rows]
 
 
 def legend(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
-    """One legend for all panels, below them."""
+    """Add one legend for all panels, below them."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def wide(panels: int, *, rows: int = 1) -> tuple[float, float]:
-    """Size of a figure with so many panels side by side."""
+    """Return the size in inches of a figure with this many panels side by side."""
     return (max(8.0, PANEL_INCHES * panels), 3.2 * rows + LEGEND_INCHES)
 
 
-def against_budget(results: Row, batch: int) -> Drawing:
-    """ProMoE figure 10: decode above, prefill below, a column for each machine."""
+def draw_budgets(page: Page, results: Row, batch: int) -> None:
+    """Draw latency against the budget, decode above and prefill below (ProMoE, figure 10)."""
     rows = [row for row in results["rows"] if row["batch"] == batch]
     names = machines(rows)
     columns = ("hardware", "budget", "system", "tpot_ms", "ttft_ms")
 
     def draw(figure: "Figure") -> None:
         grid = figure.subplots(2, len(names), squeeze=False, sharex=True)
-        styles = styled(results)
+        styles = styles_of(results)
         for place, machine in enumerate(names):
             here = [row for row in rows if row["hardware"] == machine]
             for axes, key in ((grid[0][place], "tpot_ms"), (grid[1][place], "ttft_ms")):
@@ -84,7 +83,7 @@ def against_budget(results: Row, batch: int) -> Drawing:
                         [ticks[row["budget"]] for row in own],
                         [row[key] for row in own],
                         label=system,
-                        **styles[system].settings(),
+                        **styles[system],
                     )
                 axes.set_yscale("log")
                 plain_numbers(axes)
@@ -96,19 +95,19 @@ def against_budget(results: Row, batch: int) -> Drawing:
         grid[1][0].set_ylabel("TTFT, ms")
         legend(figure, grid[0][0])
 
-    return Drawing(
+    page.figure(
         "latency-against-cache-rate",
         "Latency against cache rate",
         draw,
         columns,
-        chosen(rows, columns),
-        f"Medians, batch {batch}; as promoe figure 10. The vertical axes are logarithmic.",
-        (wide(len(names))[0], 7.6),
+        pick(rows, columns),
+        note=f"Medians, batch {batch}; as in ProMoE, figure 10. The vertical axes are logarithmic.",
+        inches=(wide(len(names))[0], 7.6),
     )
 
 
 def axis_of(budgets: Sequence[str]) -> dict[str, float]:
-    """Where each budget stands: shares by their size, sizes one after another."""
+    """Return the place of each budget on the axis: shares to scale, sizes at equal distances."""
     shares = {budget: share(budget) for budget in budgets}
     if None in shares.values():
         return {budget: float(place) for place, budget in enumerate(budgets)}
@@ -116,7 +115,7 @@ def axis_of(budgets: Sequence[str]) -> dict[str, float]:
 
 
 def plain_numbers(axes: "Axes") -> None:
-    """12 rather than 1.2 x 10^1 on a logarithmic axis."""
+    """Label a logarithmic axis with 12 rather than 1.2 x 10^1."""
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -124,11 +123,10 @@ def plain_numbers(axes: "Axes") -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def styled(results: Row) -> Mapping[str, Any]:
-    """The looks of the table's systems."""
-    systems = list(dict.fromkeys(row["system"] for row in results["rows"]))
-    return looks(
-        systems,
+def styles_of(results: Row) -> Mapping[str, Any]:
+    """Return the styles of the table's systems."""
+    return system_styles(
+        list(dict.fromkeys(row["system"] for row in results["rows"])),
         ours=results["ours"],
         subject=results["ablated"],
         baseline=results["baseline"],
@@ -136,8 +134,8 @@ def styled(results: Row) -> Mapping[str, Any]:
     )
 
 
-def ablation(results: Row, subject: str) -> Drawing:
-    """ProMoE figure 12: the techniques added one after another, as speed-ups over none of them."""
+def draw_ablation(page: Page, results: Row, subject: str) -> None:
+    """Draw the speed-ups of techniques added one after another (ProMoE, figure 12)."""
     rows = results["ablation"]
     names = machines(rows)
     stages = list(dict.fromkeys(row["system"] for row in rows))
@@ -171,33 +169,33 @@ def ablation(results: Row, subject: str) -> Drawing:
 
     columns = ("hardware", "stage", "tpot_ms", "ttft_ms", "speedup_decode", "speedup_prefill")
     place = f"budget {rows[0]['budget']}, batch {rows[0]['batch']}"
-    return Drawing(
+    page.figure(
         "ablation",
         f"Ablation of {subject}",
         draw,
         columns,
         values,
-        f"{place}. Base: LRU without prefetching; then each technique is added to those before it, "
-        "as in promoe figure 12.",
-        (9.5, 4.4),
+        note=f"{place}. Base: LRU without prefetching; then each technique is added to those "
+        "before it, as in ProMoE, figure 12.",
+        inches=(9.5, 4.4),
     )
 
 
 def broken(stage: str) -> str:
-    """`+ early preemption` on two lines: beside its neighbours it has no room for one."""
+    """Break `+ early preemption` into two lines, which are as wide as a bar."""
     first, _, last = stage.rpartition(" ")
     return f"{first}\n{last}" if " " in first else stage
 
 
-def against_batch(results: Row, budget: str) -> Drawing:
-    """Tokens a second against the number of requests that decode together."""
+def draw_batches(page: Page, results: Row, budget: str) -> None:
+    """Draw throughput against the number of requests that decode together (Klotski, figure 10)."""
     rows = [row for row in results["rows"] if row["budget"] == budget]
     names = machines(rows)
     columns = ("hardware", "batch", "system", "tokens_per_second", "tpot_ms")
 
     def draw(figure: "Figure") -> None:
         grid = figure.subplots(1, len(names), squeeze=False)
-        styles = styled(results)
+        styles = styles_of(results)
         for axes, machine in zip(grid[0], names, strict=True):
             here = [row for row in rows if row["hardware"] == machine]
             batches = sorted({row["batch"] for row in here})
@@ -206,29 +204,29 @@ def against_batch(results: Row, budget: str) -> Drawing:
                     [batches.index(row["batch"]) for row in own],
                     [row["tokens_per_second"] for row in own],
                     label=system,
-                    **styles[system].settings(),
+                    **styles[system],
                 )
             axes.set_xticks(range(len(batches)), [str(one) for one in batches])
             axes.set_yscale("log")
             plain_numbers(axes)
             axes.set_title(machine)
             axes.set_xlabel("requests that decode together")
-        grid[0][0].set_ylabel("generated tokens a second")
+        grid[0][0].set_ylabel("throughput, tokens/s")
         legend(figure, grid[0][0])
 
-    return Drawing(
+    page.figure(
         "batch-size",
         "Batch size",
         draw,
         columns,
-        chosen(rows, columns),
-        f"Budget {budget}; the vertical axes are logarithmic.",
-        (wide(len(names))[0], 5.0),
+        pick(rows, columns),
+        note=f"Budget {budget}; the vertical axes are logarithmic.",
+        inches=(wide(len(names))[0], 5.0),
     )
 
 
-def against_distance(results: Row, subject: str) -> Drawing:
-    """TPOT of one system when it forecasts so many layers ahead, and no other."""
+def draw_distances(page: Page, results: Row, subject: str) -> None:
+    """Draw TPOT of one system with forecasts of one distance alone (ProMoE, figure 14)."""
     rows = results["distance"]
     names = machines(rows)
     columns = ("hardware", "system", "distance", "tpot_ms", "hit_rate", "stall_share")
@@ -240,7 +238,7 @@ def against_distance(results: Row, subject: str) -> Drawing:
         for axes, machine in zip(grid[0], names, strict=True):
             here = [row for row in rows if row["hardware"] == machine]
             lines = by_system(here)
-            (without,) = lines.pop(WITHOUT)
+            (without,) = lines.pop(NO_PREFETCH)
             for place, (label, own) in enumerate(lines.items()):
                 axes.plot(
                     [row["distance"] for row in own],
@@ -250,7 +248,7 @@ def against_distance(results: Row, subject: str) -> Drawing:
                     linestyle=":" if label == TRUTH else "-",
                     marker=".os^D"[place % 5],
                 )
-            axes.axhline(without["tpot_ms"], color=muted(), linewidth=1.2, label=WITHOUT)
+            axes.axhline(without["tpot_ms"], color=muted(), linewidth=1.2, label=NO_PREFETCH)
             axes.set_title(machine)
             axes.set_xlabel("layers ahead")
             axes.set_ylim(bottom=0)
@@ -259,55 +257,106 @@ def against_distance(results: Row, subject: str) -> Drawing:
         legend(figure, grid[0][0], columns=5)
 
     place = f"budget {rows[0]['budget']}, batch {rows[0]['batch']}"
-    return Drawing(
+    page.figure(
         "prefetch-distance",
         "Prefetch distance",
         draw,
         columns,
-        chosen(rows, columns),
-        f"{subject} with forecasts of one distance alone; {place}. `mlp, stride`: the paper's "
+        pick(rows, columns),
+        note=f"{subject} with forecasts of one distance alone; {place}. `mlp, stride`: the paper's "
         "networks, one and two layers ahead. The routing itself: what a perfect forecast of that "
         "distance gives.",
-        (wide(len(names))[0], 4.2),
+        inches=(wide(len(names))[0], 4.2),
     )
 
 
-def distribution(results: Row, cells: Sequence[Row], budget: str, batch: int) -> Drawing:
-    """The distribution of a decode step's time, each machine its own axis."""
+def draw_distribution(
+    page: Page, results: Row, replays: Sequence[ReplayRow], condition: Condition
+) -> None:
+    """Draw the distribution of the time of a decode step on each machine (fMoE, figure 10)."""
     rows = [
         row
-        for row in cells
-        if (row["part"], row["budget"], row["batch"]) == ("table", budget, batch)
-        and row["tpot_percentiles_ms"]
+        for row in replays
+        if row.part == TABLE
+        and Condition(row.budget, row.batch) == condition
+        and row.tpot_percentiles_ms
     ]
-    names = machines(rows)
+    names = list(dict.fromkeys(row.hardware for row in rows))
     values = [
-        (row["hardware"], row["system"], percent, value)
+        (row.hardware, row.system, percent, value)
         for row in rows
-        for percent, value in enumerate(row["tpot_percentiles_ms"])
+        for percent, value in enumerate(row.tpot_percentiles_ms)
     ]
 
     def draw(figure: "Figure") -> None:
         grid = figure.subplots(1, len(names), squeeze=False)
-        styles = styled(results)
+        styles = styles_of(results)
         for axes, machine in zip(grid[0], names, strict=True):
             for row in rows:
-                if row["hardware"] == machine:
-                    points = row["tpot_percentiles_ms"]
-                    settings = {**styles[row["system"]].settings(), "marker": None}
-                    axes.plot(points, range(len(points)), label=row["system"], **settings)
+                if row.hardware == machine:
+                    points = row.tpot_percentiles_ms
+                    settings = {**styles[row.system], "marker": None}
+                    axes.plot(points, range(len(points)), label=row.system, **settings)
             axes.set_title(machine)
             axes.set_xlabel("time of a token, ms")
             axes.set_xlim(left=0)
         grid[0][0].set_ylabel("percent of tokens")
         legend(figure, grid[0][0])
 
-    return Drawing(
+    page.figure(
         "latency-cdf",
         "Distribution of latency",
         draw,
         ("hardware", "system", "percent", "tpot_ms"),
         values,
-        f"Budget {budget}, batch {batch}: share of decode steps that take no longer.",
-        (wide(len(names))[0], 5.0),
+        note=f"{str(condition).capitalize()}: share of decode steps that take no longer.",
+        inches=(wide(len(names))[0], 5.0),
+    )
+
+
+def draw_timeline(
+    page: Page, spans: Sequence[TimelineSpan], *, hardware: str, condition: Condition
+) -> None:
+    """Draw the same layers of the same token, system below system, on one axis of time."""
+    systems = list(dict.fromkeys(span.system for span in spans))
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        seen: set[str] = set()
+        for place, system in enumerate(systems):
+            for kind, colour in SPAN_COLOURS.items():
+                lane = 0.0 if kind in ("compute", "stall") else 0.42
+                bars = [
+                    (span.start_ms, span.end_ms - span.start_ms)
+                    for span in spans
+                    if (span.system, span.kind) == (system, kind)
+                ]
+                if bars:
+                    axes.broken_barh(
+                        bars,
+                        (place + lane + 0.08, 0.36),
+                        facecolor=colour,
+                        edgecolor=figure.get_facecolor(),
+                        linewidth=0.6,
+                        label=None if kind in seen else SPAN_LABELS[kind],
+                    )
+                    seen.add(kind)
+        axes.set_yticks([place + 0.47 for place in range(len(systems))], systems)
+        axes.set_ylim(len(systems), -0.1)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("ms")
+        axes.grid(visible=False, axis="y")
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+
+    columns = ("system", "kind", "start_ms", "end_ms", "layer", "expert")
+    page.figure(
+        "timeline",
+        "Timeline of a few layers",
+        draw,
+        columns,
+        [(one.system, one.kind, one.start_ms, one.end_ms, one.layer, one.expert) for one in spans],
+        note=f"{hardware}, {condition}: the same layers of the same token. Above, "
+        "the computation and its stalls; below, the link.",
+        inches=(9.5, 1.0 + 0.8 * max(1, len(systems))),
     )

@@ -1,86 +1,81 @@
 """report.html: the tables and figures of a comparison."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.tools.comparison import Condition
 from runtime.tools.report.page import Page
+from runtime.tools.report.tables import Row, dashed, percent
 from train.evaluate.figures import (
-    Drawing,
-    ablation,
-    against_batch,
-    against_budget,
-    against_distance,
-    distribution,
+    draw_ablation,
+    draw_batches,
+    draw_budgets,
+    draw_distances,
+    draw_distribution,
+    draw_timeline,
 )
-from train.evaluate.lanes import timeline_figure
-from train.evaluate.table import FIGURES, bound_grid, percent, winners_grid
-from train.evaluate.timeline import Span
-
-Row = Mapping[str, Any]
+from train.evaluate.jobs import ReplayRow
+from train.evaluate.table import FIGURES, bound_grid, winners_grid
+from train.evaluate.timeline import TimelineSpan
 
 
 def write_report(
     results: Row,
-    cells: Sequence[Row],
-    spans: Sequence[Span],
+    rows: Sequence[ReplayRow],
+    spans: Sequence[TimelineSpan],
     *,
-    subject: str,
     folder: Path,
-    budget: str,
-    batch: int,
+    condition: Condition,
 ) -> Path:
-    """Writes the page with its PNGs and CSVs; returns its path.
+    """Write the page with its PNGs and CSVs and return its path.
 
     Args:
-        cells: every cell's figures with its distribution.
-        subject: the system of the ablation and of the distances.
+        results: contents of results.json.
+        rows: figures of every replay with its distribution.
+        spans: of the timeline.
+        folder: where the page is written.
+        condition: the one of figures that show only one.
     """
+    subject = results["ablated"]
     page = Page("Systems compared", subtitle(results))
-    columns, rows = winners_grid(results)
-    page.table("Who is first", columns, rows, note=first_note(results))
-    columns, rows = bound_grid(results)
+    columns, body = winners_grid(results)
+    page.table("Who is first", columns, body, note=winners_note(results))
+    columns, body = bound_grid(results)
     if results["tally"]["cells"]:
         page.table(
-            f"{results['ours']}: share of the bound", columns, rows, note=bound_note(results)
+            f"{results['ours']}: share of the bound", columns, body, note=bound_note(results)
         )
-    drawings = [against_budget(results, batch)]
+    draw_budgets(page, results, condition.batch)
     if results["ablation"]:
-        drawings.append(ablation(results, subject))
+        draw_ablation(page, results, subject)
     if len({row["batch"] for row in results["rows"]}) > 1:
-        drawings.append(against_batch(results, budget))
+        draw_batches(page, results, condition.budget)
     if results["distance"]:
-        drawings.append(against_distance(results, subject))
-    drawings.append(distribution(results, cells, budget, batch))
+        draw_distances(page, results, subject)
+    draw_distribution(page, results, rows, condition)
     if spans:
         machine = results["machines"][0]["name"]
-        drawings.append(timeline_figure(spans, hardware=machine, budget=budget, batch=batch))
-    for one in drawings:
-        add(page, one)
-    cell_tables(page, results)
+        draw_timeline(page, spans, hardware=machine, condition=condition)
+    add_all_figures(page, results)
     page.table(
         "Systems and what they forecast with",
         ["system", "forecasts with", "drops", "chunked", "early preemption", "reordered"],
-        [system_row(name, one) for name, one in results["systems"].items()],
+        [system_row(name, settings) for name, settings in results["systems"].items()],
     )
     if results["missing"]:
         page.table("Left out", ["what", "why"], list(results["missing"].items()))
     page.table(
         "Machines",
         ["name", "source"],
-        [[one["name"], one["source"]] for one in results["hardware"]],
+        [[hardware["name"], hardware["source"]] for hardware in results["hardware"]],
     )
     page.table("What the figures mean", ["figure", "meaning"], list(results["definitions"].items()))
     return page.write(folder)
 
 
-def add(page: Page, one: Drawing) -> None:
-    page.figure(
-        one.name, one.heading, one.draw, one.columns, one.rows, note=one.note, inches=one.inches
-    )
-
-
 def subtitle(results: Row) -> str:
+    """Describe the trace, the model and the machines in a sentence."""
     trace, model = results["trace"], results["model"]
     return (
         f"Routing of {model['model_id']} ({model['num_layers']} layers of {model['num_experts']} "
@@ -90,52 +85,50 @@ def subtitle(results: Row) -> str:
     )
 
 
-def first_note(results: Row) -> str:
-    """What the table of winners says, in a sentence."""
-    counted, ours = results["tally"], results["ours"]
-    told = (
+def winners_note(results: Row) -> str:
+    """Explain the table of winners and sum it up."""
+    tally, ours = results["tally"], results["ours"]
+    note = (
         "By the median time of a token; the bound is left out. In brackets how much "
         f"longer `{ours}` takes than the first, or, where it is first, than the second (below 0)."
     )
-    if not counted["cells"]:
-        return told
+    if not tally["cells"]:
+        return note
     return (
-        f"{told} `{ours}` is first in {counted['first']} of {counted['cells']} cells and within "
-        f"2 % of first in {counted['close']}; at worst "
-        f"{100 * counted['worst_behind_first']:+.1f} %."
+        f"{note} `{ours}` is first in {tally['first']} of {tally['cells']} cells and within "
+        f"2 % of first in {tally['close']}; at worst "
+        f"{100 * tally['worst_behind_first']:+.1f} %."
     )
 
 
 def bound_note(results: Row) -> str:
+    """Explain the table of shares of the bound."""
     return (
         f"TPOT of `{results['bound']}` (all routing of a token known when it begins, Belady "
         "eviction, the same link and computation) as a share of ours. At worst "
-        f"{percent(results['tally']['worst_share_of_bound'])}."
+        f"{dashed(results['tally']['worst_share_of_bound'], percent)}."
     )
 
 
 def system_row(name: str, system: Row) -> list[Any]:
+    """Return a row of the table of systems."""
     forecast = system["predictor"] if system["prefetch"] else None
-    return [
-        name,
-        forecast,
-        system["eviction"],
-        *(system[key] for key in ("chunked", "early_preemption", "reordered")),
-    ]
+    switches = (system[key] for key in ("chunked", "early_preemption", "reordered"))
+    return [name, forecast, system["eviction"], *switches]
 
 
-def cell_tables(page: Page, results: Row) -> None:
-    """Every figure of every cell, a table for each machine and batch size."""
+def add_all_figures(page: Page, results: Row) -> None:
+    """Add every figure of every replay, a table for each machine and batch size."""
     rows = results["rows"]
     for hardware, batch in dict.fromkeys((row["hardware"], row["batch"]) for row in rows):
         here = [row for row in rows if (row["hardware"], row["batch"]) == (hardware, batch)]
-        places = list(dict.fromkeys(row["budget"] for row in here))
-        here.sort(key=lambda row: (places.index(row["budget"]), row["tpot_ms"] or 0.0))
+        budgets = list(dict.fromkeys(row["budget"] for row in here))
+        here.sort(key=lambda row: (budgets.index(row["budget"]), row["tpot_ms"] or 0.0))
         page.table(
             f"All figures: {hardware}, batch {batch}",
-            ["budget", "system", *(name for name, _, _ in FIGURES)],
+            ["budget", "system", *(column.heading for column in FIGURES)],
             [
-                [row["budget"], row["system"], *(told(row[key]) for _, key, told in FIGURES)]
+                [row["budget"], row["system"], *(column.text(row) for column in FIGURES)]
                 for row in here
             ],
             note="Bytes in MiB, for each generated token; the fastest first.",

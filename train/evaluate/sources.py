@@ -1,4 +1,4 @@
-"""What each system forecasts with and keeps by: looked up or counted once, sent to every worker."""
+"""Predictors of the systems: found in a zoo or counted once, then sent to every worker."""
 
 import hashlib
 import json
@@ -13,14 +13,15 @@ from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, ModelConfig, SystemConfig
 from runtime.engine.forecasters import load_forecaster
-from train.counted import FITS
 from train.errors import TrainError
 from train.kinds import RECORDED
+from train.nonlearned import FITS, make_skip
+from train.routers import RouterWeights
 from zoo.errors import MismatchError
 
 
 @dataclass(frozen=True)
-class Source:
+class StoredPredictor:
     """A predictor as plain values: kind, options and files, as in a zoo entry."""
 
     kind: str
@@ -29,34 +30,38 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """sha256 hex over all of it."""
+        """sha256 over kind, options and files, as hex."""
         whole = hashlib.sha256(json.dumps([self.kind, self.options], sort_keys=True).encode())
         for name, content in sorted(self.files.items()):
             whole.update(name.encode())
             whole.update(hashlib.sha256(content).digest())
         return whole.hexdigest()
 
-    def make(self, spec: ModelSpec) -> Predictor:
-        """As it is before the first step."""
+    def load(self, spec: ModelSpec) -> Predictor:
+        """Return the predictor as it is before the first step."""
         return load_from_files(self.kind, spec, files=self.files, options=self.options)
 
 
-def source_of(predictor: Predictor) -> Source:
-    return Source(predictor.kind, predictor.options(), predictor.files())
+def store_predictor(predictor: Predictor) -> StoredPredictor:
+    """Return the predictor as plain values."""
+    return StoredPredictor(predictor.kind, predictor.options(), predictor.files())
 
 
-class Missing(TrainError):
-    """A system that cannot be replayed on this trace; the message says why."""
+class MissingPredictor(TrainError):
+    """A system cannot be replayed on this trace."""
 
 
-class Sources:
-    """Finds predictors by what systems call them; each is made once.
+class PredictorSources:
+    """Finds predictors by the names that systems give them, each of them once.
 
-    Entries given by the user come first, then the zoo's for this model; what needs no training is
-    counted on the trace's training requests.
+    Entries given by the user come first, then the zoo's for this model. Predictors that need no
+    training are counted on the trace's training requests.
 
     Args:
-        model: the traced one, where it is on this machine: skip is made of its routers.
+        trace: what is replayed.
+        model: the traced model if it is on this machine; skip copies its routers.
+        entries: a folder of zoo entries.
+        seed: of predictors that are counted with random choices.
     """
 
     def __init__(
@@ -69,18 +74,19 @@ class Sources:
     ):
         self.trace = trace
         self._model = model
+        self._routers = None if model is None else RouterWeights(model, trace.spec)
         self._entries = entries
         self._seed = seed
-        self.found: dict[str, Source] = {}
+        self.found: dict[str, StoredPredictor] = {}
         """By the key that `find` returned."""
         self.without: dict[str, str] = {}
-        """Keepers that systems are replayed without, and why."""
+        """ReusePredictor predictors that are missing, and why."""
 
-    def systems(self, system: SystemConfig, chosen: str | None) -> tuple[str | None, str | None]:
-        """Keys of what the system forecasts with (`chosen` in its place, if given) and keeps by.
+    def of_system(self, system: SystemConfig, chosen: str | None) -> tuple[str | None, str | None]:
+        """Return the keys of the system's predictor, or of `chosen` instead, and reuse predictor.
 
         Raises:
-            Missing: one of them is neither here nor to be made of this trace.
+            MissingPredictor: the predictor is not found and cannot be counted on this trace.
             ZooError: a named entry is damaged.
         """
         what, options = system.predictor, system.predictor_options
@@ -89,34 +95,35 @@ class Sources:
         if not system.prefetch:
             predictor = None
         elif what is None:
-            raise Missing(
+            raise MissingPredictor(
                 f"system {system.name} prefetches and names no predictor: give predictor=KIND"
             )
         else:
             predictor = what if what == ORACLE else self.find(what, options)
-        return predictor, self._keeper(system)
+        return predictor, self._find_reuse(system)
 
-    def _keeper(self, system: SystemConfig) -> str | None:
-        """As live: where there is none, the policy goes by what it counts itself."""
+    def _find_reuse(self, system: SystemConfig) -> str | None:
+        """Return the reuse predictor's key; without it, eviction uses its own counts as live."""
         if system.reuse_predictor is None:
             return None
         try:
             return self.find(system.reuse_predictor, {})
-        except Missing as error:
+        except MissingPredictor as error:
             self.without[f"{system.reuse_predictor} of {system.name}"] = (
-                f"{error}; it keeps by what it counts itself"
+                f"{error}; eviction uses its own counts instead"
             )
             return None
 
     def find(self, what: str, options: Mapping[str, Any]) -> str:
-        """Key of the predictor in `found`; raises as `systems`."""
+        """Return the key of the predictor in `found`; raises as `of_system`."""
         key = what if not options else f"{what} {json.dumps(options, sort_keys=True)}"
         if key not in self.found:
             predictor = self._look(what, options)
-            lacking = sorted(set(lacking_signals(predictor, self.trace)))
-            if lacking:
-                raise Missing(f"{what} needs {', '.join(lacking)}, which the trace has not got")
-            self.found[key] = source_of(predictor)
+            missing = sorted(set(missing_signals(predictor, self.trace)))
+            if missing:
+                listed = ", ".join(missing)
+                raise MissingPredictor(f"{what} needs {listed}; the trace does not contain them")
+            self.found[key] = store_predictor(predictor)
         return key
 
     def _look(self, what: str, options: Mapping[str, Any]) -> Predictor:
@@ -132,9 +139,9 @@ class Sources:
                 makers={kind: self._maker(kind) for kind in (*FITS, "skip")},
             )
         except MismatchError as error:
-            raise Missing(f"{what}: {error}") from error
+            raise MissingPredictor(f"{what}: {error}") from error
         if made is None:
-            raise Missing(
+            raise MissingPredictor(
                 f"there is no zoo entry {name}/{what}, and it cannot be counted from a trace: "
                 "`python -m train` makes one, entries=FOLDER names where"
             )
@@ -147,7 +154,7 @@ class Sources:
                 return self._skip(**own)
             needed = {TraceSignal.LAYER_INPUT, TraceSignal.GATE_LOGITS}
             if kind == "expert-map" and not needed <= set(self.trace.signals):
-                raise Missing(f"{kind} needs hidden states, which the trace has not got")
+                raise MissingPredictor(f"{kind} needs hidden states; the trace contains none")
             if kind == "eam-sequence":
                 own = {"seed": self._seed, **own}
             return FITS[kind](self.trace, **own)
@@ -155,16 +162,14 @@ class Sources:
         return make
 
     def _skip(self, *, horizon: int = 1) -> Predictor | None:
-        if self._model is None:
+        if self._routers is None:
             return None
-        from train.baselines import make_skip
-
-        made = make_skip(self._model, self.trace.spec, horizons=(horizon,))
+        made = make_skip(self._routers, horizons=(horizon,))
         return made[0] if made else None
 
 
-def lacking_signals(predictor: Predictor, trace: Trace) -> Iterator[str]:
-    """What the predictor is to be shown and the trace has not recorded."""
+def missing_signals(predictor: Predictor, trace: Trace) -> Iterator[str]:
+    """Yield the signals that the predictor needs and the trace does not contain."""
     for signal in predictor.signals:
         recorded = RECORDED[signal]
         if recorded is not None and recorded not in trace.signals:

@@ -12,7 +12,7 @@ from runtime.tools.report.cells import Cell
 from runtime.tools.report.page import Page
 from train.report import forecasts, patterns, serving
 from train.report.growth import growth
-from train.report.kept import hit_rates
+from train.report.hit_rates import measure_hit_rates
 from train.report.routing import routing_of
 from train.table import machines_of
 
@@ -64,7 +64,7 @@ def make_page(
         patterns.heatmaps(page, routing, spec)
         patterns.entropies(page, routing, spec)
         patterns.popularity(page, routing, spec)
-    rates = hit_rates(trace, reuse_predictor, num_tokens=replay_tokens)
+    rates = measure_hit_rates(trace, reuse_predictor, num_tokens=replay_tokens)
     serving.hit_rate(page, rates, num_tokens=replay_tokens)
     serving.keeping(page, results.get("keeping"))
     return page

@@ -12,7 +12,7 @@ from train.report.build import make_page, write_report
 from train.report.config import ReportConfig
 from zoo.load import load_predictor
 
-KEEPER = "reuse"
+REUSE = "reuse"
 
 
 def report(config: ReportConfig) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
     page = make_page(
         results,
         trace,
-        reuse_predictor=keeper_of(config.run_dir, trace.spec),
+        reuse_predictor=load_reuse(config.run_dir, trace.spec),
         ceiling=ceiling,
         replay_tokens=config.replay_tokens,
     )
@@ -82,7 +82,7 @@ def ceiling_of(path: Path, digest: str) -> dict[str, Any]:
     return found
 
 
-def keeper_of(run_dir: Path, spec: ModelSpec) -> Predictor | None:
-    """The run's own `reuse` forecaster, where one was trained."""
-    entry = run_dir / "entries" / KEEPER
+def load_reuse(run_dir: Path, spec: ModelSpec) -> Predictor | None:
+    """Return the reuse predictor that the run trained, None if there is none."""
+    entry = run_dir / "entries" / REUSE
     return load_predictor(str(entry), spec=spec) if entry.is_dir() else None

@@ -14,8 +14,8 @@ from predictors.base import Predictor
 from predictors.metrics import sum_means
 from predictors.popularity import PopularityPredictor
 from predictors.token import TokenPredictor
-from train.accuracy import score
-from train.baselines import fit_popularity, fit_token
+from train.accuracy import score_layers
+from train.nonlearned import fit_popularity, fit_token
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Of the training requests."""
@@ -60,7 +60,7 @@ def growth(trace: Trace) -> list[dict[str, Any]]:
         part = fewer(trace, share)
         seen = part.rows("train")
         for kind, fit in COUNTED.items():
-            layers = [one.overall for one in score(fit(part), trace)]
+            layers = [one.overall for one in score_layers(fit(part), trace)]
             known = [one.value for one in layers if one.value is not None]
             if not known:
                 continue  # it forecasts nothing from what this trace has

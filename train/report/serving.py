@@ -10,6 +10,7 @@ from runtime.tools.report.lines import legend, lines, styled
 from runtime.tools.report.page import Page
 from train.drift import MARKS
 from train.report.forecasts import AGAIN, Table
+from train.report.hit_rates import HitRateRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 BOUND = "belady"
 
 
-def hit_rate(page: Page, rows: Sequence[Mapping[str, Any]], *, num_tokens: int) -> None:
+def hit_rate(page: Page, rows: Sequence[HitRateRow], *, num_tokens: int) -> None:
     """Every eviction policy against cache size, between LRU and the bound."""
-    sizes = sorted({row["cache_percent"] for row in rows})
-    if any(row["hit_rate"] is None for row in rows):
+    sizes = sorted({row.cache_percent for row in rows})
+    if any(row.hit_rate is None for row in rows):
         page.text("Hit rate against cache size", ["The trace has no generated tokens."])
         return
     rates = by_policy(rows, "hit_rate")
@@ -58,18 +59,18 @@ def hit_rate(page: Page, rows: Sequence[Mapping[str, Any]], *, num_tokens: int) 
         "Hit rate against cache size",
         draw,
         columns,
-        [[row[key] for key in columns] for row in rows],
+        [[getattr(row, key) for key in columns] for row in rows],
         note=note,
         inches=(8, 4.2),
     )
 
 
-def by_policy(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, list[float | None]]:
-    """Each policy's values in the order of the cache's size."""
-    found: dict[str, list[float | None]] = {}
-    for row in sorted(rows, key=lambda row: row["cache_percent"]):
-        found.setdefault(row["eviction"], []).append(row[key])
-    return found
+def by_policy(rows: Sequence[HitRateRow], key: str) -> dict[str, list[float | None]]:
+    """Return the values of each policy in the order of the cache's size."""
+    policies: dict[str, list[float | None]] = {}
+    for row in sorted(rows, key=lambda row: row.cache_percent):
+        policies.setdefault(row.eviction, []).append(getattr(row, key))
+    return policies
 
 
 def keeping(page: Page, found: Mapping[str, Any] | None) -> None:

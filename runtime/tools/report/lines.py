@@ -11,6 +11,7 @@ COLOURS = 8
 """Of a scheme's cycle; further lines begin again, dashed."""
 DASHES = ("-", (0, (4, 1.6)), (0, (1.2, 1.2)))
 MARKERS = "osD^vPX*"
+SYSTEM_MARKERS = "os^Dv<>pPX*h"
 
 
 def styled(place: int) -> dict[str, Any]:
@@ -46,3 +47,33 @@ def legend(figure: "Figure", axes: "Axes", *, order: Sequence[str] | None = None
     figure.legend(
         [found[name] for name in shown], shown, loc="outside right upper", handlelength=2.6
     )
+
+
+def system_styles(
+    systems: Sequence[str], *, ours: str, subject: str, baseline: str, bound: str
+) -> dict[str, dict[str, Any]]:
+    """Return what matplotlib's `plot` takes for each system, the same in all figures of a page.
+
+    Ours is thick and the subject has the next colour; the baseline and the bound, which the others
+    are measured by, are grey and black.
+    """
+    from runtime.tools.report.drawing import ink, muted
+
+    special = {
+        ours: _style("C0", "-", "o", 3.0),
+        baseline: _style(muted(), "-", "s", 2.2),
+        bound: _style(ink(), ":", ".", 2.2),
+    }
+    others = sorted(
+        (name for name in systems if name not in special), key=lambda name: name != subject
+    )
+    for number, name in enumerate(others, start=1):
+        # C0 is ours alone.
+        colour = f"C{1 + (number - 1) % (COLOURS - 1)}"
+        dashes = "-" if number < COLOURS else "--"
+        special[name] = _style(colour, dashes, SYSTEM_MARKERS[number % len(SYSTEM_MARKERS)], 1.4)
+    return {name: special[name] for name in systems}
+
+
+def _style(colour: str, dashes: str, marker: str, width: float) -> dict[str, Any]:
+    return {"color": colour, "linestyle": dashes, "marker": marker, "linewidth": width}

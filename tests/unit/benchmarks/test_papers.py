@@ -5,7 +5,7 @@ import numpy as np
 from benchmarks.papers.eval_context import ExpertFold, count_generated
 from benchmarks.papers.run import PAPERS
 from train.evaluate.forecasts import RecordedForecast
-from train.evaluate.steps import Routed
+from train.evaluate.steps import RoutedStep
 
 FOLD = ExpertFold(6, 3, 2)
 """Experts 0 and 1 become 0, 2 and 3 become 1, 4 and 5 become 2."""
@@ -15,7 +15,7 @@ def test_fold__keeps_a_tokens_first_distinct_groups() -> None:
     chosen = np.array([[0, 1, 5], [4, 2, 0], [3, 2, 3]])
     # The last token's choices are all of one group, which then stands twice.
     assert FOLD.fold_experts(chosen).tolist() == [[0, 2], [2, 1], [1, 1]]
-    step = Routed(np.zeros(3, np.int64), np.zeros(3, np.int64), chosen[None])
+    step = RoutedStep(np.zeros(3, np.int64), np.zeros(3, np.int64), chosen[None])
     assert FOLD.fold_step(step).experts(0).tolist() == [[0, 2], [2, 1], [1, 1]]
 
 
@@ -32,8 +32,10 @@ def test_fold__a_group_is_as_likely_as_any_of_its_experts() -> None:
 
 
 def test_generated__counts_one_token_of_each_request() -> None:
-    prompt = Routed(np.zeros(4, np.int64), np.array([0, 0, 1, 1]), np.zeros((1, 4, 1), np.int64))
-    decode = Routed(np.zeros(2, np.int64), np.array([0, 1]), np.zeros((1, 2, 1), np.int64))
+    prompt = RoutedStep(
+        np.zeros(4, np.int64), np.array([0, 0, 1, 1]), np.zeros((1, 4, 1), np.int64)
+    )
+    decode = RoutedStep(np.zeros(2, np.int64), np.array([0, 1]), np.zeros((1, 2, 1), np.int64))
     assert count_generated([prompt, decode, decode]) == 4
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from train.checkpoint import SafeCheckpointIO, from_bytes, to_bytes
-from train.errors import CheckpointError
+from train.errors import TrainCheckpointError
 
 STATE = {
     "epoch": 3,
@@ -37,13 +37,13 @@ def test_checkpoint__holds_no_pickle() -> None:
 def test_checkpoint__refuses_a_flipped_bit_before_it_parses(place: int) -> None:
     data = bytearray(to_bytes(STATE))
     data[place] ^= 1
-    with pytest.raises(CheckpointError, match="torn"):
+    with pytest.raises(TrainCheckpointError, match="torn"):
         from_bytes(bytes(data), what="x")
 
 
 @pytest.mark.parametrize("length", [0, 10, 85, 120, -1])
 def test_checkpoint__refuses_a_torn_file(length: int) -> None:
-    with pytest.raises(CheckpointError, match="torn"):
+    with pytest.raises(TrainCheckpointError, match="torn"):
         from_bytes(to_bytes(STATE)[:length], what="x")
 
 
@@ -58,7 +58,7 @@ def test_io__keeps_the_one_before(tmp_path: Path) -> None:
         "last.ckpt.previous",
     ]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"torn.*rename last.ckpt.previous to last.ckpt"):
+    with pytest.raises(TrainCheckpointError, match=r"torn.*rename last.ckpt.previous to last.ckpt"):
         io.load_checkpoint(path)
 
 

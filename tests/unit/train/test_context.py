@@ -9,7 +9,7 @@ import pytest
 from collect.traces import Trace, TraceSignal
 from tests.builders.traces import make_spec, make_trace
 from train.context import WARM_UP, contexts
-from train.data import Needs, Part, TraceBatches
+from train.data import InputSpec, TraceBatches, TraceSubset
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,9 @@ def test_batches__hold_a_pool_in_memory_and_never_the_trace(tmp_path: Path) -> N
     size = sum(one.stat().st_size for one in folder.glob("*.arrow"))
     batches = TraceBatches(
         trace,
-        Part.FIT,
+        TraceSubset.FIT,
         batch_size=64,
-        needs=Needs(signals, (0.0, 0.8)),
+        needs=InputSpec(signals, (0.0, 0.8)),
         epoch=0,
         pool_bytes=size // 50,
     )

@@ -20,10 +20,11 @@ from tests.builders.launched import InlineEngine
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.distributed import fit_distributed, layer_groups
-from train.family import Family
+from train.family import PredictorStack
 from train.fit import FitSettings, Fitted, digest_of, fit
-from train.networks import PlainFamily, edges
-from train.pipeline import families_for
+from train.networks import PlainStack, network_specs
+from train.pipeline import make_stacks
+from train.routers import RouterWeights
 
 KINDS = ("mlp", "stride", "pre-attention", "residual")
 SETTINGS = FitSettings(
@@ -55,7 +56,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory, model: ModelConfig) -> Trace
 @pytest.fixture(scope="module")
 def together(trace: Trace, model: ModelConfig, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
     folder = tmp_path_factory.mktemp("together")
-    families = families_for(trace, model, SETTINGS, KINDS)
+    families = make_stacks(trace, RouterWeights(model, trace.spec), SETTINGS, KINDS)
     return fit(trace, families, SETTINGS, run_dir=folder, logger=CSVLogger(folder))
 
 
@@ -81,7 +82,7 @@ def by_groups(
         made = fit_distributed(
             trace,
             model,
-            families_for(trace, model, SETTINGS, KINDS),
+            make_stacks(trace, RouterWeights(model, trace.spec), SETTINGS, KINDS),
             SETTINGS,
             launcher=LauncherConfig(workers=1, layers=layers, retries=1),
             run_dir=folder,
@@ -98,9 +99,9 @@ def test_groups__have_every_network_once(num_layers: int, layers: int, kinds: se
     plain = [kind for kind in ("mlp", "stride", "pre-attention") if kind in kinds]
     if plain == ["stride"] and num_layers == 2:
         return
-    families: list[Family] = []
+    families: list[PredictorStack] = []
     if plain:
-        families.append(PlainFamily(spec, edges(spec, plain), width=2, loss="bce"))
+        families.append(PlainStack(spec, network_specs(spec, plain), width=2, loss="bce"))
     groups = layer_groups(spec, sorted(kinds), layers=layers)
     assert sum(one.kind == "residual" for one in groups) == ("residual" in kinds)
     found = [label for one in groups if one.kind == "plain" for label in one.labels(families)]

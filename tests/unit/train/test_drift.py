@@ -10,23 +10,25 @@ from predictors.popularity import PopularityPredictor
 from runtime.config import SystemConfig
 from tests.builders.traces import make_trace
 from tests.unit.train.test_pipeline import HARDWARE
-from train.accuracy import accuracy_table, score
-from train.drift import MARKS, curve, drift
-from train.latency import BATCHES, decode_steps, latency
-from train.scoring import Ground, scored
-from train.stateful import fit_correlation, fit_eam_request, fit_eam_sequence, fit_expert_map
+from train.accuracy import accuracy_table, score_layers
+from train.drift import MARKS, accuracy_curve, measure_drift
+from train.latency import BATCHES, decode_steps, measure_latency
+from train.nonlearned import fit_correlation, fit_eam_request, fit_eam_sequence, fit_expert_map
+from train.scoring import EvalContext, score_predictor
 
 
 def test_curve__is_the_accuracy_between_the_marks(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t")
     shares = np.random.default_rng(0).random((4, 8)).astype(np.float32)
     predictor = PopularityPredictor(trace.spec, shares)
-    points = curve(predictor, trace.steps())
+    points = accuracy_curve(predictor, trace.steps())
     assert [one["requests"] for one in points] == [*(mark for mark in MARKS if mark <= 20), 40]
     # Every request has as many tokens, so that the mean over requests is the mean over tokens.
     sizes = np.diff([0, *(one["requests"] for one in points)])
     mean = np.average([one["accuracy"] for one in points], weights=sizes)
-    assert mean == pytest.approx(accuracy_table(score(predictor, trace, None))["mean_accuracy"])
+    assert mean == pytest.approx(
+        accuracy_table(score_layers(predictor, trace, None))["mean_accuracy"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,17 +37,17 @@ def test_curve__is_the_accuracy_between_the_marks(tmp_path: Path) -> None:
 def test_drift__measures_every_kind_that_learns(tmp_path: Path, fit) -> None:
     trace = make_trace(tmp_path / "t", num_units=1)
     shifted = make_trace(tmp_path / "s", num_units=1, seed=1)
-    found = drift(fit(trace), trace, shifted)
+    found = measure_drift(fit(trace), trace, shifted)
     assert found["cold_start"][-1]["requests"] == len(set(trace.requests[trace.rows("train")]))
     assert [one["requests"] for one in found["shifted"]["learning"]] == [1, 2, 5, 10, 20]
-    assert drift(fit(trace), trace, None)["shifted"] is None
+    assert measure_drift(fit(trace), trace, None)["shifted"] is None
 
 
 def test_drift__shows_what_learning_is_worth(tmp_path: Path) -> None:
     """The shifted trace comes from other routers: counts of the first are worth nothing there."""
     trace = make_trace(tmp_path / "t", num_units=2)
     shifted = make_trace(tmp_path / "s", num_units=4, seed=1)
-    found = drift(fit_correlation(trace, prior_tokens=50), trace, shifted)["shifted"]
+    found = measure_drift(fit_correlation(trace, prior_tokens=50), trace, shifted)["shifted"]
     last = {name: points[-1]["accuracy"] for name, points in found.items()}
     assert last["learning"] > last["frozen"] + 0.05
 
@@ -67,7 +69,7 @@ def test_latency__is_taken_at_every_batch_size_and_leaves_the_predictor_alone(
     trace = make_trace(tmp_path / "t")
     predictor: CorrelationPredictor = fit_correlation(trace)
     before = predictor._pairs_LFE.copy()
-    found = latency(predictor, trace, num_steps=8)
+    found = measure_latency(predictor, trace, num_steps=8)
     assert set(found) == {str(batch) for batch in BATCHES}
     assert all(0 < one["layer_p50"] <= one["layer_p99"] for one in found.values())
     assert np.array_equal(predictor._pairs_LFE, before)
@@ -75,12 +77,12 @@ def test_latency__is_taken_at_every_batch_size_and_leaves_the_predictor_alone(
 
 def test_latency__is_null_where_nothing_was_generated(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", new_tokens=0)
-    assert latency(fit_correlation(trace), trace)["1"] is None
+    assert measure_latency(fit_correlation(trace), trace)["1"] is None
 
 
 def test_scored__has_every_column_of_the_table(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t")
-    ground = Ground(
+    context = EvalContext(
         trace=trace,
         shifted=make_trace(tmp_path / "s", num_units=1, seed=1),
         system=SystemConfig(),
@@ -89,7 +91,7 @@ def test_scored__has_every_column_of_the_table(tmp_path: Path) -> None:
         replay_tokens=5,
     )
     predictor = fit_correlation(trace)
-    table = scored(predictor, ground)
+    table = score_predictor(predictor, context)
     assert table["worst_layer_accuracy"] == min(table["accuracy"])
     assert table["mean_good_pred"] == pytest.approx(
         table["mean_accuracy"] * table["mean_fetch_rate"]

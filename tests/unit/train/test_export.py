@@ -10,16 +10,16 @@ from predictors.base import Predictor
 from tests.builders.traces import make_spec
 from train.data import Batch
 from train.errors import ParityError
-from train.networks import PlainFamily, edges
-from train.parity import LEAST_PARITY, parity
+from train.networks import PlainStack, network_specs
+from train.parity import LEAST_PARITY, check_parity
 
 SPEC = make_spec(num_layers=3)
-EDGES = edges(SPEC, ("mlp", "stride", "pre-attention"))
+EDGES = network_specs(SPEC, ("mlp", "stride", "pre-attention"))
 
 
-def random_family() -> PlainFamily:
+def random_family() -> PlainStack:
     torch.manual_seed(0)
-    family = PlainFamily(SPEC, EDGES, width=24, loss="bce")
+    family = PlainStack(SPEC, EDGES, width=24, loss="bce")
     with torch.no_grad():
         family.stack.weight_out_NFE.mul_(20)
     family.normalise_by(batch(50))
@@ -70,7 +70,7 @@ def test_export__is_the_same_bytes_every_time() -> None:
 
 def test_parity__finds_the_same_sets_on_every_token() -> None:
     family = random_family()
-    found = parity(family, family.export(SPEC), [batch(100), batch(100, seed=1)], top_k=2)
+    found = check_parity(family, family.export(SPEC), [batch(100), batch(100, seed=1)], top_k=2)
     assert [found[kind].tokens for kind in ("mlp", "stride", "pre-attention")] == [400, 200, 600]
     assert found["mlp"].same_top_k >= LEAST_PARITY
     assert found["mlp"].max_abs_difference < 1e-5
@@ -83,4 +83,4 @@ def test_parity__refuses_networks_that_answer_otherwise() -> None:
     with torch.no_grad():
         family.stack.weight_out_NFE[stride].neg_()
     with pytest.raises(ParityError, match=r"stride networks.*at least 99.9%"):
-        parity(family, exported, [batch(100)], top_k=2)
+        check_parity(family, exported, [batch(100)], top_k=2)

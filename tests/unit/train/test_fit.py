@@ -13,13 +13,13 @@ from collect.traces import Trace
 from predictors.base import Predictor
 from tests.builders.traces import make_trace
 from train import fit as fit_module
-from train.accuracy import forecasts, phased, score
-from train.baselines import fit_popularity, fit_token
-from train.data import Part, TraceBatches, part_rows, shuffled
-from train.errors import CheckpointError, TrainError
+from train.accuracy import replay_forecasts, score_layers, steps_with_phases
+from train.data import TraceBatches, TraceSubset, shuffle_rows, subset_rows
+from train.errors import TrainCheckpointError, TrainError
 from train.fit import CHECKPOINTS, FitSettings, Fitted, digest_of, fit
-from train.networks import PlainFamily, edges
-from train.pipeline import exported
+from train.networks import PlainStack, network_specs
+from train.nonlearned import fit_popularity, fit_token
+from train.pipeline import export_predictors
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +45,18 @@ def run(trace: Trace, run_dir: Path, **changes) -> Fitted:
     chosen = settings(**changes)
     logger = CSVLogger(run_dir, name="logs", version="")
     torch.manual_seed(chosen.seed)
-    networks = edges(trace.spec, chosen.kinds)
-    family = PlainFamily(trace.spec, networks, width=chosen.width, loss=chosen.loss)
+    networks = network_specs(trace.spec, chosen.kinds)
+    family = PlainStack(trace.spec, networks, width=chosen.width, loss=chosen.loss)
     return fit(trace, [family], chosen, run_dir=run_dir, logger=logger)
 
 
 def mean_accuracy(predictor: Predictor, trace: Trace, layers: range) -> float:
-    scores = score(predictor, trace)
+    scores = score_layers(predictor, trace)
     return float(np.mean([scores[layer].overall.value for layer in layers]))
 
 
 def test_fit__learns_more_than_popularity(trace: Trace, tmp_path: Path) -> None:
-    made, _ = exported(run(trace, tmp_path).families, trace)
+    made, _ = export_predictors(run(trace, tmp_path).families, trace)
     popular = fit_popularity(trace)
     for kind, first in (("mlp", 1), ("stride", 2)):
         layers = range(first, trace.spec.num_layers)
@@ -115,10 +115,10 @@ def test_fit__refuses_damaged_best_weights(trace: Trace, tmp_path: Path) -> None
     run(trace, tmp_path, max_epochs=1)
     path = tmp_path / CHECKPOINTS / "best.ckpt"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"best.ckpt is torn.*fresh=true$"):
+    with pytest.raises(TrainCheckpointError, match=r"best.ckpt is torn.*fresh=true$"):
         run(trace, tmp_path, max_epochs=1)
     path.unlink()
-    with pytest.raises(CheckpointError, match=r"best.ckpt is missing"):
+    with pytest.raises(TrainCheckpointError, match=r"best.ckpt is missing"):
         run(trace, tmp_path, max_epochs=1)
 
 
@@ -130,7 +130,7 @@ def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
 
 def test_fit__refuses_the_checkpoint_of_another_run(trace: Trace, tmp_path: Path) -> None:
     run(trace, tmp_path, max_epochs=1)
-    with pytest.raises(CheckpointError, match=r"lr: 0.01 then, 0.02 now.*fresh=true"):
+    with pytest.raises(TrainCheckpointError, match=r"lr: 0.01 then, 0.02 now.*fresh=true"):
         run(trace, tmp_path, max_epochs=1, lr=0.02)
 
 
@@ -138,21 +138,21 @@ def test_fit__refuses_a_torn_checkpoint(trace: Trace, tmp_path: Path) -> None:
     run(trace, tmp_path, max_epochs=1)
     path = tmp_path / CHECKPOINTS / "last.ckpt"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="torn"):
+    with pytest.raises(TrainCheckpointError, match="torn"):
         run(trace, tmp_path, max_epochs=1)
 
 
 def test_data__refuses_a_batch_larger_than_the_trace(trace: Trace) -> None:
     with pytest.raises(TrainError, match=r"tokens to train on, a batch 5,000"):
-        TraceBatches(trace, Part.FIT, batch_size=5_000, epoch=0)
+        TraceBatches(trace, TraceSubset.FIT, batch_size=5_000, epoch=0)
 
 
 def test_data__parts_share_no_request_and_make_up_the_trace(trace: Trace) -> None:
-    rows = {part: part_rows(trace, part) for part in Part}
+    rows = {part: subset_rows(trace, part) for part in TraceSubset}
     assert np.array_equal(np.sort(np.concatenate([*rows.values()])), np.arange(trace.num_tokens))
     requests = [set(trace.requests[one].tolist()) for one in rows.values()]
     assert sum(map(len, requests)) == len(set.union(*requests))
-    assert len(set(trace.requests[rows[Part.VALIDATION]].tolist())) == max(
+    assert len(set(trace.requests[rows[TraceSubset.VALIDATION]].tolist())) == max(
         1, sum(request.split == "train" for request in trace.request_table) // 20
     )
 
@@ -160,7 +160,7 @@ def test_data__parts_share_no_request_and_make_up_the_trace(trace: Trace) -> Non
 def test_data__shuffles_all_rows_and_the_same_way_for_an_epoch() -> None:
     rows = np.arange(1_000) * 3
     pools = [
-        np.concatenate(list(shuffled(rows, pool_rows=300, seed=1, epoch=e))) for e in (0, 0, 1)
+        np.concatenate(list(shuffle_rows(rows, pool_rows=300, seed=1, epoch=e))) for e in (0, 0, 1)
     ]
     assert np.array_equal(np.sort(pools[0]), rows)
     assert np.array_equal(pools[0], pools[1])
@@ -169,8 +169,8 @@ def test_data__shuffles_all_rows_and_the_same_way_for_an_epoch() -> None:
 
 def test_data__yields_each_rows_own_values(trace: Trace) -> None:
     """Small pools, so that the reading order and the random order differ."""
-    rows = list(shuffled(part_rows(trace, Part.FIT), pool_rows=64, seed=3, epoch=2))
-    batches = TraceBatches(trace, Part.FIT, batch_size=64, seed=3, epoch=2, pool_bytes=1)
+    rows = list(shuffle_rows(subset_rows(trace, TraceSubset.FIT), pool_rows=64, seed=3, epoch=2))
+    batches = TraceBatches(trace, TraceSubset.FIT, batch_size=64, seed=3, epoch=2, pool_bytes=1)
     for batch, expected in zip(batches, rows, strict=False):
         for layer in range(trace.spec.num_layers):
             hidden = trace.column("gate_input", layer)[expected].astype(np.float32)
@@ -181,20 +181,20 @@ def test_data__yields_each_rows_own_values(trace: Trace) -> None:
 
 def replayed(predictor: Predictor, trace: Trace) -> Iterator[tuple[int, int]]:
     """(layer, hits) of each held-out step, counted with sets, in the order in which it ran."""
-    for step, _ in phased(trace, "held_out", grouped=False):
-        for forecast in forecasts(predictor, step):
+    for step, _ in steps_with_phases(trace, "held_out", grouped=False):
+        for forecast in replay_forecasts(predictor, step):
             best = np.argsort(-forecast.scores_TE, axis=1, kind="stable")[:, : trace.spec.top_k]
             pairs = zip(best.tolist(), step.experts(forecast.layer).tolist(), strict=True)
             yield forecast.layer, sum(len(set(one) & set(other)) for one, other in pairs)
 
 
 def test_score__in_blocks_equals_the_replay_step_by_step(trace: Trace, tmp_path: Path) -> None:
-    made, _ = exported(run(trace, tmp_path, max_epochs=1).families, trace)
+    made, _ = export_predictors(run(trace, tmp_path, max_epochs=1).families, trace)
     for predictor in (*made.values(), fit_token(trace), fit_popularity(trace)):
         hits = [0] * trace.spec.num_layers
         for layer, found in replayed(predictor, trace):
             hits[layer] += found
-        assert [one.overall.sum for one in score(predictor, trace)] == hits
+        assert [one.overall.sum for one in score_layers(predictor, trace)] == hits
 
 
 def test_token_and_popularity__count_the_training_requests_only(trace: Trace) -> None:

@@ -9,10 +9,10 @@ import torch
 from collect.traces import Trace
 from predictors.base import Forecast, Predictor, Signal
 from tests.builders.traces import make_spec, make_trace
-from train.horizons import OnlyAhead, by_horizon
-from train.networks import PlainFamily, edges
-from train.quantise import quantised
-from train.residual import ResidualFamily
+from train.horizons import HorizonPredictor, measure_horizons
+from train.networks import PlainStack, network_specs
+from train.quantise import quantise
+from train.residual import ResidualStack
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ class TwoAhead(Predictor):
 
 def test_by_horizon__tells_distances_apart(trace: Trace) -> None:
     predictor = TwoAhead(trace)
-    table = by_horizon(predictor, trace)
+    table = measure_horizons(predictor, trace)
     assert table["1"]["accuracy"] == [None, 1.0, 1.0, 1.0]
     assert table["1"]["worst_layer_accuracy"] == 1.0
     expected = [
@@ -57,11 +57,11 @@ def test_by_horizon__tells_distances_apart(trace: Trace) -> None:
 
 
 def test_only_ahead__hears_one_distance_and_feeds_the_whole(trace: Trace) -> None:
-    alone = OnlyAhead(TwoAhead(trace), 2)
+    alone = HorizonPredictor(TwoAhead(trace), 2)
     hidden = np.zeros((len(trace.rows("held_out")), trace.spec.hidden_size), np.float32)
     heard = [[one.layer for one in alone.gate_input(layer, hidden)] for layer in range(4)]
     assert heard == [[2], [3], [], []]
-    assert by_horizon(alone, trace) == {"2": by_horizon(TwoAhead(trace), trace)["2"]}
+    assert measure_horizons(alone, trace) == {"2": measure_horizons(TwoAhead(trace), trace)["2"]}
 
 
 @pytest.mark.parametrize("kind", ["mlp", "residual"])
@@ -69,14 +69,14 @@ def test_quantised__is_far_smaller_and_ranks_nearly_the_same(kind: str) -> None:
     spec = make_spec(hidden_size=64)
     torch.manual_seed(0)
     if kind == "mlp":
-        family = PlainFamily(spec, edges(spec, ("mlp",)), width=256, loss="bce")
+        family = PlainStack(spec, network_specs(spec, ("mlp",)), width=256, loss="bce")
         with torch.no_grad():
             family.stack.weight_out_NFE.mul_(10)
     else:
         routers = np.random.default_rng(0).standard_normal((4, 8, 64), dtype=np.float32)
-        family = ResidualFamily(spec, routers, None, horizons=3, width=256)
+        family = ResidualStack(spec, routers, None, horizons=3, width=256)
     whole = family.export(spec)[kind]
-    small = quantised(family.export(spec)[kind])
+    small = quantise(family.export(spec)[kind])
     assert sum(map(len, small.files().values())) < 0.4 * sum(map(len, whole.files().values()))
     ids = np.arange(200)
     hidden = np.random.default_rng(1).standard_normal((200, 64), dtype=np.float32)

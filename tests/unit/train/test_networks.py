@@ -6,11 +6,11 @@ from torch import nn
 
 from tests.builders.traces import make_spec
 from train.networks import (
-    Edge,
+    NetworkSpec,
     NetworkStack,
     chosen_loss,
-    edges,
     listwise_loss,
+    network_specs,
     top_k_hits,
 )
 
@@ -98,10 +98,10 @@ def test_top_k_hits__counts_as_numpy_does() -> None:
 
 
 def test_edges__lead_from_every_layer_that_has_a_target() -> None:
-    assert edges(make_spec(num_layers=3), ("mlp", "stride")) == [
-        Edge("mlp", 0, 1),
-        Edge("mlp", 1, 2),
-        Edge("stride", 0, 2),
+    assert network_specs(make_spec(num_layers=3), ("mlp", "stride")) == [
+        NetworkSpec("mlp", 0, 1),
+        NetworkSpec("mlp", 1, 2),
+        NetworkSpec("stride", 0, 2),
     ]
 
 

@@ -14,14 +14,15 @@ from runtime.errors import BudgetError
 from runtime.sim.hardware import RooflineHardware
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
-from train.accuracy import accuracy_table, score
-from train.baselines import make_skip
+from train.accuracy import accuracy_table, score_layers
 from train.config import LoggerConfig, TrainConfig
 from train.errors import TrainError
 from train.kinds import signals_of
 from train.loggers import finish, make_logger
-from train.pipeline import machine
+from train.machines import describe_machines
+from train.nonlearned import make_skip
 from train.replay import budget_slots, first_tokens
+from train.routers import RouterWeights
 from train.table import show
 from train.tracing import trace_for
 
@@ -57,7 +58,7 @@ class Oracle(Predictor):
 
 def test_score__of_an_oracle_is_one_where_it_speaks_and_none_elsewhere(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t")
-    table = accuracy_table(score(Oracle(trace), trace))
+    table = accuracy_table(score_layers(Oracle(trace), trace))
     assert table["accuracy"] == [None, 1.0, None, None]
     assert table["gate_mass_recall"][1] == pytest.approx(1.0)
     assert table["calibration_error"][1] == 0.0
@@ -68,9 +69,8 @@ def test_score__of_an_oracle_is_one_where_it_speaks_and_none_elsewhere(tmp_path:
 def test_skip__takes_the_routers_of_the_model(tmp_path: Path) -> None:
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=3)
     spec = make_spec(num_layers=3, hidden_size=32)
-    one, two = make_skip(
-        ModelConfig(name="tiny", id=str(folder), dtype="float32"), spec, horizons=(1, 2, 3)
-    )
+    model = ModelConfig(name="tiny", id=str(folder), dtype="float32")
+    one, two = make_skip(RouterWeights(model, spec), horizons=(1, 2, 3))
     hidden = np.random.default_rng(0).standard_normal((5, 32), dtype=np.float32)
     routers = [
         layer.mlp.gate.weight.numpy(force=True) for layer in plain_eager(folder).model.layers
@@ -85,7 +85,7 @@ def test_skip__refuses_a_model_of_another_size(tmp_path: Path) -> None:
     folder = tiny_qwen2_moe(tmp_path / "m")
     model = ModelConfig(name="tiny", id=str(folder))
     with pytest.raises(TrainError, match=r"\(8, 32\).*needs one matrix \(8, 16\)"):
-        make_skip(model, make_spec(num_layers=2), horizons=(1,))
+        make_skip(RouterWeights(model, make_spec(num_layers=2)), horizons=(1,))
 
 
 def test_trace_for__refuses_a_trace_of_another_model_naming_both(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_budget_slots__is_a_share_of_all_experts_or_refused() -> None:
 
 def test_machine__is_the_one_described() -> None:
     config = HardwareConfig(name="x", measured=False, link_bytes_per_second=5.0)
-    found = machine(config, ShapeConfig(expert_bytes=30), ModelConfig())
+    (found,) = describe_machines([config], ShapeConfig(expert_bytes=30), ModelConfig())
     assert (found.name, found.chunk_bytes) == ("x", (10, 10, 10))
 
 

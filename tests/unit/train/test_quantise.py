@@ -4,7 +4,7 @@ import numpy as np
 import onnxruntime
 
 from train.export import network_graph
-from train.quantise import quantised_graph
+from train.quantise import quantise_graph
 
 RANDOM = np.random.default_rng(0)
 
@@ -32,7 +32,7 @@ def test_quantised__survives_a_feature_that_is_far_from_zero_and_one_that_is_lar
     told = network_graph(*weights, name="n", normaliser=(mean_D, deviation_D))
     silent = network_graph(*weights, name="n")
     np.testing.assert_allclose(answers(told, hidden_TD), expected, atol=1e-3)
-    error = np.abs(answers(quantised_graph(told), hidden_TD) - expected).mean()
-    error_silent = np.abs(answers(quantised_graph(silent), hidden_TD) - expected).mean()
+    error = np.abs(answers(quantise_graph(told), hidden_TD) - expected).mean()
+    error_silent = np.abs(answers(quantise_graph(silent), hidden_TD) - expected).mean()
     assert error < 0.02
     assert error_silent > 3 * error

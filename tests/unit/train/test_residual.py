@@ -13,8 +13,8 @@ from predictors.residual import ResidualPredictor
 from predictors.skip import SkipPredictor
 from tests.builders.traces import make_spec, make_trace
 from train.calibration import platt
-from train.data import Needs, Part, TraceBatches
-from train.residual import ResidualFamily
+from train.data import InputSpec, TraceBatches, TraceSubset
+from train.residual import ResidualStack
 
 SPEC = make_spec()
 ROUTERS = np.random.default_rng(1).standard_normal(
@@ -28,12 +28,12 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return make_trace(folder, requests_per_unit=30, prompt_tokens=9, new_tokens=3)
 
 
-def new_family(**changes) -> ResidualFamily:
+def new_family(**changes) -> ResidualStack:
     torch.manual_seed(0)
-    return ResidualFamily(SPEC, ROUTERS, None, horizons=3, width=24, rank=5, **changes)
+    return ResidualStack(SPEC, ROUTERS, None, horizons=3, width=24, rank=5, **changes)
 
 
-def stirred(family: ResidualFamily) -> ResidualFamily:
+def stirred(family: ResidualStack) -> ResidualStack:
     """As after training: nothing is zero."""
     with torch.no_grad():
         for value in family.parameters():
@@ -46,7 +46,7 @@ def stirred(family: ResidualFamily) -> ResidualFamily:
     return family
 
 
-def predictor_of(family: ResidualFamily) -> ResidualPredictor:
+def predictor_of(family: ResidualStack) -> ResidualPredictor:
     predictor = family.export(SPEC)["residual"]
     assert isinstance(predictor, ResidualPredictor)
     return predictor
@@ -108,8 +108,8 @@ def test_residual__exported_answers_as_torch_over_whole_requests(trace: Trace) -
     """Prompts in one step, then token by token, two requests at a time; torch sees rows alone."""
     family = stirred(new_family())
     predictor = predictor_of(family)
-    needs = Needs(family.needs.signals, family.needs.decays)
-    (batch,) = TraceBatches(trace, Part.HELD_OUT, batch_size=10_000, needs=needs)
+    needs = InputSpec(family.needs.signals, family.needs.decays)
+    (batch,) = TraceBatches(trace, TraceSubset.HELD_OUT, batch_size=10_000, needs=needs)
     expected = {
         (str(one.signal), one.source, one.target): one.scores_BE for one in family.answers(batch)
     }
@@ -167,7 +167,7 @@ def test_residual__goes_into_files_and_back() -> None:
 
 def test_losses__are_the_cross_entropy_with_the_targets_own_router(trace: Trace) -> None:
     family = stirred(new_family())
-    batch = next(iter(TraceBatches(trace, Part.HELD_OUT, batch_size=8, needs=family.needs)))
+    batch = next(iter(TraceBatches(trace, TraceSubset.HELD_OUT, batch_size=8, needs=family.needs)))
     losses = dict(zip(family.labels, family.losses(batch).tolist(), strict=True))
     stack = family.stacks[0]
     logits = stack(batch, family._token(batch))[1, :, 1]

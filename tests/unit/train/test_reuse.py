@@ -11,8 +11,8 @@ from collect.traces import Trace
 from predictors.reuse.forecaster import ReusePredictor
 from predictors.reuse.history import CHANCE_DECAYS, COUNT_DECAYS, softmax
 from tests.builders.traces import make_spec, make_trace
-from train.data import Part, part_rows
-from train.reuse import ReuseFamily
+from train.data import TraceSubset, subset_rows
+from train.reuse import ReuseStack
 from train.reuse_data import ReuseBatches, future, read_stretch
 
 SPEC = make_spec()
@@ -29,9 +29,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return make_trace(folder, requests_per_unit=30)
 
 
-def stirred() -> ReuseFamily:
+def stirred() -> ReuseStack:
     torch.manual_seed(0)
-    family = ReuseFamily(SPEC, ROUTERS, BIASES, width=12)
+    family = ReuseStack(SPEC, ROUTERS, BIASES, width=12)
     with torch.no_grad():
         for value in family.parameters():
             value.add_(0.2 * torch.randn_like(value))
@@ -49,7 +49,7 @@ def test_future__is_the_discounted_share_of_what_comes() -> None:
 
 
 def test_features__are_the_fading_means_of_choices_and_probabilities(trace: Trace) -> None:
-    rows = part_rows(trace, Part.FIT)
+    rows = subset_rows(trace, TraceSubset.FIT)
     batch = read_stretch(trace, rows, 50, 60, ROUTERS, BIASES)
     layer, place = 2, 7
     past = rows[: 50 + place + 1]
@@ -67,7 +67,7 @@ def test_features__are_the_fading_means_of_choices_and_probabilities(trace: Trac
 def test_forecaster__serving_token_by_token_answers_as_torch(trace: Trace) -> None:
     family = stirred()
     predictor = family.export(SPEC)["reuse"]
-    rows = part_rows(trace, Part.FIT)
+    rows = subset_rows(trace, TraceSubset.FIT)
     batch = read_stretch(trace, rows, 0, 12, ROUTERS, BIASES)
     with torch.no_grad():
         expected = family(batch).sigmoid().numpy()
@@ -105,10 +105,10 @@ def test_forecaster__goes_into_files_and_back() -> None:
 
 def test_family__learns_which_experts_are_used_again(trace: Trace) -> None:
     torch.manual_seed(0)
-    family = ReuseFamily(SPEC, ROUTERS, BIASES, width=16)
+    family = ReuseStack(SPEC, ROUTERS, BIASES, width=16)
 
     def batches(epoch):
-        return ReuseBatches(trace, Part.FIT, ROUTERS, BIASES, batch_size=64, epoch=epoch)
+        return ReuseBatches(trace, TraceSubset.FIT, ROUTERS, BIASES, batch_size=64, epoch=epoch)
 
     family.normalise_by(next(iter(batches(0))))
     optimiser = torch.optim.AdamW(family.parameters(), lr=1e-2)

@@ -14,12 +14,12 @@ from configs.cli import main
 from configs.compose import compose_typed
 from predictors.errors import MoecastError
 from runtime.config import ShapeConfig, SystemConfig
+from runtime.tools.comparison import Variant
 from tests.builders.traces import make_trace
 from train.evaluate.__main__ import COMMANDS
-from train.evaluate.arms import with_popular
-from train.evaluate.cells import Arm, ablation_arms
 from train.evaluate.commands import evaluate
 from train.evaluate.config import EvaluateConfig
+from train.evaluate.variants import ablation_variants, with_popular_experts
 
 ASKED = [
     "system=lfu,token,promoe,fmoe,moe-infinity-request",
@@ -66,7 +66,7 @@ def finished(trace, tmp_path_factory) -> tuple[Path, dict]:
     return folder, run(folder, trace, systems=["lfu", "token", "promoe"])
 
 
-def test_evaluate__every_cell_has_every_system_the_baseline_and_the_bound(finished) -> None:
+def test_evaluate__replays_every_system_in_every_condition(finished) -> None:
     _, results = finished
     cells = {(one["hardware"], one["budget"], one["batch"]) for one in results["rows"]}
     assert len(cells) == 2 * 2
@@ -84,13 +84,13 @@ def test_evaluate__every_cell_has_every_system_the_baseline_and_the_bound(finish
         assert all(0 <= one["stall_share"] <= 1 for one in here)
 
 
-def test_evaluate__what_cannot_be_replayed_is_named_with_the_reason(finished) -> None:
+def test_evaluate__names_what_cannot_be_replayed_and_why(finished) -> None:
     _, results = finished
     assert "no zoo entry synthetic/stride" in results["missing"]["promoe"]
     assert "promoe" not in results["systems"]
 
 
-def test_evaluate__the_report_holds_its_figures_and_loads_nothing(finished) -> None:
+def test_evaluate__report_holds_its_figures_and_loads_nothing(finished) -> None:
     folder, _ = finished
     names = ["latency-against-cache-rate", "ablation", "batch-size", "prefetch-distance"]
     for name in [*names, "latency-cdf", "timeline"]:
@@ -101,14 +101,14 @@ def test_evaluate__the_report_holds_its_figures_and_loads_nothing(finished) -> N
     assert "http" not in page.replace("http://www.w3.org", "")
 
 
-def test_evaluate__finished_cells_are_not_replayed_again(finished, trace) -> None:
+def test_evaluate__keeps_finished_replays(finished, trace) -> None:
     folder, results = finished
-    cells = sorted((folder / "cells").iterdir())
+    cells = sorted((folder / "replays").iterdir())
     before = {path: path.stat().st_mtime_ns for path in cells}
     lost = next(path for path in cells if json.loads(path.read_text())["part"] == "table")
     lost.unlink()
     again = run(folder, trace, systems=["lfu", "token"], figures=False)
-    after = {path: path.stat().st_mtime_ns for path in (folder / "cells").iterdir()}
+    after = {path: path.stat().st_mtime_ns for path in (folder / "replays").iterdir()}
     assert {path for path in after if after[path] != before[path]} == {lost}
     assert figures(again) == figures(results)
 
@@ -119,14 +119,14 @@ def test_evaluate__processes_give_the_same_figures(finished, trace, tmp_path) ->
     assert figures(again) == figures(results)
 
 
-def test_evaluate__a_setting_that_changes_replays_its_cells(trace, tmp_path) -> None:
+def test_evaluate__replays_again_when_a_setting_changes(trace, tmp_path) -> None:
     small = {"systems": ["token"], "figures": False, "batch": ["1"]}
     for num_cells, changed in ((6, {}), (12, {"new_tokens": 3}), (15, {"budget": ["80%", "60%"]})):
         run(tmp_path, trace, **small, **changed)
-        assert len(list((tmp_path / "cells").iterdir())) == num_cells
+        assert len(list((tmp_path / "replays").iterdir())) == num_cells
 
 
-def test_evaluate__routing_alone_is_enough_for_what_needs_no_hidden_state(tmp_path) -> None:
+def test_evaluate__needs_no_hidden_states_for_counted_systems(tmp_path) -> None:
     make_trace(tmp_path / "trace", signals=ROUTING)
     systems = ["moe-infinity-request", "fmoe", "token"]
     results = run(tmp_path / "run", tmp_path / "trace", systems=systems, figures=False, batch=["1"])
@@ -134,7 +134,7 @@ def test_evaluate__routing_alone_is_enough_for_what_needs_no_hidden_state(tmp_pa
     assert "hidden states" in results["missing"]["fmoe"]
 
 
-def test_evaluate__an_unknown_system_is_one_line_with_the_choices(trace, capsys) -> None:
+def test_evaluate__unknown_system_lists_the_choices(trace, capsys) -> None:
     assert main("train.evaluate", COMMANDS, [f"trace={trace}", "system=lfu,promo"]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("error: unknown system 'promo'. Did you mean 'promoe'? Choices: ")
@@ -149,7 +149,7 @@ def test_evaluate__an_unknown_system_is_one_line_with_the_choices(trace, capsys)
         ({"batch": ["64"]}, "batch=64: the trace .* has too few held-out requests"),
         ({"workers": 0}, "workers=0: must be at least 1"),
         ({"baseline": SystemConfig()}, "baseline=promoe prefetches.*baseline=on-demand"),
-        ({"shape": ShapeConfig()}, "shape=trace is to be taken from the traced model"),
+        ({"shape": ShapeConfig()}, "shape=trace needs the traced model"),
         ({"predictor": "crystal"}, "unknown zoo entry 'crystal'"),
     ],
 )
@@ -159,14 +159,14 @@ def test_evaluate__wrong_use_names_the_cause(trace, tmp_path, changes, words) ->
 
 
 def test_ablation__adds_one_technique_after_another() -> None:
-    subject = Arm(label="x", system=SystemConfig(name="x", eviction="lfu"), predictor="token")
-    arms = ablation_arms(subject)
+    subject = Variant(label="x", system=SystemConfig(name="x", eviction="lfu"), predictor="token")
+    variants = ablation_variants(subject)
     switches = [
         tuple(
-            getattr(arm.system, name)
+            getattr(variant.system, name)
             for name in ("prefetch", "chunked", "early_preemption", "reordered")
         )
-        for arm in arms
+        for variant in variants
     ]
     assert switches == [
         (False, False, False, False),
@@ -175,11 +175,11 @@ def test_ablation__adds_one_technique_after_another() -> None:
         (True, True, True, False),
         (True, True, True, True),
     ]
-    assert [arm.predictor for arm in arms] == [None, *["token"] * 4]
-    assert {arm.system.eviction for arm in arms} == {"lfu"}
+    assert [variant.predictor for variant in variants] == [None, *["token"] * 4]
+    assert {variant.system.eviction for variant in variants} == {"lfu"}
 
 
-def test_static__keeps_what_the_training_requests_used_most(trace) -> None:
+def test_static__keeps_the_experts_most_used_in_training(trace) -> None:
     opened = Trace.open(trace)
     counts = [[0] * 8 for _ in range(4)]
     for step in opened.steps("train"):
@@ -187,10 +187,10 @@ def test_static__keeps_what_the_training_requests_used_most(trace) -> None:
             for e in step.experts(layer).ravel().tolist():
                 counts[layer][e] += 1
     static = SystemConfig(eviction="static", eviction_options={"buffers": 3})
-    assert with_popular(static, opened).eviction_options == {"buffers": 3, "counts": counts}
+    assert with_popular_experts(static, opened).eviction_options == {"buffers": 3, "counts": counts}
     first = SystemConfig(eviction="static", eviction_options={"first_layers": True})
-    assert with_popular(first, opened) is first
+    assert with_popular_experts(first, opened) is first
 
 
-def test_batches__are_each_taken_once_in_order() -> None:
+def test_batches__are_unique_and_ascending() -> None:
     assert replace(composed(), batch=["8", "1", "8"]).batches == [1, 8]

@@ -14,9 +14,9 @@ from runtime.sim.hardware import RooflineHardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.traces import make_spec, make_trace
-from train.counted import FITS
 from train.evaluate.forecasts import perfect_forecasts, record_forecasts
-from train.evaluate.steps import routed
+from train.evaluate.steps import routing_only
+from train.nonlearned import FITS
 
 MACHINE = RooflineHardware(
     name="toy",
@@ -68,7 +68,7 @@ class Lazy(Predictor):
 
 @pytest.mark.parametrize("kind", ["eam-request", "expert-map", "correlation", "token", "lazy"])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_playback__gives_the_replay_that_the_predictor_itself_gives(tmp_path, kind, batch):
+def test_replay__equals_that_of_the_live_predictor(tmp_path, kind, batch):
     trace = make_trace(tmp_path / "trace")
     spec = trace.spec
 
@@ -77,8 +77,8 @@ def test_playback__gives_the_replay_that_the_predictor_itself_gives(tmp_path, ki
         return Lazy(spec, **lazy) if kind == "lazy" else FITS[kind](trace, **options)
 
     steps = list(batch_steps(trace.steps("held_out"), batch))
-    light = [routed(step, spec.num_layers) for step in steps]
-    tape = record_forecasts(made(), steps)
+    light = [routing_only(step, spec.num_layers) for step in steps]
+    recorded = record_forecasts(made(), steps)
     for slots in (8, 20):
         arguments = {
             "spec": spec,
@@ -87,16 +87,16 @@ def test_playback__gives_the_replay_that_the_predictor_itself_gives(tmp_path, ki
             "budget_slots": slots,
         }
         alive = replay(steps, made(copies=True), **arguments)
-        played = replay(light, tape.predictor(spec), **arguments)
+        played = replay(light, recorded.predictor(spec), **arguments)
         assert alive.total.predicted > 0
         assert dataclasses.asdict(played) == dataclasses.asdict(alive)
 
 
-def test_at_distance__keeps_what_was_forecast_so_far_ahead(tmp_path):
+def test_at_distance__keeps_forecasts_of_one_distance(tmp_path):
     trace = make_trace(tmp_path / "trace")
-    tape = record_forecasts(Lazy(trace.spec), list(trace.steps("held_out"))[:2])
+    recorded = record_forecasts(Lazy(trace.spec), list(trace.steps("held_out"))[:2])
     for distance in range(4):
-        player = tape.at_distance(distance).predictor(trace.spec)
+        player = recorded.at_distance(distance).predictor(trace.spec)
         for _ in range(2):
             # The beginning of a step is one layer before layer 0.
             assert len(player.begin_step(None, None)) == (distance == 1)
@@ -110,7 +110,7 @@ def test_at_distance__keeps_what_was_forecast_so_far_ahead(tmp_path):
                 assert answers == [distance] * (inside and distance < 3)
 
 
-def test_foretold__is_the_routing_of_all_later_layers(tmp_path):
+def test_perfect_forecasts__are_the_routing_of_later_layers(tmp_path):
     spec = make_spec(num_layers=3)
     trace = make_trace(tmp_path / "trace", spec=spec)
     steps = list(trace.steps("held_out"))[:5]

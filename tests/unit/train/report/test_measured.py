@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.builders.traces import make_spec, make_trace
-from train.baselines import fit_token
+from train.nonlearned import fit_token
 from train.report.growth import fewer, growth
-from train.report.kept import BUDGETS, hit_rates
+from train.report.hit_rates import BUDGETS, measure_hit_rates
 from train.report.routing import cumulative_E, entropy_L, routing_of
 
 
@@ -18,7 +18,7 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> 
     spec = make_spec(top_k=1)
     trace = make_trace(tmp_path / "t", spec=spec, prompt_tokens=1, new_tokens=20)
     steps = list(trace.steps("held_out"))
-    rows = hit_rates(trace, None, num_tokens=len(steps))
+    rows = measure_hit_rates(trace, None, num_tokens=len(steps))
     for budget in BUDGETS:
         slots = spec.num_experts * budget // 100
         if not slots:
@@ -33,7 +33,7 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> 
                 cache.move_to_end(expert)
                 if len(cache) > slots:
                     cache.popitem(last=False)
-        rates = {row["eviction"]: row["hit_rate"] for row in rows if row["cache_percent"] == budget}
+        rates = {row.eviction: row.hit_rate for row in rows if row.cache_percent == budget}
         assert rates["lru"] == pytest.approx(hits / (len(steps) * spec.num_layers))
         assert max(rates.values()) == rates["belady"]
         assert "reuse" not in rates

@@ -15,12 +15,11 @@ from runtime.config import SystemConfig
 from runtime.sim.hardware import RooflineHardware
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS
-from train.baselines import fit_popularity, fit_token
-from train.drift import drift
+from train.drift import measure_drift
+from train.nonlearned import fit_correlation, fit_popularity, fit_token
 from train.report.build import make_page
-from train.residual import ResidualFamily
-from train.scoring import Ground, scored
-from train.stateful import fit_correlation
+from train.residual import ResidualStack
+from train.scoring import EvalContext, score_predictor
 
 HARDWARE = RooflineHardware(
     name="test",
@@ -55,7 +54,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.fixture(scope="module")
 def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as `python -m train` leaves it, with predictors of three sorts."""
-    ground = Ground(
+    context = EvalContext(
         trace=trace,
         shifted=trace,
         system=SystemConfig(),
@@ -64,7 +63,7 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
         replay_tokens=5,
     )
     routers = np.random.default_rng(0).standard_normal((4, 8, 8), dtype=np.float32)
-    family = ResidualFamily(trace.spec, routers, None, horizons=2, width=4)
+    family = ResidualStack(trace.spec, routers, None, horizons=2, width=4)
     correlation = fit_correlation(trace)
     made = {
         **family.export(trace.spec),
@@ -73,16 +72,16 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "correlation": correlation,
     }
     results = {
-        "predictors": {name: scored(one, ground) for name, one in made.items()},
+        "predictors": {name: score_predictor(one, context) for name, one in made.items()},
         "trace": {
             "path": str(trace.path),
             "digest": trace.digest,
             "tokens": trace.num_tokens,
             "held_out_tokens": len(trace.rows("held_out")),
         },
-        "setting": ground.setting,
+        "setting": context.setting,
         "training": {"kinds": ["residual"], "width": 4, "max_epochs": 0},
-        "drift": {"correlation": drift(correlation, trace, trace)},
+        "drift": {"correlation": measure_drift(correlation, trace, trace)},
     }
     folder = tmp_path_factory.mktemp("run") / "r"
     folder.mkdir()

@@ -1,15 +1,19 @@
-"""Fits the predictors that remember requests and iterations: a table, collections, a store.
+"""Predictors that need no training: counted on a trace, collected from it or copied from the model.
 
-Shape suffixes: N requests, L layers, E experts, F experts of the layer before, K top_k.
+Shape suffixes: N tokens or requests, L layers, E experts, F experts of the layer before, K top_k,
+S token ids seen.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from collect.traces import Trace, TraceSignal
-from predictors.base import Floats
+from predictors.base import Floats, Ints, Predictor
 from predictors.correlation import CorrelationPredictor
+from predictors.dependency import DependencyPredictor
 from predictors.eam.kmeans import choose_representatives
 from predictors.eam.matrix import (
     activation_ratios,
@@ -21,8 +25,14 @@ from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.expert_map.predictor import ExpertMapPredictor
 from predictors.metrics import Phase
-from train.accuracy import Block, forecasts
-from train.baselines import chosen_columns
+from predictors.popularity import PopularityPredictor
+from predictors.skip import SkipPredictor
+from predictors.token import TokenPredictor
+from train.accuracy import TraceBlock, replay_forecasts
+from train.routers import RouterWeights
+
+SKIP_HORIZONS = (1, 2, 3)
+"""Layers ahead at which skip is made, unless its options name one."""
 
 INSUFFICIENT_QUANTILE = 0.1
 """A sequence is forecast insufficiently when it is forecast worse, measured by what it would have
@@ -30,6 +40,37 @@ allowed, than nine tenths of the training requests were by matrices other than t
 
 STEP_TOKENS = 256
 """Tokens whose maps go into the store at once: about a prompt."""
+
+
+def chosen_columns(trace: Trace) -> Iterator[Ints]:
+    """Each layer's chosen experts `[N, K]` over the training tokens, bottom first."""
+    rows = trace.rows("train")
+    for layer in range(trace.spec.num_layers):
+        yield trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
+
+
+def fit_popularity(trace: Trace, **options: Any) -> PopularityPredictor:
+    """Share of the training tokens that each layer routed to each expert."""
+    spec = trace.spec
+    shares = [
+        np.bincount(chosen.ravel(), minlength=spec.num_experts) / max(1, len(chosen))
+        for chosen in chosen_columns(trace)
+    ]
+    return PopularityPredictor(spec, np.stack(shares).astype(np.float32), **options)
+
+
+def fit_token(trace: Trace) -> TokenPredictor:
+    """How often each token id went to each expert of each layer, over the training tokens."""
+    spec = trace.spec
+    tokens = trace.tokens[trace.rows("train")].astype(np.int64)
+    ids_S, place_N, uses_S = np.unique(tokens, return_inverse=True, return_counts=True)
+    counts_SLE = np.zeros((len(ids_S), spec.num_layers, spec.num_experts), dtype=np.int64)
+    for layer, chosen_NK in enumerate(chosen_columns(trace)):
+        # One flat count is far faster than adding at pairs of indices.
+        flat = place_N[:, None] * spec.num_experts + chosen_NK
+        counted = np.bincount(flat.ravel(), minlength=len(ids_S) * spec.num_experts)
+        counts_SLE[:, layer] = counted.reshape(len(ids_S), spec.num_experts)
+    return TokenPredictor.from_counts(spec, ids_S, counts_SLE, uses_S)
 
 
 def fit_correlation(trace: Trace, **options: Any) -> CorrelationPredictor:
@@ -113,10 +154,73 @@ def fit_expert_map(trace: Trace, **options: Any) -> ExpertMapPredictor:
     shown = ExpertMapPredictor.empty(trace.spec, **{**options, "learning": True})
     rows = trace.rows("train")
     for first in range(0, len(rows), STEP_TOKENS):
-        for _ in forecasts(shown, Block(trace, rows[first : first + STEP_TOKENS])):
+        for _ in replay_forecasts(shown, TraceBlock(trace, rows[first : first + STEP_TOKENS])):
             pass
     store = shown.store
     maps_NLE = np.moveaxis(store.maps_LEC[:, :, : store.size], 2, 0)
     return ExpertMapPredictor(
         trace.spec, maps_NLE, store.embeddings_DC[:, : store.size].T, **options
     )
+
+
+def make_dependency(trace: Trace, **_options: Any) -> DependencyPredictor:
+    """Return the predictor that depends on nothing but the model's shape."""
+    return DependencyPredictor(trace.spec)
+
+
+def make_skip(routers: RouterWeights, *, horizons: Iterable[int]) -> list[SkipPredictor]:
+    """Return skip at each of these horizons that the model has layers for.
+
+    Raises:
+        TrainError: a router is not one matrix over the experts.
+    """
+    return [
+        SkipPredictor(routers.spec, routers.matrices_LED, routers.biases_LE, horizon=horizon)
+        for horizon in horizons
+        if horizon < routers.spec.num_layers
+    ]
+
+
+FITS: Mapping[str, Callable[..., Predictor]] = MappingProxyType(
+    {
+        TokenPredictor.kind: fit_token,
+        PopularityPredictor.kind: fit_popularity,
+        DependencyPredictor.kind: make_dependency,
+        EamSequencePredictor.kind: fit_eam_sequence,
+        EamRequestPredictor.kind: fit_eam_request,
+        ExpertMapPredictor.kind: fit_expert_map,
+        CorrelationPredictor.kind: fit_correlation,
+    }
+)
+"""From a trace's training requests, by kind; skip, which is copied from the model, apart."""
+
+
+def count_baselines(
+    trace: Trace,
+    routers: RouterWeights,
+    kinds: Iterable[str],
+    *,
+    options: Mapping[str, Mapping[str, Any]],
+    seed: int,
+) -> dict[str, Predictor]:
+    """Return the predictors of these kinds that are not learned, by their name in the results.
+
+    Args:
+        trace: its training requests are counted.
+        routers: copied by skip.
+        kinds: others than these are left out.
+        options: by kind, as `train.kinds.options_of` returns them.
+        seed: of random choices.
+    """
+    baselines: dict[str, Predictor] = {}
+    for kind in kinds:
+        own = dict(options.get(kind, {}))
+        if kind == SkipPredictor.kind:
+            horizons = (int(own["horizon"]),) if own else SKIP_HORIZONS
+            for skip in make_skip(routers, horizons=horizons):
+                baselines[kind if skip.horizon == 1 else f"{kind}-{skip.horizon}"] = skip
+        elif kind in FITS:
+            if kind == EamSequencePredictor.kind:
+                own = {"seed": seed, **own}
+            baselines[kind] = FITS[kind](trace, **own)
+    return baselines

@@ -1,4 +1,4 @@
-"""What a comparison stands on: the trace, whose model it is of, and the simulated machines."""
+"""Inputs of a comparison: the trace, its model and the simulated machines."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from train.replay import budget_slots
 
 
 def open_trace(config: EvaluateConfig) -> Trace:
-    """The trace that was named, of whatever model it is, or the model's own, made if need be.
+    """Open the named trace, of any model, or the model's own, recorded if it is missing.
 
     Raises:
         TraceError: it is damaged, or not finished.
@@ -32,7 +32,7 @@ def open_trace(config: EvaluateConfig) -> Trace:
 
 
 def traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:
-    """The model of the configuration, if it is the traced one and on this machine."""
+    """Return the configured model if it is the traced one and on this machine, else None."""
     try:
         made_for = identity(resolve(model), model)
     except CheckpointError:
@@ -41,36 +41,36 @@ def traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:
     return model if all(recorded[key] == value for key, value in made_for.items()) else None
 
 
-def machines_of(
+def list_machines(
     hardware: Sequence[HardwareConfig], shape: ShapeConfig, model: ModelConfig | None
 ) -> list[Hardware]:
-    """The machines with experts of the shape's size; one that is measured has the model's own.
+    """Return the machines with experts of the shape's size or, if measured, the model's.
 
     Raises:
-        TrainError: the model is needed, for its sizes or to be measured, and is not here.
+        TrainError: the model is needed and is not on this machine.
     """
-    own = [f"hardware={one.name}" for one in hardware if one.measured]
+    own = [f"hardware={config.name}" for config in hardware if config.measured]
     own += ["shape=trace"] * shape.is_own
     if own and model is None:
         raise TrainError(
-            f"{own[0]} is to be taken from the traced model, which is not here: name it "
-            "(model=..., model.id=FOLDER), or take shape=qwen1.5-moe and hardware=rtx4090-pcie4"
+            f"{own[0]} needs the traced model, which is not on this machine: name it "
+            "(model=..., model.id=FOLDER), or choose shape=qwen1.5-moe and hardware=rtx4090-pcie4"
         )
     if not own:
-        return [describe_hardware(one, shape) for one in hardware]
+        return [describe_hardware(config, shape) for config in hardware]
     # Late: torch, to load the model.
-    from train.pipeline import machine
+    from train.machines import describe_machines
 
     assert model is not None
-    return [machine(one, shape, model) for one in hardware]
+    return describe_machines(hardware, shape, model)
 
 
-def check(config: EvaluateConfig, trace: Trace, machines: Sequence[Hardware]) -> None:
-    """Before hours of replays: every budget holds a token's experts, every batch can be filled.
+def check_budgets(config: EvaluateConfig, trace: Trace, machines: Sequence[Hardware]) -> None:
+    """Refuse, before hours of replays, budgets and batches that cannot be replayed.
 
     Raises:
-        BudgetError: a budget is none, or too small.
-        MoecastError: fewer held-out requests than a batch, or no generated tokens.
+        BudgetError: a budget is malformed, or too small for the experts of one token.
+        TrainError: fewer held-out requests than a batch, or no generated tokens.
     """
     for machine in machines:
         for budget in config.budget:
@@ -84,11 +84,3 @@ def check(config: EvaluateConfig, trace: Trace, machines: Sequence[Hardware]) ->
             raise TrainError(
                 f"batch={batch}: the trace {trace.path} has too few held-out requests ({error})"
             ) from error
-
-
-def figure_place(config: EvaluateConfig) -> tuple[str, int]:
-    """Budget and batch size of the figures that show one of each: 50 % where it is among them, or
-    the middle one; the smallest batch.
-    """
-    middle = config.budget[len(config.budget) // 2]
-    return ("50%" if "50%" in config.budget else middle), config.batches[0]

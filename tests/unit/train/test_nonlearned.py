@@ -1,27 +1,32 @@
 """Kinds that are counted or collected from a trace, against plain counts of the same trace."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from collect.traces import Trace, TraceSignal
 from collect.traces.layout import ROUTING_SIGNALS
+from predictors.base import Predictor
 from predictors.config import PredictorConfig
 from predictors.errors import PredictorError
 from predictors.registry import KINDS
 from runtime.config import ModelConfig
 from tests.builders.traces import make_spec, make_trace
-from train.accuracy import accuracy_table, score
-from train.counted import FITS, counted
+from train.accuracy import accuracy_table, score_layers
 from train.kinds import fitting, options_of, signals_of, wanted_kinds
-from train.stateful import (
+from train.nonlearned import (
+    FITS,
+    count_baselines,
     fit_correlation,
     fit_eam_request,
     fit_eam_sequence,
     fit_expert_map,
     request_matrices,
 )
+from train.routers import RouterWeights
 
 
 def plain_matrices(trace: Trace, phases: set[int]) -> dict[int, np.ndarray]:
@@ -37,6 +42,11 @@ def plain_matrices(trace: Trace, phases: set[int]) -> dict[int, np.ndarray]:
             for expert in trace.column(TraceSignal.EXPERTS, layer)[row : row + 1][0]:
                 one[layer, expert] += 1
     return found
+
+
+def count(trace: Trace, kinds: Iterable[str], **changes: Any) -> dict[str, Predictor]:
+    routers = RouterWeights(ModelConfig(), trace.spec)
+    return count_baselines(trace, routers, kinds, **{"options": {}, "seed": 0, **changes})
 
 
 @pytest.mark.parametrize("phases", [{0}, {1}, {0, 1}])
@@ -97,8 +107,10 @@ def test_expert_map__stores_training_tokens_as_they_came(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", sorted(FITS))
 def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path, kind: str) -> None:
     trace = make_trace(tmp_path / "t", num_units=4)
-    (made,) = counted(trace, ModelConfig(), [kind], options={}, seed=0).values()
-    accuracy = accuracy_table(score(made, trace))["mean_accuracy"]
+    (made,) = count_baselines(
+        trace, RouterWeights(ModelConfig(), trace.spec), [kind], options={}, seed=0
+    ).values()
+    accuracy = accuracy_table(score_layers(made, trace))["mean_accuracy"]
     # Two of eight experts; ids, or which experts a token of this trace has in common with its
     # request (nothing at all), tell nothing.
     chance = 2 / 8
@@ -108,12 +120,12 @@ def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path,
 
 
 def test_score__of_one_that_learns_does_not_change_what_is_scored_next(tmp_path: Path) -> None:
-    from train.accuracy import fresh
+    from train.accuracy import untouched
 
     trace = make_trace(tmp_path / "t")
     made = fit_expert_map(trace, distance=2, capacity=50)
-    first = accuracy_table(score(fresh(made), trace))
-    assert accuracy_table(score(fresh(made), trace))["accuracy"] == first["accuracy"]
+    first = accuracy_table(score_layers(untouched(made), trace))
+    assert accuracy_table(score_layers(untouched(made), trace))["accuracy"] == first["accuracy"]
 
 
 def test_routing_log__is_enough_for_what_needs_no_hidden_state(tmp_path: Path) -> None:
@@ -127,8 +139,10 @@ def test_routing_log__is_enough_for_what_needs_no_hidden_state(tmp_path: Path) -
         "eam-request",
         "correlation",
     }
-    for name, made in counted(trace, ModelConfig(), kinds, options={}, seed=0).items():
-        assert accuracy_table(score(made, trace))["mean_accuracy"] is not None, name
+    for name, made in count_baselines(
+        trace, RouterWeights(ModelConfig(), trace.spec), kinds, options={}, seed=0
+    ).items():
+        assert accuracy_table(score_layers(made, trace))["mean_accuracy"] is not None, name
 
 
 def test_wanted_kinds__are_the_one_asked_for_then_what_belongs_beside_it() -> None:
@@ -163,7 +177,5 @@ def test_options_of__are_those_of_the_kind_or_an_error() -> None:
 
 def test_options__reach_the_kind(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", spec=make_spec(num_layers=3))
-    made = counted(
-        trace, ModelConfig(), ["eam-request"], options={"eam-request": {"matches": 3}}, seed=0
-    )
+    made = count(trace, ["eam-request"], options={"eam-request": {"matches": 3}})
     assert made["eam-request"].options()["matches"] == 3

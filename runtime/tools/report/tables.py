@@ -1,0 +1,87 @@
+"""Tables of figures in a terminal, and how their values are written."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rich.table import Table
+
+from predictors.units import MIB
+
+Row = Mapping[str, Any]
+"""A row of results.json."""
+
+
+@dataclass(frozen=True)
+class FigureColumn:
+    """A column of a table: its heading, its key in the rows, and how its values are written."""
+
+    heading: str
+    key: str
+    write: Callable[[float], str]
+
+    def text(self, row: Any) -> str:
+        """Return the row's value as text, a dash where it was not measured."""
+        is_mapping = isinstance(row, Mapping)
+        return dashed(row.get(self.key) if is_mapping else getattr(row, self.key), self.write)
+
+
+def dashed(value: float | None, write: Callable[[float], str]) -> str:
+    """Return the value as text, or a dash for None: never a zero."""
+    return "-" if value is None else write(value)
+
+
+def decimals(value: float, digits: int = 1) -> str:
+    """Return `1,234.5`."""
+    return f"{value:,.{digits}f}"
+
+
+def percent(value: float) -> str:
+    """Return a share of 1 as `33 %`."""
+    return f"{100 * value:.0f} %"
+
+
+def speed_up(value: float) -> str:
+    """Return a ratio as `1.31x`."""
+    return f"{value:.2f}x"
+
+
+def milliseconds(value: float) -> str:
+    """Return milliseconds with two decimals below 100 ms and none above."""
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def mebibytes(value: float, digits: int = 1) -> str:
+    """Return bytes in MiB."""
+    return decimals(value / MIB, digits)
+
+
+whole_mebibytes = partial(mebibytes, digits=0)
+
+
+def text_table(
+    title: str | None,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: int = 1,
+    narrow: bool = False,
+) -> Table:
+    """Return a table whose columns are aligned to the right, all but the first `left`.
+
+    Args:
+        title: stands above it.
+        columns: headings.
+        rows: texts of each row.
+        left: number of columns that are names.
+        narrow: without space between columns, for many of them in a small terminal.
+    """
+    spacing = {"padding": (0, 0), "collapse_padding": True} if narrow else {}
+    table = Table(title=title, title_justify="left", **spacing)  # type: ignore[arg-type]
+    for number, heading in enumerate(columns):
+        justify = "left" if number < left else "right"
+        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,176 @@
+"""Hit rates of held-out requests under every eviction policy, as a table."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rich.table import Table
+
+from collect.traces import Trace
+from collect.traces.reader import TraceStep
+from predictors.base import Predictor
+from predictors.metrics import Phase
+from predictors.reuse.forecaster import ReusePredictor
+from predictors.spec import ModelSpec
+from runtime.config import SystemConfig
+from runtime.policy.counters import sum_counters
+from runtime.policy.systems import ON_DEMAND, load_system
+from runtime.sim.hardware import Hardware
+from runtime.sim.replay import ReplayStats, replay
+from runtime.sim.step import RecordedStep
+from train.replay import budget_slots, first_tokens
+
+POLICIES = (
+    "lru",
+    "lfu",
+    "decayed-lfu",
+    "least-stale",
+    "moe-infinity-sequence",
+    "moe-infinity-request",
+    ReusePredictor.kind,
+    "belady",
+)
+BUDGETS = ("10%", "25%", "50%", "75%")
+
+DEFINITION = (
+    "hit rate: share of needed experts that are in the arena when their router asks, nothing "
+    "prefetched; gap closed: (hit rate - LRU) / (Belady - LRU), held-out requests"
+)
+
+
+@dataclass
+class HitRates:
+    """Hit rates of one policy and its share of the gap between LRU and Belady.
+
+    None: not measured, or there is no gap.
+    """
+
+    decode: float | None
+    prefill: float | None
+    decode_gap_closed: float | None = None
+    prefill_gap_closed: float | None = None
+
+
+PolicyTables = Mapping[str, Mapping[str, Mapping[str, HitRates]]]
+"""By stream and arena, by budget, by policy."""
+
+
+def eviction_system() -> SystemConfig:
+    """Return the system on which eviction policies are compared: nothing is prefetched.
+
+    Experts are fetched and computed in the order in which they do so with prefetching.
+    """
+    return replace(load_system(ON_DEMAND), early_preemption=True, reordered=True)
+
+
+def replay_policy(
+    policy: str,
+    steps: Sequence[RecordedStep],
+    *,
+    spec: ModelSpec,
+    system: SystemConfig,
+    hardware: Hardware,
+    slots: int,
+    reuse_predictor: Predictor | None,
+) -> ReplayStats:
+    """Replay the steps under one eviction policy; `reuse_predictor` is for `reuse` only."""
+    own = None
+    if policy == ReusePredictor.kind and reuse_predictor is not None:
+        # A new one: it remembers the requests that it has seen.
+        own = ReusePredictor.from_files(spec, reuse_predictor.files(), reuse_predictor.options())
+    return replay(
+        steps,
+        None,
+        spec=spec,
+        system=replace(system, eviction=policy),
+        hardware=hardware,
+        budget_slots=slots,
+        reuse_predictor=own,
+    )
+
+
+def token_by_token(steps: Iterable[TraceStep], num_tokens: int) -> Iterator[TraceStep]:
+    """Yield every token, prompts included, as a step of its own."""
+    left = num_tokens
+    for step in steps:
+        for row in range(min(left, step.num_tokens)):
+            token = step.tokens_T[row : row + 1]
+            yield TraceStep(Phase.DECODE, step.request, step.first_row + row, token, step.read)
+        left -= min(left, step.num_tokens)
+
+
+def compare_policies(
+    trace: Trace, reuse_predictor: ReusePredictor, hardware: Hardware, *, num_tokens: int
+) -> dict[str, dict[str, dict[str, HitRates]]]:
+    """Return hit rates by stream and arena, budget and policy.
+
+    `generated`: prompts in one step, then token by token; `every token`: prompts token by token
+    too, as many as `num_tokens`.
+    """
+    generated = list(first_tokens(trace.steps("held_out"), num_tokens))
+    every_token = list(token_by_token(trace.steps("held_out"), num_tokens))
+    per_layer = eviction_system()
+    everything = replace(per_layer, per_layer=False)
+    streams: tuple[tuple[str, Sequence[RecordedStep], SystemConfig], ...] = (
+        ("every token, per-layer", every_token, per_layer),
+        ("every token, global", every_token, everything),
+        ("generated, per-layer", generated, per_layer),
+        ("generated, global", generated, everything),
+    )
+    tables: dict[str, dict[str, dict[str, HitRates]]] = {}
+    for name, steps, system in streams:
+        tables[name] = {}
+        for budget in BUDGETS:
+            rates = {}
+            for policy in POLICIES:
+                stats = replay_policy(
+                    policy,
+                    steps,
+                    spec=trace.spec,
+                    system=system,
+                    hardware=hardware,
+                    slots=budget_slots(budget, trace.spec, hardware),
+                    reuse_predictor=reuse_predictor,
+                )
+                decode, prefill = (
+                    sum_counters(stats.decode).hit_rate,
+                    sum_counters(stats.prefill).hit_rate,
+                )
+                rates[policy] = HitRates(decode, prefill)
+            add_gaps(rates)
+            tables[name][budget] = rates
+    return tables
+
+
+def add_gaps(rates: Mapping[str, HitRates]) -> None:
+    """Set the share of the gap that each policy closes."""
+    low, high = rates["lru"], rates["belady"]
+    for rate in rates.values():
+        rate.decode_gap_closed = gap_closed(low.decode, rate.decode, high.decode)
+        rate.prefill_gap_closed = gap_closed(low.prefill, rate.prefill, high.prefill)
+
+
+def gap_closed(low: float | None, rate: float | None, high: float | None) -> float | None:
+    """Return the share of the gap between two rates, None where there is no gap."""
+    if low is None or rate is None or high is None or high <= low:
+        return None
+    return (rate - low) / (high - low)
+
+
+def gap_table(tables: PolicyTables) -> Table:
+    """Return hit rate (share of the gap) while decoding, a section for each stream and arena."""
+    table = Table()
+    table.add_column("requests, arena: policy", no_wrap=True)
+    for budget in BUDGETS:
+        table.add_column(budget, justify="right", no_wrap=True)
+    for name, by_budget in tables.items():
+        table.add_section()
+        table.add_row(f"[bold]{name}[/bold]")
+        for policy in POLICIES:
+            cells = []
+            for budget in BUDGETS:
+                rates = by_budget[budget][policy]
+                shown = "-" if rates.decode is None else f"{rates.decode:.3f}"
+                gap = rates.decode_gap_closed
+                cells.append(shown if gap is None else f"{shown} ({gap:.0%})")
+            table.add_row(policy, *cells)
+    return table

@@ -1,0 +1,170 @@
+"""Trains `reuse`, the predictor behind eviction, and compares it with every eviction policy."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import seed_everything
+from rich.console import Console
+
+from collect.traces import Trace, TraceSignal
+from predictors.reuse.forecaster import ReusePredictor
+from runtime.sim.hardware import Hardware
+from train.config import TrainConfig
+from train.eviction_eval import BUDGETS, DEFINITION, HitRates, compare_policies, gap_table
+from train.fit import Fitted, fit, settings_for
+from train.loggers import finish, make_logger
+from train.machines import describe_machines
+from train.quantise import quantise
+from train.reuse import KIND, WIDTH, ReuseStack
+from train.reuse_data import ReuseData
+from train.routers import RouterWeights
+from train.tracing import trace_for
+from zoo.entry import write_entry
+
+CHECKPOINTS = "checkpoints/reuse"
+SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedReuse:
+    """A trained reuse predictor, its hit rates and its zoo entry."""
+
+    predictor: ReusePredictor
+    hit_rates: Mapping[str, Mapping[str, Mapping[str, HitRates]]]
+    training: dict[str, Any]
+    entry: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return its part of results.json."""
+        return {
+            "definition": DEFINITION,
+            "hit_rates": tables_dict(self.hit_rates),
+            "training": self.training,
+            "entry": str(self.entry),
+        }
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the table of hit rates."""
+        console = console or Console()
+        console.print(DEFINITION, highlight=False)
+        console.print(gap_table(self.hit_rates))
+
+
+def train_and_publish(
+    config: TrainConfig, trace: Trace, routers: RouterWeights, hardware: Hardware
+) -> TrainedReuse:
+    """Train the predictor on a trace, compare it with other policies and write its entry."""
+    assert config.run_dir is not None
+    sys.stderr.write(f"training reuse on {len(trace.rows('train')):,} tokens\n")
+    predictor, fitted = fit_reuse(config, trace, routers, run_dir=config.run_dir)
+    sys.stderr.write("replaying held-out requests under every eviction policy\n")
+    tables = compare_policies(trace, predictor, hardware, num_tokens=config.replay_tokens)
+    entry = config.run_dir / "entries" / KIND
+    publish_reuse(entry, predictor, tables, trace, model_name=config.model.name)
+    training = fitted.record(settings_for(config, (KIND,), width=WIDTH))
+    return TrainedReuse(predictor=predictor, hit_rates=tables, training=training, entry=entry)
+
+
+def fit_reuse(
+    config: TrainConfig, trace: Trace, routers: RouterWeights, *, run_dir: Path
+) -> tuple[ReusePredictor, Fitted]:
+    """Train on the training requests, one after another as a server runs them.
+
+    The weights are those of the best epoch on requests set aside. Resumes from the run folder's
+    checkpoint.
+    """
+    matrices_LED, biases_LE = routers.matrices_LED, routers.biases_LE
+    if biases_LE is None:
+        biases_LE = np.zeros(matrices_LED.shape[:2], np.float32)
+    settings = settings_for(config, (KIND,), width=WIDTH)
+    logger = make_logger(config.logger, run_dir=run_dir, settings={"trace": trace.digest})
+    seed_everything(config.seed, verbose=False)
+    stack = ReuseStack(trace.spec, matrices_LED, biases_LE)
+    data = ReuseData(trace, matrices_LED, biases_LE, batch_size=config.batch_size, seed=config.seed)
+    status = "failed"
+    try:
+        fitted = fit(
+            trace,
+            [stack],
+            settings,
+            run_dir=run_dir,
+            logger=logger,
+            fresh=config.fresh,
+            data=data,
+            checkpoints=CHECKPOINTS,
+        )
+        status = "success"
+    finally:
+        finish(logger, status)
+    predictor = stack.export(trace.spec)[KIND]
+    if config.predictor.int8:
+        predictor = quantise(predictor)
+    assert isinstance(predictor, ReusePredictor)
+    return predictor, fitted
+
+
+def publish_reuse(
+    folder: Path,
+    predictor: ReusePredictor,
+    tables: Mapping[str, Mapping[str, Mapping[str, HitRates]]],
+    trace: Trace,
+    *,
+    model_name: str,
+) -> None:
+    """Write the zoo entry with the hit rates as its metrics."""
+    held_out: dict[str, float | None] = {}
+    for budget in BUDGETS:
+        rates = tables["generated, per-layer"][budget][KIND]
+        percent = budget.rstrip("%")
+        held_out[f"hit_rate_{percent}"] = rates.decode
+        held_out[f"gap_closed_{percent}"] = rates.decode_gap_closed
+    write_entry(
+        folder,
+        name=f"{model_name}/{KIND}",
+        kind=KIND,
+        options={},
+        spec=trace.spec,
+        signals=ReusePredictor.signals,
+        files=predictor.files(),
+        metrics={
+            "held_out": held_out,
+            "definitions": {"hit_rate": DEFINITION},
+            "tables": tables_dict(tables),
+        },
+        trace_digest=trace.digest,
+        parity={},
+        card_extra=f"{DEFINITION}; generated tokens, an arena for each layer.",
+    )
+
+
+def tables_dict(tables: Mapping[str, Mapping[str, Mapping[str, HitRates]]]) -> dict[str, Any]:
+    """Return the tables as JSON values."""
+    return {
+        stream: {
+            budget: {policy: asdict(rates) for policy, rates in policies.items()}
+            for budget, policies in budgets.items()
+        }
+        for stream, budgets in tables.items()
+    }
+
+
+def train_reuse(config: TrainConfig) -> dict[str, Any]:
+    """Run `python -m train reuse` and return what results.json holds."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    trace = trace_for(config, SIGNALS, needed=SIGNALS)
+    (hardware,) = describe_machines([config.hardware], config.shape, config.model)
+    routers = RouterWeights(config.model, trace.spec)
+    trained = train_and_publish(config, trace, routers, hardware)
+    trained.show()
+    return {
+        "model": trace.spec.as_dict(),
+        "trace": {"digest": trace.digest, "tokens": trace.num_tokens},
+        **trained.as_dict(),
+        "entries": {KIND: str(trained.entry)},
+    }
