@@ -1,6 +1,6 @@
 """HTML report of a live comparison, with the papers' figures drawn from this run's rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,17 +8,17 @@ import numpy as np
 from predictors.units import GIB
 from runtime.policy.systems import ON_DEMAND, PROMOE
 from runtime.tools.bench.rows import BenchRow
-from runtime.tools.bench.table import BYTES, SPEED, Columns, list_remarks, row_label
+from runtime.tools.bench.table import BYTES, SPEED, list_remarks, row_label
 from runtime.tools.bench.variants import ABLATIONS
+from runtime.tools.report.lines import system_styles
 from runtime.tools.report.page import Page
+from runtime.tools.report.tables import FigureColumn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Series = dict[str, tuple[list[str], list[float]]]
 """Label to positions on the axis and values."""
-EMPHASISED = (ON_DEMAND, PROMOE, "moecast", "oracle (simulated)")
-"""Lines drawn on top; the others are paler."""
 
 
 def make_report(results: dict[str, Any], rows: Sequence[BenchRow]) -> Page:
@@ -87,12 +87,14 @@ def describe_machine(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def make_cells(columns: Columns, rows: Sequence[BenchRow]) -> tuple[list[str], list[list[Any]]]:
+def make_cells(
+    columns: Sequence[FigureColumn], rows: Sequence[BenchRow]
+) -> tuple[list[str], list[list[Any]]]:
     """Make the cells of the terminal's table."""
     return (
-        ["budget", "batch", "system", *columns],
+        ["budget", "batch", "system", *(column.heading for column in columns)],
         [
-            [row.budget, row.batch, row_label(row), *(write(row) for write in columns.values())]
+            [row.budget, row.batch, row_label(row), *(column.text(row) for column in columns)]
             for row in rows
         ],
     )
@@ -110,23 +112,30 @@ def collect_series(rows: Sequence[BenchRow], axis: str, key: str, scale: float) 
 
 
 def draw_lines(found: Series, x_label: str, y_label: str) -> Callable[["Figure"], None]:
-    """Draw a line for each system, the emphasised ones on top."""
-    emphasised = [name for name in EMPHASISED if name in found]
-    others = [name for name in found if name not in emphasised]
+    """Return a function that draws a line for each system."""
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for i, name in enumerate(others):
-            axes.plot(*found[name], color=f"C{(i + 4) % 8}", alpha=0.45, linewidth=1, label=name)
-        for i, name in enumerate(emphasised):
-            dashed = "--" if "simulated" in name else "-"
-            axes.plot(*found[name], dashed, marker="o", color=f"C{i}", label=name)
+        styles = label_styles(found)
+        for name, (places, values) in found.items():
+            axes.plot(places, values, label=name, **styles[name])
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)
         axes.set_ylim(bottom=0)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
     return draw
+
+
+def label_styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the style of each system's line, as in the report of `train.evaluate`."""
+    return system_styles(
+        list(labels),
+        ours="moecast",
+        subject=PROMOE,
+        baseline=ON_DEMAND,
+        bound="oracle (simulated)",
+    )
 
 
 def long_rows(found: Series) -> list[list[Any]]:
@@ -172,23 +181,12 @@ def add_cdf(page: Page, rows: Sequence[BenchRow], batch: int, budget: str) -> No
         for row in rows
         if row.steps
     }
-    emphasised = [name for name in EMPHASISED if name in found]
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        others = [name for name in found if name not in emphasised]
-        for i, name in enumerate(others):
-            axes.plot(
-                found[name], shares, color=f"C{(i + 4) % 8}", alpha=0.45, linewidth=1, label=name
-            )
-        for i, name in enumerate(emphasised):
-            axes.plot(
-                found[name],
-                shares,
-                "--" if "simulated" in name else "-",
-                color=f"C{i}",
-                label=name,
-            )
+        styles = label_styles(found)
+        for name, times in found.items():
+            axes.plot(times, shares, label=name, **{**styles[name], "marker": None})
         axes.set_xlabel("decode step, ms")
         axes.set_ylabel("% of steps")
         axes.set_xlim(left=0)

@@ -1,72 +1,53 @@
 """Print the comparison as tables in the terminal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from predictors.units import MIB
 from runtime.tools.bench.rows import BenchRow
+from runtime.tools.report.tables import (
+    FigureColumn,
+    decimals,
+    percent,
+    speed_up,
+    text_table,
+    whole_mebibytes,
+)
 
 WIDE = 160
 """Characters of a line in a file."""
-Columns = dict[str, Callable[[BenchRow], str]]
 
 
-def milliseconds(key: str) -> Callable[[BenchRow], str]:
-    """Format a column in milliseconds."""
-    return format_column(key, lambda value: f"{1000 * value:.1f}")
+def seconds_as_ms(seconds: float) -> str:
+    """Return seconds in ms with one decimal."""
+    return f"{1000 * seconds:.1f}"
 
 
-def percent(key: str) -> Callable[[BenchRow], str]:
-    """Format a column in percent."""
-    return format_column(key, lambda value: f"{100 * value:.0f} %")
-
-
-def mebibytes(key: str) -> Callable[[BenchRow], str]:
-    """Format a column in MiB."""
-    return format_column(key, lambda value: f"{value / MIB:,.0f}")
-
-
-def times(key: str) -> Callable[[BenchRow], str]:
-    """Format a column in multiples."""
-    return format_column(key, lambda value: f"{value:.2f}x")
-
-
-def format_column(key: str, how: Callable[[float], str]) -> Callable[[BenchRow], str]:
-    """Make the function that formats a column's figure; a dash if it was not measured."""
-
-    def write(row: BenchRow) -> str:
-        value = getattr(row, key)
-        return "-" if value is None else how(value)
-
-    return write
-
-
-SPEED: Columns = {
-    "TPOT": milliseconds("tpot_seconds"),
-    "p95": milliseconds("tpot_p95_seconds"),
-    "p99": milliseconds("tpot_p99_seconds"),
-    "x": times("tpot_speed_up"),
-    "TTFT": milliseconds("ttft_seconds"),
-    "x ": times("ttft_speed_up"),
-    "tokens/s": format_column("tokens_per_second", lambda value: f"{value:.1f}"),
-    "hits": percent("decode_hit_rate"),
-    "stalled": percent("decode_stall_share"),
-    "predictor": percent("decode_predictor_share"),
-}
+SPEED = (
+    FigureColumn("TPOT", "tpot_seconds", seconds_as_ms),
+    FigureColumn("p95", "tpot_p95_seconds", seconds_as_ms),
+    FigureColumn("p99", "tpot_p99_seconds", seconds_as_ms),
+    FigureColumn("x", "tpot_speed_up", speed_up),
+    FigureColumn("TTFT", "ttft_seconds", seconds_as_ms),
+    FigureColumn("x ", "ttft_speed_up", speed_up),
+    FigureColumn("tokens/s", "tokens_per_second", decimals),
+    FigureColumn("hits", "decode_hit_rate", percent),
+    FigureColumn("stalled", "decode_stall_share", percent),
+    FigureColumn("predictor", "decode_predictor_share", percent),
+)
 """Times in ms; x: on-demand's time divided by this one's; hits and shares are of decode steps."""
-BYTES: Columns = {
-    "moved": mebibytes("bytes_moved"),
-    "wasted": mebibytes("bytes_wasted"),
-    "late": mebibytes("bytes_late"),
-    "per step": mebibytes("bytes_moved_per_decode_step"),
-    "read, MiB/s": mebibytes("read_bytes_per_second"),
-    "link busy": percent("decode_link_share"),
-    "memory": mebibytes("peak_memory_bytes"),
-    "overhead": mebibytes("memory_beside_bytes"),
-    "page cache": mebibytes("left_in_page_cache"),
-}
+BYTES = (
+    FigureColumn("moved", "bytes_moved", whole_mebibytes),
+    FigureColumn("wasted", "bytes_wasted", whole_mebibytes),
+    FigureColumn("late", "bytes_late", whole_mebibytes),
+    FigureColumn("per step", "bytes_moved_per_decode_step", whole_mebibytes),
+    FigureColumn("read, MiB/s", "read_bytes_per_second", whole_mebibytes),
+    FigureColumn("link busy", "decode_link_share", percent),
+    FigureColumn("memory", "peak_memory_bytes", whole_mebibytes),
+    FigureColumn("overhead", "memory_beside_bytes", whole_mebibytes),
+    FigureColumn("page cache", "left_in_page_cache", whole_mebibytes),
+)
 """MiB; memory: the process's peak; overhead: peak memory less weights and arena; page cache: bytes
 of the model's files that the run left there."""
 
@@ -97,23 +78,17 @@ def list_remarks(rows: Sequence[BenchRow]) -> list[BenchRow]:
     return [row for row in rows if row.failed or row.note]
 
 
-def make_table(title: str, columns: Columns, rows: Sequence[BenchRow]) -> Table:
+def make_table(title: str, columns: Sequence[FigureColumn], rows: Sequence[BenchRow]) -> Table:
     """Make a table with a line per row; budget and batch are written where they change."""
-    made = Table(title=title)
-    for column in ("budget", "batch", "system"):
-        made.add_column(column, no_wrap=True)
-    for column in columns:
-        made.add_column(column, justify="right", no_wrap=True)
-    cell = None
+    body = []
+    previous = None
     for row in rows:
-        here = row.budget, str(row.batch)
-        made.add_row(
-            *(here if here != cell else ("", "")),
-            row_label(row),
-            *(write(row) for write in columns.values()),
-        )
-        cell = here
-    return made
+        condition = row.budget, str(row.batch)
+        shown = condition if condition != previous else ("", "")
+        body.append([*shown, row_label(row), *(column.text(row) for column in columns)])
+        previous = condition
+    headings = ["budget", "batch", "system", *(column.heading for column in columns)]
+    return text_table(title, headings, body, left=3)
 
 
 def row_label(row: BenchRow) -> str:

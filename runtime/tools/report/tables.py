@@ -23,8 +23,9 @@ class FigureColumn:
 
     def text(self, row: Any) -> str:
         """Return the row's value as text, a dash where it was not measured."""
-        is_mapping = isinstance(row, Mapping)
-        return dashed(row.get(self.key) if is_mapping else getattr(row, self.key), self.write)
+        value: float | None
+        value = row.get(self.key) if isinstance(row, Mapping) else getattr(row, self.key)
+        return dashed(value, self.write)
 
 
 def dashed(value: float | None, write: Callable[[float], str]) -> str:
