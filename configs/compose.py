@@ -6,13 +6,14 @@ Hydra composes; its error messages are replaced by one line with the choices and
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin
 
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -84,7 +85,6 @@ def compose_defaults(root: str) -> tuple[DictConfig, ConfigGroups]:
     """Composes the root configuration without arguments; returns it and its groups."""
     with hydra_session(root):
         composed = compose(root, return_hydra_config=True)
-        loader = GlobalHydra.instance().config_loader()
         chosen, choices, names = {}, {}, {}
         for name, choice in composed.hydra.runtime.choices.items():
             if name.startswith("hydra/"):
@@ -92,7 +92,7 @@ def compose_defaults(root: str) -> tuple[DictConfig, ConfigGroups]:
             hydra_group, _, key = name.partition("@")
             group = key or hydra_group
             chosen[group], names[group] = str(choice), name
-            choices[group] = sorted(loader.get_group_options(hydra_group))
+            choices[group] = group_choices(hydra_group)
         with open_dict(composed):
             del composed["hydra"]
         return composed, ConfigGroups(chosen, choices, names)
@@ -223,7 +223,13 @@ def compose_choices(group: str, names: str) -> list[DictConfig]:
         if choice not in known:
             message = explain_choice(group, choice) or unknown(group, choice, [*known, ALL])
             raise ConfigError(message)
-    return [compose(None, overrides=[f"+{group}={choice}"])[group] for choice in choices]
+    return [deepcopy(compose_choice(group, choice)) for choice in choices]
+
+
+@cache
+def compose_choice(group: str, choice: str) -> DictConfig:
+    """Composes one choice of a group. Must be called within a Hydra session."""
+    return compose(None, overrides=[f"+{group}={choice}"])[group]
 
 
 def expand_sweep(arguments: Sequence[str]) -> list[list[str]]:

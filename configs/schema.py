@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -48,6 +49,7 @@ def load_schemas(root: str | None = None) -> dict[str, type]:
     return owners
 
 
+@cache
 def register_schemas(root: str) -> None:
     """Stores each schema as `schema/PATH`: outside the groups, so that none is a choice.
 
