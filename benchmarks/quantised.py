@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from benchmarks.config import QuantisedConfig
+from benchmarks.greedy import generate_greedy
 from benchmarks.reports import print_line, write_report
 from runtime.config import BUILTIN_MODELS
 from runtime.hf.loading import load_plain, load_stripped
@@ -97,14 +98,8 @@ def measure(model: PreTrainedModel, tokens: Tensor) -> Quality:
         losses.append(F.cross_entropy(logits, window[1:]).item())
         likely.append(logits.argmax(-1))
     prompts = tokens.unfold(0, PROMPT_TOKENS, WINDOW)[:PROMPTS]
-    output = model.generate(
-        prompts,
-        attention_mask=torch.ones_like(prompts),
-        max_new_tokens=NEW_TOKENS,
-        min_new_tokens=NEW_TOKENS,
-        do_sample=False,
-    )
-    return Quality(float(np.mean(losses)), torch.cat(likely), output[:, PROMPT_TOKENS:])
+    greedy = generate_greedy(model, prompts, NEW_TOKENS)
+    return Quality(float(np.mean(losses)), torch.cat(likely), greedy)
 
 
 def run_quantised(config: QuantisedConfig) -> None:

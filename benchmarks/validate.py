@@ -18,6 +18,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from benchmarks.config import ValidateConfig
+from benchmarks.greedy import generate_greedy
 from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.base import Signal
 from predictors.spec import ModelSpec
@@ -133,22 +134,13 @@ def median_profile(profiles: Sequence[Profile]) -> Profile:
     return type(first)(**values)
 
 
-def generate_greedy(
+def answer_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], new_tokens: int
 ) -> list[list[int]]:
-    """Returns each prompt with its greedy continuation of exactly `new_tokens` tokens."""
-    sequences = []
-    for prompt in prompts:
-        inputs = torch.tensor([list(prompt)])
-        tokens = model.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
-            do_sample=False,
-        )
-        sequences.append(tokens[0].tolist())
-    return sequences
+    return [
+        generate_greedy(model, torch.tensor([list(prompt)]), new_tokens)[0].tolist()
+        for prompt in prompts
+    ]
 
 
 def record_steps(
@@ -158,7 +150,7 @@ def record_steps(
     model = load(folder, system=load_system(ON_DEMAND), budget="100%")
     recorder = Recorder()
     with Probes(model, {Signal.GATE_INPUT, Signal.ROUTED}, recorder):
-        tokens = generate_greedy(model, prompts, new_tokens)
+        tokens = answer_prompts(model, prompts, new_tokens)
     model.moecast.close()
     return recorder.steps, tokens, model.moecast.spec
 
@@ -176,7 +168,7 @@ def run_live(
     model.moecast.close()
     model = load(folder, system=cell.system, budget=cell.budget)
     start = time.perf_counter()
-    tokens = generate_greedy(model, prompts, new_tokens)
+    tokens = answer_prompts(model, prompts, new_tokens)
     seconds = time.perf_counter() - start
     assert tokens == expected, f"{cell.budget}, {cell.system.name}: other tokens"
     stats, times = model.moecast.stats(), model.moecast.engine.stats

@@ -18,6 +18,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from benchmarks.config import PeersConfig
+from benchmarks.greedy import generate_greedy
 from benchmarks.peers.fused import Checkpoint, write_fused
 from benchmarks.peers.peers import PEERS, Peer, WeightLayout
 from benchmarks.peers.rows import (
@@ -85,22 +86,12 @@ def weight_bytes(fused: Path) -> tuple[int, int]:
     return experts, others
 
 
-@torch.inference_mode()
 def plain_answers(model: Path, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
     """Returns greedy answers of plain Transformers with every expert in memory."""
     plain = load_plain(model, dtype=torch.float32)
-    answers = []
-    for prompt in prompts:
-        inputs = torch.tensor([prompt])
-        output = plain.generate(
-            inputs,
-            attention_mask=torch.ones_like(inputs),
-            max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
-            do_sample=False,
-        )
-        answers.append(output[0, len(prompt) :].tolist())
-    return answers
+    return [
+        generate_greedy(plain, torch.tensor([prompt]), new_tokens)[0].tolist() for prompt in prompts
+    ]
 
 
 Results = dict[tuple[str, str], list[PeerRun] | str]
