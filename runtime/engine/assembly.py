@@ -33,18 +33,18 @@ HOST_SHARE = 0.75
 STORE_THREADS = 1
 """The computing thread reads too while it waits, and one or two readers saturate a disk."""
 COPY_THREADS = 2
-"""One copy is queued behind the one under way, so that the device's link never idles."""
+"""One copy is queued behind the active one, so that the device's link never idles."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMemory:
-    """Where an engine keeps experts, and how many bytes of them."""
+    """Memory budgets of an engine, and the devices that it computes on."""
 
     budget: Budget
-    """For experts where they are computed, on all devices together."""
+    """Budget for experts where they are computed, on all devices together."""
     host_budget: Budget | None = None
-    """For a host tier below the devices; by default all experts, or what free memory allows. On the
-    CPU there is no lower tier by default."""
+    """Budget of a host tier below the devices; by default all experts, or what free memory
+    allows. On the CPU there is no lower tier by default."""
     devices: Sequence[torch.device] = (torch.device("cpu"),)
     """Each gets an arena, a link and transfer threads."""
 
@@ -63,7 +63,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class DeviceArenas:
-    """One device's arenas and the links that fill them, the computing tier first."""
+    """Arenas of one device and the links that fill them, the computing tier first."""
 
     arenas: Sequence[Arena]
     links: Sequence[Link]

@@ -89,10 +89,9 @@ class PredictorDriver:
         return None if self._reuse_driver is None else self._reuse_driver.kind
 
     def _uses(self, signal: Signal) -> bool:
-        """Whether the predictor is to see an event.
+        """Return whether the predictor gets an event.
 
-        While forecasts are not wanted it costs nothing: one that keeps a state misses those steps,
-        but hears of every request.
+        While prefetching is off it gets none, except the beginnings and ends of steps.
         """
         return (
             self._predictor is not None and signal in self.signals and self._scheduler.prefetching

@@ -190,7 +190,7 @@ def choose_device(device: str | torch.device) -> torch.device:
 
 
 def first_device(config: ServedConfig) -> torch.device:
-    """Where all but experts computes: what plain Transformers is compared on."""
+    """Return the device of all weights but experts: plain Transformers is compared there."""
     return choose_device(config.devices[0] if config.devices else config.device)
 
 

@@ -37,23 +37,20 @@ def release_unused() -> None:
 
 
 def share_one_heap() -> None:
-    """All threads that come allocate from one heap (glibc; elsewhere nothing).
+    """Make all new threads allocate from one heap (glibc; elsewhere nothing).
 
-    Called before libraries start threads.
-
-    Otherwise each thread may have its own, of which every one keeps what its thread once needed at
-    a time: `return_free_heap` shortens only the first. One thread computes and the others wait for
-    files or clients, so they hardly meet at its lock.
+    Call it before libraries start threads. Otherwise each thread may get a heap that keeps its
+    peak, and `return_free_heap` trims only the first. One thread computes and the others wait for
+    files or clients, so there is little contention for the heap's lock.
     """
     if (mallopt := _glibc("mallopt")) is not None:
         mallopt(M_ARENA_MAX, 1)
 
 
 def return_free_heap() -> None:
-    """Gives pages of the heap on which nothing lives back to the system (glibc; elsewhere nothing).
+    """Return free pages of the heap to the operating system (glibc; elsewhere nothing).
 
-    Tensors of many sizes leave holes between those that live on. The heap keeps them, so that a
-    process that works for hours holds its worst moment's memory for ever.
+    Tensors of many sizes fragment the heap, which would otherwise keep its peak.
     """
     if (malloc_trim := _glibc("malloc_trim")) is not None:
         malloc_trim(0)
@@ -68,12 +65,11 @@ def _glibc(name: str) -> Callable[..., int] | None:
 
 
 def keep_for_ever() -> None:
-    """What lives now is not looked at any more by Python's search for cycles, for a process that
-    keeps it to its end.
+    """Exclude all current objects from garbage collection, in a process that keeps them.
 
-    PyTorch, Transformers and a model are half a million objects. Walking them takes 0.2 s, in which
-    no answer goes on; and because they are so many Python does it rarely, so that cycles of those
-    that come and go wait long.
+    PyTorch, Transformers and a model are half a million objects. Scanning them takes 0.2 s, during
+    which no request proceeds; and because of their number Python scans rarely, so that cycles of
+    short-lived objects stay for long.
     """
     gc.collect()
     gc.freeze()
@@ -109,7 +105,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory_bytes(cgroup: Path = CGROUP) -> int:
-    """What can be allocated now without swapping, the container's limit included."""
+    """Return the memory that can be allocated without swapping, within the container's limit."""
     available = int(psutil.virtual_memory().available)
     limit, used = cgroup / "memory.max", cgroup / "memory.current"
     if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":

@@ -1,7 +1,6 @@
-"""What a running engine can be asked without stopping it: counters, tiers, where experts are.
+"""Observes a running engine: counters, tiers, and where experts are.
 
-`Engine.report` adds everything up for the end of a run; this is for whoever looks every second.
-The lock that transfers and the computation share is held for copying integers only.
+It holds the lock that transfers and computation share only to copy integers.
 """
 
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import CacheTier
 
 ABSENT, BELOW, COMING, CACHED, PINNED = ".", "h", "f", "c", "p"
-"""Where an expert is: on disk only; in host memory below the device; there in part, or on its way;
-there; there, and about to be computed or being computed."""
+"""States of an expert: on disk only; in host memory below the device; in part, or in flight;
+cached; pinned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TierState:
-    """One tier at one moment."""
+    """The state of one tier."""
 
     name: str
     """`host`, or `device`, with its number where there are several."""
@@ -30,13 +29,13 @@ class TierState:
     num_slots: int
     slot_bytes: int
     budget_bytes: int
-    """Of its arena: allocated once, never more."""
+    """Size of its arena, which is allocated once."""
     num_used: int
     """Slots that belong to an expert, fully arrived or not."""
     num_pinned: int
-    """Of these, those that somebody computes with, copies, or is about to."""
+    """Pinned slots: an expert is computed or copied, or is about to be."""
     num_in_flight: int
-    """Of these, those that bytes are being written into."""
+    """Slots that bytes are being written to."""
     num_quarantined: int
     """Slots that hung reads may still write into."""
     layers: tuple[CacheCounters, ...]
@@ -67,16 +66,16 @@ class EngineSnapshot:
     link_seconds: dict[str, float]
     """Time that each link's transfers took, added up, by the link's name."""
     prefetching: bool | None
-    """Whether a governed system fetches on forecasts now; None: not governed."""
+    """Whether an adaptive system prefetches now; None: not adaptive."""
 
     @property
     def computing(self) -> CacheCounters:
-        """All layers of the tiers that compute."""
+        """Counters of the tiers that compute, all layers added up."""
         return sum_counters(tier.total for tier in self.tiers if tier.computes)
 
     @property
     def computing_layers(self) -> list[CacheCounters]:
-        """The same, layer by layer."""
+        """The same counters by layer."""
         tiers = [tier.layers for tier in self.tiers if tier.computes]
         return [sum_counters(layers) for layers in zip(*tiers, strict=True)]
 
@@ -90,7 +89,7 @@ class EngineMonitor:
         self._names = name_tiers(engine.cache.tiers)
 
     def snapshot(self) -> EngineSnapshot:
-        """All figures, of one moment."""
+        """Return all figures of one moment."""
         engine = self.engine
         with self._shared.condition:
             tiers = tuple(
@@ -116,7 +115,9 @@ class EngineMonitor:
         )
 
     def cells(self) -> list[str]:
-        """Where each expert is: a string for each layer, a letter for each of its experts."""
+        """Return where each expert is: a string for each layer, a letter for each of its
+        experts.
+        """
         tiers = self.engine.cache.tiers
         with self._shared.condition:
             held = [(tier, dict(tier.cache.entries)) for tier in tiers]

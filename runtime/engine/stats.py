@@ -1,4 +1,4 @@
-"""What a live run measures: times of steps, stalls, memory."""
+"""Statistics of a live run: times of steps, stalls, memory."""
 
 import statistics
 import time
@@ -13,7 +13,7 @@ KEPT = 1 << 16
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One forward pass; times of `time.perf_counter`."""
+    """Times of one forward pass, from `time.perf_counter`."""
 
     start: float
     num_tokens: int
@@ -28,7 +28,7 @@ class StepStats:
     stall_seconds: float = 0.0
     """Time in which computation waited for bytes."""
     prefill_seconds: list[float] = field(default_factory=list)
-    """Of the first step and of the last ones, `KEPT` at least."""
+    """Times of the first prefill and the latest ones, at least `KEPT`."""
     decode_seconds: list[float] = field(default_factory=list)
     num_decode_steps: int = 0
     _started: tuple[float, int, bool] | None = None

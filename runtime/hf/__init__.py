@@ -1,1 +1,1 @@
-"""Everything that knows about Hugging Face Transformers."""
+"""The integration with Hugging Face Transformers."""

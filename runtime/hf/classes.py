@@ -1,4 +1,4 @@
-"""Which of Transformers' classes a checkpoint is loaded with."""
+"""Finds the Transformers class to load a checkpoint with."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ GENERATING = (
     AutoModelForImageTextToText,
     AutoModelForMultimodalLM,
 )
-"""In the order in which they are asked where the checkpoint names no class of its own."""
+"""Auto classes in order, for checkpoints that do not name their class."""
 
 DEQUANTISED = ("fp8", "mxfp4")
-"""Quantised checkpoints that Transformers turns back while it loads them, if asked to. It would do
-so by itself only where it sees no GPU that has kernels for them; those kernels take whole banks."""
+"""Quantisation methods that Transformers reverses while loading, on request. By default it does
+so only without a GPU that has kernels for them, and those kernels need whole banks of experts."""
 
 NAMED_ONLY = (AutoModelForTokenClassification,)
 """Models that generate nothing: only for checkpoints made for them."""

@@ -1,4 +1,4 @@
-"""The experts function that Transformers calls in place of its own.
+"""The experts function that replaces Transformers' own.
 
 Shape suffixes: T tokens, D hidden size, K top_k, E experts, N tokens of one expert.
 """
@@ -20,15 +20,14 @@ Ready = Callable[[list[int]], Iterator[tuple[int, dict[str, Tensor]]]]
 
 
 _SUMS: WeakKeyDictionary[type[nn.Module], AccumulationDtype | None] = WeakKeyDictionary()
-"""What was found: asking takes milliseconds, and a model has the same class in every layer."""
+"""Results by class: a test takes milliseconds, and all layers of a model have one class."""
 
 
 def compute_expert(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Tensor) -> Tensor:
-    """One expert on its tokens, `(N, D)`: the same operations in the same order as the eager loop
-    of the module's own class.
+    """Return one expert's output for its tokens, `(N, D)`, with the eager loop's operations.
 
-    Tokens travel to the device that the expert is on, and its output back; between two devices of
-    one kind no bit changes.
+    Tokens are copied to the expert's device, and the output back; between two devices of one kind
+    no bit changes.
     """
     home = hidden_ND.device
     hidden_ND = hidden_ND.to(next(iter(weights.values())).device)
@@ -53,11 +52,11 @@ def compute_experts(
     experts_TK: Tensor,
     weights_TK: Tensor,
 ) -> Tensor:
-    """Experts are computed as they become ready and added up in ascending order.
+    """Compute experts as they become ready, and add up their outputs in ascending order.
 
-    The sum depends on the order of its terms; with the eager loop's order and the eager loop's
-    terms, the bits are the eager loop's, whatever was cached or late. Ids beyond the last expert
-    mean "skip" (expert parallelism, zero experts) and are skipped, as eager does.
+    The order of summation changes the last bits. With the eager loop's order and terms the result
+    is bitwise the eager loop's, whatever was cached or late. Ids beyond the last expert mean "skip"
+    (expert parallelism, zero experts), as in eager.
     """
     if len(experts_TK) == 1:
         chosen = [e for e in experts_TK[0].tolist() if e < module.num_experts]
@@ -80,10 +79,10 @@ def compute_experts(
 def _tokens_of_experts(
     experts_TK: Tensor, weights_TK: Tensor, num_experts: int
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Each chosen expert's tokens `(N,)` and their weights `(N, 1)`, ascending by expert.
+    """Return each chosen expert's tokens `(N,)` and weights `(N, 1)`, ascending by expert.
 
-    Tokens in the order in which eager lists them, choice by choice. Sorted once: searching for each
-    expert by itself takes a tenth of the time of small ones.
+    Tokens are in the order in which eager lists them, choice by choice. One sort for all experts
+    takes a tenth of the time of small experts less than a search for each.
     """
     sorted_N, order_N = experts_TK.t().flatten().sort(stable=True)
     token_N = order_N % len(experts_TK)
@@ -106,8 +105,9 @@ def _of_one_token(
     experts_TK: Tensor,
     weights_TK: Tensor,
 ) -> Tensor:
-    """The same for one token and distinct experts, as in decoding: nothing has to be searched or
-    gathered, which takes a sixth of the time of small experts.
+    """Compute one token with distinct experts, as in decoding, without sorting or gathering.
+
+    That saves a sixth of the time of small experts.
     """
     place = {e: k for k, e in enumerate(experts_TK[0].tolist()) if e < module.num_experts}
     # A copy, as gathering makes one: where a tensor is aligned may change the last bits.
@@ -124,7 +124,7 @@ def _of_one_token(
 
 
 def find_accumulation(module: nn.Module) -> AccumulationDtype | None:
-    """How the module's own loop adds up; None: it computes something of its own, and has to run."""
+    """Return the dtype in which the module's own loop accumulates; None if its loop must run."""
     cls = type(module)
     if cls not in _SUMS:
         _SUMS[cls] = _asked_sum(module)
@@ -153,7 +153,7 @@ def _asked_sum(module: nn.Module) -> AccumulationDtype | None:
 def moecast_experts(
     module: nn.Module, hidden_TD: Tensor, experts_TK: Tensor, weights_TK: Tensor
 ) -> Tensor:
-    """What Transformers calls for an experts module that `attach` of its kind has prepared."""
+    """Compute an experts module that its adapter has attached; Transformers calls this."""
     how: AccumulationDtype | None = module.moecast_sum
     if how is None:
         # Its parameters are placeholders that fetch the expert whose index they are given.

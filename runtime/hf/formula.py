@@ -1,8 +1,8 @@
-"""In which precision a family's own loop adds up its experts' outputs: the loop is asked.
+"""Finds the precision in which a model's own loop adds up its experts' outputs.
 
-Nearly all add in the hidden states' dtype, some in that of the routing weights, some in float32; a
-few compute other than any of these. Rather than by name they are told apart by the bits: the loop
-and ours run on a tiny bank of random experts.
+Most accumulate in the hidden states' dtype, some in that of the routing weights, some in float32,
+and a few compute differently. The module's loop and ours run on a tiny bank of random experts, and
+their bits are compared.
 """
 
 import copy
@@ -23,7 +23,7 @@ class AccumulationDtype(StrEnum):
     FLOAT32 = "float32"
 
     def dtype(self, hidden: Tensor, weights: Tensor) -> torch.dtype:
-        """For these two tensors."""
+        """Return the dtype to accumulate these two tensors' product in."""
         if self is AccumulationDtype.HIDDEN:
             return hidden.dtype
         return weights.dtype if self is AccumulationDtype.WEIGHTS else torch.float32

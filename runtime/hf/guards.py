@@ -41,9 +41,7 @@ def _refuse_pickle(_protocol: object) -> NoReturn:
 
 
 def guard(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
-    """Makes `save_pretrained`, and copying, pickling and `state_dict` of whatever contains experts,
-    an error.
-    """
+    """Make saving, copying and pickling anything that contains experts an error."""
     model.save_pretrained = refuse_to_save
     for layer in layers:
         layer.experts.register_state_dict_pre_hook(_refuse_state)

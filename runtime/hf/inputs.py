@@ -1,4 +1,4 @@
-"""What a model's forward pass is given: which tokens, and whether they continue others."""
+"""Inputs of a model's forward pass: its tokens, and whether they continue a sequence."""
 
 import weakref
 from typing import Any
@@ -29,17 +29,17 @@ def find_tokens(args: tuple, kwargs: dict[str, Any]) -> Tensor:
 
 
 class CacheHistory:
-    """Tells a step that continues requests from one that begins new ones."""
+    """Distinguishes steps that continue requests from steps that begin new ones."""
 
     def __init__(self) -> None:
         self._seen: weakref.ref | None = None
         """The cache of the step before, where caches do not count their tokens."""
 
     def continues(self, cache: Any) -> bool:
-        """Whether the step's cache holds tokens already.
+        """Return whether the step's cache holds tokens.
 
-        Caches of recurrent layers alone hold no tokens that they could count: the step continues
-        if the step before had the same cache.
+        Caches of recurrent layers alone do not count tokens: such a step continues if the previous
+        step had the same cache.
         """
         if cache is None:
             return False

@@ -1,4 +1,4 @@
-"""What a model's cache of keys and values takes: measured, as each architecture keeps another."""
+"""Size of a model's KV cache, measured, because architectures differ."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +13,12 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Of one row."""
+    """Size of one row's KV cache."""
 
     bytes_per_token: int
-    """Of all layers; of caches that do not grow, nothing."""
+    """Growth of all layers per token; 0 for caches that do not grow."""
     bytes_fixed: int
-    """Whatever its length."""
+    """Bytes that do not depend on the length."""
 
     def of(self, num_tokens: int) -> int:
         """Bytes; of a layer that keeps a window only, too many once the window is full."""
@@ -28,10 +28,10 @@ class CacheSize:
     def grown(
         cls, before: int, after: int, *, num_steps: int, num_rows: int, num_tokens: int
     ) -> "CacheSize":
-        """From what a batch's cache took before and after so many steps of a token each.
+        """Return the size, given a batch's cache bytes before and after `num_steps` decode steps.
 
         Args:
-            num_tokens: of each row, after them.
+            num_tokens: length of each row after the steps.
         """
         per_token = max(0, after - before) // num_steps // num_rows
         # Of a window that is full already nothing grows: then all of it is fixed.
@@ -40,10 +40,10 @@ class CacheSize:
 
 @torch.no_grad()
 def measure_cache_size(model: PreTrainedModel) -> CacheSize:
-    """Runs a few tokens.
+    """Measure the KV cache of one row with a few tokens.
 
     Raises:
-        TransferError: experts of a served model can not be read.
+        TransferError: experts of a served model cannot be read.
     """
     tokens_BT = torch.zeros(1, PROMPT_TOKENS, dtype=torch.int64, device=model.device)
     output: Any = model(tokens_BT, use_cache=True)
@@ -60,7 +60,7 @@ def measure_cache_size(model: PreTrainedModel) -> CacheSize:
 
 
 def count_cache_bytes(cache: Any) -> int:
-    """Of all tensors in the layers of a Transformers cache."""
+    """Return the bytes of all tensors in a Transformers cache."""
     tensors = (
         value for layer in getattr(cache, "layers", ()) for value in _tensors(vars(layer).values())
     )

@@ -20,7 +20,7 @@ from runtime.hf.adapters.stacked import StackedAdapter
 from runtime.hf.routing import RouterOutput
 
 ROUTER_NAMES = ("gate", "router")
-"""Only asked where a model keeps no record of its router logits."""
+"""Names of routers, for models that do not record router logits."""
 
 Classes = tuple[type[nn.Module], ...]
 
@@ -32,17 +32,17 @@ ADAPTERS: tuple[ExpertsAdapter, ...] = (
     LoopAdapter(),
     StackedAdapter(),
 )
-"""In the order in which they are asked; a module belongs to the first that knows it."""
+"""In the order in which they are tried; the first match is used."""
 
 
 def find_adapter(module: nn.Module) -> ExpertsAdapter | None:
-    """How a module keeps routed experts, or None if it is no experts module."""
+    """Return the adapter of an experts module, or None for other modules."""
     return next((adapter for adapter in ADAPTERS if adapter.matches(module)), None)
 
 
 @dataclass(frozen=True)
 class MoeLayer:
-    """One layer with routed experts."""
+    """A layer with routed experts."""
 
     index: int
     """Position among the layers with routed experts: the number that predictors use."""
@@ -50,17 +50,17 @@ class MoeLayer:
     """Dotted name of the experts module."""
     experts: nn.Module
     router: nn.Module
-    """Where no router was found, what it would be a part of: that tells nobody what was chosen."""
+    """The router, or the module that would contain it: that one never reports a choice."""
     parent: nn.Module
-    """What the router is a part of."""
+    """The module that contains the router."""
     block: nn.Module
     """The decoder or encoder layer around them, whose input is the layer's input."""
     adapter: ExpertsAdapter
-    """How the experts are kept."""
+    """The way in which the experts are stored."""
 
     @property
     def num_experts(self) -> int:
-        """Experts with parameters of their own."""
+        """Number of experts with parameters."""
         return self.adapter.num_experts(self.experts)
 
     @property
@@ -69,7 +69,7 @@ class MoeLayer:
         return self.adapter.top_k(self.router)
 
     def routing(self, output: object) -> RouterOutput:
-        """What the router chose, from what it returned."""
+        """Return the router's choice, given its output."""
         return self.adapter.routing(output, self.router, self.parent)
 
 
@@ -172,7 +172,8 @@ def _block_name(model: nn.Module, experts_name: str, classes: Classes) -> str:
 
 
 CONFIG_NAMES = ("num_experts_per_tok", "moe_top_k", "top_k_experts")
-"""Only asked where no router says it; Transformers maps most families' names to the first."""
+"""Names in configurations, for routers that do not state it; Transformers maps most to the
+first."""
 
 
 def find_top_k(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> int:

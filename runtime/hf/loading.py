@@ -32,7 +32,7 @@ class StrippedModel:
     model: PreTrainedModel
     layers: list[MoeLayer]
     plans: list[dict[str, WeightPlan]]
-    """How each layer's experts are read, by parameter."""
+    """Weight plans of each layer's experts, by parameter."""
 
     def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> CheckpointStore:
         """Return a store that reads the experts from the checkpoint, in place."""

@@ -48,17 +48,18 @@ def to_floats(tensor: Tensor) -> Floats:
 
 
 def normalize(hidden: Tensor) -> Tensor:
-    """Scaled to unit root mean square, without the model's learned weights: the same for every
-    architecture, whatever its own norm is called and wherever it stands.
+    """Scale to unit root mean square, without the model's learned weights.
+
+    The result is comparable across architectures, whose own norms differ in name and place.
     """
     hidden = hidden.float()
     return hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + RMS_EPSILON)
 
 
 class RequestTracker:
-    """Which requests a generation's forward passes belong to.
+    """The requests that a generation's forward passes belong to.
 
-    Several generations that take turns at one model have one each; otherwise there is one for all.
+    Generations that alternate on one model have one each; otherwise there is one for all.
     """
 
     def __init__(self) -> None:
@@ -68,14 +69,14 @@ class RequestTracker:
         self.is_encoded = False
         """An encoder's step has begun new requests that no decoder's step has continued yet."""
         self.part = "decoder"
-        """Which part of the model the last forward pass was of."""
+        """Part of the model that ran the last forward pass."""
 
 
 class _Steps:
-    """Tells the steps of a model's parts: when each begins and ends, whose tokens it computes.
+    """Reports when steps begin and end, and the tokens and requests of each.
 
-    A decoder-only model has one part, the model. Of a model with an encoder each has steps of its
-    own: `generate` calls the encoder by itself, and their tokens differ.
+    A decoder-only model has one part, the model. In an encoder-decoder model each part has steps,
+    because `generate` calls the encoder separately, with other tokens.
     """
 
     def __init__(self, model: PreTrainedModel, probes: "Probes"):
@@ -123,8 +124,9 @@ class _Steps:
 
 
 def _computing(model: PreTrainedModel) -> list[nn.Module]:
-    """What `generate` calls: the model, or the parts of one that has no forward pass of its own
-    (qwen3_omni_moe: one part thinks, another talks).
+    """Return the modules that `generate` calls: the model, or parts that generate separately.
+
+    An example of the latter is qwen3_omni_moe, with a thinker and a talker.
     """
     if type(model).forward is not nn.Module.forward:
         return [model]
@@ -172,12 +174,12 @@ class _Around:
 class Probes:
     """Attaches a listener to a model; a context manager, and `close` detaches it.
 
-    Only what is in `signals` is captured: a hook that nobody listens to costs nothing.
+    Only the given signals are captured.
 
     Args:
-        layers: the model's, if they were found before.
-        complete: a router that does not tell what it chose is an error; otherwise the listener
-            hears nothing of its layer.
+        layers: the model's layers with experts, if they were found before.
+        complete: raise an error for routers that do not return their choice; otherwise the listener
+            gets no events of such layers.
     """
 
     def __init__(
@@ -217,7 +219,7 @@ class Probes:
 
     @property
     def lane(self) -> RequestTracker:
-        """Of the generation whose forward passes come next."""
+        """Tracker of the generation whose forward passes come next."""
         return self._steps.lane
 
     @lane.setter
@@ -265,7 +267,7 @@ class Probes:
             experts_TK = indices.detach().reshape(-1, indices.shape[-1]).to("cpu", torch.int64)
             self.listener.routed(
                 layer.index,
-                # One id for every way to skip, whatever the model calls it in this layer.
+                # One id for "skip": models use several.
                 experts_TK.masked_fill(experts_TK >= num_experts, self._num_experts).numpy(),
                 None if logits is None else to_floats(logits[..., :num_experts]),
                 None if weights is None else to_floats(weights),

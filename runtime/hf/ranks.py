@@ -1,15 +1,13 @@
-"""Experts spread over processes, one a node or a GPU: Transformers' expert parallelism, with
-offloading beneath it.
+"""Expert parallelism: Transformers' own exchange between processes, with offloading.
 
-Transformers' own plan cuts fused parameters along their experts, and a served model has none. What
-follows the cut is taken from Transformers as it is: experts are numbered anew in each process, the
-processes' implementation of the exchange (`EPImplementationInterface`) stands around the experts
-module, ids beyond the last mean "elsewhere". A process reads, caches and forecasts its own experts
-only (moe-infinity-sequence-level 7).
+Transformers' plan splits fused parameters along their experts, which a served model does not have.
+All that follows the split is Transformers': experts are renumbered in each process, its
+implementation of the exchange (`EPImplementationInterface`) wraps the experts module, and ids
+beyond the last mean "elsewhere". A process reads, caches and forecasts its own experts only
+(MoE-Infinity, sequence level, section 7).
 
-All processes compute the same tokens, and add up what each has of a layer: a collective, so that
-all have to be called alike. A process that fails leaves the others waiting for as long as
-`init_process_group(timeout=)` says.
+All processes compute the same tokens and reduce their layer outputs collectively, so they must be
+called alike. If one fails, the others wait until the timeout of `init_process_group`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +27,7 @@ from runtime.store.base import ExpertStore
 
 
 class RankExperts(LayerExperts):
-    """One layer's experts of this process, as its module numbers them: from 0."""
+    """This process's experts of one layer, numbered from 0 as its module numbers them."""
 
     def __init__(self, source: ExpertSource, layer: int, part: RankPart):
         super().__init__(source, layer)
@@ -46,10 +44,10 @@ class RankExperts(LayerExperts):
 def find_own_part(
     layers: Sequence[MoeLayer], store: ExpertStore, *, has_devices: bool
 ) -> RankPart | None:
-    """What this process serves; None where it is the only one.
+    """Return the experts that this process serves; None if it is the only process.
 
     Raises:
-        CheckpointError: no processes, or a model that they can not share.
+        CheckpointError: no processes, or a model that they cannot share.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise CheckpointError(
@@ -68,13 +66,13 @@ def find_own_part(
         for layer in layers
     ):
         raise CheckpointError(
-            "this model's experts compute in a loop of their own, which Transformers' expert "
-            "parallelism does not reach; serve it from one process"
+            "this model's experts modules run their own loop, which Transformers' expert "
+            "parallelism does not support; serve it from one process"
         )
     num_experts, world = store.num_experts, dist.get_world_size()
     if num_experts % world or set(store.experts_per_layer) != {num_experts}:
         raise CheckpointError(
-            f"{world} processes can not share layers of {sorted(set(store.experts_per_layer))} "
+            f"{world} processes cannot share layers of {sorted(set(store.experts_per_layer))} "
             "experts evenly; take a number of processes that divides them"
         )
     return RankPart(BlockPlacement(world, num_experts=num_experts), dist.get_rank())

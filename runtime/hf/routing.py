@@ -1,4 +1,4 @@
-"""What a router chose, read from what it returns.
+"""Reads a router's choice from its output.
 
 Shape suffixes: T tokens, E experts, K top_k, N = T * K rows sorted by expert.
 """
@@ -28,12 +28,12 @@ def _tensors(output: object) -> list[Tensor]:
 
 
 def read_routing(output: object) -> RouterOutput:
-    """From `(logits_TE, weights_TK, indices_TK)`, as nearly all of Transformers' routers return.
+    """Read `(logits_TE, weights_TK, indices_TK)`, the output of nearly all routers.
 
-    The indices are told by their dtype, because some families add a bias after the logits.
+    Indices are recognised by their dtype, because some models add a bias to the logits.
 
     Raises:
-        CheckpointError: nothing there is an index.
+        CheckpointError: the output has no indices.
     """
     parts = _tensors(output)
     indices = next((part for part in parts if not part.is_floating_point()), None)
@@ -47,22 +47,23 @@ def read_routing(output: object) -> RouterOutput:
 
 
 def read_block_routing(block: nn.Module, output: object) -> RouterOutput:
-    """From logits alone, where the block chooses in a method of its own: it is asked."""
+    """Read logits whose choice is made by a method of the block."""
     (logits_TE,) = _tensors(output)
     weights_TK, indices_TK = block.route_tokens_to_experts(logits_TE)
     return RouterOutput(indices_TK, logits_TE, weights_TK)
 
 
 def read_scores(output: object, *, top_k: int) -> RouterOutput:
-    """From `(scores_TE, logits_TE)`, the scores 0 wherever an expert was not chosen."""
+    """Read `(scores_TE, logits_TE)`, with scores of 0 for experts that are not chosen."""
     scores_TE, logits_TE = _tensors(output)
     indices_TK = logits_TE.topk(top_k, dim=-1).indices
     return RouterOutput(indices_TK, logits_TE, scores_TE.gather(-1, indices_TK))
 
 
 def read_group_sizes(output: object, *, top_k: int) -> RouterOutput:
-    """From `(rows_N, _, weights_N, sizes_E, logits_TE)`: row `rows_N[n]` of T * K is the n-th when
-    sorted by expert; `sizes_E`, a list, says how many rows each expert has.
+    """Read `(rows_N, _, weights_N, sizes_E, logits_TE)`, sorted by expert.
+
+    `rows_N[n]` is the row of T * K that comes n-th; the list `sizes_E` has each expert's rows.
     """
     parts = output if isinstance(output, tuple) else ()
     sizes_E = next((part for part in parts if isinstance(part, list)), None)
@@ -79,10 +80,10 @@ def read_group_sizes(output: object, *, top_k: int) -> RouterOutput:
 
 
 def read_mask(output: object, *, top_k: int) -> RouterOutput:
-    """From `(choice, weights, logits_TE)` of routers with a capacity, as the experts take it.
+    """Read `(choice, weights, logits_TE)` of routers with a capacity, as the experts read it.
 
-    A choice `(batch, sequence, E)` is a mask, 1 at the chosen expert and all 0 for a token that
-    found no room. A choice `(T, columns)` holds expert ids, which the experts one-hot themselves;
+    A choice `(batch, sequence, E)` is a mask, 1 at the chosen expert and all 0 for a token beyond
+    the capacity. A choice `(T, columns)` holds expert ids, which the experts one-hot themselves;
     the weights have its shape. (NLLB-MoE hands a mask over this way in Transformers 5.23, so that
     every token goes to the experts 0 and 1; what is computed is what is reported.)
     """

@@ -30,7 +30,7 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
     May be called again: what is stripped already is reported, not lost.
     """
     parameters: list[FusedParameter] = []
-    # What is gone can not be tied; the checkpoint's reader is told instead.
+    # Removed parameters cannot be tied; the weight plans note the tie instead.
     ties = getattr(model, "all_tied_weights_keys", {})
     for bank, module in expert_banks(model).items():
         adapter = find_adapter(module)
@@ -40,7 +40,7 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
             vars(module)[TAKEN] = [
                 dataclasses.replace(p, tied_to=ties.pop(p.target, None)) for p in taken
             ]
-        # Tells Transformers' initialisation that there is nothing here to fill with random numbers.
+        # Prevents Transformers from initialising the module with random numbers.
         module._is_hf_initialized = True
         parameters.extend(vars(module)[TAKEN])
     return parameters

@@ -1,4 +1,4 @@
-"""How fast bytes come: from the model's own files, through memory, and to a GPU."""
+"""Measures bandwidth: of the model's files, of memory, and of links to GPUs."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from runtime.store.layout import ALIGNMENT
 
 READ_BYTES = (4 << 10, 64 << 10, 1 << 20, 8 << 20)
 CELL_SECONDS = 0.4
-"""For each way and size: enough for a few reads of a slow disk."""
+"""Time for each way and size: enough for a few reads of a slow disk."""
 MOST_READS = 200
 COPY_BYTES = 64 << 20
 """Above every cache."""
@@ -24,11 +24,11 @@ COPIES = 5
 
 
 def disk_bandwidth(files: Sequence[Path], *, seed: int) -> list[dict[str, Any]]:
-    """Bytes a second of reads at random places of the files, by way and size.
+    """Measure random reads of the files in bytes per second, by way and size.
 
     `direct`: as the runtime reads, past the page cache (small reads: dropped behind). `cold`:
-    through the page cache, after the system was asked to drop what it had. `cached`: the same bytes
-    again. A way is null where the file is smaller than the read.
+    through the page cache after its pages were dropped. `cached`: the same bytes again. A way is
+    null where the file is smaller than the read.
     """
     rows = []
     random = Random(seed)
@@ -73,7 +73,7 @@ def timed_reads(
 
 
 def drop(file: Path) -> None:
-    """Asks the system to forget the file's pages; where it cannot be asked, `cold` is not cold."""
+    """Drop the file's pages from the page cache; where that is impossible, `cold` is not cold."""
     if not hasattr(os, "posix_fadvise"):
         return
     descriptor = os.open(file, os.O_RDONLY)

@@ -38,7 +38,7 @@ def hardware(folder: Path) -> dict[str, Any]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Its name, as well as the system knows it."""
+    """Return the processor's name as the operating system reports it."""
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):

@@ -1,8 +1,8 @@
 """Measures this machine with a loaded model: the `local` hardware profile.
 
-One token after the same context is computed again and again: its experts are all in memory from the
-second time on, so nothing waits, and what takes time is the computation itself and the runtime's
-own bookkeeping. The same with another thread that reads tells how much each slows the other.
+One token after the same context is computed repeatedly. From the second time on all its experts are
+in memory, so that only the computation and the runtime's bookkeeping take time. The same with a
+concurrently reading thread shows how much each slows the other.
 """
 
 import itertools
@@ -42,7 +42,7 @@ from runtime.transfer.link import StoreLink
 PROMPT_TOKENS = 32
 """Before the token that is computed again: attention over a few dozen, as in the outlook."""
 STEPS = 12
-"""Alone, and as many beside a reading thread."""
+"""Steps without, and as many with a reading thread."""
 EXPERT_TOKENS = 16
 PREDICTOR_SECONDS = 60e-6
 """onnxruntime, 2048-512-64, one thread, batch 1: charged to a prediction where the model that was
@@ -57,13 +57,13 @@ Span = tuple[float, float]
 
 
 def measure(model: PreTrainedModel) -> MeasuredHardware:
-    """Times of this machine for a model that `runtime.load` made; takes a few seconds.
+    """Measure this machine with a model that `runtime.load` loaded; takes a few seconds.
 
-    Its own engine is used, and its predictor, if it has one: experts of one token are in its arena
-    afterwards, and its counters have counted.
+    Its engine and predictor are used: the arena then holds the experts of one token, and the
+    counters have advanced.
 
     Raises:
-        TransferError: its experts can not be read.
+        TransferError: its experts cannot be read.
     """
     return _measured(model, model.moecast.layers, model.moecast.engine)
 
@@ -162,16 +162,16 @@ def _mean(one: Reads, other: Reads) -> Reads:
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a decode step is made of, in seconds."""
+    """Durations of the parts of a decode step, in seconds."""
 
     layer: float
     """One layer without routed experts and prediction."""
     expert: float
-    """One expert: with the choice of it, and its slot given back."""
+    """One expert, including its choice and the release of its slot."""
     prediction: float
-    """One that answered, with the planning that followed; 0 where there was none."""
+    """One prediction with forecasts, including their scheduling; 0 without any."""
     rest: float
-    """All that is outside of layers."""
+    """All time outside of layers."""
     total: float
 
 
@@ -245,7 +245,7 @@ def _same_token(model: PreTrainedModel) -> Callable[[], object]:
 def _expert_seconds(
     model: PreTrainedModel, layer: MoeLayer, store: ExpertStore
 ) -> tuple[float, float]:
-    """One expert on one token and on `EXPERT_TOKENS`, seconds."""
+    """Return the seconds of one expert on one token and on `EXPERT_TOKENS`."""
     weights = store.layouts[0].weights(
         torch.empty(max_slot_bytes(store), dtype=torch.uint8).zero_()
     )
@@ -258,9 +258,9 @@ def _expert_seconds(
 
 
 def expert_call(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:
-    """One expert on hidden states `(tokens, hidden)`.
+    """Return a call of one expert on hidden states `(tokens, hidden)`.
 
-    Where the module has a loop of its own, one product with as many weights stands for it.
+    For modules with their own loop it is a product with as many weights.
     """
     if layer.adapter.name == "interface":
         return lambda hidden: compute_expert(layer.experts, dict(weights), hidden)

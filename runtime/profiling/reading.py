@@ -1,4 +1,4 @@
-"""How fast experts come from a store: one read at a time, two, and beside a computation."""
+"""Measures reads of experts: single, two at once, and during a computation."""
 
 import math
 import statistics
@@ -13,10 +13,10 @@ import torch
 from runtime.store.base import ExpertStore, max_slot_bytes
 
 READS = 25
-"""Of a chunk and of an expert each, and of two chunks at once."""
+"""Reads of a chunk, of an expert, and of two chunks at once."""
 TRIMMED = 0.04
-"""Share of the slowest that is left out. A mean, not a median: a token waits for a dozen reads, and
-they add up to a dozen means; but one read in a thousand that takes a second says nothing."""
+"""Share of the slowest reads that is ignored. The mean of the others is used, not the median,
+because a token waits for a dozen reads."""
 
 GOLDEN = 0.618
 """Strides of this share of a circle come near no place again for long."""
@@ -30,17 +30,14 @@ def typical(times: list[float]) -> float:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """How long it takes."""
+    """Return how long a call takes."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 class ProbeReader:
-    """Reads of experts all over the store, one after another, into memory of its own.
-
-    None twice before all were read.
-    """
+    """Reads random experts of the store, one after another, each once before any repeats."""
 
     def __init__(self, store: ExpertStore, *, first: int = 0):
         self._store = store
@@ -62,11 +59,11 @@ class ProbeReader:
         store.read(layer, expert % store.experts_per_layer[layer], chunks, self._slot)
 
     def chunk(self) -> None:
-        """One chunk, the smallest."""
+        """Read one chunk, the smallest."""
         self._read(range(self._smallest, self._smallest + 1))
 
     def expert(self) -> None:
-        """All chunks."""
+        """Read all chunks."""
         self._read(range(len(self.sizes)))
 
 
@@ -75,7 +72,7 @@ class Reads:
     """Times of this machine's reads, in seconds."""
 
     fixed: float
-    """Of each transfer, whatever its size."""
+    """Seconds per transfer, independent of its size."""
     per_byte: float
     speed_together: float
     """Speed of each of two reads at a time against one."""
@@ -109,10 +106,10 @@ class BackgroundReads:
 
 
 def measure_reads(store: ExpertStore) -> Reads:
-    """Reads as the runtime does them; takes about 150 reads.
+    """Measure reads as the runtime does them; takes about 150 reads.
 
     Raises:
-        TransferError: the store can not be read.
+        TransferError: the store cannot be read.
     """
     reader = ProbeReader(store)
     size = min(reader.sizes)

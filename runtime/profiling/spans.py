@@ -1,4 +1,4 @@
-"""What happened when in a live run, kept as numbers: a timeline for measurements."""
+"""A timeline of a live run that is kept as numbers, for measurements."""
 
 from dataclasses import dataclass, field
 
@@ -8,29 +8,29 @@ from runtime.policy.tier import TransferTask
 
 @dataclass
 class Spans:
-    """Hears what a `engine.timeline.Timeline` hears. Times are `time.perf_counter`'s, in seconds.
+    """Records what a `TimelineSink` receives; times are those of `time.perf_counter`.
 
-    What transfer threads tell comes in any order; lists take one entry at a time whole.
+    Transfer threads append in any order; each append is atomic.
     """
 
     layers: list[tuple[int, float, float]] = field(default_factory=list)
-    """All of a layer but routed experts, from the last expert before it to its router's answer."""
+    """Layer without its routed experts: from the last expert before it to its router's output."""
     experts: list[tuple[float, float]] = field(default_factory=list)
     predictions: list[tuple[float, float]] = field(default_factory=list)
     stalls: list[tuple[float, float]] = field(default_factory=list)
     transfers: list[tuple[str, Expert, float, float]] = field(default_factory=list)
-    """With the name of the thread."""
+    """Transfers with the name of the thread."""
     steps: list[tuple[float, float]] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Nothing has been heard yet."""
+        """Forget all spans."""
         for spans in vars(self).values():
             spans.clear()
 
     def transferred(
         self, link: str, task: TransferTask, start: float, end: float, *, track: str
     ) -> None:
-        """A task's bytes were brought."""
+        """Record a transfer."""
         del link
         self.transfers.append((track, task.expert, start, end))
 
@@ -59,4 +59,4 @@ class Spans:
         self.steps.append((start, end))
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is no file."""

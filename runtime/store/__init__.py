@@ -1,1 +1,1 @@
-"""Where experts rest: which bytes of which file, and how they become an expert in a slot."""
+"""Experts on disk: where their bytes are, and how they are read into slots."""

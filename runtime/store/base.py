@@ -1,4 +1,4 @@
-"""What a store is: somewhere experts wait, of which any chunk can be brought into a slot."""
+"""The interface of stores, which read chunks of experts into slots."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from runtime.store.direct import BLOCK
 
 
 class ExpertLayout(Protocol):
-    """What a slot looks like to those that fill it and to those that compute with it."""
+    """The layout of a slot, for code that fills it and code that computes with it."""
 
     @property
     def num_bytes(self) -> int:
@@ -18,9 +18,7 @@ class ExpertLayout(Protocol):
 
     @property
     def alignment(self) -> int:
-        """What the slot's address should be a multiple of, in bytes: 64 for kernels, 4096 where
-        reads go straight from the disk into the slot.
-        """
+        """Alignment of the slot's address in bytes: 64 for kernels, 4096 for direct reads."""
 
     @property
     def chunk_bytes(self) -> Sequence[int]:
@@ -32,11 +30,11 @@ class ExpertLayout(Protocol):
 
     @property
     def views_are_weights(self) -> bool:
-        """Whether `weights` are views of the slot, which may be made once and kept."""
+        """Whether `weights` returns views of the slot, which can be made once and kept."""
 
     @property
     def decoded_bytes(self) -> int:
-        """Memory that `weights` takes beside the slot; 0 for views."""
+        """Memory that `weights` needs in addition to the slot; 0 for views."""
 
     def weights(self, slot: Tensor) -> dict[str, Tensor]:
         """The expert's parameters from the slot's bytes, uint8 `(num_bytes,)`, on its device."""
@@ -58,11 +56,11 @@ class ExpertStore(Protocol):
 
     @property
     def layouts(self) -> Sequence[ExpertLayout]:
-        """One for each layer with routed experts, bottom first."""
+        """Layouts of the layers with routed experts, bottom first."""
 
     @property
     def scratch_bytes(self) -> int:
-        """Largest buffer that a read needs beside the slot; 0 when bytes go in as they are."""
+        """Largest buffer that a read needs in addition to the slot; 0 without conversion."""
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
         """Fills the chunks' parts of `slot`, uint8 on the CPU, at least `num_bytes` long.
@@ -81,7 +79,7 @@ def max_slot_bytes(store: ExpertStore) -> int:
 
 
 def max_decoded_bytes(store: ExpertStore) -> int:
-    """Memory that one expert's parameters take beside its slot while they are used."""
+    """Return the memory that one expert's decoded parameters need in addition to its slot."""
     return max(layout.decoded_bytes for layout in store.layouts)
 
 

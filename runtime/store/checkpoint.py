@@ -23,7 +23,7 @@ READERS = 2
 
 
 class _OneExpertModel:
-    """What the library's operations see as the model: its fused parameter has a single expert."""
+    """Presents a fused parameter with a single expert to Transformers' conversion operations."""
 
     def __init__(self, model: PreTrainedModel, recipe: WeightPlan):
         self._model = model
@@ -42,10 +42,10 @@ class _OneExpertModel:
 
 
 class CheckpointStore:
-    """Brings chunks of experts into slots; thread-safe, holds no expert itself.
+    """Reads chunks of experts from a checkpoint into slots. Thread-safe.
 
     Args:
-        banks: the recipes of each layer with routed experts, bottom first.
+        banks: weight plans of each layer with routed experts, bottom first.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class CheckpointStore:
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that a read may need beside the slot; 0 when bytes go in as they are.
+        """Memory that a read may need in addition to the slot; 0 without conversion.
 
-        One thread converts at a time; each of them may have read what it wants converted.
+        One thread converts at a time; the others may have read their input already.
         """
         return self._scratch_bytes
 
@@ -149,7 +149,7 @@ class CheckpointStore:
                     target.view(recipe.parameter.dtype).copy_(source)
 
     def _places(self, layer: int, parameter: str, expert: int) -> list[StoredTensor]:
-        """Where the expert's part is; looked for once: the link waits for it between reads."""
+        """Return where the expert's part is, from a cache: lookups would delay the link."""
         key = layer, parameter, expert
         known = self._known_places.get(key)
         if known is None:

@@ -41,7 +41,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor's bytes."""
+    """The byte range of one tensor in a safetensors file."""
 
     file: Path
     offset: int
@@ -59,17 +59,16 @@ class StoredTensor:
         )
 
     def view(self, shape: tuple[int, ...]) -> "StoredTensor":
-        """The same bytes in another shape."""
+        """Return the same bytes with another shape."""
         assert math.prod(shape) == math.prod(self.shape), (self.key, self.shape, shape)
         return replace(self, shape=shape)
 
 
 def read_tensor_index(files: Sequence[str | Path]) -> dict[str, StoredTensor]:
-    """Every tensor of the files by name.
+    """Return every tensor of the files by name.
 
     Raises:
-        CheckpointError: a header that is no safetensors header or cannot be read, or a file
-            shorter than it says.
+        CheckpointError: a header is damaged or unreadable, or a file is shorter than it says.
     """
     extents: dict[str, StoredTensor] = {}
     for file in map(Path, files):

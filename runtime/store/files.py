@@ -30,7 +30,7 @@ PAUSE_SECONDS = 0.01
 
 @dataclass(eq=False)
 class OpenFile:
-    """One file's descriptors: through the page cache, and past it where that is possible."""
+    """Descriptors of one file: through the page cache, and past it where possible."""
 
     buffered: int
     direct: int | None

@@ -1,4 +1,4 @@
-"""Which checkpoint tensors make up each expert, by the library's own renaming rules."""
+"""Finds the checkpoint tensors of each expert, by Transformers' own renaming rules."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""What a slot of the arena looks like: where each parameter lies, and in which chunks it comes."""
+"""The slot layout of experts that are read from a checkpoint."""
 
 import math
 from collections.abc import Mapping
@@ -23,20 +23,21 @@ class SlotPiece:
 
     parameter: str
     source: int | None
-    """Which of the recipe's sources, or None: all of them, through the library's operations."""
+    """Index of the weight plan's source; None: all of them, through Transformers' operations."""
     offset: int
     num_bytes: int
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """The same for every expert of a layer: parameters as the model computes with them."""
+    """Offsets of a layer's parameters in a slot, as the model computes with them."""
 
     offsets: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
     chunks: tuple[tuple[SlotPiece, ...], ...]
-    """promoe 5.1: one chunk for each linear layer; a bias travels with the matrix before it."""
+    """ProMoE, section 5.1: one chunk for each linear layer; a bias is part of its matrix's
+    chunk."""
     num_bytes: int
 
     @property

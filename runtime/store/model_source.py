@@ -1,4 +1,4 @@
-"""From a model's name to its folder, and what predictors must match of it."""
+"""Resolves a model's name to its folder and its identity."""
 
 import hashlib
 import json
@@ -10,16 +10,16 @@ from runtime.config import BUILTIN, BUILTIN_MODELS, ModelConfig
 from runtime.errors import CheckpointError
 
 DIGESTS = "digests.json"
-"""`{file: sha256}` beside a model that ships with the project."""
+"""File `{name: sha256}` of models that ship with the project."""
 INFLATED = "inflated.json"
-"""Beside a model made by `inflate`: what it was made of."""
+"""File that `inflate` writes: the identity of the original model."""
 
 
 def resolve(config: ModelConfig) -> Path:
-    """The model's folder: bundled, local, in the Hub's cache, or (only if asked) from the Hub.
+    """Return the model's folder: bundled, local, in the Hub's cache, or downloaded on request.
 
     Raises:
-        CheckpointError: it is not there, with what would bring it; or a bundled file was altered.
+        CheckpointError: it is not there, or a bundled file was altered.
     """
     if config.id == BUILTIN:
         folder = BUILTIN_MODELS / config.name.replace("-", "_")
@@ -81,9 +81,9 @@ def _check_digests(folder: Path) -> None:
 
 
 def revision_of(folder: Path) -> str:
-    """Commit of a Hub snapshot, or the sha256 over the headers of the folder's weight files.
+    """Return the commit of a Hub snapshot, or the sha256 over the headers of the weights files.
 
-    A header holds every tensor's name, shape, dtype and place: it tells checkpoints apart without
+    A header has every tensor's name, shape, dtype and offset: it distinguishes checkpoints without
     reading gigabytes.
     """
     if folder.parent.name == "snapshots":
@@ -102,7 +102,7 @@ def revision_of(folder: Path) -> str:
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file of a model's folder holds tensors."""
+    """Return whether a file of a model's folder holds tensors."""
     return name.endswith(".safetensors")
 
 
@@ -123,14 +123,14 @@ def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
 
 
 SAMPLES = 64
-"""Of each file, evenly spaced: some in every layer of a file of a few layers."""
+"""Samples per file, evenly spaced: several in every layer if a file holds few layers."""
 SAMPLE_BYTES = 4096
 
 
 def fingerprint(folder: Path) -> str:
-    """sha256 over name, size and samples of every weights file; reads 256 KiB of each.
+    """Return the sha256 over name, size and samples of every weights file; reads 256 KiB of each.
 
-    It tells what was trained on from what was not, not what was altered by a few bytes.
+    It distinguishes checkpoints before and after training, not ones that differ in a few bytes.
     """
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.iterdir() if is_weights(path.name)):

@@ -1,4 +1,4 @@
-"""A source of experts without an arena, threads or a policy: it reads what is asked for."""
+"""A source of experts without arena, threads and policy: it reads each request."""
 
 from collections.abc import Iterator
 

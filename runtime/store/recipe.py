@@ -1,4 +1,4 @@
-"""How one expert's part of a parameter is made from a checkpoint's tensors."""
+"""Plans how one expert's part of a parameter is read from a checkpoint's tensors."""
 
 import math
 from dataclasses import dataclass, field
@@ -53,13 +53,13 @@ class FusedParameter:
         return self.bank if self.members else self.target.rpartition(".")[0]
 
     def has_rows(self, count: int) -> bool:
-        """Whether a checkpoint with this many experts fits."""
+        """Return whether a checkpoint with this many experts matches."""
         return count in (self.num_experts, self.stored_experts)
 
 
 @dataclass
 class WeightPlan:
-    """How one expert's part of a fused parameter is made from the checkpoint."""
+    """A plan to read one expert's part of a fused parameter from the checkpoint."""
 
     parameter: FusedParameter
     sources: dict[str, list[StoredTensor]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class WeightPlan:
 
     @property
     def is_per_expert(self) -> bool:
-        """One tensor per expert and source, as most checkpoints on the Hub."""
+        """True if each source has one tensor per expert, as in most checkpoints on the Hub."""
         merged = {"MergeModulelist", DEALS_OUT} & set(self.operations) != set()
         return (merged or self.parameter.members != ()) and all(
             self.parameter.has_rows(len(extents)) for extents in self.sources.values()
@@ -103,8 +103,9 @@ class WeightPlan:
 
     @property
     def casts_first(self) -> bool:
-        """Whether sources are cast to the parameter's dtype before the operations, as the library
-        does unless one of them reads a quantised checkpoint.
+        """True if sources are cast to the parameter's dtype before the operations.
+
+        Transformers does so unless an operation reads a quantised checkpoint.
         """
         operations = [] if self.converter is None else self.converter.operations
         return not any(getattr(op, "hf_quantizer", None) for op in operations)

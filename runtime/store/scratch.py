@@ -1,4 +1,4 @@
-"""How much memory a computation takes beside what it is given and what it returns to."""
+"""Measures the temporary memory of a computation."""
 
 import weakref
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class _Live(TorchDispatchMode):
-    """Bytes of the tensors that are alive at the same time, of those that are made within."""
+    """Counts bytes of live tensors that are created within the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _bytes_within(function: Any, args: tuple) -> int:
-    """What a kernel allocates for itself: indexing turns 32-bit indices into 64-bit ones."""
+    """Memory of kernels: indexing converts 32-bit indices to 64-bit ones."""
     if function is not torch.ops.aten.index.Tensor:
         return 0
     return sum(8 * t.numel() for t in _tensors(args[1]) if t.dtype == torch.int32)

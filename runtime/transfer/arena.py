@@ -1,4 +1,4 @@
-"""One tier's memory: a single allocation of fixed size, cut into slots."""
+"""The memory of one tier: one allocation of fixed size, divided into slots."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from runtime.store.base import ExpertLayout
 
 
 class Arena:
-    """Allocated once; where parameters are views of a slot, they are made once.
+    """A fixed allocation of slots; views of parameters are made once per slot.
 
     Args:
         layouts: of each layer; a slot holds the largest.
-        pinned: page-locked memory, which a device copies without the CPU.
+        pinned: allocate pinned memory, which a device copies without the CPU.
     """
 
     def __init__(

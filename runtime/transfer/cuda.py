@@ -1,4 +1,4 @@
-"""Host memory -> CUDA device, beside the computation."""
+"""Copies from host memory to a CUDA device, concurrent with the computation."""
 
 import torch
 
@@ -8,13 +8,13 @@ from runtime.transfer.link import copy_parts
 
 
 class CudaLink:
-    """Copies from a page-locked arena to one on the device, on a stream of its own.
+    """Copies from a pinned arena to one on the device, on its own stream.
 
-    Two orders must hold. A computation may read a slot only when its copy has ended: `transfer`
-    returns when the copy's event has passed, and only then does the policy core call the chunk
-    arrived. A copy may overwrite a slot only when the last computation with it has ended, which the
-    CPU has issued but not waited for: `computed` records an event on the computing stream, and the
-    copy stream waits for that event before it writes.
+    Two orders must hold. A computation may read a slot only after its copy has ended: `transfer`
+    returns when the copy's event has passed, and only then does the policy core count the chunk as
+    arrived. A copy may overwrite a slot only after the last computation with it has ended, which
+    the CPU has launched but not awaited: `computed` records an event on the computing stream, and
+    the copy stream waits for that event before it writes.
     """
 
     def __init__(self, source: Arena, target: Arena, device: torch.device):

@@ -1,4 +1,4 @@
-"""What fills an arena: reads from a store, or copies from the arena of the tier below."""
+"""Links fill an arena: from a store, or from the arena of the tier below."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from runtime.transfer.arena import Arena
 
 
 class Link(Protocol):
-    """Thread-safe: several workers may transfer at once, each into a slot of its own."""
+    """Fills slots of an arena. Thread-safe: workers transfer concurrently, to different slots."""
 
     def transfer(self, task: TransferTask) -> None:
-        """Brings the task's bytes; they are there, for every stream, when it returns.
+        """Transfer the task's bytes; they are visible to every stream on return.
 
         Raises:
             TransferError: they did not arrive.
@@ -50,7 +50,7 @@ class StoreLink:
         self._store.read(layer, expert, chunks, self._arena.slot(task.slot))
 
     def computed(self, slot: int) -> None:
-        """The CPU computes while it is asked to: nothing is left to wait for."""
+        """Do nothing: the CPU's computation has ended when this is called."""
 
     def close(self) -> None:
         if self._closes:
@@ -73,10 +73,10 @@ class HostLink:
             target.copy_(source)
 
     def computed(self, slot: int) -> None:
-        """As for `StoreLink`."""
+        """Do nothing, as in `StoreLink`."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there are no files."""
 
 
 def copy_parts(task: TransferTask, source: Arena, target: Arena) -> list[tuple[Tensor, Tensor]]:

@@ -1,6 +1,7 @@
-"""Memory and threads near a device: nodes of machines with several memories (NUMA).
+"""Memory and threads near a device, on machines with several NUMA nodes.
 
-moe-infinity-sequence-level 7 gives each node a memory pool of its own; 8.6 measures 1.4x for it.
+MoE-Infinity (sequence level) gives each node a memory pool (section 7) and measures a speedup of
+1.4 (section 8.6).
 """
 
 import os

@@ -48,7 +48,7 @@ class TransferState:
 
 @dataclass(eq=False)
 class TransferThread:
-    """One thread of a worker and its current task."""
+    """A thread of a worker, and its current task."""
 
     name: str
     handle: threading.Thread | None = None

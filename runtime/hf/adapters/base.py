@@ -59,10 +59,9 @@ class LayerExperts:
 
 
 class MissingParameterError(CheckpointError, AttributeError):
-    """Somebody computed with parameters that are not there.
+    """Code computed with a placeholder of parameters that are not in the model.
 
-    An `AttributeError` too, so that `hasattr` and `getattr` with a default can ask what a
-    placeholder has.
+    It is an `AttributeError` too, so that `hasattr` and `getattr` with a default work.
     """
 
 
@@ -104,11 +103,10 @@ class MissingParameter:
 
 
 class LazyParameter(MissingParameter):
-    """Gives an expert's own part when a model's own loop indexes it, `(experts, ...)[expert]`.
+    """Returns an expert's part when a model's own loop indexes it, `(experts, ...)[expert]`.
 
-    Code that computes with several at once is refused.
-
-    The part is the arena's memory: it stays valid until another expert is asked for.
+    Code that computes with several experts at once gets an error. The part is the arena's memory:
+    it stays valid until another expert is requested.
     """
 
     def __init__(self, parameter: FusedParameter):
@@ -123,8 +121,9 @@ class LazyParameter(MissingParameter):
 
 
 class LazyStackedParameter(LazyParameter):
-    """For parameters kept as `(experts * rows, columns)`, which the model's own loop splits with
-    `view(-1, rows, columns)` before it indexes an expert.
+    """Stands for `(experts * rows, columns)`, which a model's own loop splits before it indexes.
+
+    The split is `view(-1, rows, columns)`.
     """
 
     def view(self, *shape: Any) -> "LazyStackedParameter":
@@ -159,14 +158,14 @@ class ExpertsAdapter:
 
     name: ClassVar[str]
     router_inside: ClassVar[bool] = False
-    """Whether the router is in the experts module, not beside it."""
+    """True if the router is inside the experts module."""
 
     def matches(self, module: nn.Module) -> bool:
-        """Whether a module keeps its experts this way, stripped or not."""
+        """Return whether a module keeps its experts this way, stripped or not."""
         raise NotImplementedError
 
     def num_experts(self, module: nn.Module) -> int:
-        """Experts that have parameters of their own; a router's higher ids mean "skip"."""
+        """Return the number of experts with parameters; a router's higher ids mean "skip"."""
         return int(module.num_experts)
 
     def strip(self, bank: str, module: nn.Module) -> list[FusedParameter]:
@@ -178,16 +177,16 @@ class ExpertsAdapter:
         raise NotImplementedError
 
     def top_k(self, _router: nn.Module) -> int | None:
-        """Experts per token, where the router's own make fixes it; None: the configuration says."""
+        """Return the experts per token, or None if the configuration says so instead."""
         return None
 
     def routing(self, output: object, _router: nn.Module, _parent: nn.Module, /) -> RouterOutput:
-        """What the router chose, from what it returned. The parent is the module it is in."""
+        """Return the router's choice, given its output and the module that contains it."""
         return read_routing(output)
 
 
 def has_class_suffix(module: nn.Module, suffix: str) -> bool:
-    """Whether the module's class is called so; experts that every token uses are not meant."""
+    """Return whether the module's class name ends so, shared experts excepted."""
     name = type(module).__name__
     return name.endswith(suffix) and "Shared" not in name
 

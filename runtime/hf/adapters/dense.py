@@ -1,4 +1,4 @@
-"""One batched product over all experts, every token with every expert: llama4.
+"""One batched product over all experts, every token with every expert (llama4).
 
 The block multiplies each token by each expert's score, exactly 0 where it was not chosen; with an
 activation that maps 0 to 0 such a row adds nothing. So only experts with a row other than 0 are
@@ -48,7 +48,7 @@ def compute_dense_experts(module: nn.Module, served: LayerExperts, hidden: Tenso
 
 
 class DenseAdapter(ExpertsAdapter):
-    """Told from a loop over experts by what it is called with: only the tokens."""
+    """Differs from a loop over experts in its call: it gets only the tokens."""
 
     name = "dense"
 

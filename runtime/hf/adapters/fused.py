@@ -49,7 +49,7 @@ class InterfaceAdapter(ExpertsAdapter):
 
 
 class LoopAdapter(ExpertsAdapter):
-    """Told from a product over all experts by what it is called with: tokens, choices, weights."""
+    """Differs from a product over all experts in its call: it gets tokens, choices and weights."""
 
     name = "loop"
 

@@ -1,4 +1,4 @@
-"""One module per expert in a container: switch_transformers, nllb_moe.
+"""One module per expert in a container (switch_transformers, nllb_moe).
 
 The container's own loop and each member's own forward run as they are; a member's parameters are
 the arena's while it runs, and placeholders otherwise.

@@ -1,10 +1,10 @@
-"""A block whose projections hold one matrix per expert and run over sorted tokens: jetmoe, for its
-feed-forward experts and for its mixture of attention heads alike.
+"""A block with one matrix per expert that runs over sorted tokens (jetmoe).
 
-A projection's own loop multiplies every expert's matrix, those with no token too. Ours asks for
-the experts that have tokens; the product of the others has no row, so the result is bitwise the
-same. An expert's input and output matrices are fetched together; between the two the block computes
-attention or an activation, so a layer with more experts in use than the arena holds fetches twice.
+Both its feed-forward experts and its mixture of attention heads are of this kind. A projection's
+own loop multiplies every expert's matrix. This one requests only experts that have tokens: the
+product of the others has no row, so the result is bitwise the same. An expert's input and output
+matrices are fetched together; between the two the block computes attention or an activation, so a
+layer that uses more experts than the arena holds fetches twice.
 """
 
 import functools

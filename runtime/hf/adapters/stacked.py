@@ -20,9 +20,7 @@ from runtime.store.recipe import FusedParameter
 
 
 class StackedAdapter(ExpertsAdapter):
-    """Experts modules without parameters of their own, with one part that has several matrices of
-    the same shape, `num_experts` times as high as an expert's.
-    """
+    """Adapts experts modules whose single part stacks the experts' matrices along the rows."""
 
     name = "stacked"
 

@@ -31,7 +31,7 @@ class Coding:
 
     @property
     def packs(self) -> bool:
-        """Whether two integers share a byte."""
+        """True if two integers share a byte."""
         return self.bits == 4
 
     def halves(self, num_weights: int) -> int:
@@ -52,9 +52,7 @@ class Coding:
         return found
 
     def scratch_bytes(self, num_weights: int, dtype: torch.dtype) -> int:
-        """Memory that `decode` takes beside the result: scales and zeros, and one step's weights,
-        as float32.
-        """
+        """Memory that `decode` needs in addition to its result, as float32."""
         if not self.bits:
             return 0
         groups = num_weights // self.group_size * 4 * (2 if self.packs else 1)

@@ -1,8 +1,8 @@
-"""One layer's file while it is written: what is there is found out by reading it, not believed.
+"""The file of one layer while it is written: after an interruption, records are verified.
 
-Records and their checksums are appended to two files, in no order that a power cut would respect.
-So a record counts when its bytes have the checksum that the journal has for it; the first that does
-not is written again, with all after it.
+Records and their checksums are appended to two files, in no order that survives a power cut. A
+record counts if its bytes have the checksum in the journal; the first that has not is written
+again, with all after it.
 """
 
 import os
@@ -38,7 +38,7 @@ class LayerJournal:
         return opened
 
     def _verified(self, num_experts: int) -> int:
-        """Records that are there as they were written."""
+        """Number of valid records."""
         if not self._sums_path.exists() or not self._data_path.exists():
             return 0
         chunks = len(self._layout.chunks)
@@ -84,7 +84,7 @@ def table_bytes(checksums: Sequence[int]) -> bytes:
 
 
 def write_all(opened: BinaryIO, data: bytes | memoryview) -> None:
-    """All of it: a nearly full disk takes a part before it refuses the rest."""
+    """Write all data: a nearly full disk accepts a part before it fails."""
     view = memoryview(data)
     while view:
         view = view[opened.write(view) :]

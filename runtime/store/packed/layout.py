@@ -29,7 +29,7 @@ class PackedPart:
     num_weights: int
     coding: Coding
     offset: int
-    """Of the weights or integers in the slot; scales and zeros follow, each aligned."""
+    """Offset of the weights or integers in the slot; scales and zeros follow, each aligned."""
 
     def bytes_as(self, dtype: torch.dtype) -> int:
         return self.coding.num_bytes(self.num_weights, dtype)
@@ -37,13 +37,13 @@ class PackedPart:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The same for every expert of a layer."""
+    """The layout of a packed record, the same for every expert of a layer."""
 
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
     chunks: tuple[tuple[PackedPart, ...], ...]
     ends: tuple[int, ...]
-    """Where each chunk ends, in bytes; it begins where the one before ends."""
+    """End of each chunk in bytes, where the next begins."""
     alignment = BLOCK
 
     @property
@@ -73,8 +73,8 @@ class PackedLayout:
 
     @property
     def decoded_bytes(self) -> int:
-        """Memory that `weights` takes beside the slot: the parameters made from integers, and what
-        making one of their parts takes.
+        """Memory that `weights` needs in addition to the slot: decoded parameters and one part's
+        buffers.
         """
         coded = {part.parameter for part in self.parts if part.coding != RAW}
         return sum(
@@ -164,7 +164,7 @@ def _end(part: PackedPart, source: SlotLayout) -> int:
 
 
 def _follows(last: PackedPart, following: tuple[str, int, int, Coding]) -> bool:
-    """Whether the weights go on where the part ends, and must lie there."""
+    """Return whether the weights continue the part and must be adjacent to it."""
     name, first, _, coding = following
     return (
         coding == last.coding == RAW
@@ -174,7 +174,7 @@ def _follows(last: PackedPart, following: tuple[str, int, int, Coding]) -> bool:
 
 
 def _pieces(source: SlotLayout) -> Sequence[Sequence[tuple[str, int, int]]]:
-    """Of each chunk: parameter, first weight, number of weights."""
+    """Return parameter, first weight and number of weights of each chunk."""
 
     def piece(start: int, end: int) -> tuple[str, int, int]:
         name = max(

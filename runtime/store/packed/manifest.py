@@ -54,11 +54,11 @@ class ParameterRecord(StrictRecord):
 class ChunkRecord(StrictRecord):
     parts: list[PartRecord]
     end: Positive
-    """Bytes of the record up to here; the next chunk begins here."""
+    """End of the chunk in the record, in bytes."""
 
 
 class LayerRecord(StrictRecord):
-    """One layer's experts: records of the same size, one after another, in one file."""
+    """The experts of one layer: records of equal size in one file."""
 
     file: Annotated[str, Field(pattern=r"^layer-[0-9]{3,6}\.bin$")]
     num_experts: Positive
@@ -75,9 +75,9 @@ class StoreContents(StrictRecord):
     """Version of moecast that wrote it."""
     model: ModelRecord
     fingerprint: Sha256
-    """Of the checkpoint's weights, sampled: `runtime.store.packed.fingerprint`."""
+    """Sampled digest of the checkpoint's weights (`runtime.store.model_source.fingerprint`)."""
     checksum: Literal["xxh3_64"]
-    """Of each chunk with its padding; uint64, little-endian, by layer, expert, chunk."""
+    """Checksums of all chunks with padding; uint64, little-endian, by layer, expert, chunk."""
     layers: list[LayerRecord]
 
 

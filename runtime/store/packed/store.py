@@ -17,14 +17,14 @@ from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import StoreContents, layout_of, read_manifest
 
 TRIES = 2
-"""A bad checksum may be the bus's or the cable's: the disk is asked once more."""
+"""Reads per chunk: a checksum may fail because of the bus or a cable."""
 
 
 class PackedStore:
-    """Brings chunks of experts into slots; thread-safe, holds no expert itself.
+    """Reads chunks of experts from a packed store into slots. Thread-safe.
 
     Raises:
-        StoreError: a manifest that contradicts itself or the sizes of the files.
+        StoreError: the manifest contradicts itself or the sizes of the files.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ def open_store(
     checkpoint: Path | None = None,
     page_cache: PageCache = PageCache.BYPASS,
 ) -> PackedStore:
-    """A packed store of this very model.
+    """Open a packed store of a model.
 
     Args:
-        spec: the model that asks; None opens the store of any.
-        checkpoint: its folder, to tell a store of other weights with the same shapes.
+        spec: the model that the store must match; None opens any.
+        checkpoint: folder of the model, to detect a store of other weights with the same shapes.
 
     Raises:
         StoreError: no store, damaged, of another format version, or of another model.

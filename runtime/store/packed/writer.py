@@ -1,4 +1,4 @@
-"""Packs a model's experts: resumed after a kill at any point, published in one step when complete.
+"""Packs a model's experts: resumable at any point, published atomically.
 
 Beside the output PATH, `.NAME.packing/` holds `plan.json` (what is being written), `store/` (the
 folder to be) and `journal/` (checksums of the records written so far).
@@ -44,7 +44,7 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PackSummary:
-    """What a run of `pack` did."""
+    """Results of a run of `pack`."""
 
     num_bytes: int
     written: int
@@ -99,12 +99,12 @@ def pack(
 
 
 def total_bytes(contents: StoreContents) -> int:
-    """Of all records."""
+    """Return the bytes of all records."""
     return sum(one.chunks[-1].end * one.num_experts for one in contents.layers)
 
 
 def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> PackedStore | None:
-    """The very store, when it is there; None when there is nothing, or what may be replaced."""
+    """Return the store if it is complete; None if there is none, or one that may be replaced."""
     if not output.exists() and not output.is_symlink():
         return None
     if not (output / MANIFEST).is_file() or output.is_symlink():
@@ -222,8 +222,8 @@ def _read_expert(
 
 
 def _publish(store: Path, output: Path, work: Path) -> None:
-    """Gives the complete folder its name, in one step where the system can; what had it goes
-    last.
+    """Rename the complete folder, atomically where the system can, and delete the one it
+    replaces.
     """
     sync_folder(store)
     if not output.exists():
