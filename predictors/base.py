@@ -1,4 +1,4 @@
-"""The one protocol that training, replay and live use share.
+"""The protocol of predictors, shared by training, replay and live use.
 
 Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 """
@@ -21,15 +21,15 @@ Ints = NDArray[np.int64]
 
 
 class Signal(StrEnum):
-    """What a predictor can ask to be shown; only what somebody needs is captured."""
+    """A value of the model that a predictor can request; only requested ones are captured."""
 
     TOKENS = "tokens"
     LAYER_INPUT = "layer_input"
     GATE_INPUT = "gate_input"
     ROUTED = "routed"
     LOGITS = "logits"
-    """The routers' scores of all experts, beside the choices of `ROUTED`; not every model has
-    them, and no published routing log."""
+    """The routers' scores of all experts, in addition to `ROUTED`; some models and all published
+    routing logs lack them."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Forecast:
     layer: int
     """Target layer, counted over the layers with routed experts."""
     scores_TE: Floats
-    """Chance, in [0, 1], that the token is routed to the expert."""
+    """Probability, in [0, 1], that the token is routed to the expert."""
     wanted: Sequence[int] | None = None
-    """Experts to fetch, first one first, where the predictor's paper says how many; None: those
-    of `experts`."""
+    """Experts to fetch, in this order, if the predictor's paper defines how many; None: those of
+    `experts`."""
     priority_E: Floats | None = None
-    """Urgency over all layers that are forecast, the larger the sooner, where the predictor's
-    paper defines it; None leaves it to the system."""
+    """Priority across all forecast layers, larger first, if the predictor's paper defines it;
+    None: the system's."""
 
     @cached_property
     def probability_E(self) -> Floats:
-        """Chance that *some* token of the step needs the expert, tokens taken as independent."""
+        """Probability that *any* token of the step needs the expert, for independent tokens."""
         return (1.0 - np.prod(1.0 - self.scores_TE, axis=0)).astype(np.float32)
 
     @cached_property
@@ -58,12 +58,13 @@ class Forecast:
         return self.scores_TE.sum(axis=0, dtype=np.float32)
 
     def chosen_TK(self, top_k: int) -> Ints:
-        """Each token's `top_k` best experts, best first; ties go to the lower id."""
+        """Returns each token's `top_k` best experts, best first; ties go to the lower id."""
         return np.argsort(-self.scores_TE, axis=1, kind="stable")[:, :top_k]
 
     def experts(self, top_k: int) -> list[int]:
-        """What to fetch: `wanted`, or the union of the tokens' `top_k` best experts, the most
-        tokens expected first. An expert that no token is expected on is not fetched.
+        """Returns the experts to fetch: `wanted`, or the union of the tokens' best `top_k`.
+
+        Those with the most expected tokens come first; those with none are left out.
         """
         if self.wanted is not None:
             return list(self.wanted)
@@ -85,41 +86,42 @@ class Predictor:
     """
 
     kind: ClassVar[str]
-    """Its row in `predictors.registry`."""
+    """Its name in `predictors.registry`."""
     signals: ClassVar[frozenset[Signal]]
     stateless: ClassVar[bool] = False
-    """A token's forecasts depend on that token alone: tokens may come in any order and grouping."""
+    """A token's forecasts depend on that token alone, so tokens may come in any order."""
 
     def __init__(self, spec: ModelSpec):
         self.spec = spec
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:
-        """Token ids that enter the model, and the request each belongs to."""
+        """Receives the token ids that enter the model, and each one's request."""
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        """Normalised hidden state that enters the layer, before its attention."""
+        """Receives the normalised hidden state that enters the layer, before its attention."""
         return ()
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        """What the layer's router sees."""
+        """Receives the input of the layer's router."""
         return ()
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:
-        """What the layer's router said: chosen experts, and, to those that ask for `LOGITS`, its
-        logits over all experts. The id `num_experts` stands for a choice of none.
+        """Receives the layer's chosen experts, and its logits if `LOGITS` was requested.
+
+        The id `num_experts` stands for no choice.
         """
         return ()
 
     def end_step(self) -> None:
-        """The step is over; what was learned from it counts from the next one on."""
+        """Ends the step; what was learned from it is used from the next step on."""
 
     def files(self) -> dict[str, bytes]:
-        """What it is made of, for a zoo entry: path inside the entry to bytes. Never pickled."""
+        """Returns the files of a zoo entry: path to bytes. Nothing is pickled."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
-        """The rest of what `from_files` needs, as plain JSON values."""
+        """Returns the options that `from_files` needs, as plain JSON values."""
         return {}
 
     @classmethod
@@ -128,21 +130,28 @@ class Predictor:
     ) -> Self:
         """Inverse of `files` and `options`; the bytes were checked against their digests before.
 
-        Raises PredictorError when they do not fit the model.
+        Raises PredictorError if they do not match the model.
         """
         raise NotImplementedError
+
+
+RENAMED_OPTIONS = {("residual", "last_word"): "refresh_last"}
+"""Kind and former name of an option to its present name."""
 
 
 def known_options(cls: type[Predictor]) -> set[str]:
     """Returns the names of a kind's options: the keyword-only arguments of its constructor."""
     parameters = inspect.signature(cls).parameters.values()
-    return {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    return {item.name for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def check_options(cls: type[Predictor], options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options; PredictorError lists the choices if the kind does not have one."""
     known = known_options(cls)
     for name in options:
+        if (cls.kind, name) in RENAMED_OPTIONS:
+            new = RENAMED_OPTIONS[cls.kind, name]
+            raise PredictorError(f"{cls.kind}: option {name!r} is now {new!r}")
         if name not in known:
             raise PredictorError(f"{cls.kind}: {unknown('option', name, known)}")
     return dict(options)

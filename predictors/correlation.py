@@ -1,4 +1,4 @@
-"""Expert correlation table: from a token's experts in one layer to the next (klotski 6.2).
+"""Expert correlation table, from a token's experts in one layer to the next (Klotski, section 6.2).
 
 Shape suffixes: T tokens, K top_k, L layers, E experts of a layer, F experts of the layer before.
 """
@@ -15,17 +15,17 @@ from predictors.tensors import read_tensors, write_tensors
 
 
 class CorrelationPredictor(Predictor):
-    """How often tokens went from one expert to another; correlation paths of length 1.
+    """Counts how often tokens went from one expert to another; correlation paths of length 1.
 
-    A token's tendency to an expert is the mean, over its experts in the layer before, of the share
-    of tokens with that expert that went on to this one. To fetch are the `hot` experts with the
-    largest sum of tendencies over all tokens of the step, whatever batches those are of ("we then
-    aggregate the tendencies of all tokens across multiple batches and select the top-K"). Layer 0
-    has no layer before it: its experts' own shares.
+    A token's tendency to an expert is the mean, over its experts in the previous layer, of the
+    share of tokens with that expert that went on to this one. The `hot` experts with the largest
+    sum of tendencies over all tokens of the step are fetched, across batches ("we then aggregate
+    the tendencies of all tokens across multiple batches and select the top-K"). Layer 0 has no
+    previous layer: its experts' own shares are used.
 
-    The table goes on counting while it serves, and what it has counted there is not saved ("we
-    refrain from saving the updates"). What it came with weighs no more than `prior_tokens`
-    tokens, so that the updates mean something (section 8).
+    Counting continues during serving, and these counts are not saved ("we refrain from saving the
+    updates"). The initial counts weigh at most `prior_tokens` tokens, so that the updates have an
+    effect (section 8).
 
     Args:
         pairs_LFE: tokens with expert f in layer l-1 and e in layer l; row 0 is not used.
@@ -66,14 +66,14 @@ class CorrelationPredictor(Predictor):
 
     @classmethod
     def empty(cls, spec: ModelSpec, **options: Any) -> Self:
-        """One that has seen nothing: a cold start."""
+        """Makes a predictor without counts: a cold start."""
         layers, experts = spec.num_layers, spec.num_experts
         pairs_LFE = np.zeros((layers, experts, experts), np.float32)
         return cls(spec, pairs_LFE, np.zeros((layers, experts), np.float32), **options)
 
     @property
     def shares_LE(self) -> Floats | None:
-        """Share of tokens with each expert, as counted so far; None before the first token."""
+        """Share of tokens with each expert so far; None before the first token."""
         tokens_L = self._uses_LE.sum(axis=1, keepdims=True) / self.spec.top_k
         return None if (tokens_L < 1).any() else self._uses_LE / tokens_L
 
@@ -87,7 +87,7 @@ class CorrelationPredictor(Predictor):
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
         found: tuple[Forecast, ...] = ()
         if layer + 1 < self.spec.num_layers:
-            # Before these tokens count: where they go on to is what is asked.
+            # Before these tokens are counted, as their next experts are not known yet.
             found = (self._forecast(layer + 1, self._tendencies(layer + 1, experts_TK)),)
         if self.learning:
             self._count(layer, experts_TK)

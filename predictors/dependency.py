@@ -1,8 +1,8 @@
-"""Dependency: every expert of the next layer, by id.
+"""The dependency baseline: every expert of the next layer, by id.
 
-What DeepSpeed-Inference does (moe-infinity request level 5.1, figure 6 (a)) and, cut off after the
-first few ids, ZeRO-Infinity (sequence level 8.3, "TopK"): an expert may follow on any of the layer
-before, so all are fetched, in the order of their numbers.
+DeepSpeed-Inference prefetches so (MoE-Infinity (request level), section 5.1, figure 6a), and with the
+first ids only ZeRO-Infinity (MoE-Infinity (sequence level), section 8.3, "TopK"): any expert may
+follow any expert of the layer before, so all are fetched in the order of their ids.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ class DependencyPredictor(Predictor):
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         self._num_tokens = len(tokens_T)
-        return [self._all_of(0)]
+        return [self._forecast_all(0)]
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
-        return [self._all_of(layer + 1)] if layer + 1 < self.spec.num_layers else ()
+        return [self._forecast_all(layer + 1)] if layer + 1 < self.spec.num_layers else ()
 
-    def _all_of(self, layer: int) -> Forecast:
+    def _forecast_all(self, layer: int) -> Forecast:
         spec = self.spec
         even = np.float32(spec.top_k / spec.num_experts)
         scores_TE = np.broadcast_to(even, (self._num_tokens, spec.num_experts))

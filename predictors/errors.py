@@ -1,22 +1,22 @@
-"""Faults of the user, told apart from faults of ours (which are `assert`)."""
+"""Errors that the user can correct; faults of moecast are `assert`."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class MoecastError(ValueError):
-    """The user's fault: the message names the cause and the next command; no traceback is due."""
+    """A fault of the user; the message names the cause and the next command, without traceback."""
 
 
 class PredictorError(MoecastError):
-    """A predictor that does not exist, or that was made for something else."""
+    """A predictor that does not exist, or was made for another model."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """The message for a name that is not in a table: the choices and the closest of them."""
+    """Returns the message for an unknown name, with the choices and the closest one."""
     choices = sorted(known)
     if not choices:
-        return f"unknown {kind} {name!r}: there is none yet"
+        return f"unknown {kind} {name!r}: there are none"
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"unknown {kind} {name!r}.{hint} Choices: {', '.join(choices)}"

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: temporary name in the same folder, fsync, rename, fsync."""
+"""Atomic writes of files and folders: temporary name in the same folder, fsync, rename, fsync."""
 
 import ctypes
 import json
@@ -28,7 +28,7 @@ def cache_folder(name: str) -> Path:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replaces the file in one step: a reader, or a power cut, sees the old or the new, no part."""
+    """Replaces a file in one step: readers, and a power cut, see the old or the new content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
@@ -37,7 +37,7 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files that only the owner can read; what is published is for everyone.
+        # mkstemp makes files that only the owner can read.
         temporary.chmod(0o644)
         temporary.replace(path)
     finally:
@@ -46,13 +46,13 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces the file in one step. NaN is an error: what was not measured is null."""
+    """Replaces a file in one step. NaN is an error: a value that was not measured is null."""
     text = json.dumps(value, indent=2, default=to_plain_json, allow_nan=False) + "\n"
     write_atomic(path, text.encode())
 
 
 def to_plain_json(value: Any) -> Any:
-    """What JSON has no word for: paths and moments as text, numpy's numbers as numbers."""
+    """Converts paths and times to text and NumPy's numbers to Python's."""
     if isinstance(value, Path | datetime):
         return str(value)
     if isinstance(value, Integral):
@@ -63,7 +63,7 @@ def to_plain_json(value: Any) -> Any:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the folder's names durable; without it a rename may be lost in a power cut."""
+    """Flushes a folder's names; without it, a power cut may undo a rename."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -71,32 +71,32 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def exchange_paths(one: Path, other: Path) -> bool:
+def exchange_paths(path: Path, other: Path) -> bool:
     """Swaps the names of two folders or files in one step.
 
-    False, and nothing done, where the system or the file system cannot (Linux's ext4, xfs, btrfs
-    and tmpfs can).
+    Returns False, with nothing changed, if the system or file system cannot (Linux's ext4, xfs,
+    btrfs and tmpfs can).
     """
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     if rename is None:
         return False
-    return rename(AT_FDCWD, bytes(one), AT_FDCWD, bytes(other), RENAME_EXCHANGE) == 0
+    return rename(AT_FDCWD, bytes(path), AT_FDCWD, bytes(other), RENAME_EXCHANGE) == 0
 
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its name when the block ends without an error.
+    """Yields a temporary folder that takes the name `path` if the block ends without an error.
 
-    What stood at `path` changes places with it, or is moved aside where the system cannot do that,
-    and is removed last, so that no name ever holds half of either. After an error the temporary
-    folder is gone and `path` is as it was.
+    The folder that was at `path` is swapped with it, or moved aside if the system cannot swap, and
+    removed last, so that neither is ever there in part. After an error, the temporary folder is
+    removed and `path` is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         temporary.chmod(0o755)
         yield temporary
-        for folder in [temporary, *(one for one in temporary.rglob("*") if one.is_dir())]:
+        for folder in [temporary, *(inner for inner in temporary.rglob("*") if inner.is_dir())]:
             sync_folder(folder)
         if not path.exists():
             temporary.replace(path)

@@ -1,6 +1,6 @@
-"""Learned predictors at run time: one small ONNX network for each source layer.
+"""Learned predictors: one small ONNX network per source layer (ProMoE, section 4.3).
 
-Only inference: `train/` makes the graphs, this loads them from bytes that were checked before.
+Inference only: `train/` exports the graphs; they are loaded here from bytes with checked digests.
 """
 
 from collections.abc import Mapping
@@ -20,20 +20,20 @@ INPUT, OUTPUT = "hidden", "scores"
 
 
 def graph_path(source: int, target: int) -> str:
-    """Where the network from one layer to another lies inside a zoo entry."""
+    """Returns the path of a network in a zoo entry."""
     return f"predictors/layer_{source:02d}_to_{target:02d}.onnx"
 
 
 class LearnedPredictor(Predictor):
-    """From a signal of layer l to the experts of layer l + `horizon`, one network each."""
+    """Forecasts layer l + `horizon` from a signal of layer l, with one network per layer l."""
 
     signals = frozenset({Signal.GATE_INPUT})
-    """One: the networks' input."""
+    """The input of the networks."""
     stateless = True
     horizon: ClassVar[int]
 
     def __init__(self, spec: ModelSpec, graphs: Mapping[int, bytes]):
-        """`graphs`: source layer to a whole ONNX file, one for each layer that has a target."""
+        """Opens the networks; `graphs` maps every layer that has a target to an ONNX file."""
         super().__init__(spec)
         needed = set(range(spec.num_layers - self.horizon))
         if set(graphs) != needed:
@@ -47,10 +47,10 @@ class LearnedPredictor(Predictor):
             check_session_shapes(session, spec, what=f"the {self.kind} network of layer {layer}")
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self.answer(layer, hidden_TD)
+        return self.run_network(layer, hidden_TD)
 
-    def answer(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        """What the layer's network says, if there is one."""
+    def run_network(self, layer: int, hidden_TD: Floats) -> Forecasts:
+        """Runs the layer's network, if there is one."""
         session = self._sessions.get(layer)
         if session is None:
             return ()
@@ -83,14 +83,17 @@ class LearnedPredictor(Predictor):
 
 
 class MlpPredictor(LearnedPredictor):
-    """The paper's network, one layer ahead (promoe 4.3)."""
+    """The network of ProMoE, section 4.3, one layer ahead."""
 
     kind = "mlp"
     horizon = 1
 
 
 class StridePredictor(LearnedPredictor):
-    """The same two layers ahead, so that predicting never eats fetch time (promoe 4.4)."""
+    """The same network two layers ahead, so that prediction overlaps with the previous layer.
+
+    ProMoE, section 4.4.
+    """
 
     kind = "stride"
     horizon = 2
@@ -108,12 +111,13 @@ class PreAttentionPredictor(LearnedPredictor):
     horizon = 0
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self.answer(layer, hidden_TD)
+        return self.run_network(layer, hidden_TD)
 
 
 def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
-    """A session on the CPU with one thread: a network this small loses by being divided, and the
-    other cores are the model's. From bytes, so that the graph cannot name any other file.
+    """Opens a session on one CPU thread: more threads slow a network this small.
+
+    It is opened from bytes, so that the graph cannot refer to any other file.
     """
     import onnxruntime
 
@@ -121,8 +125,8 @@ def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # An arena would keep the most that any prompt needed, for each layer's network; without one
-    # and without a plan of memory for each shape a network this small is as quick.
+    # An arena would keep the memory of the longest prompt, for each layer's network; a network
+    # this small is as fast without one, and without a memory plan for each shape.
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     try:
@@ -135,15 +139,15 @@ def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
         onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented,
         onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException,
     ) as error:
-        raise PredictorError(f"onnxruntime refuses the network: {error}") from error
+        raise PredictorError(f"onnxruntime cannot load the network: {error}") from error
 
 
 def check_session_shapes(
     session: "onnxruntime.InferenceSession", spec: ModelSpec, *, what: str
 ) -> None:
-    """PredictorError unless the network maps this model's hidden size to its experts."""
-    inputs = {one.name: one.shape[1:] for one in session.get_inputs()}
-    outputs = {one.name: one.shape[1:] for one in session.get_outputs()}
+    """Raises PredictorError unless the network maps the model's hidden size to its experts."""
+    inputs = {value.name: value.shape[1:] for value in session.get_inputs()}
+    outputs = {value.name: value.shape[1:] for value in session.get_outputs()}
     if inputs != {INPUT: [spec.hidden_size]} or outputs != {OUTPUT: [spec.num_experts]}:
         raise PredictorError(
             f"{what} maps {inputs} to {outputs}; {spec.model_id} needs "

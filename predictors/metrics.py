@@ -1,7 +1,7 @@
-"""What the figures mean, once: training, replay and the live runtime report these.
+"""Definitions of the metrics that training, replay and the live runtime report.
 
-Every figure is a sum and a count, so that layers, phases and runs add up before they are divided;
-a figure of nothing is None, never 0 or 1.
+Every metric is a sum and a count, so that layers, phases and runs are added before the division; a
+metric without samples is None, never 0 or 1.
 
 Shape suffixes: T tokens, E experts, K top_k.
 """
@@ -20,20 +20,20 @@ DEFINITIONS = {
     "accuracy": "mean over held-out tokens of |predicted top_k and chosen| / top_k",
     "fetch_rate": "share of predicted experts whose bytes had all arrived before their layer was "
     "routed (decode steps of held-out requests, replayed on the named hardware and budget)",
-    "good_pred": "accuracy x fetch_rate (promoe 4.1)",
+    "good_pred": "accuracy x fetch_rate (ProMoE, section 4.1)",
     "joint": "share of needed experts that were predicted and had arrived in time",
     "recall": "share of chosen experts among the top_k + m best scores",
     "gate_mass_recall": "as accuracy, each chosen expert weighted by its gate weight",
-    "calibration_error": "mean |score - share really chosen| over 15 equal bins of the scores",
+    "calibration_error": "mean |score - share of chosen experts| over 15 equal bins of the scores",
 }
-"""Printed and stored with the numbers: "accuracy" means four things in the literature."""
+"""Printed and stored with the metrics: "accuracy" has four meanings in the literature."""
 
 CALIBRATION_BINS = 15
 """Usual in the literature (Guo et al. 2017); equal width."""
 
 
 class Phase(IntEnum):
-    """Part of a request that a token belongs to, as numbered in traces."""
+    """The phase of a request to which a token belongs, as numbered in traces."""
 
     PREFILL = 0
     DECODE = 1
@@ -41,7 +41,7 @@ class Phase(IntEnum):
 
 @dataclass
 class MeanAccumulator:
-    """A mean kept as sum and count."""
+    """A mean, accumulated as sum and count."""
 
     sum: float = 0.0
     count: float = 0.0
@@ -59,23 +59,23 @@ class MeanAccumulator:
 
 
 def sum_means(shares: Sequence[MeanAccumulator]) -> MeanAccumulator:
-    """All of them as one: the mean over their tokens, not the mean of their means."""
+    """Adds accumulators: the result is the mean over all samples, not the mean of the means."""
     return sum(shares, MeanAccumulator())
 
 
 def match_chosen_TK(ranked_TK: Ints, chosen_TK: Ints) -> NDArray[np.bool_]:
-    """For each chosen expert, whether it is among the predicted ones; `ranked` may be wider."""
+    """Returns whether each chosen expert is predicted; `ranked` may be wider than top_k."""
     return (chosen_TK[:, :, None] == ranked_TK[:, None, :]).any(axis=2)
 
 
 def good_pred(accuracy: float | None, fetch_rate: float | None) -> float | None:
-    """Accuracy x FetchRate (promoe 4.1); not measured when either is not."""
+    """Returns Accuracy x FetchRate (ProMoE, section 4.1); None if either was not measured."""
     return None if accuracy is None or fetch_rate is None else accuracy * fetch_rate
 
 
 @dataclass
 class CalibrationBins:
-    """Scores against what happened, over (token, expert) pairs, in bins of equal width."""
+    """Scores against choices, over (token, expert) pairs, in bins of equal width."""
 
     score_B: NDArray[np.float64] = field(default_factory=lambda: np.zeros(CALIBRATION_BINS))
     chosen_B: NDArray[np.float64] = field(default_factory=lambda: np.zeros(CALIBRATION_BINS))
@@ -98,8 +98,9 @@ class CalibrationBins:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For each bin its pairs, their mean score and the share of them that were chosen (null:
-        an empty bin), and the error: what a reliability diagram shows.
+        """Returns the data of a reliability diagram, and the error.
+
+        For each bin: number of pairs, mean score, and share of chosen experts (None if empty).
         """
         bins = list(zip(self.score_B, self.chosen_B, self.count_B, strict=True))
         return {
@@ -111,14 +112,14 @@ class CalibrationBins:
 
     @property
     def error(self) -> float | None:
-        """Expected calibration error, in [0, 1]; most pairs are easy noes, so small is usual."""
+        """Expected calibration error, in [0, 1]; small, as most pairs have scores near 0."""
         pairs = self.count_B.sum()
         return float(np.abs(self.score_B - self.chosen_B).sum() / pairs) if pairs else None
 
 
 @dataclass
 class LayerScore:
-    """One predictor on one target layer."""
+    """The metrics of a predictor on one target layer."""
 
     top_k: int
     extras: tuple[int, ...] = (1, 2, 4)
@@ -138,18 +139,18 @@ class LayerScore:
         phases_T: Ints,
         weights_TK: Floats | None = None,
     ) -> None:
-        """Counts the forecasts of T tokens against the experts that their router chose."""
+        """Compares the forecasts of T tokens with the experts that the router chose."""
         widest = min(self.top_k + max(self.extras, default=0), scores_TE.shape[1])
         ranked = np.argsort(-scores_TE, axis=1, kind="stable")[:, :widest]
         hit_TK = match_chosen_TK(ranked[:, : self.top_k], chosen_TK)
         for phase in Phase:
-            mine = phases_T == phase
-            self.accuracy[phase].add(hit_TK[mine].sum(), mine.sum() * self.top_k)
+            in_phase = phases_T == phase
+            self.accuracy[phase].add(hit_TK[in_phase].sum(), in_phase.sum() * self.top_k)
         if weights_TK is not None:
             self.gate_mass.add((hit_TK * weights_TK).sum(), weights_TK.sum())
         for extra in self.extras:
-            found = match_chosen_TK(ranked[:, : self.top_k + extra], chosen_TK)
-            self.recall.setdefault(extra, MeanAccumulator()).add(found.sum(), found.size)
+            wider_TK = match_chosen_TK(ranked[:, : self.top_k + extra], chosen_TK)
+            self.recall.setdefault(extra, MeanAccumulator()).add(wider_TK.sum(), wider_TK.size)
         self.calibration.add(scores_TE, chosen_TK)
 
     @property

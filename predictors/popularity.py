@@ -1,7 +1,6 @@
-"""Popularity: the experts that the trace used most, the same for every token.
+"""The popularity baseline: the experts that the trace used most, the same for every token.
 
-BrainStorm's "Traced-TopK" (moe-infinity sequence level 8.3 (ii)) fetches those of the next layer:
-`ahead=1`.
+With `ahead=1`, it is BrainStorm's "Traced-TopK" (MoE-Infinity (sequence level), section 8.3).
 """
 
 from collections.abc import Mapping
@@ -16,8 +15,9 @@ from predictors.tensors import read_tensors, write_tensors
 
 
 class PopularityPredictor(Predictor):
-    """Forecasts every layer at the start of the step, or only those `ahead` of the one that is
-    routed. L layers, E experts, T tokens.
+    """Forecasts every layer at the start of the step, or the layer `ahead` of each routed one.
+
+    Shape suffixes: L layers, E experts, T tokens.
 
     Args:
         shares_LE: share of the trace's tokens that layer l routed to expert e.
@@ -42,14 +42,15 @@ class PopularityPredictor(Predictor):
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         self._num_tokens = len(tokens_T)
-        return self._of(range(self.spec.num_layers if self.ahead is None else self.ahead))
+        num_layers = self.spec.num_layers if self.ahead is None else self.ahead
+        return self._forecast_layers(range(num_layers))
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
         assert self.ahead is not None, "asked for with ahead only"
-        return self._of(range(layer + self.ahead, layer + self.ahead + 1))
+        return self._forecast_layers(range(layer + self.ahead, layer + self.ahead + 1))
 
-    def _of(self, layers: range) -> list[Forecast]:
-        # One row serves all tokens: a view, not copies of it.
+    def _forecast_layers(self, layers: range) -> list[Forecast]:
+        # All tokens share one row: a view, not copies.
         shape = (self._num_tokens, self.spec.num_experts)
         return [
             Forecast(layer, np.broadcast_to(self._shares_LE[layer], shape))

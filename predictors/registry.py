@@ -1,4 +1,4 @@
-"""Every kind of predictor, in one frozen table."""
+"""The table of all kinds of predictors."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -41,20 +41,20 @@ CLASSES: tuple[type[Predictor], ...] = (
 REUSE_PREDICTORS: Mapping[str, type[Predictor]] = MappingProxyType(
     {ReusePredictor.kind: ReusePredictor}
 )
-"""Those that forecast what to keep, not what the step needs: for eviction, not for prefetching."""
-KINDS: Mapping[str, type[Predictor]] = MappingProxyType({one.kind: one for one in CLASSES})
+"""Predictors that score experts for eviction, not for prefetching."""
+KINDS: Mapping[str, type[Predictor]] = MappingProxyType({cls.kind: cls for cls in CLASSES})
 FEED_FORWARD: Mapping[str, type[LearnedPredictor]] = MappingProxyType(
-    {one.kind: one for one in (MlpPredictor, StridePredictor, PreAttentionPredictor)}
+    {cls.kind: cls for cls in (MlpPredictor, StridePredictor, PreAttentionPredictor)}
 )
-"""The papers' networks: two layers from one state to one layer's experts."""
+"""Networks of two layers, from one state to one layer's experts (ProMoE, section 4.3)."""
 LEARNED: Mapping[str, type[Predictor]] = MappingProxyType(
     {**FEED_FORWARD, ResidualPredictor.kind: ResidualPredictor}
 )
-"""Those that `train/` fits with gradient descent, by kind."""
+"""Predictors that `train/` fits with gradient descent."""
 
 
 def predictor_class(kind: str) -> type[Predictor]:
-    """PredictorError with the choices and the closest of them when there is no such kind."""
+    """Returns a kind's class; PredictorError has the choices and the closest one."""
     if kind not in KINDS:
         raise PredictorError(unknown("predictor", kind, KINDS))
     return KINDS[kind]
@@ -63,6 +63,6 @@ def predictor_class(kind: str) -> type[Predictor]:
 def load_from_files(
     kind: str, spec: ModelSpec, *, files: Mapping[str, bytes], options: Mapping[str, Any]
 ) -> Predictor:
-    """A predictor from the payload of a zoo entry, whose bytes were checked by digest before."""
+    """Loads a predictor from the payload of a zoo entry, whose digests were checked before."""
     cls = REUSE_PREDICTORS.get(kind) or predictor_class(kind)
     return cls.from_files(spec, files, options)

@@ -1,4 +1,4 @@
-"""Which requests are alive, for predictors that remember them: ids to rows of their own arrays.
+"""Running requests, for predictors with state per request: maps ids to rows of their arrays.
 
 Shape suffixes: T tokens of the step, R requests of the step, E experts.
 """
@@ -11,8 +11,8 @@ import numpy as np
 from predictors.base import Floats, Ints
 
 IDLE_STEPS = 16
-"""Steps without a token of a request after which it counts as ended: nobody says when one ends,
-and one that waits for the prompts of others misses a few steps only."""
+"""Steps without a token after which a request counts as ended: its end is not signalled, and one
+that waits for the prompts of others misses a few steps only."""
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class StepRequests:
     """The requests of one step."""
 
     slots_R: Ints
-    """Row of each request, in the arrays of whoever remembers."""
+    """Row of each request in the predictor's arrays."""
     place_T: Ints
-    """Each token's request, as an index into `slots_R`."""
+    """Index of each token's request in `slots_R`."""
     new: list[int]
-    """Slots of the requests that were not alive before."""
+    """Slots of the requests that begin in this step."""
 
     @property
     def rows(self) -> slice | Ints:
-        """What to index arrays of all slots with: of a single request a slice, which is faster."""
+        """Index of the requests' rows: a slice for a single request, which is faster."""
         if len(self.slots_R) > 1:
             return self.slots_R
         slot = int(self.slots_R[0])
@@ -40,22 +40,22 @@ class StepRequests:
 
 
 class LiveRequests:
-    """Gives each live request a slot, smallest free one first; an id not alive is a new request.
+    """Assigns slots to running requests; an id that is not running begins a new request.
 
-    Bounded: no more are alive than came within the last `idle_steps` steps.
+    The number of slots is bounded by the requests of the last `idle_steps` steps.
     """
 
     def __init__(self, *, idle_steps: int = IDLE_STEPS):
         self.num_slots = 0
-        """Slots that were ever in use: what arrays must have rows for."""
+        """Number of slots used so far: the rows that arrays must have."""
         self._idle_steps = idle_steps
         self._step = 0
         self._live: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        """Request id to (slot, last step), the longest unseen first."""
+        """Request id to (slot, last step), the least recent first."""
         self._free: list[int] = []
 
     def begin_step(self, requests_T: Ints) -> StepRequests:
-        """The requests that the step's tokens belong to."""
+        """Returns the requests of the step's tokens."""
         self._step += 1
         if len(requests_T) == 1 or (requests_T == requests_T[0]).all():
             ids, place_T = requests_T[:1].tolist(), np.zeros(len(requests_T), np.int64)
@@ -74,8 +74,8 @@ class LiveRequests:
             slots.append(slot)
         return StepRequests(np.array(slots, np.int64), place_T, new)
 
-    def ended(self) -> list[int]:
-        """Slots of the requests that have ended since; they are free from now on."""
+    def release_ended(self) -> list[int]:
+        """Frees and returns the slots of the requests that have ended."""
         slots = []
         while self._live:
             request, (slot, seen) = next(iter(self._live.items()))
@@ -94,7 +94,7 @@ class LiveRequests:
 
 
 def expand_to_tokens(scores_RE: Floats, present: StepRequests) -> Floats:
-    """`[T, E]`: each token's request's row; of a single request a view, not copies."""
+    """Returns `[T, E]`, the row of each token's request; a view for a single request."""
     num_tokens = len(present.place_T)
     if len(scores_RE) > 1:
         return scores_RE[present.place_T]
@@ -104,7 +104,7 @@ def expand_to_tokens(scores_RE: Floats, present: StepRequests) -> Floats:
 
 
 def grow_rows(array: np.ndarray, num_rows: int) -> np.ndarray:
-    """The array with at least `num_rows` rows, new ones zero; doubled, so that it is rare."""
+    """Returns the array with at least `num_rows` rows, new ones zero; it grows by doubling."""
     if len(array) >= num_rows:
         return array
     larger = np.zeros((max(num_rows, 2 * len(array)), *array.shape[1:]), array.dtype)

@@ -1,9 +1,8 @@
-"""Residual: the target layers' own routers on the current state, and a learned correction.
+"""The residual predictor: the target layers' routers on the current state, plus a correction.
 
-Ours. It starts as skip (promoe 4.2) and repairs it: what lies between a state and a later router
-(an expert layer, attention over the past) is learned, for several target layers at once. The past
-is summed up in a few numbers for each request and source: means of earlier states that decay, fast
-and slow.
+Not from a paper. It starts as skip (ProMoE, section 4.2) and learns a correction for the layers
+between a state and a later router (experts, attention over the past), for several target layers at
+once. The past is summarised for each request and source by decaying means of earlier states.
 
 Shape suffixes: T tokens, D hidden size, H targets of a source, E experts, G decays, R numbers of a
 context for each decay, X = G R, Q numbers of the token, S slots.
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
 from predictors.errors import PredictorError
 from predictors.learned import open_session
 from predictors.requests import LiveRequests, grow_rows
@@ -42,18 +41,18 @@ LONGEST_RUN = 256
 
 
 class ForecastSource(NamedTuple):
-    """A moment of the step at which layers are forecast."""
+    """An event of a step at which layers are forecast."""
 
     signal: Signal
     """LAYER_INPUT or GATE_INPUT."""
     layer: int
 
     def targets(self, num_layers: int, horizons: int) -> range:
-        """A gate input is good for the layers after it.
+        """Returns the layers that it forecasts.
 
-        The first layer's input for as many from that layer on, so that the first layers are covered
-        too; a later one's for its own layer, whose gate input the layer before it has forecast
-        already.
+        A gate input forecasts the layers after it. The first layer's input forecasts as many from
+        its own layer on, which covers the first layers; a later layer's input forecasts its own
+        layer, which the gate input before it has forecast already.
         """
         if self.signal is Signal.GATE_INPUT:
             return range(self.layer + 1, min(num_layers, self.layer + 1 + horizons))
@@ -61,36 +60,37 @@ class ForecastSource(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where its graph lies inside a zoo entry."""
+        """Path of its graph in a zoo entry."""
         return f"predictors/{self.signal}_{self.layer:02d}.onnx"
 
 
 FIRST_SOURCE = ForecastSource(Signal.LAYER_INPUT, 0)
-"""Forecasts the first layers, and says which token it is."""
+"""Forecasts the first layers, and makes the features of the token."""
 
 
 def gate_sources(num_layers: int) -> list[ForecastSource]:
-    """The first layer's input, and the gate input of each layer that has layers after it."""
+    """Returns the first layer's input, and the gate inputs of all layers but the last."""
     gates = [ForecastSource(Signal.GATE_INPUT, layer) for layer in range(num_layers - 1)]
     return [FIRST_SOURCE, *gates]
 
 
 def layer_input_sources(num_layers: int) -> list[ForecastSource]:
-    """The later layers' inputs: horizon 0, the last word before the router itself."""
+    """Returns the inputs of the later layers, for a last forecast before their routers."""
     return [ForecastSource(Signal.LAYER_INPUT, layer) for layer in range(1, num_layers)]
 
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Rows of a step that one call forecasts: one token each of several requests, or a stretch of
-    one request's prompt.
+    """Rows of a step that one call forecasts.
+
+    They are one token each of several requests, or consecutive tokens of one request's prompt.
     """
 
     rows: slice
     slots: Ints | slice
-    """Where the contexts that they begin with are kept; of one request a slice, which is faster."""
+    """Rows of the contexts at their beginning; a slice for one request, which is faster."""
     length: int
-    """Tokens of each request in it."""
+    """Number of tokens of each request in it."""
 
 
 class ResidualPredictor(Predictor):
@@ -98,7 +98,7 @@ class ResidualPredictor(Predictor):
 
     Args:
         graphs: a whole ONNX file for each source of `gate_sources` and `layer_input_sources`.
-        horizons: layers that a gate input is good for.
+        horizons: number of layers that a gate input forecasts.
         decays: of the means over earlier tokens, per token; 0 is the token before.
         refresh_last: Forecast a layer again from its own input. More accurate, but seldom in
             time; off halves the number of network calls.
@@ -138,56 +138,56 @@ class ResidualPredictor(Predictor):
             raise PredictorError(f"the residual networks' contexts differ in size: {sorted(sizes)}")
         ((size, self._token_size),) = sizes
         self._fading_X = np.repeat(np.array(self._decays, np.float32), size // len(self._decays))
-        self._places: dict[Signal, dict[int, _SourceState]] = {
+        self._states: dict[Signal, dict[int, _SourceState]] = {
             signal: {} for signal in self.signals
         }
         for source, session in self._sessions.items():
             targets = source.targets(spec.num_layers, horizons)
             context_SX = np.zeros((1, size), np.float32)
-            place = _SourceState(source == FIRST_SOURCE, session, tuple(targets), context_SX)
-            self._places[source.signal][source.layer] = place
+            state = _SourceState(source == FIRST_SOURCE, session, tuple(targets), context_SX)
+            self._states[source.signal][source.layer] = state
         self._live = LiveRequests()
         self._runs: list[TokenRun] = []
         self._tokens: list[Floats] = []
-        """`[T, Q]` of each run, from the step's first event on."""
+        """`[T, Q]` of each run, known after the step's first event."""
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._live.begin_step(requests_T)
         if present.new:
-            for places in self._places.values():
-                for place in places.values():
-                    place.context_SX = grow_rows(place.context_SX, self._live.num_slots)
-                    place.context_SX[present.new] = 0.0
-        self._live.ended()
+            for states in self._states.values():
+                for state in states.values():
+                    state.context_SX = grow_rows(state.context_SX, self._live.num_slots)
+                    state.context_SX[present.new] = 0.0
+        self._live.release_ended()
         self._runs = split_into_runs(present.slots_R[present.place_T])
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
         if layer and not self.refresh_last:
             return ()
-        return self._forecast(self._places[Signal.LAYER_INPUT].get(layer), hidden_TD)
+        return self._forecast(self._states[Signal.LAYER_INPUT].get(layer), hidden_TD)
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self._forecast(self._places[Signal.GATE_INPUT].get(layer), hidden_TD)
+        return self._forecast(self._states[Signal.GATE_INPUT].get(layer), hidden_TD)
 
-    def _forecast(self, place: "_SourceState | None", hidden_TD: Floats) -> Forecasts:
-        if place is None:
+    def _forecast(self, state: "_SourceState | None", hidden_TD: Floats) -> Forecasts:
+        if state is None:
             return ()
         hidden_TD = np.ascontiguousarray(hidden_TD, np.float32)
-        if place.is_first:
+        if state.is_first:
             self._tokens = []
         found = []
         for number, run in enumerate(self._runs):
             given = hidden_TD if len(self._runs) == 1 else hidden_TD[run.rows]
-            context_RX = before_TX = place.context_SX[run.slots]
+            context_RX = before_TX = state.context_SX[run.slots]
             if run.length > 1:
-                before_TX = self._mixed(place, given, before_TX)
-            if place.is_first:
+                before_TX = self._compute_contexts(state, given, before_TX)
+            if state.is_first:
                 wanted, memory = FIRST_ANSWERS, before_TX
             else:
                 wanted = ANSWERS
                 memory = np.concatenate([before_TX, self._tokens[number]], axis=1)
-            scores_THE, state_TX, *token = place.session.run(
+            scores_THE, state_TX, *token = state.session.run(
                 wanted, {HIDDEN: given, MEMORY: memory}
             )
             self._tokens += token
@@ -196,17 +196,19 @@ class ResidualPredictor(Predictor):
             np.multiply(before_TX, self._fading_X, out=context_RX)
             context_RX += state_TX
             if not isinstance(run.slots, slice):
-                place.context_SX[run.slots] = context_RX
+                state.context_SX[run.slots] = context_RX
             found.append(scores_THE)
         whole_THE = found[0] if len(found) == 1 else np.concatenate(found)
-        return [Forecast(target, whole_THE[:, h]) for h, target in enumerate(place.targets)]
+        return [Forecast(target, whole_THE[:, h]) for h, target in enumerate(state.targets)]
 
-    def _mixed(self, place: "_SourceState", hidden_TD: Floats, context_1X: Floats) -> Floats:
-        """`[T, G R]`: each token's context in a prompt, whose states are made for it first."""
-        size = context_1X.shape[1] + (0 if place.is_first else self._token_size)
+    def _compute_contexts(
+        self, state: "_SourceState", hidden_TD: Floats, context_1X: Floats
+    ) -> Floats:
+        """Computes the prompt's states, and returns the context of each token, `[T, G R]`."""
+        size = context_1X.shape[1] + (0 if state.is_first else self._token_size)
         nothing = np.zeros((len(hidden_TD), size), np.float32)
         given = {HIDDEN: hidden_TD, MEMORY: nothing}
-        (state_TX,) = place.session.run([STATE], given, fetch_only_options())
+        (state_TX,) = state.session.run([STATE], given, fetch_only_options())
         past_PX = np.concatenate([context_1X, state_TX])
         by_decay = np.split(past_PX, len(self._decays), axis=1)
         mixed = [
@@ -226,9 +228,10 @@ class ResidualPredictor(Predictor):
     def from_files(
         cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
     ) -> Self:
+        check_options(cls, options)
         known = [*gate_sources(spec.num_layers), *layer_input_sources(spec.num_layers)]
         graphs = {source: files[source.path] for source in known if source.path in files}
-        decays = [float(one) for one in options["decays"]]
+        decays = [float(decay) for decay in options["decays"]]
         return cls(
             spec,
             graphs,
@@ -240,19 +243,19 @@ class ResidualPredictor(Predictor):
 
 @dataclass(slots=True)
 class _SourceState:
-    """A source at run time, with what is remembered there."""
+    """The state of a source at run time."""
 
     is_first: bool
     session: "onnxruntime.InferenceSession"
     targets: tuple[int, ...]
     context_SX: Floats
-    """By slot of a request."""
+    """Contexts by slot of a request."""
 
 
 def split_into_runs(slot_T: Ints) -> list[TokenRun]:
-    """A step's rows in calls: neighbours of one request together, single tokens all at once.
+    """Divides a step's rows into calls: consecutive rows of one request, or all single tokens.
 
-    A request whose rows do not stand together gets its context from whichever came last.
+    A request whose rows are not consecutive gets the context of the last ones.
     """
     if len(slot_T) == 1:
         return [TokenRun(slice(0, 1), one_row(slot_T[0]), 1)]
@@ -270,14 +273,15 @@ def split_into_runs(slot_T: Ints) -> list[TokenRun]:
 
 
 def one_row(slot: int) -> slice:
-    """One row, as a view."""
+    """Returns the slice of one row, to index a view."""
     return slice(int(slot), int(slot) + 1)
 
 
 @lru_cache(maxsize=4 * LONGEST_RUN)
 def mixing_matrix(length: int, decay: float) -> Floats:
-    """`[T, 1 + T]`: each token's context as a sum of the one that the run begins with, faded, and
-    the states of the tokens before it, faded.
+    """Returns `[T, 1 + T]`: each token's context as a sum of decayed earlier states.
+
+    Column 0 weights the context at the beginning of the run.
     """
     # 0 ** 0 is 1: without a mean, the first token's context is the one that the run begins with.
     fading = np.power(decay, np.arange(length)).astype(np.float32)
@@ -290,7 +294,7 @@ def mixing_matrix(length: int, decay: float) -> Floats:
 
 @lru_cache(maxsize=1)
 def fetch_only_options() -> "onnxruntime.RunOptions":
-    """Leaves out what the answer asked for does not need."""
+    """Returns run options that skip the nodes that the requested outputs do not need."""
     import onnxruntime
 
     options = onnxruntime.RunOptions()
@@ -305,7 +309,10 @@ def check_residual_graph(
     horizons: int,
     num_decays: int,
 ) -> tuple[int, int]:
-    """Sizes of context and token; PredictorError unless the network fits this model and source."""
+    """Returns the sizes of context and token.
+
+    Raises PredictorError if the network does not match the model and source.
+    """
     inputs = {one.name: list(one.shape) for one in session.get_inputs()}
     shapes = inputs | {one.name: list(one.shape) for one in session.get_outputs()}
     state, memory = (shapes.get(name, [None])[-1] for name in (STATE, MEMORY))

@@ -1,7 +1,7 @@
-"""Skip: a later layer's own router, applied to what this layer's router sees (promoe 4.2).
+"""The skip baseline: a later layer's router, applied to this layer's gate input.
 
-The baseline of mixtral-offloading. It needs no training: the residual stream changes slowly from
-layer to layer, so the next router already says much about its own choice.
+Mixtral-offloading's predictor (ProMoE, section 4.2). It needs no training: the residual stream
+changes slowly from layer to layer, so the next router approximates its own choice.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,10 @@ from predictors.tensors import read_tensors, write_tensors
 
 
 class SkipPredictor(Predictor):
-    """Shape suffixes: L layers, E experts, D hidden size, T tokens."""
+    """Forecasts layer l + `horizon` with that layer's router.
+
+    Shape suffixes: L layers, E experts, D hidden size, T tokens.
+    """
 
     kind = "skip"
     signals = frozenset({Signal.GATE_INPUT})
@@ -70,9 +73,9 @@ class SkipPredictor(Predictor):
 
 
 def choice_probabilities(logits_TE: Floats, top_k: int) -> Floats:
-    """`top_k` times the softmax, at most 1: a router's probabilities as chances to be chosen.
+    """Returns min(top_k x softmax, 1): the probability that each expert is chosen.
 
-    At most `top_k` experts reach 1, so the cap never reorders the best ones against the others.
+    At most `top_k` experts reach 1, so the limit does not change which are the best.
     """
     shifted_TE = np.exp(logits_TE - logits_TE.max(axis=1, keepdims=True))
     share_TE = shifted_TE / shifted_TE.sum(axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""What a trace, a predictor or a zoo entry was made for, and the refusal of anything else."""
+"""The model for which a trace, predictor or zoo entry was made, and the check against others."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from predictors.errors import MoecastError
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """The base model, as far as routing depends on it."""
+    """The properties of a base model on which routing depends."""
 
     model_id: str
     revision: str
@@ -19,18 +19,18 @@ class ModelSpec:
     config_hash: str
     """`config_hash` of the model's `config.json`."""
     num_layers: int
-    """Layers with routed experts; they are numbered 0.. from the bottom, dense layers left out."""
+    """Number of layers with routed experts; they are numbered from 0, without dense layers."""
     num_experts: int
     top_k: int
     hidden_size: int
     dtype: str
-    """Dtype of the activations that predictors see, for example `float32`."""
+    """Dtype of the activations that predictors receive, for example `float32`."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def differences(self, other: "ModelSpec") -> dict[str, tuple[Any, Any]]:
-        """Fields in which the two differ, with both values."""
+        """Returns the fields in which the two differ, with both values."""
         return {
             field.name: (getattr(self, field.name), getattr(other, field.name))
             for field in fields(self)
@@ -40,13 +40,13 @@ class ModelSpec:
     def require(
         self, other: "ModelSpec", *, this: str, that: str, error: type[MoecastError], hint: str
     ) -> None:
-        """Raises `error` when the two differ; the message names both sides of every difference."""
+        """Raises `error` if the two differ; the message has both values of every difference."""
         wrong = self.differences(other)
         if wrong:
             listed = "; ".join(
                 f"{name}: {this} has {a!r}, {that} has {b!r}" for name, (a, b) in wrong.items()
             )
-            raise error(f"{this} and {that} do not belong together ({listed}). {hint}")
+            raise error(f"{this} and {that} do not match ({listed}). {hint}")
 
 
 NOT_ROUTING = (
@@ -60,6 +60,6 @@ NOT_ROUTING = (
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """sha256 over the canonical JSON of `config.json`, without what says nothing of routing."""
+    """Returns the sha256 of `config.json` without the keys that do not affect routing."""
     kept = {key: value for key, value in config.items() if key not in NOT_ROUTING}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()

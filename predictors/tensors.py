@@ -1,4 +1,4 @@
-"""The one tensor file of a predictor's payload: safetensors in memory, checked against a shape."""
+"""The safetensors file of a predictor's payload, checked against expected shapes."""
 
 from collections.abc import Mapping
 
@@ -13,19 +13,19 @@ WEIGHTS = "weights.safetensors"
 
 
 def write_tensors(tensors: Mapping[str, NDArray]) -> dict[str, bytes]:
-    """The payload that holds these arrays."""
+    """Returns the payload with these arrays."""
     return {WEIGHTS: save({name: np.ascontiguousarray(array) for name, array in tensors.items()})}
 
 
 def read_tensors(
     files: Mapping[str, bytes], shapes: Mapping[str, tuple[int | None, ...]], *, kind: str
 ) -> dict[str, NDArray]:
-    """The arrays of a payload; None in a shape stands for any size.
+    """Reads the arrays of a payload; None in a shape stands for any size.
 
-    Raises PredictorError when one is missing or has another shape, naming both.
+    Raises PredictorError, with both shapes, if one is missing or has another shape.
     """
     if WEIGHTS not in files:
-        raise PredictorError(f"a {kind} predictor has a file {WEIGHTS}; got {sorted(files)}")
+        raise PredictorError(f"a {kind} predictor needs a file {WEIGHTS}; got {sorted(files)}")
     try:
         arrays = load(files[WEIGHTS])
     except SafetensorError as error:
@@ -38,7 +38,7 @@ def read_tensors(
             want not in (None, size) for want, size in zip(expected, got, strict=True)
         ):
             raise PredictorError(
-                f"{name} of the {kind} predictor has the shape {got}, the model needs {expected} "
+                f"{name} of the {kind} predictor has the shape {got}, expected {expected} "
                 "(None: any); it was made for another model"
             )
     return arrays

@@ -1,8 +1,7 @@
-"""Token: how often each token id used each expert in the trace (promoe 4.2, "token-based").
+"""The token baseline: how often each token id used each expert in the trace.
 
-All layers of the iteration are forecast before it begins, so there is all the time in the world
-to fetch, and no context to tell one use of a word from another. Nothing is said of a token whose id
-is not known (-1).
+ProMoE, section 4.2, "token-based". All layers are forecast before the step begins, which leaves the
+most time to fetch, without any context. A token whose id is not known (-1) has no forecast.
 """
 
 from collections.abc import Mapping
@@ -16,12 +15,15 @@ from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
 PRIOR_TOKENS = 1.0
-"""Weight, in tokens, of the overall shares beside a token id's own: it decides what a rare id's
-few uses leave open, and is all that an unseen id gets."""
+"""Weight, in tokens, of the shares over all ids when they are mixed with an id's own: they decide
+for rare ids, and alone for unseen ones."""
 
 
 class TokenPredictor(Predictor):
-    """Shape suffixes: S token ids seen, L layers, E experts, T tokens."""
+    """Forecasts all layers from a table by token id.
+
+    Shape suffixes: S token ids seen, L layers, E experts, T tokens.
+    """
 
     kind = "token"
     signals = frozenset({Signal.TOKENS})
@@ -34,19 +36,18 @@ class TokenPredictor(Predictor):
         shares_SLE: NDArray[np.float16],
         unseen_LE: Floats,
     ):
-        """`ids` ascending; `shares` half precision, for a real vocabulary makes it large."""
+        """Makes the table; `ids` are ascending, `shares` in half precision to save memory."""
         super().__init__(spec)
         assert shares_SLE.shape == (len(ids_S), spec.num_layers, spec.num_experts)
         assert (np.diff(ids_S) > 0).all()
         self._ids_S = ids_S.astype(np.int64)
-        # Behind the last one, a row for every id that the trace did not have, and one of zeros for
-        # tokens whose id is not known.
+        # Two more rows: for ids that are not in the trace, and zeros for unknown ids.
         extra_2LE = np.stack([unseen_LE, np.zeros_like(unseen_LE)]).astype(np.float16)
         self._shares_RLE = np.concatenate([shares_SLE, extra_2LE])
 
     @classmethod
     def from_counts(cls, spec: ModelSpec, ids_S: Ints, counts_SLE: Ints, uses_S: Ints) -> Self:
-        """From how often each id came (`uses`) and which experts each layer then chose."""
+        """Makes the table from the number of each id's tokens and of their choices."""
         unseen_LE = counts_SLE.sum(axis=0) / max(1, uses_S.sum())
         smoothed = counts_SLE + PRIOR_TOKENS * unseen_LE
         shares = smoothed / (uses_S[:, None, None] + PRIOR_TOKENS)
@@ -54,11 +55,11 @@ class TokenPredictor(Predictor):
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         if (tokens_T < 0).all():
-            return ()  # Prompts given as embeddings have no ids.
-        place_T = np.searchsorted(self._ids_S, tokens_T)
-        near_T = np.minimum(place_T, len(self._ids_S) - 1)
+            return ()  # Prompts of embeddings have no ids.
+        position_T = np.searchsorted(self._ids_S, tokens_T)
+        near_T = np.minimum(position_T, len(self._ids_S) - 1)
         unseen = len(self._ids_S)
-        row_T = np.where(self._ids_S[near_T] == tokens_T, near_T, unseen) if unseen else place_T
+        row_T = np.where(self._ids_S[near_T] == tokens_T, near_T, unseen) if unseen else position_T
         row_T = np.where(tokens_T < 0, unseen + 1, row_T)
         shares_TLE = self._shares_RLE[row_T].astype(np.float32)
         return [Forecast(layer, shares_TLE[:, layer]) for layer in range(self.spec.num_layers)]

@@ -1,7 +1,7 @@
-"""The expert activation matrix (EAM) and how far two of them are apart.
+"""The expert activation matrix (EAM), and the distance of two.
 
-`EAM[l, e]` is how many tokens layer l routed to expert e: of a sequence (moe-infinity sequence
-level, 4.2), or of an iteration or a request (request level, 4.1).
+`EAM[l, e]` is the number of tokens that layer l routed to expert e: of a sequence (MoE-Infinity
+(sequence level), section 4.2), or of an iteration or request ((request level), section 4.1).
 
 Shape suffixes: T tokens, K top_k, R requests, L layers, E experts, N matrices.
 """
@@ -13,9 +13,9 @@ from predictors.base import Floats, Ints
 
 
 def count_rows(experts_TK: Ints, place_T: Ints, num_requests: int, num_experts: int) -> Floats:
-    """`[R, E]`: one layer's row of each request; `place_T` tells whose each token is.
+    """Returns `[R, E]`, one layer's row of each request; `place_T` is each token's request.
 
-    The id E, a choice of none, is not counted.
+    The id E, no choice, is not counted.
     """
     if len(experts_TK) == 1:
         row_RE = np.zeros((1, num_experts + 1), np.float32)
@@ -28,41 +28,44 @@ def count_rows(experts_TK: Ints, place_T: Ints, num_requests: int, num_experts: 
 
 
 def normalize_rows(rows_E: Floats) -> Floats:
-    """Each row of the last axis at length 1; a row of zeros, a layer not seen yet, stays zeros."""
+    """Scales each row of the last axis to length 1; a row of zeros, an unseen layer, stays zero."""
     length = np.sqrt(np.einsum("...e,...e->...", rows_E, rows_E))[..., None]
     return rows_E / np.maximum(length, 1e-12)
 
 
-def eam_distance(one_LE: Floats, other_LE: Floats) -> float:
-    """Equation 1 of moe-infinity sequence level, 4.2: `1 - mean over layers of the cosine of the
-    rows`. A layer that either has not seen counts as cosine 0.
+def eam_distance(first_LE: Floats, second_LE: Floats) -> float:
+    """Returns `1 - mean over layers of the cosine of the rows`, in [0, 1].
+
+    MoE-Infinity (sequence level), equation 1. A layer that one side has not seen has cosine 0.
     """
-    cosines_L = (normalize_rows(one_LE) * normalize_rows(other_LE)).sum(axis=1)
+    cosines_L = (normalize_rows(first_LE) * normalize_rows(second_LE)).sum(axis=1)
     return float(1.0 - cosines_L.mean())
 
 
 def activation_ratios(counts_E: NDArray) -> Floats:
-    """Activation ratios: each row divided by its sum; a row of zeros stays zeros."""
+    """Divides each row by its sum; a row of zeros stays zero."""
     total = counts_E.sum(axis=-1, keepdims=True)
     return (counts_E / np.maximum(total, 1e-12)).astype(np.float32)
 
 
 def choice_probability(shares_E: Floats, top_k: int) -> Floats:
-    """A token's chance of an expert: it makes `top_k` choices, and no expert twice."""
+    """Returns the probability that a token chooses each expert, for `top_k` different choices."""
     return np.minimum(top_k * shares_E, 1.0)
 
 
 def attainable_accuracy(counts_LE: Floats, top_k: int) -> NDArray[np.float64]:
-    """Share of all choices that fell on the `top_k` busiest experts of their layer: the accuracy
-    that a sequence's own EAM would have had. `[..., L, E]` to `[...]`.
+    """Returns the share of choices that fell on the `top_k` most used experts of their layer.
+
+    It is the accuracy of a sequence's own EAM as its forecast. `[..., L, E]` to `[...]`.
     """
     busiest = np.sort(counts_LE, axis=-1)[..., -top_k:].sum(axis=(-2, -1), dtype=np.float64)
     return busiest / np.maximum(counts_LE.sum(axis=(-2, -1)), 1.0)
 
 
 def layer_decays(num_layers: int) -> Floats:
-    """`[L]`: `1 - (i - l) / L` for the layer i that is 1, 2, ... ahead of the current one: linear,
-    at a rate inversely proportional to the number of layers (sequence level, 5.2 and algorithm 1,
-    step 26; request level, 5.1).
+    """Returns `[L]`: `1 - (i - l) / L` for the layers 1, 2, ... after the current one.
+
+    MoE-Infinity (sequence level), section 5.2 and algorithm 1, step 26; (request level), section
+    5.1: linear, at a rate inversely proportional to the number of layers.
     """
     return (1.0 - np.arange(1, num_layers + 1) / num_layers).astype(np.float32)

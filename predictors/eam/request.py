@@ -1,4 +1,6 @@
-"""EAM of the iteration against an EAMC that is kept online (moe-infinity, request level).
+"""Forecasts from the iteration's EAM and an EAMC that is updated online.
+
+MoE-Infinity (request level), sections 4 and 5.
 
 Shape suffixes: T tokens, K top_k, R requests of the step, S request slots, C capacity, M matches,
 L layers, E experts.
@@ -20,27 +22,27 @@ from predictors.tensors import read_tensors, write_tensors
 
 
 class EamPhase(IntEnum):
-    """Request-level EAMs are "traced for prefilling and decoding separately" (4.1)."""
+    """Request-level EAMs are "traced for prefilling and decoding separately" (section 4.1)."""
 
     PREFILL = 0
     DECODE = 1
 
 
 class EamRequestPredictor(Predictor):
-    """Stored EAMs that begin like this iteration's tell the layers to come (5.1, figure 7).
+    """Forecasts later layers from stored EAMs that begin like this iteration's.
 
-    After each router, the iteration's EAM, of which rows 0..l are known, is compared with the same
-    rows of every stored one, both flattened (cosine, 4.2). The matched ones' cells are "summed up
-    and normalized on each row"; priority is that times the proximity `1 - (i - l) / L`.
-    "Several matched EAMs might be returned" (5.1): the `matches` most similar. Of several requests
-    in a step, priorities are the mean.
+    Section 5.1 and figure 7: after each router, rows 0..l of the iteration's EAM are compared with
+    the same rows of every stored one, both flattened (cosine, section 4.2). The cells of the
+    `matches` most similar ones ("Several matched EAMs might be returned") are "summed up and
+    normalized on each row"; priority is that times the proximity `1 - (i - l) / L`. Priorities are
+    the mean over the requests of a step.
 
-    When a request has ended, its EAM is stored, in the place of the most similar one where the
-    collection is full: recent and diverse (4.2, figure 5).
+    When a request has ended, its EAM is stored; in a full collection it replaces the most similar
+    one (section 4.2, figure 5).
 
     Args:
         counts_NLE: stored matrices, at most `capacity`; none is a cold start.
-        capacity: the paper's models are served best from 120 on (7.5).
+        capacity: the paper's models are served best from 120 on (section 7.5).
     """
 
     kind = "eam-request"
@@ -59,7 +61,9 @@ class EamRequestPredictor(Predictor):
         super().__init__(spec)
         if matches < 1:
             raise PredictorError(f"{self.kind} with matches={matches}: must be at least 1")
-        self.collection = EamCollection.of(counts_NLE, spec, capacity=capacity, kind=self.kind)
+        self.collection = EamCollection.from_matrices(
+            counts_NLE, spec, capacity=capacity, kind=self.kind
+        )
         self.matches = matches
         self.learning = learning
         self._decays_L1 = layer_decays(spec.num_layers)[:, None]
@@ -74,7 +78,7 @@ class EamRequestPredictor(Predictor):
 
     @classmethod
     def empty(cls, spec: ModelSpec, **options: Any) -> Self:
-        """One that has seen nothing: a cold start."""
+        """Makes a predictor with an empty collection: a cold start."""
         return cls(spec, np.zeros((0, spec.num_layers, spec.num_experts), np.float32), **options)
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
@@ -107,21 +111,22 @@ class EamRequestPredictor(Predictor):
 
     def end_step(self) -> None:
         self._present = None
-        for slot in self._requests.ended():
+        for slot in self._requests.release_ended():
             if self.learning:
                 for counts_LE in self._counts_SPLE[slot]:
                     if counts_LE.any():
                         self.store(counts_LE)
 
     def store(self, counts_LE: Floats) -> None:
-        """Adds one request-level EAM, or replaces the most similar one by it (4.2)."""
+        """Adds a request-level EAM, or replaces the most similar one (section 4.2)."""
         collection = self.collection
         full = collection.size == collection.capacity
         collection.put(collection.most_similar(counts_LE) if full else collection.size, counts_LE)
 
     def similarity(self, layer: int) -> Floats:
-        """`[R, size]`: cosine of the iteration's rows 0..layer and the same rows of each stored
-        matrix. Rows not known yet take part on neither side.
+        """Returns `[R, size]`: cosines of rows 0..layer of the iteration and each stored matrix.
+
+        Later rows are left out on both sides.
         """
         size = self.collection.size
         stored_C = self.collection.prefix_LC[layer, :size]
@@ -143,10 +148,10 @@ class EamRequestPredictor(Predictor):
         return [
             Forecast(
                 layer,
-                expand_to_tokens(chance_RLE[:, place], present),
-                priority_E=priority_LE[place],
+                expand_to_tokens(chance_RLE[:, offset], present),
+                priority_E=priority_LE[offset],
             )
-            for place, layer in enumerate(range(layer_now + 1, self.spec.num_layers))
+            for offset, layer in enumerate(range(layer_now + 1, self.spec.num_layers))
         ]
 
     # ---- storing

@@ -1,4 +1,6 @@
-"""EAM of the sequence so far against a clustered EAMC (moe-infinity, sequence level).
+"""Forecasts from the EAM of the sequence so far and a clustered EAMC.
+
+MoE-Infinity (sequence level), sections 4 and 5.
 
 Shape suffixes: T tokens, K top_k, R requests of the step, S request slots, C capacity, L layers,
 E experts.
@@ -18,34 +20,34 @@ from predictors.spec import ModelSpec
 from predictors.tensors import read_tensors, write_tensors
 
 EPSILON = 1e-4
-"""Added to the ratios, so that experts never seen are ordered by layer too (algorithm 1, step 26);
-below the ratio of one token among ten thousand."""
+"""Added to the ratios, so that unseen experts are ordered by layer too (algorithm 1, step 26); less
+than the ratio of one token in ten thousand."""
 
 REBUILD_ROUNDS = 3
-"""Of the k-means while serving: with a tenth more matrices than clusters most are settled at once,
-and the next step waits for it."""
+"""Iterations of k-means during serving: the next step waits for it, and with a tenth more matrices
+than clusters most assignments converge at once."""
 
 
 class EamSequencePredictor(Predictor):
-    """The stored EAM at the least distance from the current one tells the layers to come.
+    """Forecasts later layers from the stored EAM nearest to the current one.
 
     Algorithm 1 and section 5.2: after each router, the current EAM (all tokens of the sequence so
     far) is compared with every stored one by equation 1. The nearest one's activation ratios are
-    the forecast of all later layers; priority is `(ratio + EPSILON) (1 - (i - l) / L)`.
-    Beyond the paper: a sequence with a past is forecast before its next step too, so that layer 0
-    is covered. Of several sequences in a step, priorities are the mean.
+    the forecast of all later layers; priority is `(ratio + EPSILON) (1 - (i - l) / L)`. Beyond the
+    paper, a running sequence is also forecast before its next step, which covers layer 0.
+    Priorities are the mean over the sequences of a step.
 
-    Drift (4.3): sequences that were forecast badly are recorded, and when there are enough of them
-    the collection is made again from its own matrices and theirs. While there is room, every
-    sequence that ends is stored.
+    Drift (section 4.3): sequences with bad forecasts are recorded; when there are enough of them,
+    the collection is clustered again from its matrices and theirs. Until the collection is full,
+    every sequence that ends is stored.
 
     Args:
         counts_NLE: stored matrices, at most `capacity`; none is a cold start.
-        insufficient: a sequence is recorded when its forecasts were right less often than
-            this share of how often its own EAM would have been (`attainable_accuracy`): a new
-            distribution may be easier and still be forecast badly.
-        rebuild_after: recorded sequences that make the collection be made again; the paper
-            re-adapts after 10-13 (4.3).
+        insufficient: a sequence is recorded if the accuracy of its forecasts is below this share
+            of that of its own EAM (`attainable_accuracy`): a new distribution may be easier and
+            still be forecast badly.
+        rebuild_after: number of recorded sequences that trigger the clustering; the paper adapts
+            after 10-13 (section 4.3).
     """
 
     kind = "eam-sequence"
@@ -64,7 +66,9 @@ class EamSequencePredictor(Predictor):
         seed: int = 0,
     ):
         super().__init__(spec)
-        self.collection = EamCollection.of(counts_NLE, spec, capacity=capacity, kind=self.kind)
+        self.collection = EamCollection.from_matrices(
+            counts_NLE, spec, capacity=capacity, kind=self.kind
+        )
         self.insufficient = insufficient
         self.rebuild_after = rebuild_after
         self.learning = learning
@@ -79,12 +83,12 @@ class EamSequencePredictor(Predictor):
         self._similarity_SC = np.zeros((1, capacity), np.float32)
         self._best_S = np.zeros(1, np.int64)
         self._tally_S2 = np.zeros((1, 2))
-        """Choices that were forecast, choices that were made."""
+        """Number of choices that were forecast, and of all choices."""
         self._rank()
 
     @classmethod
     def empty(cls, spec: ModelSpec, **options: Any) -> Self:
-        """One that has seen nothing: a cold start."""
+        """Makes a predictor with an empty collection: a cold start."""
         return cls(spec, np.zeros((0, spec.num_layers, spec.num_experts), np.float32), **options)
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
@@ -99,7 +103,7 @@ class EamSequencePredictor(Predictor):
             self._tally_S2[slot] = 0.0
         if len(present.new) == present.num_requests:
             return ()
-        # Added up anew, so that the rounding of millions of small changes never piles up.
+        # Summed again, so that the rounding errors of many updates do not accumulate.
         self._similarity_SC[present.slots_R] = self._cosines_SLC[present.slots_R].sum(axis=1)
         return self._forecasts(-1)
 
@@ -120,14 +124,14 @@ class EamSequencePredictor(Predictor):
 
     def end_step(self) -> None:
         self._present = None
-        for slot in self._requests.ended():
+        for slot in self._requests.release_ended():
             if self.learning:
                 self._learn(self._counts_SLE[slot].copy(), *self._tally_S2[slot])
         if len(self._poor) >= self.rebuild_after:
             self.rebuild()
 
     def _learn(self, counts_LE: Floats, forecast: float, made: float) -> None:
-        """A sequence has ended, so many of whose choices were forecast."""
+        """Stores or records a sequence that has ended, by the number of forecast choices."""
         if self.collection.size < self.collection.capacity:
             self.collection.put(self.collection.size, counts_LE)
             self._collection_changed()
@@ -137,7 +141,7 @@ class EamSequencePredictor(Predictor):
             self._poor.append(counts_LE)
 
     def rebuild(self) -> None:
-        """Clusters what is stored and the recorded sequences anew (4.3)."""
+        """Clusters the stored and the recorded matrices again (section 4.3)."""
         candidates = np.concatenate([self.collection.counts, np.stack(self._poor)])
         self._poor.clear()
         kept = choose_representatives(
@@ -147,7 +151,7 @@ class EamSequencePredictor(Predictor):
         self._collection_changed()
 
     def _collection_changed(self) -> None:
-        """Compares the live sequences with what is stored now."""
+        """Compares the running sequences with the changed collection."""
         units_SLE = normalize_rows(self._counts_SLE)
         self._cosines_SLC = np.einsum("sle,lec->slc", units_SLE, self.collection.units_LEC)
         self._similarity_SC = self._cosines_SLC.sum(axis=1)
@@ -155,7 +159,7 @@ class EamSequencePredictor(Predictor):
         self._rank()
 
     def similarity(self, request_slot: int) -> Floats:
-        """`[size]`: 1 - equation 1 of a live sequence and every stored matrix."""
+        """Returns `[size]`: 1 - equation 1 of a running sequence and every stored matrix."""
         used_C = self._similarity_SC[request_slot, : self.collection.size]
         return used_C / np.float32(self.spec.num_layers)
 
@@ -183,10 +187,10 @@ class EamSequencePredictor(Predictor):
             )
         ]
 
-    # ---- how well it does
+    # ---- accuracy
 
     def _tally(self, layer: int, experts_TK: Ints) -> None:
-        """Counts how many of the choices were among the top_k of the last forecast, if any."""
+        """Counts the choices that were among the top_k of the last forecast, if there was one."""
         present = self._present
         assert present is not None
         best_R = self._best_S[present.slots_R]
@@ -204,11 +208,11 @@ class EamSequencePredictor(Predictor):
         self._tally_S2[present.slots_R, 1] += made_R * experts_TK.shape[1] * was_forecast_R
 
     def _rank(self) -> None:
-        """What is read off the stored matrices after each change of them."""
+        """Derives tables from the stored matrices after each change."""
         chance_CLE = self.collection.chance_CLE
         self._ratio_CLE = self.collection.shares_CLE + np.float32(EPSILON)
         best = np.argsort(-chance_CLE, axis=2, kind="stable")[:, :, : self.spec.top_k]
-        # The id behind the last stands for a choice of none: never a hit.
+        # The id after the last stands for no choice: never a hit.
         self._is_top_CLE = np.zeros((*chance_CLE.shape[:2], chance_CLE.shape[2] + 1), np.bool_)
         np.put_along_axis(self._is_top_CLE, best, True, axis=2)
 

@@ -1,4 +1,4 @@
-"""Expert maps, searched by meaning and by trajectory (fmoe 4).
+"""Expert maps, found by semantic and by trajectory search (fMoE, section 4).
 
 Shape suffixes: T tokens, K top_k, C capacity, L layers, E experts, D hidden size.
 """
@@ -18,22 +18,22 @@ from predictors.tensors import read_tensors, write_tensors
 
 
 class ExpertMapPredictor(Predictor):
-    """The past iteration that resembles this one most tells the layer `distance` ahead.
+    """Forecasts the layer `distance` ahead from the most similar past iteration.
 
-    Layers 0..d-1 come from the semantic search, which compares what enters the model (equation 4);
-    layer l+d, once layer l is routed, from the trajectory search, which compares the gates'
-    probabilities of layers 0..l (equation 5). The count of experts follows from how alike they
-    are (4.3). After the step its own maps go into the store (4.4).
+    Layers 0..d-1 are forecast by semantic search, which compares the model's inputs (equation 4);
+    layer l+d, once layer l is routed, by trajectory search, which compares the router probabilities
+    of layers 0..l (equation 5). The similarity determines the number of experts (section 4.3).
+    After the step, its maps are added to the store (section 4.4).
 
-    An iteration is one token, as in the authors' code, where each token of a prompt has a map of
-    its own. The semantic embedding is the token's normalised state before the first layer with
-    experts: of the embedding layer's output, which the paper takes, it differs by a scale that
-    cosines do not see (and by the dense layers below, where a model has any).
+    An iteration is one token, as in the authors' code, where each token of a prompt has a map. The
+    semantic embedding is the token's normalised state before the first layer with experts. It
+    differs from the paper's, the output of the embedding layer, by a scale that cosines ignore, and
+    by the dense layers below, if there are any.
 
     Args:
         maps_NLE, embeddings_ND: stored iterations, at most `capacity`; None is a cold start.
-        distance: d, the paper's choice for three models (6.1).
-        capacity: C; "e.g. 1K expert maps" (3.2).
+        distance: d, the paper's choice for three models (section 6.1).
+        capacity: C; "e.g. 1K expert maps" (section 3.2).
     """
 
     kind = "expert-map"
@@ -61,7 +61,7 @@ class ExpertMapPredictor(Predictor):
         if maps_NLE is not None and embeddings_ND is not None:
             if len(maps_NLE) > capacity:
                 raise PredictorError(
-                    f"{self.kind} with capacity={capacity} can not hold {len(maps_NLE)} maps"
+                    f"{self.kind} with capacity={capacity} is too small for {len(maps_NLE)} maps"
                 )
             maps_LEN = np.moveaxis(maps_NLE, 0, 2).astype(np.float32)
             nothing_to_replace = np.zeros((0, 0), np.float32)
@@ -70,7 +70,7 @@ class ExpertMapPredictor(Predictor):
 
     @classmethod
     def empty(cls, spec: ModelSpec, **options: Any) -> Self:
-        """One that has seen nothing: a cold start."""
+        """Makes a predictor with an empty store: a cold start."""
         return cls(spec, **options)
 
     def _begin(self, num_tokens: int) -> None:
@@ -97,7 +97,7 @@ class ExpertMapPredictor(Predictor):
         return self._forecasts(range(self.distance), self._semantic_TC)
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
-        assert logits_TE is not None, "it asks for logits"
+        assert logits_TE is not None, "logits are requested"
         probability_TE = softmax(logits_TE)
         self._map_LTE[layer] = probability_TE
         self._layers_seen += 1
@@ -112,7 +112,7 @@ class ExpertMapPredictor(Predictor):
         return self._forecasts([target], self.similarity(layer))
 
     def similarity(self, layer: int) -> Floats:
-        """`[T, size]`: equation 5 over layers 0..layer."""
+        """Returns `[T, size]`: equation 5 over layers 0..layer."""
         lengths_TC = np.sqrt(self._square_T)[:, None] * self.store.lengths_LC[layer][: self._width]
         return self._product_TC / np.maximum(lengths_TC, 1e-12)
 
@@ -138,15 +138,15 @@ class ExpertMapPredictor(Predictor):
         top_k = self.spec.top_k
         best_T = similarity_TC.argmax(axis=1)
         delta_T = selection_threshold(similarity_TC[np.arange(len(best_T)), best_T])
-        found = []
+        forecasts = []
         for layer in layers:
             probability_TE = self.store.maps_LEC[layer][:, best_T].T
             scores_TE = np.minimum(top_k * probability_TE, 1.0)
             wanted = np.flatnonzero(select_experts(probability_TE, delta_T, top_k).any(axis=0))
             expected = scores_TE[:, wanted].sum(axis=0)
             first = wanted[np.argsort(-expected, kind="stable")]
-            found.append(Forecast(layer, scores_TE, wanted=first.tolist()))
-        return found
+            forecasts.append(Forecast(layer, scores_TE, wanted=first.tolist()))
+        return forecasts
 
     # ---- storing
 
@@ -178,19 +178,20 @@ class ExpertMapPredictor(Predictor):
 
 
 def softmax(logits_TE: Floats) -> Floats:
-    """The gate's probability distribution over the experts (fmoe 4.1)."""
+    """Returns the router's probability distribution over the experts (section 4.1)."""
     shifted_TE = np.exp(logits_TE - logits_TE.max(axis=1, keepdims=True))
     return (shifted_TE / shifted_TE.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def selection_threshold(score_T: Floats) -> Floats:
-    """`delta = clip(1 - score, 0, 1)`: the less alike, the more experts."""
+    """Returns `delta = clip(1 - score, 0, 1)`: more experts for less similarity (section 4.3)."""
     return np.clip(1.0 - score_T, 0.0, 1.0)
 
 
 def select_experts(probability_TE: Floats, delta_T: Floats, top_k: int) -> NDArray[np.bool_]:
-    """`[T, E]`: the fewest likeliest experts whose probabilities sum to at least delta, and no
-    fewer than `top_k` (equations 6 to 8).
+    """Returns `[T, E]`: the fewest likeliest experts with a total probability of delta.
+
+    At least `top_k` are selected (section 4.3, equations 6 to 8).
     """
     order_TE = np.argsort(-probability_TE, axis=1, kind="stable")
     tokens_T1 = np.arange(len(order_TE))[:, None]

@@ -1,4 +1,4 @@
-"""The expert map store: what iterations looked like, deduplicated (fmoe 4.1 and 4.4).
+"""The deduplicated store of expert maps (fMoE, sections 4.1 and 4.4).
 
 Shape suffixes: T new iterations, C capacity, L layers, E experts, D hidden size.
 """
@@ -10,9 +10,9 @@ from predictors.eam.matrix import normalize_rows
 
 
 class ExpertMapStore:
-    """Expert maps (each layer's gate probabilities) and semantic embeddings of past iterations.
+    """Expert maps (each layer's router probabilities) and semantic embeddings of past iterations.
 
-    Iterations stand last in the arrays, so that a search is one matrix product.
+    Iterations are the last axis of the arrays, so that a search is one matrix product.
     """
 
     def __init__(self, capacity: int, num_layers: int, num_experts: int, hidden_size: int):
@@ -22,13 +22,12 @@ class ExpertMapStore:
         self.embeddings_DC = np.zeros((hidden_size, capacity), np.float32)
         """Each at length 1."""
         self.lengths_LC = np.zeros((num_layers, capacity), np.float32)
-        """Length of layers 0..l of each map, flattened: the divisor of equation 5."""
+        """Length of layers 0..l of each flattened map: the divisor of equation 5."""
 
     def add(self, maps_LET: Floats, embeddings_DT: Floats, redundancy_TC: Floats) -> None:
-        """Takes new iterations in.
+        """Adds iterations; in a full store, each replaces the most redundant one (section 4.4).
 
-        Where it is full, each replaces the one it is most redundant with (4.4). `redundancy_TC` is
-        of the maps that are stored now, `[T, size]`.
+        `redundancy_TC`, `[T, size]`, compares them with the stored maps.
         """
         num_new = maps_LET.shape[2]
         free = min(num_new, self.capacity - self.size)
@@ -37,27 +36,32 @@ class ExpertMapStore:
         if free == num_new:
             return
         if not old:
-            # More at once than it holds, and nothing to compare with: the first ones stay.
+            # More than the capacity, and nothing to compare with: the first ones are stored.
             return
-        # Of several that are most redundant with the same one, the last stays.
+        # Of several that replace the same one, the last is stored.
         replaced = redundancy_TC[free:].argmax(axis=1)
-        places, last = np.unique(replaced[::-1], return_index=True)
-        self._write(places, num_new - 1 - last, maps_LET, embeddings_DT)
+        positions, last = np.unique(replaced[::-1], return_index=True)
+        self._write(positions, num_new - 1 - last, maps_LET, embeddings_DT)
 
     def _write(
-        self, places: np.ndarray, new: np.ndarray | slice, maps_LET: Floats, embeddings_DT: Floats
+        self,
+        positions: np.ndarray,
+        new: np.ndarray | slice,
+        maps_LET: Floats,
+        embeddings_DT: Floats,
     ) -> None:
         maps = maps_LET[:, :, new]
-        self.maps_LEC[:, :, places] = maps
-        self.embeddings_DC[:, places] = normalize_rows(embeddings_DT[:, new].T).T
-        self.lengths_LC[:, places] = np.sqrt(np.cumsum(np.square(maps).sum(axis=1), axis=0))
+        self.maps_LEC[:, :, positions] = maps
+        self.embeddings_DC[:, positions] = normalize_rows(embeddings_DT[:, new].T).T
+        self.lengths_LC[:, positions] = np.sqrt(np.cumsum(np.square(maps).sum(axis=1), axis=0))
 
 
 def redundancy_scores(
     semantic_TC: Floats, trajectory_TC: Floats, *, distance: int, num_layers: int
 ) -> Floats:
-    """`RDY = d/L score_sem + (L - d)/L score_map` (fmoe 4.4): each score in proportion to the
-    layers that it forecasts.
+    """Returns `RDY = d/L score_sem + (L - d)/L score_map` (fMoE, section 4.4).
+
+    Each score is weighted by the share of layers that it forecasts.
     """
     share = distance / num_layers
     return share * semantic_TC + (1.0 - share) * trajectory_TC

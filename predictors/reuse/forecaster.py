@@ -1,9 +1,9 @@
-"""Reuse: how much each expert of a layer will be used over the coming tokens. For eviction.
+"""The reuse predictor: the use of each expert over the coming tokens, for eviction.
 
-Ours. Where the link is the bottleneck, fetching earlier cannot help; keeping the right experts
-can. The value of an expert is `(1 - gamma) / gamma * sum over t > 0 of gamma^t used(t)`, in
-[0, 1]: the share of the near future in which it is used. Belady drops by the next use; this is
-its expectation, nearer tokens counting more.
+Not from a paper. If the link is the bottleneck, earlier fetching cannot help, but keeping the right
+experts can. The value of an expert is `(1 - gamma) / gamma * sum over t > 0 of gamma^t used(t)`, in
+[0, 1]: its discounted use over the coming tokens. Belady's policy evicts by the next use; this is
+an expectation of it.
 
 Shape suffixes: T tokens, D hidden size, L layers, E experts, K top_k, F fading sums of an expert.
 """
@@ -21,19 +21,19 @@ from predictors.spec import ModelSpec
 from predictors.tensors import WEIGHTS, read_tensors, write_tensors
 
 LONGEST_MEMORY = 64
-"""Tokens of a prompt that are counted one by one; what came before them has faded by half at the
-slowest decay, and is cut off."""
+"""Tokens at the end of a prompt that are counted one by one; earlier ones, decayed by half or more,
+are left out."""
 
 
 def network_path(layer: int) -> str:
-    """Where a layer's network lies inside a zoo entry."""
+    """Returns the path of a layer's network in a zoo entry."""
     return f"predictors/reuse_{layer:02d}.onnx"
 
 
 class ReusePredictor(Predictor):
-    """Answers `routed` with the value of the layer's experts after this step, one row.
+    """Answers `routed` with one row: the value of the layer's experts after this step.
 
-    No forecast of the step itself: an eviction policy is to have it, not the prefetcher.
+    It does not forecast the step itself: its scores are for eviction, not for prefetching.
 
     Args:
         graphs: a whole ONNX file for each layer: `hidden [T, D + F E]`, the gate input and the
@@ -55,7 +55,7 @@ class ReusePredictor(Predictor):
         super().__init__(spec)
         if set(graphs) != set(range(spec.num_layers)):
             raise PredictorError(
-                f"a reuse forecaster of {spec.num_layers} layers has networks for all of them; "
+                f"a reuse predictor of {spec.num_layers} layers needs networks for all of them; "
                 f"got {sorted(graphs)}"
             )
         self._graphs = dict(graphs)
@@ -83,10 +83,10 @@ class ReusePredictor(Predictor):
         return ()
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
-        """Tokens of one request follow each other.
+        """Updates the decaying sums with the step's tokens and returns the values.
 
-        Of several requests, each one's last counts, and the value is the mean over the requests:
-        the arena is all of theirs.
+        Tokens of one request are consecutive. With several requests, each one's last token counts,
+        and the values are means over the requests, as they share the cache.
         """
         last = np.append(self._requests_T[1:] != self._requests_T[:-1], True)
         alone = int(last.sum()) == 1
@@ -121,7 +121,7 @@ class ReusePredictor(Predictor):
         paths = {layer: network_path(layer) for layer in range(spec.num_layers)}
         missing = sorted(path for path in [*paths.values(), WEIGHTS] if path not in files)
         if missing:
-            raise PredictorError(f"a reuse forecaster has no {', '.join(missing[:3])}")
+            raise PredictorError(f"a reuse predictor needs {', '.join(missing[:3])}")
         table = (spec.num_layers, spec.num_experts)
         shapes = {"routers": (*table, spec.hidden_size), "biases": table}
         arrays = read_tensors(files, shapes, kind=cls.kind)

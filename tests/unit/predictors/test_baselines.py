@@ -140,7 +140,7 @@ def test_predictor__answers_the_same_after_files_and_back(predictor) -> None:
 @pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
 def test_from_files__refuses_another_shape_naming_both(predictor) -> None:
     other = ModelSpec(**{**SPEC.as_dict(), "num_experts": 6})
-    with pytest.raises(PredictorError, match=r"shape \(.*4.*the model needs \(.*6"):
+    with pytest.raises(PredictorError, match=r"shape \(.*4.*expected \(.*6"):
         load_from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
 
 

@@ -9,6 +9,7 @@ import pytest
 from predictors.errors import PredictorError
 from predictors.learned import MlpPredictor, StridePredictor, graph_path
 from predictors.registry import load_from_files
+from predictors.residual import ResidualPredictor
 from predictors.spec import ModelSpec
 from tests.builders.traces import make_spec
 from train.export import network_graph
@@ -84,7 +85,7 @@ def test_learned__refuses_missing_networks_and_another_horizon() -> None:
 
 
 def test_learned__refuses_bytes_that_are_no_network() -> None:
-    with pytest.raises(PredictorError, match="onnxruntime refuses"):
+    with pytest.raises(PredictorError, match="onnxruntime cannot load"):
         StridePredictor(make_spec(num_layers=3), {0: b"not a graph"})
 
 
@@ -93,3 +94,11 @@ def test_registry__imports_neither_torch_nor_onnxruntime() -> None:
         "import sys, predictors.registry; assert not {'torch', 'onnxruntime'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_renamed_option__names_the_new_one() -> None:
+    options = {"horizons": 2, "decays": [0.5], "last_word": False}
+    with pytest.raises(
+        PredictorError, match=r"^residual: option 'last_word' is now 'refresh_last'$"
+    ):
+        ResidualPredictor.from_files(make_spec(num_layers=3), {}, options)

@@ -25,9 +25,9 @@ def test_live_requests__ends_a_request_that_was_not_seen_for_so_many_steps() -> 
     live = LiveRequests(idle_steps=2)
     slot = int(live.begin_step(np.array([1])).slots_R[0])
     live.begin_step(np.array([2]))
-    assert live.ended() == []
+    assert live.release_ended() == []
     live.begin_step(np.array([2]))
-    assert live.ended() == [slot]
+    assert live.release_ended() == [slot]
     # The id comes back: a new request, in a slot that is free.
     assert live.begin_step(np.array([1])).new == [slot]
 
@@ -36,7 +36,7 @@ def test_live_requests__stay_as_few_as_came_lately() -> None:
     live = LiveRequests(idle_steps=4)
     for step in range(1_000):
         live.begin_step(np.array([step]))
-        live.ended()
+        live.release_ended()
     assert live.num_slots <= 5
 
 

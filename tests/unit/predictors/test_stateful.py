@@ -118,7 +118,7 @@ def test_state__is_bounded_whatever_comes(predictor: Predictor) -> None:
 @pytest.mark.parametrize("predictor", made()[:4], ids=lambda one: one.kind)
 def test_from_files__refuses_what_was_made_for_another_model(predictor: Predictor) -> None:
     other = ModelSpec(**{**SPEC.as_dict(), "num_experts": 13})
-    with pytest.raises(PredictorError, match=r"shape \(.*12.*the model needs \(.*13"):
+    with pytest.raises(PredictorError, match=r"shape \(.*12.*expected \(.*13"):
         load_from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
 
 
