@@ -1,8 +1,8 @@
 """The dependency baseline: every expert of the next layer, by id.
 
-DeepSpeed-Inference prefetches so (MoE-Infinity (request level), section 5.1, figure 6a), and with the
-first ids only ZeRO-Infinity (MoE-Infinity (sequence level), section 8.3, "TopK"): any expert may
-follow any expert of the layer before, so all are fetched in the order of their ids.
+DeepSpeed-Inference prefetches so (MoE-Infinity (request level), section 5.1, figure 6a), as does
+ZeRO-Infinity with the first ids only (MoE-Infinity (sequence level), section 8.3, "TopK"): any
+expert may follow any expert of the layer before, so all are fetched in the order of their ids.
 """
 
 from collections.abc import Mapping
