@@ -10,7 +10,7 @@ COMMANDS = (
         name="",
         config="collect",
         run="collect.commands:record",
-        summary="Runs prompts through a model and records what its layers saw and chose.",
+        summary="Runs prompts through a model and records its hidden states and routing.",
     ),
     Command(
         name="import",

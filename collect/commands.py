@@ -1,4 +1,4 @@
-"""The faces of `python -m collect`: configuration in, a trace and its figures out."""
+"""The commands of `python -m collect`: configuration in, a trace and its figures out."""
 
 import time
 from pathlib import Path
@@ -15,7 +15,7 @@ from predictors.metrics import Phase
 
 
 def record(config: CollectConfig) -> dict[str, Any]:
-    """Records, completes or opens the trace; returns what it holds."""
+    """Records, completes or opens the trace; returns its figures."""
     # Transformers takes seconds to import; a wrong option is reported before that.
     from collect.record import collect
     from collect.recording import default_folder, recording_settings
@@ -51,7 +51,7 @@ def record(config: CollectConfig) -> dict[str, Any]:
 
 
 def import_log(config: ImportConfig) -> dict[str, Any]:
-    """Imports the log; returns what the trace holds."""
+    """Imports the log; returns the figures of the trace."""
     from collect.importer import import_routing
 
     if config.source is None:
@@ -72,7 +72,7 @@ def import_log(config: ImportConfig) -> dict[str, Any]:
 
 
 def report(trace: Trace, console: Console, *, seconds: float) -> dict[str, Any]:
-    """Says on one line what the trace holds, and returns it."""
+    """Prints the figures of the trace on one line and returns them."""
     decode = int(np.count_nonzero(trace.phases == Phase.DECODE))
     held_out = len(trace.rows("held_out"))
     size = sum(file.size for file in trace.manifest.files())
@@ -85,7 +85,6 @@ def report(trace: Trace, console: Console, *, seconds: float) -> dict[str, Any]:
     )
     return {
         "trace": trace.where,
-        "complete": True,
         "digest": trace.digest,
         "model": trace.spec.as_dict(),
         "signals": [str(signal) for signal in trace.signals],

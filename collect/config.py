@@ -1,4 +1,4 @@
-"""What `python -m collect` can be told: prompts, recording, import."""
+"""Configuration of `python -m collect`: prompts, recording, import."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,7 +12,7 @@ from runtime.config import ModelConfig
 
 
 class SourceKind(StrEnum):
-    """Where prompts come from."""
+    """Source of prompts."""
 
     PYDOCS = "pydocs"
     PYSOURCE = "pysource"
@@ -24,34 +24,34 @@ class SourceKind(StrEnum):
 @dataclass(kw_only=True)
 class DataConfig:
     name: str = "pydocs"
-    """Short name, as in `data=NAME`; stands in the trace beside each request."""
+    """Short name, as in `data=NAME`; written to the trace with each request."""
     kind: SourceKind = SourceKind.PYDOCS
     """pydocs: Python's own language reference; pysource: the source code of its standard library;
     jsonl: a local file; text: a local file or folder of texts; hub: a data set of the Hugging Face
     Hub."""
     path: str | None = None
-    """The local file (jsonl, text), or the data set's OWNER/NAME on the Hub."""
+    """The local file or folder (jsonl, text), or the data set's OWNER/NAME on the Hub."""
     subset: str | None = None
-    """Configuration of a Hub data set that has several."""
+    """Configuration of the Hub data set, if it has several."""
     split: str = "train"
-    """Split of a Hub data set."""
+    """Split of the Hub data set."""
     files: str | None = None
-    """One file of a Hub data set that is not to be read whole."""
+    """A single file of the Hub data set; default: all of it."""
     revision: str | None = None
     """Commit of the Hub data set."""
     fields: list[str] = field(default_factory=list)
-    """Keys whose texts make the prompt, joined by a blank line; of a conversation the first user
-    turn is taken. None given: the first of prompt, text, question, instruction, content."""
+    """Keys whose texts are joined by a blank line to make the prompt; a conversation gives its
+    first user turn. Default: the first of prompt, text, question, instruction, content."""
     chat: bool = False
     """Wrap each prompt in the model's chat template."""
     min_chars: int = 32
-    """Shorter texts are left out."""
+    """Characters below which a text is skipped."""
     num_prompts: int = 512
-    """Prompts to take, at most; longer texts than prompts can be are cut."""
+    """Most prompts to take. Long texts are cut into several."""
     max_prompt_tokens: int = 256
-    """A prompt ends here."""
+    """Most tokens of a prompt; longer ones are cut."""
     new_tokens: int = 32
-    """Tokens to generate after each prompt and record, at most; an end-of-text token ends it."""
+    """Most tokens to generate and record after each prompt; an end-of-text token ends earlier."""
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "max_prompt_tokens", "min_chars"):
@@ -67,18 +67,18 @@ class CollectConfig(RunConfig):
     data: DataConfig = field(default_factory=DataConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     output: str | None = None
-    """The trace's folder, or an address (s3://BUCKET/PATH); one that is there already is completed.
-    Default: runs/traces/MODEL/DATA-DIGEST, where the digest tells settings apart."""
+    """Folder of the trace, or an address (s3://BUCKET/PATH); an incomplete trace is completed.
+    Default: runs/traces/MODEL/DATA-DIGEST, with a digest of the settings."""
     signals: list[str] = field(default_factory=lambda: [str(signal) for signal in ALL_SIGNALS])
-    """What to record for each token and layer."""
+    """Signals to record for each token and layer."""
     batch_size: int = 64
-    """Prompts that go through the model together."""
+    """Prompts in a batch."""
     temperature: float = 0.0
-    """0: greedy; above: sampled, by `seed`."""
+    """0 is greedy; above, tokens are sampled with `seed`."""
     top_p: float = 1.0
     """Sample from the smallest set of tokens with at least this probability."""
     shard_mib: int = 256
-    """Size of a work unit: held in memory, written as one file, repeated if interrupted."""
+    """Size of a unit in MiB: held in memory, written as one file, recorded again if interrupted."""
     budget: str = "100%"
     """Memory for experts: a size (4GiB) or a share of all experts' bytes."""
 
@@ -96,26 +96,26 @@ class CollectConfig(RunConfig):
             if signal not in ALL_SIGNALS:
                 raise MoecastError(f"signals: {unknown('signal', signal, map(str, ALL_SIGNALS))}")
         if len(set(self.signals)) < len(self.signals):
-            raise MoecastError(f"signals={self.signals}: named twice")
+            raise MoecastError(f"signals={self.signals}: a signal is listed twice")
 
 
 @dataclass(kw_only=True)
 class ImportConfig(RunConfig):
     source: Path | None = None
-    """Routing log: JSON lines with `layer`, `experts`, and where known `weights`, `token`,
-    `request`, `position`, `phase`."""
+    """Routing log: JSON lines with `layer`, `experts`, and if known `weights`, `token`, `request`,
+    `position`, `phase`."""
     output: Path | None = None
-    """The trace's folder; default: runs/traces/imported/SOURCE."""
+    """Folder of the trace; default: runs/traces/imported/SOURCE."""
     model_id: str = "unknown"
-    """The model whose routing it is."""
+    """Model that produced the log."""
     revision: str = "unknown"
-    """Its revision, where known."""
+    """Revision of the model, if known."""
     num_experts: int | None = None
-    """Experts per layer; default: the highest id in the log, plus one."""
+    """Experts per layer; default: the highest id in the log plus one."""
     hidden_size: int = 0
-    """The model's hidden size, where known."""
+    """Hidden size of the model, if known; predictors can be trained only with it."""
     dtype: str = "unknown"
-    """The model's dtype, where known."""
+    """Dtype of the model, if known."""
 
     def __post_init__(self) -> None:
         if self.num_experts is not None and self.num_experts < 1:

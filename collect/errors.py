@@ -1,19 +1,19 @@
-"""What can be wrong with a trace, with prompts, or with a recording."""
+"""Errors of traces, prompts and recordings."""
 
 from predictors.errors import MoecastError
 
 
 class TraceError(MoecastError):
-    """A trace that is not there, not finished, not whole, or of another model."""
+    """A trace that is missing, incomplete, damaged, or of another model."""
 
 
 class PromptError(MoecastError):
-    """Prompts that cannot be had: unknown name, unreadable file, Hub out of reach."""
+    """Prompts that cannot be read: unknown name, unreadable file, Hub out of reach."""
 
 
 class DiskSpaceError(MoecastError):
-    """The disk has not got the bytes that a trace needs."""
+    """Too little free space on the disk for a trace."""
 
 
 class LaunchError(MoecastError):
-    """Workers that can not be had, or units that they could not do."""
+    """Workers that cannot be started, or units that failed."""

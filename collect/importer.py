@@ -1,4 +1,4 @@
-"""A routing-only trace from a published routing log, for systems that need no hidden states.
+"""Imports a published routing log as a trace without hidden states.
 
 Shape suffixes: N tokens, L layers, K top_k.
 """
@@ -19,7 +19,7 @@ from collect.traces.writer import TraceWriter, column_arrays
 from predictors.metrics import Phase
 
 IMPORT_VERSION = 1
-"""Part of the plan: raised when the same log comes to be read differently."""
+"""Part of the plan: increased when the same log gives other rows."""
 
 MAX_EXPERTS = 2**15 - 1
 
@@ -36,12 +36,12 @@ def import_routing(
 ) -> Trace:
     """Reads the log at `source` and writes, completes or opens the trace in `folder`.
 
-    Layers are renumbered 0.. from the lowest, as everywhere. The split is by request; a log that
-    names no requests is one request.
+    Layers are numbered 0.. from the lowest. The split is by request; a log without requests is one
+    request.
 
     Raises:
         TraceError: not a routing log, or the folder holds something else.
-        DiskSpaceError: not enough room.
+        DiskSpaceError: not enough free space.
     """
     log = read_routing_log(source)
     highest = int(log.experts_NLK.max())
@@ -95,13 +95,13 @@ def _arrays(log: RoutingLog, signals: tuple[TraceSignal, ...]) -> dict[str, np.n
     for layer in range(log.experts_NLK.shape[1]):
         for signal in signals:
             cube = log.experts_NLK if signal is TraceSignal.EXPERTS else log.weights_NLK
-            assert cube is not None, "a log without weights has no such signal"
+            assert cube is not None, "the signals of a log without weights do not include them"
             arrays |= column_arrays(signal, layer, cube[:, layer])
     return arrays
 
 
 def _requests(log: RoutingLog, *, dataset: str, source: str) -> list[TraceRequest]:
-    """Prompts are not known: a request's digest is that of its name within the log."""
+    """Returns requests; prompts are unknown, so digests are those of the names in the log."""
     count = len(log.requests)
     prefill = np.bincount(log.request_N[log.phase_N == Phase.PREFILL], minlength=count)
     decode = np.bincount(log.request_N[log.phase_N == Phase.DECODE], minlength=count)

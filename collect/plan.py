@@ -1,4 +1,4 @@
-"""What will be recorded, before it is: work units, their names, their bytes."""
+"""Plans a recording: its units, their names and their bytes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,15 +15,15 @@ from collect.traces.storage import open_writable_storage
 from predictors.spec import ModelSpec
 
 RECORDING_VERSION = 1
-"""Part of every unit's name: raised when the same settings come to record other rows."""
+"""Part of every unit's name: increased when the same settings give other rows."""
 
 SPARE_BYTES = 16 << 20
-"""For arrow's headers, the lists of requests and `trace.json`."""
+"""Allowance for arrow's headers, the lists of requests and `trace.json`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingSettings:
-    """How prompts become rows; every field changes the content of a trace."""
+    """Settings of a recording; each of them changes the content of the trace."""
 
     new_tokens: int
     max_prompt_tokens: int
@@ -32,13 +32,13 @@ class RecordingSettings:
     top_p: float = 1.0
     seed: int = 0
     batch_size: int = 64
-    """Prompts of one batch share its padding, and with it the last bits of their states."""
+    """Prompts in a batch share its padding, which affects the last bits of their states."""
     shard_bytes: int = 256 << 20
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """One request before it runs."""
+    """A request before it runs."""
 
     index: int
     """Number of the request in the trace."""
@@ -50,10 +50,10 @@ class EncodedPrompt:
 def encode_prompts(
     prompts: Sequence[PromptText], tokenizer: PreTrainedTokenizerBase, settings: RecordingSettings
 ) -> list[EncodedPrompt]:
-    """The prompts as token ids, cut at `max_prompt_tokens`; those without tokens are left out.
+    """Tokenises prompts, cuts them at `max_prompt_tokens` and drops those without tokens.
 
     Raises:
-        PromptError: a chat template is asked for and the model has none.
+        PromptError: `chat` is set and the model has no chat template.
     """
     texts = [prompt.text for prompt in prompts]
     longest = settings.max_prompt_tokens
@@ -71,9 +71,9 @@ def encode_prompts(
 def _chats(
     texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, longest: int
 ) -> list[list[int]]:
-    """Each text as a user's turn.
+    """Wraps each text as a user's turn.
 
-    What is too long is cut inside the turn, so that its end and the assistant's beginning stay.
+    A long text is cut inside the turn, so that the end of the turn and the assistant's prefix stay.
     """
     if tokenizer.chat_template is None:
         raise PromptError("this model has no chat template: set data.chat=false")
@@ -81,14 +81,14 @@ def _chats(
     def chat(text: str) -> list[int]:
         turn = [{"role": "user", "content": text}]
         written = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        # The template has written the special tokens already.
+        # The template includes the special tokens.
         return tokenizer(written, add_special_tokens=False)["input_ids"]
 
     room = longest - len(chat(""))
     if room < 1:
         raise PromptError(
-            f"data.max_prompt_tokens={longest} leaves no room beside the chat template's "
-            f"{longest - room} tokens: raise it, or set data.chat=false"
+            f"data.max_prompt_tokens={longest}: the chat template alone takes {longest - room} "
+            "tokens; increase it, or set data.chat=false"
         )
     inside = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     return [
@@ -100,7 +100,7 @@ def _chats(
 def split_units(
     prompts: Sequence[EncodedPrompt], settings: RecordingSettings, *, bytes_per_row: int
 ) -> list[list[EncodedPrompt]]:
-    """Runs of prompts whose rows can not exceed `shard_bytes`; at least one prompt each."""
+    """Splits prompts into units of at most `shard_bytes` and at least one prompt."""
     rows_allowed = max(1, settings.shard_bytes // bytes_per_row)
     found: list[list[EncodedPrompt]] = []
     rows = rows_allowed
@@ -115,7 +115,7 @@ def split_units(
 
 
 def make_batches(unit: Sequence[EncodedPrompt], batch_size: int) -> Iterator[list[EncodedPrompt]]:
-    """Prompts of like length together, so that little of a batch is padding."""
+    """Yields batches of prompts of similar length, so that they need little padding."""
     by_length = sorted(unit, key=lambda prompt: len(prompt.tokens))
     for start in range(0, len(by_length), batch_size):
         yield by_length[start : start + batch_size]
@@ -129,7 +129,7 @@ def make_plan(
     settings: RecordingSettings,
     work: Sequence[Sequence[EncodedPrompt]],
 ) -> TracePlan:
-    """The plan whose units carry the digest of model, prompts, seed and settings."""
+    """Returns the plan; a unit is named by the digest of model, prompts, seed and settings."""
     shared = {
         "version": RECORDING_VERSION,
         "model": spec.as_dict(),
@@ -151,18 +151,18 @@ def make_plan(
 
 
 def max_rows(unit: Sequence[EncodedPrompt], settings: RecordingSettings) -> int:
-    """Rows of a unit when every request generates all it may."""
+    """Returns the rows of a unit if every request generates `new_tokens`."""
     return sum(len(prompt.tokens) + settings.new_tokens for prompt in unit)
 
 
 def require_space(where: str | Path, needed_bytes: int) -> None:
-    """DiskSpaceError when the disk on which the trace lies has not got the bytes."""
+    """Raises DiskSpaceError if the disk of the trace has too little free space."""
     needed = needed_bytes + SPARE_BYTES
     storage = open_writable_storage(where)
     free = storage.free_bytes()
     if free is not None and free < needed:
         raise DiskSpaceError(
-            f"{storage.address}: the trace needs up to {needed:,} bytes, {free:,} are free. Take "
+            f"{storage.address}: the trace needs up to {needed:,} bytes, {free:,} are free. Record "
             "fewer prompts (data.num_prompts=...), fewer signals (signals=[gate_input,experts]), "
             "or another disk (output=PATH)"
         )

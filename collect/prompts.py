@@ -14,15 +14,15 @@ from collect.errors import PromptError
 from collect.traces.layout import prompt_digest
 
 CHARS_PER_TOKEN = 4
-"""About, for English in common vocabularies: how long a text a prompt of so many tokens needs."""
+"""Approximate, for English and common vocabularies."""
 
 MIN_PIECE_CHARS = 200
-"""Shorter pieces of a long text are hardly prompts, however many are asked for."""
+"""Shortest piece of a long text, however many prompts are requested."""
 
 
 @dataclass(frozen=True)
 class PromptText:
-    """One text to run through the model."""
+    """A text to run through the model, and its source."""
 
     text: str
     dataset: str
@@ -41,7 +41,7 @@ OFFLINE = (
 
 
 def read_pydocs(_data: DataConfig) -> Iterator[str]:
-    """The language reference, topic by topic (about 0.46 M characters)."""
+    """Yields Python's language reference by topic (about 0.46 M characters)."""
     from pydoc_data.topics import topics
 
     for name in sorted(topics):
@@ -58,11 +58,11 @@ SOURCE_MODULES = (
     "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "trace", "typing",
     "unittest", "urllib", "uuid", "wave", "weakref", "xml", "zipfile",
 )  # fmt: skip
-"""Modules that every Python 3 has, written in Python."""
+"""Modules written in Python that every Python 3 has."""
 
 
 def read_source_code(_data: DataConfig) -> Iterator[str]:
-    """The standard library's source code, module by module: another language than prose."""
+    """Yields the standard library's source code, module by module."""
     for name in SOURCE_MODULES:
         found = find_spec(name)
         if found is not None and found.origin is not None and found.origin.endswith(".py"):
@@ -70,20 +70,20 @@ def read_source_code(_data: DataConfig) -> Iterator[str]:
 
 
 def read_text_files(data: DataConfig) -> Iterator[str]:
-    """Each file as one text: the one that is named, or all `*.txt` of a folder, by name."""
+    """Yields a file as one text, or each `*.txt` of a folder in the order of names."""
     folder = Path(data.path or "").expanduser()
     if data.path is None or not folder.is_dir():
         yield _local(data).read_text(encoding="utf-8", errors="replace")
         return
     files = sorted(folder.rglob("*.txt"))
     if not files:
-        raise PromptError(f"data.path={data.path}: the folder has no *.txt in it")
+        raise PromptError(f"data.path={data.path}: the folder contains no *.txt")
     for path in files:
         yield path.read_text(encoding="utf-8", errors="replace")
 
 
 def read_jsonl(data: DataConfig) -> Iterator[str]:
-    """One text a line."""
+    """Yields the text of each line."""
     path = _local(data)
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
@@ -94,7 +94,7 @@ def read_jsonl(data: DataConfig) -> Iterator[str]:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
                 raise PromptError(
-                    f"{where} is not JSON ({error.msg}); for plain text: data=text"
+                    f"{where} is not JSON ({error.msg}); use data=text for plain text"
                 ) from None
             yield row if isinstance(row, str) else extract_text(row, data.fields, where=where)
 
@@ -104,15 +104,15 @@ def _local(data: DataConfig) -> Path:
         raise PromptError(f"data={data.name} needs a file: data.path=FILE")
     path = Path(data.path).expanduser()
     if not path.is_file():
-        raise PromptError(f"data.path={data.path}: there is no such file. {OFFLINE}")
+        raise PromptError(f"data.path={data.path}: no such file. {OFFLINE}")
     return path
 
 
 def read_hub(data: DataConfig) -> Iterator[str]:
-    """One text a row of a Hub data set; what was fetched once is read from the cache.
+    """Yields the text of each row of a Hub data set, which is cached.
 
     Raises:
-        PromptError: not on the Hub, or the Hub is out of reach: what to do offline.
+        PromptError: not on the Hub, or the Hub is out of reach.
     """
     if data.path is None:
         raise PromptError(f"data={data.name} needs a data set: data.path=OWNER/NAME")
@@ -128,10 +128,10 @@ def read_hub(data: DataConfig) -> Iterator[str]:
             revision=data.revision,
         )
     except (OSError, HfHubHTTPError, ValueError) as error:
-        # Transport errors and unknown names are OSErrors here; ValueError names the subsets.
+        # Transport errors and unknown names are OSError; ValueError lists the subsets.
         cause = str(error).split("\n")[0]
         raise PromptError(
-            f"data={data.name}: {data.path!r} can not be had from the Hub "
+            f"data={data.name}: {data.path!r} cannot be read from the Hub "
             f"({type(error).__name__}: {cause}). {OFFLINE}"
         ) from error
     for number, row in enumerate(rows):
@@ -139,21 +139,21 @@ def read_hub(data: DataConfig) -> Iterator[str]:
 
 
 def extract_text(row: Any, fields: Sequence[str], *, where: str) -> str:
-    """The prompt in one record; PromptError that lists its keys when none fits."""
+    """Returns the prompt in a record; raises PromptError with its keys if none fits."""
     if not isinstance(row, Mapping):
-        raise PromptError(f"{where} is no record with keys, but {type(row).__name__}")
+        raise PromptError(f"{where}: expected a record with keys, got {type(row).__name__}")
     chosen = list(fields) or [key for key in USUAL_FIELDS if key in row][:1]
     if not chosen or any(key not in row for key in chosen):
-        wanted = f"has no {', '.join(key for key in chosen if key not in row)}" if chosen else ""
+        problem = f"has no {', '.join(key for key in chosen if key not in row)}" if chosen else ""
         raise PromptError(
-            f"{where} {wanted or 'has none of the usual keys'}; it has {', '.join(map(str, row))}. "
-            "Choose with data.fields=[KEY]"
+            f"{where} {problem or 'has none of the usual keys'}; it has "
+            f"{', '.join(map(str, row))}. Choose with data.fields=[KEY]"
         )
     return "\n\n".join(filter(None, (_plain(row[key], where=where) for key in chosen)))
 
 
 def _plain(value: Any, *, where: str) -> str:
-    """A text as it is; of a conversation the first user turn; of a list its first text."""
+    """Returns a text itself, a conversation's first user turn, or the first text of a list."""
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, Sequence) and value:
@@ -166,7 +166,7 @@ def _plain(value: Any, *, where: str) -> str:
         return ""
     if isinstance(value, Sequence):
         return ""
-    raise PromptError(f"{where}: neither text nor conversation but {type(value).__name__}")
+    raise PromptError(f"{where}: expected a text or a conversation, got {type(value).__name__}")
 
 
 SOURCES: Mapping[SourceKind, Callable[[DataConfig], Iterable[str]]] = {
@@ -178,25 +178,25 @@ SOURCES: Mapping[SourceKind, Callable[[DataConfig], Iterable[str]]] = {
 }
 
 LONG_TEXTS = (SourceKind.PYDOCS, SourceKind.PYSOURCE, SourceKind.TEXT)
-"""Sources of documents, to be cut; the others hold one prompt a record."""
+"""Sources of documents, which are cut; the others hold a prompt in each record."""
 
 
 def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
-    """At most `data.num_prompts` different prompts; the same ones for the same source and seed.
+    """Returns at most `data.num_prompts` distinct prompts, the same for the same source and seed.
 
     Raises:
-        PromptError: no such file or data set, or nothing in it that can be used.
+        PromptError: no such file or data set, or no usable text in it.
     """
     texts: Iterable[str] = SOURCES[data.kind](data)
     if data.kind in LONG_TEXTS:
         longest = data.max_prompt_tokens * CHARS_PER_TOKEN
         texts = cut_texts(list(texts), num_pieces=data.num_prompts, longest=longest)
-    # A dictionary: the first of each text, in order.
+    # Keeps the order and the first of equal texts.
     kept = list(dict.fromkeys(text for text in texts if len(text.strip()) >= data.min_chars))
     if not kept:
         raise PromptError(
-            f"data={data.name} holds no text of at least {data.min_chars} characters: "
-            "name the keys with data.fields=[KEY], or lower data.min_chars"
+            f"data={data.name} contains no text of at least {data.min_chars} characters: "
+            "choose keys with data.fields=[KEY], or lower data.min_chars"
         )
     if len(kept) > data.num_prompts:
         chosen = sorted(random.Random(seed).sample(range(len(kept)), data.num_prompts))
@@ -205,9 +205,9 @@ def load_prompts(data: DataConfig, *, seed: int = 0) -> list[PromptText]:
 
 
 def cut_texts(texts: list[str], *, num_pieces: int, longest: int) -> Iterator[str]:
-    """About `num_pieces` pieces of equal length that do not overlap.
+    """Yields about `num_pieces` pieces of equal length that do not overlap.
 
-    More where the texts are so long that pieces of `longest` characters do not use them up.
+    There are more if pieces of `longest` characters do not use up the texts.
     """
     total = sum(map(len, texts))
     piece = max(MIN_PIECE_CHARS, min(longest, total // num_pieces))
@@ -216,7 +216,7 @@ def cut_texts(texts: list[str], *, num_pieces: int, longest: int) -> Iterator[st
         while start < len(text):
             end = start + piece
             if end < len(text):
-                # Between two words; a text without spaces is cut where it comes.
+                # Between two words, if there are spaces.
                 space = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
                 end = space if space > start else end
             yield text[start:end].strip()

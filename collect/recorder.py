@@ -1,4 +1,4 @@
-"""Listens to the probes and keeps what a trace holds.
+"""Collects the signals of a unit from the probes.
 
 Shape suffixes: B prompts of the batch, S padded prompt length, T tokens of the step (B x S, then
 B), N rows kept of a step, D hidden size, E experts, K top_k.
@@ -22,13 +22,13 @@ PROBES = {
     TraceSignal.EXPERTS: Signal.ROUTED,
     TraceSignal.WEIGHTS: Signal.ROUTED,
 }
-"""The probe that delivers each signal of a trace."""
+"""The probe that delivers each signal."""
 
 
 class SignalRecorder:
-    """A `runtime.hf.probes.EventListener` that collects one work unit, batch after batch.
+    """A `runtime.hf.probes.EventListener` that collects a unit, batch after batch.
 
-    Rows of padding, and rows of a request from its end-of-text token on, are dropped as they come.
+    Rows of padding, and rows of a request from its end-of-text token on, are dropped.
     """
 
     def __init__(self, signals: Collection[TraceSignal], *, end_tokens: Collection[int]):
@@ -42,10 +42,10 @@ class SignalRecorder:
         self._prompt_is_due = False
         self._num_tokens = 0
         self._kept_N: NDArray[np.int64] | None = None
-        """Rows of the step that are kept; None for all."""
+        """Rows of the step that are kept; None keeps all."""
 
     def begin_batch(self, requests: Sequence[int], mask_BS: NDArray) -> None:
-        """Announces the prompts whose prefill comes next; `mask_BS` is true where a token is."""
+        """Announces the prompts whose prefill is next; `mask_BS` is False for padding."""
         self._requests_B = np.asarray(requests, dtype=np.int64)
         self._mask_BS = np.asarray(mask_BS, dtype=bool)
         self._alive_B = np.ones(len(requests), dtype=bool)
@@ -55,8 +55,8 @@ class SignalRecorder:
     def begin_step(self, tokens_T: Ints, _requests_T: Ints) -> None:
         if (tokens_T < 0).any():
             raise TraceError(
-                "a trace keeps token ids, which prompts given as embeddings do not have; "
-                "give the model input_ids"
+                "a trace contains token ids, which prompts given as embeddings do not have; "
+                "pass input_ids to the model"
             )
         self._num_tokens = len(tokens_T)
         if self._prompt_is_due:
@@ -65,7 +65,7 @@ class SignalRecorder:
             self._begin_decode(tokens_T)
 
     def _begin_prefill(self, tokens_T: Ints) -> None:
-        assert tokens_T.size == self._mask_BS.size, "a prompt goes through the model in one step"
+        assert tokens_T.size == self._mask_BS.size, "the prefill of a batch is one step"
         self._prompt_is_due = False
         self._choose(self._mask_BS.reshape(-1))
         positions_BS = np.cumsum(self._mask_BS, axis=1) - 1
@@ -107,21 +107,21 @@ class SignalRecorder:
         self._keep(TraceSignal.WEIGHTS, layer, weights_TK)
 
     def end_step(self) -> None:
-        """Nothing to do: a step's rows are kept as they come."""
+        """Does nothing: rows are collected as they come."""
 
     def _keep(self, signal: TraceSignal, layer: int, values_T: NDArray | None) -> None:
         if signal not in self._signals:
             return
         if values_T is not None and len(values_T) != self._num_tokens:
             raise TraceError(
-                f"layer {layer} computes {len(values_T)} tokens in a step that was given "
-                f"{self._num_tokens}: traces are of models that compute the tokens they are given"
+                f"layer {layer} computes {len(values_T)} tokens in a step of {self._num_tokens}: "
+                "only models that compute each token of a step can be recorded"
             )
         if values_T is None:
-            rest = [str(one) for one in sorted(self._signals - {signal})]
+            rest = map(str, sorted(self._signals - {signal}))
             raise TraceError(
                 f"the routers of this model return no {signal}: "
-                f"record without it, signals=[{','.join(rest)}]"
+                f"record without it: signals=[{','.join(rest)}]"
             )
         half = to_half(self._kept(values_T), signal=signal, layer=layer)
         self._add(column_name(signal, layer), half)
@@ -136,7 +136,7 @@ class SignalRecorder:
         self._pieces.setdefault(name, []).append(values)
 
     def take(self) -> dict[str, NDArray]:
-        """The unit's columns, request by request and token by token; the recorder is empty then."""
+        """Returns the unit's columns, by request and token, and empties the recorder."""
         whole = {}
         order = np.lexsort(
             (np.concatenate(self._pieces["position"]), np.concatenate(self._pieces["request"]))

@@ -1,10 +1,10 @@
-"""Reads a published routing log: JSON lines, one for each token and layer.
+"""Reads a published routing log: a JSON line for each token and layer.
 
     {"layer": 3, "experts": [17, 4], "weights": [0.7, 0.3], "request": "a", "position": 0,
      "token": 312, "phase": "prefill"}
 
-Only `layer` and `experts` must be there. Without `position`, a request's next token begins where
-the layer number does not rise. Shape suffixes: M lines, N tokens, L layers, K top_k.
+Only `layer` and `experts` are required. Without `position`, a request's next token begins where
+the layer number does not increase. Shape suffixes: M lines, N tokens, L layers, K top_k.
 """
 
 import json
@@ -25,7 +25,7 @@ PHASES = {"prefill": Phase.PREFILL, "decode": Phase.DECODE}
 
 
 class LogLine(BaseModel):
-    """One line; an unknown key is an error, because it may be what the user counts on."""
+    """A line of the log; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -40,24 +40,24 @@ class LogLine(BaseModel):
 
 @dataclass(frozen=True)
 class RoutingLog:
-    """The log by request and token, requests in the order of their first lines."""
+    """A log as arrays, requests in the order of their first lines."""
 
     requests: list[str]
     """Name of each request."""
     request_N: NDArray[np.int64]
     position_N: NDArray[np.int64]
     token_N: NDArray[np.int64]
-    """-1 where the log does not say."""
+    """-1 if unknown."""
     phase_N: NDArray[np.int64]
-    """Decode where the log does not say: each token is a step of its own."""
+    """Decode if unknown: each token is a separate step."""
     experts_NLK: NDArray[np.int64]
     weights_NLK: NDArray[np.float64] | None
-    """None where the log has none."""
+    """None if the log has no weights."""
 
 
 @dataclass
-class _Lines:
-    """What has been read so far, and where each request stands."""
+class _LogLines:
+    """The lines read so far, and the position of each request."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -82,22 +82,22 @@ class _Lines:
 
 
 def read_routing_log(path: Path) -> RoutingLog:
-    """The log as arrays.
+    """Returns the log as arrays.
 
     Raises:
-        TraceError: not such a log; the message names the line or the token.
+        TraceError: not a routing log; the message names the line or the token.
     """
-    lines = _Lines()
+    lines = _LogLines()
     for line in _parsed(path):
         lines.add(line)
     if not lines.keys:
-        raise TraceError(f"{path} is empty: nothing to import")
+        raise TraceError(f"{path} is empty")
     return _arranged(path, lines)
 
 
 def _parsed(path: Path) -> Iterator[LogLine]:
     if not path.is_file():
-        raise TraceError(f"source={path}: there is no such file")
+        raise TraceError(f"source={path}: no such file")
     top_k = None
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, start=1):
@@ -107,7 +107,9 @@ def _parsed(path: Path) -> Iterator[LogLine]:
             line = _line(text, where)
             top_k = top_k or len(line.experts)
             if len(line.experts) != top_k:
-                raise TraceError(f"{where}: {len(line.experts)} experts, the lines before {top_k}")
+                raise TraceError(
+                    f"{where}: {len(line.experts)} experts, earlier lines have {top_k}"
+                )
             if line.weights is not None and len(line.weights) != top_k:
                 raise TraceError(f"{where}: {len(line.weights)} weights for {top_k} experts")
             if len(set(line.experts)) < top_k or min(line.experts) < 0:
@@ -129,7 +131,7 @@ def _line(text: str, where: str) -> LogLine:
         raise TraceError(f"{where}: {key}: {first['msg']}. Keys: {known}") from None
 
 
-def _arranged(path: Path, lines: _Lines) -> RoutingLog:
+def _arranged(path: Path, lines: _LogLines) -> RoutingLog:
     keys_M5 = np.array(lines.keys, dtype=np.int64)
     layers = np.unique(keys_M5[:, 2])
     order = np.lexsort((keys_M5[:, 2], keys_M5[:, 1], keys_M5[:, 0]))
@@ -139,7 +141,7 @@ def _arranged(path: Path, lines: _Lines) -> RoutingLog:
     if wrong is not None:
         number, position = (int(value) for value in keys_M5[wrong, :2])
         raise TraceError(
-            f"{path}: request {names[number]!r}, position {position} has not each of the "
+            f"{path}: request {names[number]!r}, position {position}: expected each of the "
             f"{len(layers)} layers ({layers[0]}..{layers[-1]}) exactly once"
         )
     keys_NL5 = keys_M5.reshape(-1, len(layers), 5)
@@ -162,7 +164,7 @@ def _arranged(path: Path, lines: _Lines) -> RoutingLog:
 
 
 def _first_uneven(keys_M5: NDArray[np.int64], layers: NDArray[np.int64]) -> int | None:
-    """First line, in order, at which a token has not every layer exactly once."""
+    """Returns the first line at which a token lacks or repeats a layer; None if there is none."""
     num_tokens = -(-len(keys_M5) // len(layers))
     expected = np.tile(layers, num_tokens)[: len(keys_M5)]
     first = np.arange(len(keys_M5)) // len(layers) * len(layers)

@@ -1,4 +1,4 @@
-"""Shards as arrow streams: the bytes that `datasets` memory-maps, and numpy views of them."""
+"""Shards as arrow streams, which `datasets` memory-maps, and numpy views of them."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Columns = Mapping[str, tuple[np.dtype, int]]
 
 
 class Sink(Protocol):
-    """The part of a binary file that arrow writes through."""
+    """A binary file that arrow writes to."""
 
     closed: bool
 
@@ -28,7 +28,7 @@ class Sink(Protocol):
 
 
 def schema(columns: Columns) -> pa.Schema:
-    """Arrow schema of `layout.columns`."""
+    """Returns the arrow schema of `layout.trace_columns`."""
     fields = []
     for name, (dtype, width) in columns.items():
         element = pa.from_numpy_dtype(dtype)
@@ -37,7 +37,7 @@ def schema(columns: Columns) -> pa.Schema:
 
 
 def write_stream(sink: Sink, columns: Columns, arrays: Mapping[str, NDArray]) -> None:
-    """One record batch, so that each column of a shard is one contiguous buffer."""
+    """Writes a single record batch, so that each column of a shard is a contiguous buffer."""
     fields = []
     for name, (dtype, width) in columns.items():
         flat = pa.array(np.ascontiguousarray(arrays[name], dtype=dtype).reshape(-1))
@@ -47,7 +47,7 @@ def write_stream(sink: Sink, columns: Columns, arrays: Mapping[str, NDArray]) ->
 
 
 def map_stream(path: Path, columns: Columns) -> dict[str, NDArray] | None:
-    """Views of a shard's columns, no byte copied; None when its schema is not that of `columns`."""
+    """Returns views of a shard's columns without a copy; None if the schema differs."""
     table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
     if not table.schema.equals(schema(columns)):
         return None
@@ -60,7 +60,7 @@ def map_stream(path: Path, columns: Columns) -> dict[str, NDArray] | None:
 
 
 def dataset_info(columns: Columns) -> bytes:
-    """`dataset_info.json` as `datasets` 3 and later read it."""
+    """Returns `dataset_info.json` for `datasets` 3 and later."""
 
     def value(dtype: np.dtype) -> dict:
         return {"dtype": dtype.name, "_type": "Value"}
@@ -74,7 +74,7 @@ def dataset_info(columns: Columns) -> bytes:
 
 
 def dataset_state(manifest: TraceManifest) -> bytes:
-    """`state.json`: the shards in order, and a fingerprint made from their digests."""
+    """Returns `state.json`: the shards in order, and the digest as fingerprint."""
     state: dict[str, Any] = {
         "_data_files": [{"filename": shard.data.name} for shard in manifest.shards],
         "_fingerprint": manifest.digest[:16],

@@ -1,4 +1,4 @@
-"""One column over all shards, indexed by row number."""
+"""A column over all shards, indexed by row number."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 
 class Column:
-    """`[N, width]` or `[N]` over memory-mapped chunks, one per shard; read only.
+    """Read-only `[N, width]` or `[N]` over memory-mapped chunks, one per shard.
 
-    A range of rows inside one shard is a view that copies nothing; a range across shards, and any
-    list or mask of rows, is gathered into a new array. `np.asarray(column)` is the whole.
+    A range of rows inside a shard is a view; a range across shards, and any list or mask of rows,
+    is gathered into a new array. `np.asarray(column)` returns all rows.
     """
 
     def __init__(self, chunks: Sequence[NDArray]):

@@ -1,9 +1,9 @@
 """Columns of a trace: names, element types, widths.
 
-Every row is one token that went through the model. Rows of a request stand together, in the order
-in which the model saw them. Per-token columns are `request`, `position`, `token` (int32) and
-`phase` (int8); beside them stands one fixed-width list column per (signal, layer), named
-`gate_input.07`, so that a layer's columns are read without touching the others.
+Each row is a token that went through the model. Rows of a request are contiguous, in the order in
+which the model computed them. Per-token columns are `request`, `position`, `token` (int32) and
+`phase` (int8). Each (signal, layer) has a fixed-width list column, such as `gate_input.07`, so that
+the columns of a layer are read without the others.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from predictors.spec import ModelSpec
 
 
 class TraceSignal(StrEnum):
-    """What a trace can hold for each token and layer."""
+    """Signals that a trace can contain for each token and layer."""
 
     LAYER_INPUT = "layer_input"
     GATE_INPUT = "gate_input"
@@ -37,17 +37,17 @@ TOKEN_DTYPES: Mapping[str, np.dtype] = {
 
 
 def column_name(signal: TraceSignal, layer: int) -> str:
-    """Two digits, so that names sort as layers do in every model there is."""
+    """Returns SIGNAL.LAYER with two digits, so that names sort by layer."""
     return f"{signal}.{layer:02d}"
 
 
 def signal_dtype(signal: TraceSignal) -> np.dtype:
-    """Half precision, and int16 for ids: the largest models have a few hundred experts."""
+    """Returns half precision, or int16 for expert ids."""
     return np.dtype(np.int16 if signal is TraceSignal.EXPERTS else np.float16)
 
 
 def signal_width(signal: TraceSignal, spec: ModelSpec) -> int:
-    """Elements per token and layer."""
+    """Returns the elements per token and layer."""
     if signal in (TraceSignal.LAYER_INPUT, TraceSignal.GATE_INPUT):
         return spec.hidden_size
     return spec.num_experts if signal is TraceSignal.GATE_LOGITS else spec.top_k
@@ -56,7 +56,7 @@ def signal_width(signal: TraceSignal, spec: ModelSpec) -> int:
 def trace_columns(
     spec: ModelSpec, signals: Iterable[TraceSignal]
 ) -> dict[str, tuple[np.dtype, int]]:
-    """Name to element type and width of every column; width 0 is a plain number per token."""
+    """Returns element type and width of each column by name; width 0 is a scalar per token."""
     found = {name: (dtype, 0) for name, dtype in TOKEN_DTYPES.items()}
     for signal in signals:
         for layer in range(spec.num_layers):
@@ -65,7 +65,7 @@ def trace_columns(
 
 
 def row_bytes(spec: ModelSpec, signals: Iterable[TraceSignal]) -> int:
-    """Bytes of one token on disk."""
+    """Returns the bytes of a token on disk."""
     return sum(
         dtype.itemsize * max(1, width) for dtype, width in trace_columns(spec, signals).values()
     )
@@ -76,17 +76,17 @@ HELD_OUT_OF = 10
 
 
 class Split(StrEnum):
-    """Which requests a row may be used for. Never by token: neighbours would leak."""
+    """Training or evaluation. Requests are split, not tokens: neighbouring tokens would leak."""
 
     TRAIN = "train"
     HELD_OUT = "held_out"
 
 
 def prompt_digest(text: str) -> str:
-    """sha256 of the prompt's text: the request's identity in every trace of every model."""
+    """Returns the sha256 of a prompt, which identifies the request in the traces of all models."""
     return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 
 def choose_split(digest: str) -> Split:
-    """The same prompt is on the same side in every trace, so that traces can be joined."""
+    """Returns the split of a prompt, the same in every trace, so that traces can be joined."""
     return Split.HELD_OUT if int(digest[:12], 16) % HELD_OUT_OF == 0 else Split.TRAIN

@@ -56,7 +56,7 @@ def _copy_file(source: Storage, copy: FolderStorage, record: TraceFile) -> None:
             ) from None
         if digest.hexdigest() != record.sha256:
             raise TraceError(
-                f"{path} is damaged: sha256 {digest.hexdigest()[:12]}... where "
-                f"{record.sha256[:12]}... was written. Delete it there and run the same "
+                f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got "
+                f"{digest.hexdigest()[:12]}... Delete it there and run the same "
                 "`python -m collect` again, it records what is missing"
             )

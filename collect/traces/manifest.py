@@ -1,4 +1,4 @@
-"""`trace.json`: what a trace is of, how it was made, and the digest of each of its files."""
+"""`trace.json`: the model, the settings, and the digest of each file of a trace."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ SCHEMA_VERSION: Final = 1
 MANIFEST = "trace.json"
 
 FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z_][0-9A-Za-z_.-]*$")]
-"""A plain name: no trace can name a file outside its folder."""
+"""A plain name, which cannot lead outside the trace's folder."""
 
 
 class TraceModel(ModelRecord):
@@ -30,7 +30,7 @@ class TraceModel(ModelRecord):
 
 
 class TraceFile(StrictRecord):
-    """One file of the trace."""
+    """A file of the trace."""
 
     name: FileName
     sha256: Sha256
@@ -38,7 +38,7 @@ class TraceFile(StrictRecord):
 
 
 class TraceRequest(StrictRecord):
-    """One prompt and what the model made of it."""
+    """A prompt and the number of tokens generated after it."""
 
     index: Count
     """Number in the `request` column."""
@@ -52,7 +52,7 @@ class TraceRequest(StrictRecord):
 
 
 class ShardRecord(StrictRecord):
-    """The rows of one work unit."""
+    """The rows of a unit."""
 
     unit: Count
     """Position in `TracePlan.units`."""
@@ -63,20 +63,20 @@ class ShardRecord(StrictRecord):
 
 
 class TracePlan(StrictRecord):
-    """All that decides a trace's content; equal plans make equal traces."""
+    """Everything that a trace's content depends on; equal plans make equal traces."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     source: Literal["recorded", "imported"]
     model: TraceModel
     signals: tuple[TraceSignal, ...]
     dataset: str
-    """Name of the prompts' source."""
+    """Name of the source of prompts."""
     prompts_digest: Sha256
-    """Over the digests of all prompts, in order."""
+    """sha256 over the digests of all prompts in order."""
     settings: dict[str, JsonValue]
-    """How tokens were generated: seed, lengths, sampling."""
+    """Seed, lengths and sampling of the generated tokens."""
     units: tuple[Sha256, ...]
-    """Names of the work units in order, each a digest of all that decides its rows."""
+    """Names of the units in order, each a digest of everything that its rows depend on."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -84,37 +84,37 @@ class TracePlan(StrictRecord):
 
 
 class TraceManifest(StrictRecord):
-    """The whole of `trace.json`."""
+    """The content of `trace.json`."""
 
     plan: TracePlan
     tool_version: str
     complete: bool
-    """True once every unit is there; only then does `datasets.load_from_disk` open the folder."""
+    """True when every unit is written; only then does `datasets.load_from_disk` open the folder."""
     shards: tuple[ShardRecord, ...]
-    """By unit, ascending."""
+    """In the order of units."""
     extra: tuple[TraceFile, ...] = ()
     """`dataset_info.json` and `state.json`."""
     digest: Sha256
-    """sha256 of all the rest: names the trace, and betrays a flipped bit in this file."""
+    """sha256 of everything else in this file; it names the trace and detects damage."""
 
     @property
     def num_tokens(self) -> int:
         return sum(shard.rows for shard in self.shards)
 
     def files(self) -> list[TraceFile]:
-        """Every file but `trace.json` itself."""
+        """Returns all files except `trace.json`."""
         named = [record for shard in self.shards for record in (shard.data, shard.requests)]
         return [*named, *self.extra]
 
 
 def digest_of(value: Any) -> str:
-    """sha256 over canonical JSON."""
+    """Returns the sha256 of a value's canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_manifest(**fields: Any) -> TraceManifest:
-    """The manifest with its own digest filled in."""
+    """Returns a manifest with these fields and its digest."""
     draft = TraceManifest(**fields, digest="0" * 64)
     return draft.model_copy(update={"digest": _own_digest(draft)})
 
@@ -128,7 +128,7 @@ def to_json(manifest: TraceManifest) -> bytes:
 
 
 def has_manifest(where: str | Path | Storage) -> bool:
-    """Whether there is a trace, finished or not."""
+    """Returns True if there is a trace, finished or not."""
     try:
         with open_trace_storage(where).stream(MANIFEST):
             return True

@@ -1,4 +1,4 @@
-"""Opens a trace: every file's digest is checked before it is parsed, columns are memory-mapped.
+"""Opens a trace: the digest of each file is verified before parsing, columns are memory-mapped.
 
 Shape suffixes: N rows, T tokens of a step, D hidden size, E experts, K top_k.
 """
@@ -38,7 +38,7 @@ AGAIN = "run the same `python -m collect` again: it records what is missing"
 def check_file(
     storage: FileStorage, record: TraceFile, *, verify: bool = True, again: str = AGAIN
 ) -> None:
-    """TraceError when it is not a plain file with the promised bytes; `again` says what to do."""
+    """Raises TraceError, which ends with `again`, if the file differs from its record."""
     path = f"{storage.address}/{record.name}"
     size = storage.size(record.name)
     if size is None:
@@ -46,29 +46,29 @@ def check_file(
     again = f"Delete it and {again}"
     if size != record.size:
         raise TraceError(
-            f"{path} is damaged: {size:,} bytes where {record.size:,} were written. "
+            f"{path} is damaged: expected {record.size:,} bytes, got {size:,}. "
             f"Nothing of it was read. {again}."
         )
     if verify:
         found = storage.sha256(record.name)
         if found != record.sha256:
             raise TraceError(
-                f"{path} is damaged: sha256 {found[:12]}... where {record.sha256[:12]}... was "
-                f"written. Nothing of it was read. {again}."
+                f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got {found[:12]}... "
+                f"Nothing of it was read. {again}."
             )
 
 
 @dataclass(frozen=True)
 class TraceStep:
-    """The prompt of a request (T tokens), or one token that it generated (T = 1)."""
+    """A forward pass of one request: its prompt (T tokens) or a generated token (T = 1)."""
 
     phase: Phase
     request: int
     first_row: int
-    """The step's rows are `first_row .. first_row + T`."""
+    """First row; the step has T rows."""
     tokens_T: Ints
     read: Callable[[TraceSignal, int, int, int], NDArray]
-    """`(signal, layer, first row, last row)` to the stored values."""
+    """Maps `(signal, layer, first row, last row)` to stored values; the last row is excluded."""
 
     @property
     def num_tokens(self) -> int:
@@ -79,23 +79,23 @@ class TraceStep:
         return np.full(len(self.tokens_T), self.request, dtype=np.int64)
 
     def layer_input(self, layer: int) -> Floats:
-        """`[T, D]`: normalised hidden state that enters the layer."""
+        """Returns `[T, D]`: the normalised hidden states that enter the layer."""
         return self._values(TraceSignal.LAYER_INPUT, layer).astype(np.float32)
 
     def gate_input(self, layer: int) -> Floats:
-        """`[T, D]`: what the router saw."""
+        """Returns `[T, D]`: the router's input."""
         return self._values(TraceSignal.GATE_INPUT, layer).astype(np.float32)
 
     def logits(self, layer: int) -> Floats:
-        """`[T, E]`: the router's output over all experts."""
+        """Returns `[T, E]`: the router's output over all experts."""
         return self._values(TraceSignal.GATE_LOGITS, layer).astype(np.float32)
 
     def experts(self, layer: int) -> Ints:
-        """`[T, K]`: the chosen experts, in the router's order."""
+        """Returns `[T, K]`: the chosen experts, in the router's order."""
         return self._values(TraceSignal.EXPERTS, layer).astype(np.int64)
 
     def weights(self, layer: int) -> Floats:
-        """`[T, K]`: the router's weights of the chosen experts."""
+        """Returns `[T, K]`: the router's weights of the chosen experts."""
         return self._values(TraceSignal.WEIGHTS, layer).astype(np.float32)
 
     def _values(self, signal: TraceSignal, layer: int) -> NDArray:
@@ -103,9 +103,9 @@ class TraceStep:
 
 
 class Trace:
-    """A finished trace. Rows are numbered 0..num_tokens-1, those of a request stand together.
+    """A finished trace with rows 0..num_tokens-1; those of a request are contiguous.
 
-    Opening maps the shards; a value is read from disk when it is touched.
+    Opening maps the shards; a value is read from disk when it is used.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class Trace:
         where: str | None = None,
     ):
         self.path = folder
-        """On this machine."""
+        """Folder on this machine."""
         self.where = where or str(folder)
-        """As the user named it: a folder or an address."""
+        """Folder or address that the user gave."""
         self.manifest = manifest
         self.spec: ModelSpec = manifest.plan.spec
         self.request_table = requests
-        """By `TraceRequest.index`."""
+        """Indexed by `TraceRequest.index`."""
         self._shards = shards
         self._columns: dict[str, Column] = {}
 
@@ -132,13 +132,15 @@ class Trace:
     def open(
         cls, where: str | Path | Storage, *, model: ModelSpec | None = None, verify: bool = True
     ) -> "Trace":
-        """Opens the trace there, when it is whole and, if `model` is given, of that model.
+        """Opens a finished trace; a trace in an object store is first copied to this machine.
 
-        One that lies in an object store is copied to this machine first, unless it was before.
-        `verify=False` compares sizes only: for a trace that this process has just written.
+        Args:
+            where: folder, address or storage.
+            model: the model that the trace must be of; any model unless given.
+            verify: False compares sizes only, for a trace that this process has just written.
 
         Raises:
-            TraceError: no trace, not finished, damaged, or of another model (both sides named).
+            TraceError: no trace, incomplete, damaged, or of another model.
         """
         storage = open_trace_storage(where)
         manifest = read_manifest(storage)
@@ -170,7 +172,9 @@ class Trace:
         for shard in manifest.shards:
             arrays = map_stream(folder / shard.data.name, wanted)
             if arrays is None or len(arrays["token"]) != shard.rows:
-                raise TraceError(f"{folder / shard.data.name} has not the promised columns or rows")
+                raise TraceError(
+                    f"{folder / shard.data.name}: its columns or rows differ from trace.json"
+                )
             requests += REQUESTS.validate_json((folder / shard.requests.name).read_bytes())
             shards.append(arrays)
         requests.sort(key=lambda request: request.index)
@@ -178,7 +182,7 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """sha256 hex that names the trace and, through its manifest, every byte of it."""
+        """The sha256 (hex) of the manifest, which includes the digest of each file."""
         return self.manifest.digest
 
     @property
@@ -190,15 +194,15 @@ class Trace:
         return self.manifest.plan.signals
 
     def column(self, signal: str, layer: int) -> Column:
-        """`[N, width]` of one signal of one layer: float16, or int16 for `experts`.
+        """Returns `[N, width]` of a signal of a layer: float16, or int16 for `experts`.
 
         Raises:
-            TraceError: the trace has not got this signal or layer.
+            TraceError: the trace does not contain this signal or layer.
         """
         if signal not in self.signals:
             raise TraceError(
                 f"{self.path}: {unknown('signal', signal, map(str, self.signals))} "
-                "(choose what is recorded with signals=[...])"
+                "(choose the recorded signals with signals=[...])"
             )
         if not 0 <= layer < self.spec.num_layers:
             raise TraceError(f"{self.path} has layers 0..{self.spec.num_layers - 1}, got {layer}")
@@ -211,34 +215,34 @@ class Trace:
 
     @cached_property
     def tokens(self) -> NDArray[np.int32]:
-        """`[N]` token ids."""
+        """Token ids, `[N]`."""
         return self._column("token")[:]
 
     @cached_property
     def positions(self) -> NDArray[np.int32]:
-        """`[N]` place in the request, prompt and generated tokens counted together."""
+        """Position in the request, `[N]`; prompt and generated tokens are counted together."""
         return self._column("position")[:]
 
     @cached_property
     def requests(self) -> NDArray[np.int32]:
-        """`[N]` index into `request_table`."""
+        """Index into `request_table`, `[N]`."""
         return self._column("request")[:]
 
     @cached_property
     def phases(self) -> NDArray[np.int8]:
-        """`[N]` values of `Phase`."""
+        """Values of `Phase`, `[N]`."""
         return self._column("phase")[:]
 
     def rows(self, split: str) -> NDArray[np.int64]:
-        """Row numbers of one side of the split, ascending."""
+        """Returns the rows of a split, ascending."""
         side = Split(split)
         belongs = np.array([request.split is side for request in self.request_table], dtype=bool)
         return np.flatnonzero(belongs[self.requests])
 
     def steps(self, split: str | None = None) -> Iterator[TraceStep]:
-        """Each request's forward passes in order: its prompt, then token by token (batch 1).
+        """Yields the forward passes of each request in order: its prompt, then each token.
 
-        `split` None means every request.
+        `split` None means all requests.
         """
         starts = np.searchsorted(self.requests, np.arange(len(self.request_table) + 1))
         for request in self.request_table:
@@ -247,7 +251,7 @@ class Trace:
             first, last = (int(row) for row in starts[request.index : request.index + 2])
             tokens = self.tokens[first:last].astype(np.int64)
             prompt = request.prompt_tokens
-            read = _Rows(self, first, last).read
+            read = _RequestRows(self, first, last).read
             if prompt:
                 yield TraceStep(Phase.PREFILL, request.index, first, tokens[:prompt], read)
             for place in range(prompt, last - first):
@@ -255,8 +259,8 @@ class Trace:
                 yield TraceStep(Phase.DECODE, request.index, first + place, token, read)
 
 
-class _Rows:
-    """A request's rows: looked up in the shards once for each column, not once for each token."""
+class _RequestRows:
+    """The rows of a request; each column is looked up once and not for each token."""
 
     def __init__(self, trace: Trace, first: int, last: int):
         self._trace = trace

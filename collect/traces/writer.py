@@ -1,11 +1,10 @@
-"""Makes a trace unit by unit; killed at any point it resumes with nothing torn, lost or doubled.
+"""Writes a trace unit by unit; a kill at any point leaves nothing torn, lost or doubled.
 
-A unit's two files get a temporary name in the trace's folder, are fsynced, renamed, and then named
-in a record of the unit, a third file made in the same way. A unit without a record is not there:
-it is recorded again and replaces what is left of it. When all are there, `trace.json` names every
-shard and the records go. Names and content depend on the plan alone and no file has two writers, so
-that one process, many processes or many machines on shared storage write the same trace, and need
-no lock.
+The two files of a unit are written under a temporary name in the trace's folder, fsynced, renamed,
+and then listed in the unit's record, a third file written in the same way. A unit without a record
+does not exist: it is recorded again and its files are replaced. When all units exist, `trace.json`
+lists all shards and the records are removed. Names and content depend only on the plan and each
+file has one writer, so that several processes or machines write a trace without locks.
 """
 
 import hashlib
@@ -39,14 +38,14 @@ from predictors.versions import package_version
 from zoo.storage import FileStorage, Storage
 
 EXPONENT = np.uint16(0x7C00)
-"""Bits of a half's exponent."""
+"""Exponent bits of a half."""
 
 RECORD = ".shard.json"
-"""Behind a unit's stem: the `ShardRecord` that says that the unit is there."""
+"""Suffix of a unit's `ShardRecord`, with which the unit exists."""
 
 
 class HashingFile:
-    """A binary file that hashes what is written, so that nothing is read back for its digest."""
+    """A binary file that hashes what is written, so that its digest needs no second read."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -67,22 +66,22 @@ class HashingFile:
 
 
 def to_half(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
-    """As stored: float16, or int16 for expert ids.
+    """Returns values as stored: float16, or int16 for expert ids.
 
     Raises:
-        TraceError: a value that half precision does not hold, or that was not finite before.
+        TraceError: a value is not finite in half precision.
     """
     if signal is TraceSignal.EXPERTS:
         return values.astype(signal_dtype(signal))
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
-    # All ones in the exponent: infinity or nan. Ten times as fast as `isfinite` on halves.
+    # All ones in the exponent: infinity or NaN. Ten times as fast as `isfinite` on halves.
     if half.size and (half.view(np.uint16) & EXPONENT).max() == EXPONENT:
-        # As it was before: 70000 tells the user more than inf.
+        # The original value: 70000 tells the user more than inf.
         wrong = values[~np.isfinite(half)].flat[0]
         raise TraceError(
-            f"{signal} of layer {layer} holds {wrong}: not finite in half precision (largest "
-            f"65504). Leave it out (signals=[...] without {signal}), or load the model in float32 "
+            f"{signal} of layer {layer} contains {wrong}, which is not finite in half precision "
+            f"(largest 65504). Omit {signal} from signals=[...], or load the model in float32 "
             "(model.dtype=float32) if its own arithmetic overflowed."
         )
     return half
@@ -92,9 +91,15 @@ class TraceWriter:
     """Begins a trace in a folder or object store, or continues the one there."""
 
     def __init__(self, where: str | Path | Storage, plan: TracePlan, *, joins: bool = False):
-        """`joins`: as one of several writers, whose coordinator has looked after what is there.
+        """Creates `trace.json`, or checks that the existing trace is of this plan.
 
-        Raises TraceError when the storage holds a trace of another plan, or something else.
+        Args:
+            where: folder, address or storage of the trace.
+            plan: of the trace.
+            joins: True for one of several writers, whose coordinator has checked existing files.
+
+        Raises:
+            TraceError: the storage contains a trace of another plan, or something else.
         """
         self.storage = open_writable_storage(where)
         self.plan = plan
@@ -103,7 +108,7 @@ class TraceWriter:
             self.storage.remove_temporary(everything=False)
         if not has_manifest(self.storage):
             self._check_empty()
-            # Of several that begin at once, one does.
+            # Only one of several writers succeeds.
             self.storage.create(MANIFEST, to_json(self._manifest([])))
         manifest = read_manifest(self.storage)
         self._check_same(manifest)
@@ -111,23 +116,26 @@ class TraceWriter:
             self._check_whole(manifest)
 
     def missing(self) -> list[int]:
-        """Units still to be written, ascending."""
+        """Returns the units that are not written yet, ascending."""
         done = committed_units(self.storage, self.plan)
         return [unit for unit in range(len(self.plan.units)) if unit not in done]
 
     def has(self, unit: int) -> bool:
-        """Whether this unit is there."""
+        """Returns True if this unit is written."""
         return self.storage.size(f"{unit_stem(self.plan, unit)}{RECORD}") is not None
 
     def write(
         self, unit: int, arrays: Mapping[str, NDArray], requests: Sequence[TraceRequest]
     ) -> ShardRecord:
-        """Adds a unit's rows; `arrays` by column name, rows of a request together and in order.
+        """Writes a unit; an existing one is replaced by the same content.
 
-        A unit that is there already is replaced by the same content.
+        Args:
+            unit: its index in the plan.
+            arrays: columns by name; rows are sorted by request and position.
+            requests: those of the unit.
         """
         order = arrays["request"]
-        assert (np.diff(order) >= 0).all(), "rows of a unit stand in the order of its requests"
+        assert (np.diff(order) >= 0).all(), "rows of a unit are in the order of its requests"
         assert set(arrays) == set(self._columns), "a unit has the plan's columns"
         stem = unit_stem(self.plan, unit)
         listed = REQUESTS.dump_json(list(requests), indent=1) + b"\n"
@@ -141,9 +149,9 @@ class TraceWriter:
         return record
 
     def finish(self) -> Trace:
-        """Completes the folder for `datasets.load_from_disk`; every unit must be there.
+        """Completes the trace; all units must be written.
 
-        Until now it had no `state.json`, so nobody took the part for the whole.
+        Only now has it the `state.json` without which `datasets.load_from_disk` refuses a folder.
         """
         if not read_manifest(self.storage).complete:
             done = committed_units(self.storage, self.plan)
@@ -189,25 +197,25 @@ class TraceWriter:
         there, wanted = (plan.model_dump(mode="json") for plan in (manifest.plan, self.plan))
         self.plan.spec.require(
             manifest.plan.spec,
-            this="what is asked for",
+            this="the recording",
             that=f"the trace {self.storage.address}",
             error=TraceError,
             hint="Give another output=PATH, or delete that folder.",
         )
         wrong = [key for key in wanted if wanted[key] != there[key]]
         if wrong:
-            # Units and digests follow from the rest: named only when nothing else differs.
+            # Units and digests follow from the rest: listed only if nothing else differs.
             told = [key for key in wrong if key not in ("units", "prompts_digest")] or wrong
             listed = "; ".join(
-                f"{key}: there {_short(there[key])}, asked {_short(wanted[key])}" for key in told
+                f"{key}: found {_short(there[key])}, expected {_short(wanted[key])}" for key in told
             )
             raise TraceError(
-                f"{self.storage.address} holds another trace ({listed}). "
+                f"{self.storage.address} contains another trace ({listed}). "
                 "Give another output=PATH, or delete that folder."
             )
 
     def _check_whole(self, manifest: TraceManifest) -> None:
-        """TraceError for a damaged file; what was deleted is no longer said to be there."""
+        """Raises TraceError for a damaged file; deleted files are removed from the manifest."""
         sizes: dict[str, int | None] = {}
         done = committed_units(self.storage, self.plan)
         named = [record for shard in done.values() for record in (shard.data, shard.requests)]
@@ -231,7 +239,7 @@ class TraceWriter:
             self._remove_records()
 
     def _remove_records(self) -> None:
-        """`trace.json` names every shard: the records have done their work."""
+        """Removes the units' records: `trace.json` lists all shards."""
         for name in self.storage.names():
             if name.endswith(RECORD):
                 self.storage.remove(name)
@@ -240,28 +248,28 @@ class TraceWriter:
         found = [name for name in self.storage.names() if name != MANIFEST]
         if found and not has_manifest(self.storage):
             raise TraceError(
-                f"{self.storage.address} is not empty and holds no trace (it has {found[0]}): "
+                f"{self.storage.address} is not empty and contains no trace (it has {found[0]}): "
                 "give another output=PATH"
             )
 
 
 def unit_stem(plan: TracePlan, unit: int) -> str:
-    """What the names of a unit's files begin with."""
+    """Returns the beginning of the names of a unit's files."""
     return f"{unit:05d}-{plan.units[unit][:12]}"
 
 
 def committed_units(where: str | Path | Storage, plan: TracePlan) -> dict[int, ShardRecord]:
-    """The units that are there: those in `trace.json`, and those that have a record beside it."""
+    """Returns the written units: those in `trace.json`, and those that have a record."""
     storage = open_writable_storage(where)
     stems = {unit_stem(plan, unit): unit for unit in range(len(plan.units))}
     found = {}
     for name in storage.names():
         unit = stems.get(name.removesuffix(RECORD))
         if unit is not None and name.endswith(RECORD):
-            # Removed meanwhile, by one who has finished the trace: `trace.json` has it.
+            # Removed meanwhile by a writer that has finished the trace: `trace.json` lists it.
             with suppress(FileNotFoundError):
                 found[unit] = _record(storage, name)
-    # Read last: it says all when records are removed.
+    # Read last: it lists all units when records are removed.
     for shard in read_manifest(storage).shards:
         found[shard.unit] = shard
     return found
@@ -283,5 +291,5 @@ def _short(value: object) -> str:
 
 
 def column_arrays(signal: TraceSignal, layer: int, values: NDArray) -> dict[str, NDArray]:
-    """One entry of `TraceWriter.write`'s `arrays`, checked and halved."""
+    """Returns an entry of `TraceWriter.write`'s `arrays`, in half precision."""
     return {column_name(signal, layer): to_half(values, signal=signal, layer=layer)}

@@ -44,7 +44,7 @@ def started(program: str, *options: str) -> subprocess.Popen[str]:
 
 def run(program: str, *options: str, run_dir: Path) -> dict:
     process = started(program, *options, f"run_dir={run_dir}")
-    said, _ = process.communicate(timeout=400)
+    said, _ = process.communicate(timeout=900)
     assert process.returncode == 0, said
     return json.loads((run_dir / "results.json").read_text())
 

@@ -45,7 +45,7 @@ def test_collect__says_what_it_will_write_and_what_it_made(
     ("changed", "message"),
     [
         ({"data": "jsonll"}, "unknown data 'jsonll'. Did you mean 'jsonl'?"),
-        ({"data.path": "missing.jsonl"}, "missing.jsonl: there is no such file"),
+        ({"data.path": "missing.jsonl"}, "missing.jsonl: no such file"),
         ({"signals": "[experts,nothing]"}, "unknown signal 'nothing'"),
         ({"data.chat": "true"}, "set data.chat=false"),
         ({"data.fields": "[answer]"}, "it has prompt"),

@@ -70,7 +70,7 @@ def test_import__again_is_the_same_trace(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"layer": 0, "experts": [1]}, "line 7: 1 experts, the lines before 2"),
+        ({"layer": 0, "experts": [1]}, "line 7: 1 experts, earlier lines have 2"),
         ({"layer": 0, "experts": [1, 1]}, "not 2 different ids"),
         ({"layer": 0, "experts": [1, 2], "surprise": 1}, "surprise: .*Keys: layer, experts"),
         ({"layer": "0", "experts": [1, 2]}, "line 7: layer"),
@@ -78,10 +78,10 @@ def test_import__again_is_the_same_trace(tmp_path: Path) -> None:
         ({"layer": 0, "experts": [1, 2], "phase": "after"}, "allowed are prefill, decode"),
         (
             {"request": "b", "position": 1, "layer": 3, "experts": [3, 2], "weights": [1.0, 0.0]},
-            "request 'b', position 1 has not each of the 2 layers",
+            "request 'b', position 1: expected each of the 2 layers",
         ),
-        ({**LOG[0]}, "request 'a', position 0 has not each of the 2 layers"),
-        ({"request": "c", "layer": 1, "experts": [3, 2]}, "has not each"),
+        ({**LOG[0]}, "request 'a', position 0: expected each of the 2 layers"),
+        ({"request": "c", "layer": 1, "experts": [3, 2]}, "position 0: expected each"),
     ],
 )
 def test_import__bad_line_is_named(tmp_path: Path, line: dict, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Prompts are the same every time, and a source that can not be had says what to do."""
+"""Prompts repeat, and a source that cannot be read has an error that says what to do."""
 
 import json
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_source__without_its_path_names_the_key(kind: SourceKind) -> None:
 
 def test_source__missing_file_is_named(tmp_path: Path) -> None:
     data = DataConfig(kind=SourceKind.TEXT, path=str(tmp_path / "none.txt"))
-    with pytest.raises(PromptError, match=r"none\.txt: there is no such file"):
+    with pytest.raises(PromptError, match=r"none\.txt: no such file"):
         load_prompts(data)
 
 
@@ -146,5 +146,5 @@ def test_text__takes_every_text_of_a_folder(tmp_path: Path) -> None:
 
 def test_text__refuses_a_folder_without_texts(tmp_path: Path) -> None:
     data = DataConfig(name="text", kind=SourceKind.TEXT, path=str(tmp_path))
-    with pytest.raises(PromptError, match=r"has no \*\.txt in it"):
+    with pytest.raises(PromptError, match=r"the folder contains no \*\.txt"):
         load_prompts(data)

@@ -1,4 +1,4 @@
-"""Recording: what the trace holds is what the model computed, for prompt and generated tokens."""
+"""Recording: a trace contains what the model computed, for prompt and generated tokens."""
 
 import json
 import shutil
@@ -201,7 +201,7 @@ def test_collect__overflow_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         "runtime.hf.probes.to_floats", lambda x: 1e6 * x.reshape(-1, x.shape[-1]).numpy()
     )
-    with pytest.raises(TraceError, match=r"of layer 0 holds .*not finite in half precision"):
+    with pytest.raises(TraceError, match=r"of layer 0 contains .*not finite in half precision"):
         collect(recordable(tmp_path / "model"), make_data(tmp_path), folder=tmp_path / "trace")
 
 

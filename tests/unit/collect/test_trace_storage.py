@@ -79,7 +79,7 @@ def test_trace__what_was_deleted_is_made_again(storage: FileStorage) -> None:
 
 def test_trace__of_another_plan_is_refused(storage: FileStorage) -> None:
     write(storage, make_plan(make_spec()), [0])
-    with pytest.raises(TraceError, match="holds another trace"):
+    with pytest.raises(TraceError, match="contains another trace"):
         TraceWriter(storage, make_plan(make_spec(), seed=1), joins=True)
 
 
@@ -91,7 +91,7 @@ def test_trace__damage_is_refused(storage: FileStorage) -> None:
     data = bytearray(storage.read(victim))
     data[1_000] ^= 1
     storage.write(victim, bytes(data))
-    with pytest.raises(TraceError, match=rf"{victim} is damaged: sha256"):
+    with pytest.raises(TraceError, match=rf"{victim} is damaged: expected sha256"):
         Trace.open(storage)
     with pytest.raises(TraceError, match=rf"{victim} is damaged"):
         TraceWriter(storage, plan)

@@ -192,7 +192,7 @@ def test_writer__does_not_go_on_with_damage(tmp_path: Path) -> None:
 
 def test_writer__refuses_the_folder_of_another_trace(tmp_path: Path) -> None:
     make_trace(tmp_path / "t", seed=0)
-    with pytest.raises(TraceError, match=r"holds another trace.*settings.*output=PATH"):
+    with pytest.raises(TraceError, match=r"contains another trace.*settings.*output=PATH"):
         TraceWriter(tmp_path / "t", make_plan(make_spec(), seed=1))
 
 
