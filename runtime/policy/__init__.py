@@ -1,5 +1,5 @@
-"""The policy core: what to fetch, what to drop, in which order.
+"""The policy core: what to fetch, what to evict, in which order.
 
-Plain Python over integers and floats: no threads, no torch, no clock of its own. The live runtime
-drives it with threads and real reads, the simulator drives the same objects with simulated time.
+Plain Python over integers and floats: no threads, no torch, no clock. The live runtime runs it with
+threads and real reads, the simulator runs the same objects with simulated time.
 """

@@ -1,6 +1,6 @@
 """The caches of several devices as one.
 
-Every expert belongs to one device, which has tiers, queues and counters of its own (MoE-Infinity,
+Every expert belongs to one device, which has separate tiers, queues and counters (MoE-Infinity,
 request level, section 5.3: "for each GPU, we create an independent I/O thread"). Nothing is decided
 here: events go to all devices, which ignore the experts of others; requests go to the expert's own.
 """

@@ -1,4 +1,4 @@
-"""Reads the systems of `configs/system`, for code that names one instead of composing a command."""
+"""Reads the systems of `configs/system`, the only place where they are defined."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -11,9 +11,9 @@ from runtime.config import SystemConfig
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "system"
 
 ON_DEMAND = "on-demand"
-"""Fetches nothing before a router asks for it: what every comparison is relative to."""
+"""The system without prefetching: the baseline of every comparison."""
 PROMOE = "promoe"
-"""The default of every command that serves a model."""
+"""The default system of commands that serve a model."""
 
 
 def system_names() -> list[str]:
@@ -22,10 +22,10 @@ def system_names() -> list[str]:
 
 
 def load_system(name: str) -> SystemConfig:
-    """Reads `configs/system/NAME.yaml`; what a command gets from `system=NAME` is equal.
+    """Reads `configs/system/NAME.yaml`, as `system=NAME` does on the command line.
 
     Raises:
-        MoecastError: there is no such system, or its file has an unknown key.
+        MoecastError: There is no such system, or its file has an unknown key.
     """
     names = system_names()
     if name not in names:

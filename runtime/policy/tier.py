@@ -17,7 +17,7 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.queue import TransferQueue
 
 LAST = float("inf")
-"""Priority of prefetches that nobody requested: behind all others."""
+"""Priority of idle prefetches: behind all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,10 @@ class CacheTier:
     # ---- copies to the tier above
 
     def begin_copy(self, expert: Expert, end_chunk: int) -> int | None:
-        """Pins the expert for a copy to the tier above; None until `end_chunk` chunks are here."""
+        """Pins the expert for a copy to the tier above; returns its slot.
+
+        Returns None, having done nothing, until `end_chunk` chunks have arrived.
+        """
         entry = self._entries.get(expert)
         if entry is None or entry.ready_chunks < end_chunk:
             return None

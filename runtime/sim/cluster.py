@@ -122,7 +122,7 @@ class SimulatedCluster:
             own = {e: n for e, n in tokens_per_expert.items() if device.owns((layer, e))}
             travel = self._interconnect.travel_seconds(sum(own.values()))
             stalled = simulator.stall_seconds
-            # Experts are fetched as soon as the router has spoken, while tokens travel.
+            # Experts are fetched as soon as the router has run, while tokens travel.
             simulator.run_experts(layer, own, computed_after=travel)
             stalls.append(simulator.stall_seconds - stalled)
             ends.append(simulator.now + travel)

@@ -15,7 +15,7 @@ from predictors.errors import MoecastError
 
 
 class RecordedStep(Protocol):
-    """One forward pass of a trace; only what a predictor asks for is read."""
+    """One forward pass of a trace; only what a predictor needs is read."""
 
     @property
     def tokens_T(self) -> Ints: ...

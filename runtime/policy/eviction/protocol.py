@@ -1,4 +1,4 @@
-"""What a cache asks of an eviction policy, and which events of a step the policy sees."""
+"""The interface between a cache and its eviction policy."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -19,7 +19,7 @@ IsEvictable = Callable[[Expert], bool]
 class EvictionOrder(Protocol):
     """The order in which one partition's experts are evicted: all of a cache, or a layer's share.
 
-    It is told of every admission, use, prediction and removal of a resident expert.
+    It receives every admission, use, prediction and removal of a resident expert.
     """
 
     def on_admit(self, expert: Expert) -> None:

@@ -26,7 +26,7 @@ def run(adaptive: AdaptivePrefetch, steps: int, *, with_it: float, without: floa
     return settings
 
 
-def test_adaptive_prefetch__turns_off_what_loses_and_says_so():
+def test_adaptive_prefetch__turns_off_a_loss_and_reports_it():
     said = []
     adaptive = AdaptivePrefetch(report=said.append)
     settings = run(adaptive, WARM_UP + PROBE_STEPS + FIRST_STRETCH, with_it=0.030, without=0.025)
@@ -41,7 +41,7 @@ def test_adaptive_prefetch__turns_off_what_loses_and_says_so():
     assert adaptive.num_switches == 1
 
 
-def test_adaptive_prefetch__keeps_what_wins_and_tries_again_ever_more_rarely():
+def test_adaptive_prefetch__keeps_the_faster_and_compares_rarely():
     adaptive = AdaptivePrefetch(report=lambda _: None)
     settings = run(adaptive, 40_000, with_it=0.020, without=0.025)
     assert adaptive.num_switches == 0
@@ -52,7 +52,7 @@ def test_adaptive_prefetch__keeps_what_wins_and_tries_again_ever_more_rarely():
     assert settings[-LONGEST_STRETCH:].count(False) <= each
 
 
-def test_adaptive_prefetch__comes_back_when_prefetching_pays_again():
+def test_adaptive_prefetch__turns_on_again_when_it_pays():
     adaptive = AdaptivePrefetch(report=lambda _: None)
     run(adaptive, WARM_UP + PROBE_STEPS, with_it=0.03, without=0.02)
     assert not adaptive.prefetching
@@ -61,7 +61,7 @@ def test_adaptive_prefetch__comes_back_when_prefetching_pays_again():
     assert adaptive.num_switches == 2
 
 
-def test_adaptive_prefetch__jitter_does_not_turn_anything():
+def test_adaptive_prefetch__ignores_jitter():
     adaptive = AdaptivePrefetch(report=lambda _: None)
     noise = np.random.default_rng(0).normal(0.02, 0.0002, 5000)
     for seconds in noise:
@@ -69,7 +69,7 @@ def test_adaptive_prefetch__jitter_does_not_turn_anything():
     assert adaptive.num_switches == 0
 
 
-def test_adaptive_prefetch__tokens_that_miss_more_or_less_do_not_turn_what_pays():
+def test_adaptive_prefetch__stays_on_despite_varying_misses():
     """Times vary by a third from token to token, prefetching saves a tenth: it stays, whatever the
     luck of a few tokens, or comes back at the next comparison."""
     off = 0
@@ -82,7 +82,7 @@ def test_adaptive_prefetch__tokens_that_miss_more_or_less_do_not_turn_what_pays(
     assert off < 0.05 * 20 * 3000
 
 
-def test_adaptive_prefetch__finds_a_loss_of_a_third_among_such_tokens():
+def test_adaptive_prefetch__finds_a_loss_of_a_third():
     on = 0
     for seed in range(20):
         adaptive = AdaptivePrefetch(report=lambda _: None)
@@ -93,7 +93,7 @@ def test_adaptive_prefetch__finds_a_loss_of_a_third_among_such_tokens():
     assert on < 0.5 * 20 * 6000
 
 
-def test_adaptive_prefetch__slow_first_tokens_of_requests_are_no_reason_to_turn():
+def test_adaptive_prefetch__ignores_slow_first_tokens():
     """Every 20th token takes ten times as long, whatever the setting: medians of turns that
     alternate do not see it."""
     adaptive = AdaptivePrefetch(report=lambda _: None)
@@ -103,7 +103,7 @@ def test_adaptive_prefetch__slow_first_tokens_of_requests_are_no_reason_to_turn(
     assert adaptive.num_switches == 0
 
 
-def test_adaptive_prefetch__tells_each_change_of_setting():
+def test_adaptive_prefetch__reports_each_change():
     told = []
     adaptive = AdaptivePrefetch(report=lambda _: None, on_change=told.append)
     settings = run(adaptive, WARM_UP + PROBE_STEPS + 2, with_it=0.02, without=0.03)
@@ -113,7 +113,7 @@ def test_adaptive_prefetch__tells_each_change_of_setting():
 
 
 @pytest.mark.parametrize("idle_prefetch", [True, False])
-def test_build_scheduler__what_is_switched_off_leaves_idle_links_alone(idle_prefetch):
+def test_build_scheduler__adaptive_ends_idle_prefetch_too(idle_prefetch):
     system = SystemConfig(
         eviction="reuse", adaptive=True, idle_prefetch=idle_prefetch, per_layer=False
     )
@@ -127,7 +127,7 @@ def test_build_scheduler__what_is_switched_off_leaves_idle_links_alone(idle_pref
 
 
 @pytest.mark.parametrize(("slows_computing", "fills"), [(True, False), (False, True)])
-def test_on_link__where_reads_slow_the_computation_idle_links_stay_idle(slows_computing, fills):
+def test_adapt_to_link__slow_computing_ends_idle_prefetch(slows_computing, fills):
     system = SystemConfig(eviction="reuse", idle_prefetch=True, per_layer=False)
     assert adapt_to_link(system, slows_computing=slows_computing).idle_prefetch is fills
     assert not adapt_to_link(SystemConfig(), slows_computing=slows_computing).idle_prefetch

@@ -265,7 +265,7 @@ def test_device_cache__more_experts_than_slots_stream_through():
     assert core.total_counters().bytes_moved == EXPERTS * sum(CHUNKS)
 
 
-def test_device_cache__precise_requests_go_before_predictions_within_a_chunk():
+def test_device_cache__requests_preempt_prefetches_after_a_chunk():
     core = make_cache()
     core.prefetch(1, [0], [1.0])
     first = core.top.next_task()
@@ -275,7 +275,7 @@ def test_device_cache__precise_requests_go_before_predictions_within_a_chunk():
     assert [task.expert for task in drain(core)] == [(0, 5)] * 3 + [(1, 0)] * 2
 
 
-def test_device_cache__routing_drops_what_was_only_predicted_for_the_layer():
+def test_device_cache__routing_cancels_the_layers_prefetches():
     core = make_cache()
     core.prefetch(1, [0, 1], [0.0, 1.0])
     core.top.complete(core.top.next_task())
@@ -285,7 +285,7 @@ def test_device_cache__routing_drops_what_was_only_predicted_for_the_layer():
     assert (counters.predicted, counters.predicted_in_time, counters.misses) == (2, 0, 1)
 
 
-def test_device_cache__a_predicted_expert_in_flight_is_joined_not_fetched_again():
+def test_device_cache__joins_a_prefetch_in_flight():
     core = make_cache()
     core.prefetch(1, [0], [0.0])
     task = core.top.next_task()
@@ -300,7 +300,7 @@ def test_device_cache__a_predicted_expert_in_flight_is_joined_not_fetched_again(
     assert counters.bytes_late == sum(CHUNKS)
 
 
-def test_device_cache__order_is_cached_then_in_flight_then_missing():
+def test_device_cache__computes_cached_then_in_flight_then_missing():
     core = make_cache()
     core.prefetch(0, [4, 2], [0.0, 1.0])
     for _ in range(4):
@@ -317,7 +317,7 @@ def test_device_cache__without_chunks_an_expert_is_one_task():
     ]
 
 
-def test_device_cache__without_early_preemption_each_expert_is_asked_for_in_its_turn():
+def test_device_cache__without_preemption_requests_one_by_one():
     core = make_cache(early_preemption=False)
     order = core.request_routed(0, once([1, 2]))
     assert drain(core) == []
@@ -325,7 +325,7 @@ def test_device_cache__without_early_preemption_each_expert_is_asked_for_in_its_
     assert {task.expert for task in drain(core)} == {(0, 1)}
 
 
-def test_request_early__what_was_forecast_stays_until_the_whole_layer_is_routed():
+def test_request_early__pins_predicted_experts_until_routing():
     core = make_cache(slots=(3,), per_layer=False, chunked=False, drop_used=True)
     core.begin_step(new_request=True)
     core.prefetch(1, [0, 1], [0.0, 0.1])

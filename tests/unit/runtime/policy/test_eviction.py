@@ -59,7 +59,7 @@ def test_fifo__only_the_order_of_arrival_counts():
     assert leaving(order) == ABC
 
 
-def test_lfu__counts_steps_that_asked_not_predictions_and_survives_eviction():
+def test_lfu__counts_requests_and_keeps_them_after_eviction():
     policy = policy_of("lfu")
     step(policy, {0: 9, 1: 1}, {})
     step(policy, {1: 1, 2: 1}, {})
@@ -69,14 +69,14 @@ def test_lfu__counts_steps_that_asked_not_predictions_and_survives_eviction():
     assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
 
 
-def test_policies__spare_what_may_not_go():
+def test_policies__evict_only_evictable_experts():
     for name in set(EVICTIONS) - {"belady"}:
         order = filled(policy_of(name), ABC)
         assert order.choose_victim(lambda _: False) is None, name
         assert leaving(order, stay=ABC[:2]) == [(0, 2)], name
 
 
-def test_scored__finds_the_one_that_may_go_among_many_that_may_not():
+def test_score_order__finds_the_one_evictable_expert():
     policy = policy_of("lfu", experts=64)
     everyone = [(0, e) for e in range(64)]
     step(policy, {e: 1 for e in range(32, 64)}, {})
@@ -156,7 +156,7 @@ def test_moe_infinity_sequence__ratio_times_layer_decay():
     assert leaving(order) == [(1, 3), (0, 3), (1, 2), (0, 1), (1, 0), (0, 0)]
 
 
-def test_moe_infinity_sequence__is_updated_by_routing_and_forgets_with_the_sequence():
+def test_moe_infinity_sequence__counts_reset_with_the_sequence():
     policy = policy_of("moe-infinity-sequence")
     order = filled(policy, [(0, 0), (0, 1)])
     policy.begin_step(True)
@@ -167,7 +167,7 @@ def test_moe_infinity_sequence__is_updated_by_routing_and_forgets_with_the_seque
     assert order.choose_victim(lambda _: True) == (0, 0)
 
 
-def test_moe_infinity_request__counts_of_ended_iterations_initial_layers_first():
+def test_moe_infinity_request__counts_ended_iterations():
     policy = policy_of("moe-infinity-request")
     step(policy, {0: 3, 1: 1}, {0: 3, 1: 1}, new=True)
     policy.begin_step(False)
@@ -188,7 +188,7 @@ def test_moe_infinity_request__counts_of_ended_iterations_initial_layers_first()
     assert leaving(order) == [(0, 0), (0, 1)], "1 + 5 > 3"
 
 
-def test_moe_infinity_request__what_is_prefetched_stays_until_used_or_passed_over():
+def test_moe_infinity_request__protects_prefetches_until_routing():
     policy = policy_of("moe-infinity-request")
     step(policy, {0: 9}, {0: 9}, new=True)
     order = filled(policy, [(1, 2), (1, 3)])
@@ -206,7 +206,7 @@ def test_moe_infinity_request__what_is_prefetched_stays_until_used_or_passed_ove
     assert leaving(order) == [(1, 2), (0, 1)], "used: its count of 0, while (0, 1) is awaited"
 
 
-def test_moe_infinity_request__what_newer_forecasts_leave_out_loses_its_protection():
+def test_moe_infinity_request__newer_forecasts_end_protection():
     policy = policy_of("moe-infinity-request", layers=1)
     order = policy.make_order(num_slots=2, layers=range(1))
     policy.begin_step(True)
@@ -239,7 +239,7 @@ def test_fmoe__a_visit_counts_at_once():
     assert order.choose_victim(lambda _: True) == (0, 1)
 
 
-def test_belady__drops_what_is_needed_last_and_moves_on_with_the_run():
+def test_belady__evicts_the_farthest_next_use():
     future = [[[0], [0]], [[1], [1]], [[0], [1]]]
     policy = policy_of("belady", future=future)
     policy.begin_step(True)
@@ -271,7 +271,7 @@ def drifting(steps: int) -> list:
     return [[sorted((step // 4 + i) % 32 for i in (0, 1, 3, 6))] for step in range(steps)]
 
 
-def test_decayed_lfu__finds_the_decay_that_serves_best_and_changes_it_with_the_routing():
+def test_decayed_lfu__follows_the_best_decay():
     def misses(routing, decays):
         policy = policy_of("decayed-lfu", layers=1, experts=32, decays=decays)
         return sum(map(len, serve(policy, routing, slots=8, per_layer=True))), policy.arm
@@ -285,7 +285,7 @@ def test_decayed_lfu__finds_the_decay_that_serves_best_and_changes_it_with_the_r
     assert misses(stable(800) + drifting(1600), [0.5, 1.0])[1] == 0
 
 
-def test_decayed_lfu__a_step_of_many_tokens_counts_each_expert_by_its_tokens():
+def test_decayed_lfu__weights_experts_by_their_tokens():
     policy = policy_of("decayed-lfu", layers=1, decays=[0.5])
     step(policy, {0: 2, 1: 8, 2: 4})
     step(policy, {3: 1})

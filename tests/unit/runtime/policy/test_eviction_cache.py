@@ -192,7 +192,7 @@ def test_cache__an_uneven_arena_is_divided_as_evenly_as_it_can_be():
     assert len(slots) == 6
 
 
-def test_cache__a_slot_in_quarantine_is_nobodys_until_it_is_restored():
+def test_cache__a_quarantined_slot_is_unused_until_restored():
     cache = cache_of(1)
     entry, _ = cache.admit((0, 0))
     entry.in_flight = True
@@ -205,7 +205,7 @@ def test_cache__a_slot_in_quarantine_is_nobodys_until_it_is_restored():
     assert cache.admit((0, 0))[0].slot == slot
 
 
-def test_cache__what_is_not_in_flight_is_not_quarantined_and_slots_return_once():
+def test_cache__quarantines_only_experts_in_flight():
     cache = cache_of(2)
     entry, _ = cache.admit((0, 0))
     with pytest.raises(AssertionError):

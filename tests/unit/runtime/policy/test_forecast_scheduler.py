@@ -19,21 +19,21 @@ def fetched(core: DeviceCache) -> list[tuple[int, int]]:
     return list(dict.fromkeys(task.expert for task in drain(core)))
 
 
-def test_forecast_scheduler__fetches_the_top_k_nearest_layer_first() -> None:
+def test_forecast_scheduler__fetches_top_k_nearest_layer_first() -> None:
     core = make_cache()
     scheduler = ForecastScheduler(core, top_k=2, priority=nearest_layer_first)
     scheduler.schedule([Forecast(2, SCORES), Forecast(1, SCORES)], layer_now=0)
     assert fetched(core) == [(1, 0), (1, 2), (2, 0), (2, 2)]
 
 
-def test_forecast_scheduler__fetches_what_the_predictor_wants_and_no_more() -> None:
+def test_forecast_scheduler__fetches_the_wanted_experts_only() -> None:
     core = make_cache()
     scheduler = ForecastScheduler(core, top_k=2, priority=probability_over_distance)
     scheduler.schedule([Forecast(1, SCORES, wanted=[5, 4, 0])], layer_now=0)
     assert fetched(core) == [(1, 0), (1, 4), (1, 5)]
 
 
-def test_forecast_scheduler__follows_the_predictors_own_order_over_the_layers() -> None:
+def test_forecast_scheduler__follows_the_predictors_priority() -> None:
     core = make_cache()
     near = Forecast(1, SCORES, priority_E=np.array([0.1, 0, 0.4, 0, 0, 0], np.float32))
     far = Forecast(2, SCORES, priority_E=np.array([0.3, 0, 0.2, 0, 0, 0], np.float32))

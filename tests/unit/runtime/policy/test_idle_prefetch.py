@@ -46,7 +46,7 @@ def step(one: DeviceCache, values: dict[int, list[float]], chosen: dict[int, lis
     one.end_step()
 
 
-def test_idle__brings_what_is_worth_most_in_place_of_what_is_worth_less() -> None:
+def test_idle_prefetch__replaces_lower_by_higher_scores() -> None:
     one = core(4)
     step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0], 2: [0.02, 0.3, 0, 0, 0, 0]}, {})
     drain(one)
@@ -55,7 +55,7 @@ def test_idle__brings_what_is_worth_most_in_place_of_what_is_worth_less() -> Non
     assert one.top.total_counters().bytes_prefetched == 3 * sum(CHUNKS)
 
 
-def test_idle__asks_for_nothing_that_is_hardly_ever_used_or_worth_less_than_what_is_here() -> None:
+def test_idle_prefetch__skips_rarely_used_and_lower_scored_experts() -> None:
     one = core(2)
     step(one, {layer: [0.9, 0.02, 0.02, 0.02, 0.02, 0.02] for layer in range(LAYERS)}, {})
     before = sorted(one.top.cache)
@@ -64,7 +64,7 @@ def test_idle__asks_for_nothing_that_is_hardly_ever_used_or_worth_less_than_what
     assert sorted(one.top.cache) == before
 
 
-def test_idle__waits_behind_forecasts_and_is_dropped_when_its_layer_is_routed() -> None:
+def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
     one = core(6)
     step(one, {1: [0, 0.9, 0, 0.8, 0, 0]}, {})
     first = one.top.next_task()
@@ -83,7 +83,7 @@ def test_idle__waits_behind_forecasts_and_is_dropped_when_its_layer_is_routed() 
     one.cancel(1, [5])
 
 
-def test_idle__leaves_layers_that_were_forecast_to_their_forecast() -> None:
+def test_idle_prefetch__skips_layers_with_a_forecast() -> None:
     one = core(6)
     step(one, {1: [0, 0.9, 0, 0, 0, 0], 2: [0, 0.5, 0, 0, 0, 0]}, {})
     one.begin_step(new_request=False)
@@ -91,14 +91,14 @@ def test_idle__leaves_layers_that_were_forecast_to_their_forecast() -> None:
     assert one.top.cache.next_idle_candidate() == (2, 1)
 
 
-def test_idle__is_off_unless_asked_for() -> None:
+def test_idle_prefetch__is_off_by_default() -> None:
     system = SystemConfig(eviction="reuse", per_layer=False)
     one = build_device_cache(system, SPEC, num_slots=[4], chunk_bytes=[CHUNKS] * LAYERS)
     step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0]}, {})
     assert drain(one) == []
 
 
-def test_idle__books_stay_right_on_any_tiers() -> None:
+def test_idle_prefetch__keeps_all_invariants_on_two_tiers() -> None:
     """Random steps, forecasts and values over two tiers: each expert in one slot, what was asked
     for always comes, and nothing stays claimed."""
     rng = random.Random(0)

@@ -40,7 +40,7 @@ def drain(core):
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
-def test_placement__every_expert_has_one_device_and_layers_are_even(num_devices):
+def test_placement__divides_every_layer_evenly(num_devices):
     placement = ExpertPlacement(num_devices)
     for layer in range(5):
         owners = [placement.device((layer, e)) for e in range(60)]
@@ -62,7 +62,7 @@ def test_placement__every_expert_has_one_device_and_layers_are_even(num_devices)
     ),
 )
 @settings(max_examples=60, deadline=None)
-def test_multi_device_cache__an_expert_is_only_ever_where_it_belongs(seed, num_devices, eviction):
+def test_multi_device_cache__keeps_experts_on_their_device(seed, num_devices, eviction):
     rng = random.Random(seed)
     core = make_caches(num_devices, eviction=eviction, idle_prefetch=rng.random() < 0.5)
     placement = ExpertPlacement(num_devices)
@@ -95,7 +95,7 @@ def test_multi_device_cache__an_expert_is_only_ever_where_it_belongs(seed, num_d
     assert sum(one.requests for one in core.counters) == counters.requests
 
 
-def test_multi_device_cache__one_device_does_what_one_core_does():
+def test_multi_device_cache__of_one_device_equals_a_device_cache():
     """The same calls, the same transfers, the same counters, whatever the switches."""
     for switches in (
         {},
@@ -136,7 +136,7 @@ def test_multi_device_cache__one_device_does_what_one_core_does():
         assert one.total_counters() == other.total_counters(), switches
 
 
-def test_multi_device_cache__are_asked_for_in_the_order_of_what_has_arrived_anywhere():
+def test_multi_device_cache__orders_by_arrival_on_any_device():
     core = make_caches(2)
     core.begin_step(new_request=True)
     core.prefetch(0, [5, 2], [0.0, 1.0])
@@ -144,7 +144,7 @@ def test_multi_device_cache__are_asked_for_in_the_order_of_what_has_arrived_anyw
     assert core.request_routed(0, dict.fromkeys([0, 2, 3, 5], 1)) == [2, 5, 0, 3]
 
 
-def test_multi_device_cache__make_room_only_where_the_expert_belongs():
+def test_multi_device_cache__makes_room_on_one_device_only():
     """One slot on each device: expert 0 waits for nothing that device 1 holds."""
     core = make_caches(2, slots=(1,), reordered=False)
     core.begin_step(new_request=True)
@@ -158,7 +158,7 @@ def test_multi_device_cache__make_room_only_where_the_expert_belongs():
     assert core.total_counters().requests == 4
 
 
-def test_multi_device_cache__cut_short_are_repaired_tier_by_tier():
+def test_multi_device_cache__repairs_every_tier():
     core = make_caches(2, slots=(2, 4))
     core.begin_step(new_request=True)
     core.request_routed(1, dict.fromkeys(range(6), 1))
@@ -179,7 +179,7 @@ def test_multi_device_cache__cut_short_are_repaired_tier_by_tier():
         core.release((1, e))
 
 
-def test_multi_device_cache__of_a_fixed_set_each_device_fixes_its_own():
+def test_multi_device_cache__divides_a_static_set():
     counts = [[8 - e for e in range(8)]] * SPEC.num_layers
     system = SystemConfig(eviction="static", eviction_options={"counts": counts}, per_layer=False)
     core = build_multi_device_cache(system, SPEC, num_slots=[(7,), (7,)], chunk_bytes=CHUNKS)
@@ -195,7 +195,7 @@ def test_multi_device_cache__of_a_fixed_set_each_device_fixes_its_own():
         assert all(ExpertPlacement(2).device(e) == device for e in stay)
 
 
-def test_multi_device_cache__below_a_device_the_host_is_filled_with_what_is_its_own():
+def test_multi_device_cache__fills_host_tiers_with_own_experts():
     core = make_caches(2, slots=(2, 5))
     core.fill_lower_tiers(SPEC.num_experts)
     for device, device_cache in enumerate(core.devices):
@@ -205,7 +205,7 @@ def test_multi_device_cache__below_a_device_the_host_is_filled_with_what_is_its_
         assert not list(device_cache.top.cache)
 
 
-def test_multi_device_cache__asked_for_early_each_device_asks_for_its_own():
+def test_multi_device_cache__early_requests_go_to_their_device():
     core = make_caches(2)
     core.begin_step(new_request=True)
     assert sorted(core.request_early(0, [0, 1, 2])) == [0, 1, 2]

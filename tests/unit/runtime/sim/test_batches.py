@@ -44,7 +44,7 @@ def shown(steps):
     return [(step.requests_T.tolist(), step.tokens_T.tolist()) for step in steps]
 
 
-def test_batched__the_next_request_takes_the_place_of_one_that_ended():
+def test_batch_steps__the_next_request_replaces_an_ended_one():
     steps = [*request(0, 1), *request(1, 3), *request(2, 2), *request(3, 1)]
     assert shown(batch_steps(steps, 2)) == [
         ([0, 0], [7, 8]),
@@ -57,7 +57,7 @@ def test_batched__the_next_request_takes_the_place_of_one_that_ended():
     ]
 
 
-def test_batched__every_signal_stands_row_below_row():
+def test_batch_steps__every_signal_stands_row_below_row():
     first, second = Step(0, (3,)), Step(1, (5,))
     (step,) = batch_steps([first, second], 2)
     for layer in (0, 1):
@@ -66,23 +66,23 @@ def test_batched__every_signal_stands_row_below_row():
             assert getattr(step, signal)(layer).tolist() == expected
 
 
-def test_batched__one_request_at_a_time_is_the_trace_itself():
+def test_batch_steps__one_request_at_a_time_is_the_trace_itself():
     steps = [*request(0, 2), *request(1, 2)]
     assert list(batch_steps(steps, 1)) == steps
 
 
-def test_batched__requests_that_generated_nothing_take_no_place():
+def test_batch_steps__requests_that_generated_nothing_take_no_place():
     steps = [*request(0, 0), *request(1, 1), *request(2, 1)]
     assert shown(batch_steps(steps, 2))[-1] == ([1, 2], [100, 200])
 
 
 @pytest.mark.parametrize("size", [0, 3])
-def test_batched__sizes_that_cannot_be_filled_are_refused(size):
+def test_batch_steps__sizes_that_cannot_be_filled_are_refused(size):
     with pytest.raises(MoecastError, match=f"batch size {size}"):
         list(batch_steps([*request(0, 5), *request(1, 5)], size))
 
 
-def test_batched__no_more_is_read_than_the_batch_needs():
+def test_batch_steps__no_more_is_read_than_the_batch_needs():
     read = []
 
     def steps():

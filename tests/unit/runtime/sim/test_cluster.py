@@ -111,7 +111,7 @@ def test_cluster__a_layer_is_over_when_the_last_device_is():
     assert stats.tpot_seconds == [10.0 + 18.0 + 1.0]
 
 
-def test_cluster__tokens_travel_while_experts_are_fetched_and_back_after():
+def test_cluster__tokens_travel_while_experts_are_fetched():
     """Fetching takes 6 s: 2 s there are hidden, 2 s back are not; resident, both are paid."""
     spec = make_spec(num_layers=1, num_experts=8, top_k=2)
     step = Step([[[0, 1]]], [0])
@@ -148,7 +148,7 @@ def test_interconnect__shares_of_tokens_that_cross():
     assert [both.tokens_at_once(n) for n in (1, 2, 5)] == [1, 1, 3]
 
 
-def test_interconnect__a_device_has_its_share_of_disk_and_host_memory():
+def test_interconnect__divides_disk_and_host_memory():
     shape = ShapeConfig(num_layers=2, num_experts=4, top_k=1, expert_bytes=100, layer_bytes=1)
     config = HardwareConfig(
         name="h",

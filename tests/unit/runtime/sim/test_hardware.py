@@ -41,7 +41,7 @@ def shape(name: str) -> ShapeConfig:
     return compose_typed("train", [f"shape={name}"])[0].shape
 
 
-def test_described__times_by_hand() -> None:
+def test_describe_hardware__times_by_hand() -> None:
     machine = describe_hardware(MACHINE, SHAPE)
     assert machine.chunk_bytes == (100, 100, 100)
     assert machine.transfer_seconds(100) == 1.0 + 100 / 10.0
@@ -53,14 +53,14 @@ def test_described__times_by_hand() -> None:
     assert machine.expert_seconds(3) == 3 * 2 * 150 / 50.0
 
 
-def test_described__weights_of_half_a_byte_are_read_sooner_and_computed_as_long() -> None:
+def test_describe_hardware__packed_weights_only_read_faster() -> None:
     fast = HardwareConfig(**{**vars(MACHINE), "memory_bytes_per_second": 1e9})
     packed = ShapeConfig(**{**vars(SHAPE), "bytes_per_weight": 0.5})
     assert describe_hardware(fast, packed).expert_seconds(1) == 2 * 600 / 50.0
     assert describe_hardware(fast, packed).transfer_seconds(300) == 1.0 + 30.0
 
 
-def test_described__launches_are_added() -> None:
+def test_describe_hardware__launches_are_added() -> None:
     slow = HardwareConfig(**{**vars(MACHINE), "kernel_us": 1e6})
     assert describe_hardware(slow, SHAPE).layer_seconds(1) == 4.0 + 20
     assert describe_hardware(slow, SHAPE).expert_seconds(1) == 6.0 + 4
@@ -71,7 +71,7 @@ def test_chunks__are_even_and_lose_nothing() -> None:
     assert split_chunks(134217728) == (44739242, 44739243, 44739243)
 
 
-def test_tier_slots__host_memory_counts_where_it_is_too_small() -> None:
+def test_count_tier_slots__host_memory_counts_where_it_is_too_small() -> None:
     # 40 experts of 300 bytes: 3,000 bytes hold a quarter; of 80 that are replayed, 20.
     small = describe_hardware(HardwareConfig(**{**vars(MACHINE), "host_bytes": 3_000.0}), SHAPE)
     assert count_tier_slots(small, 8, 80) == [8, 20]
@@ -82,7 +82,7 @@ def test_tier_slots__host_memory_counts_where_it_is_too_small() -> None:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_profile__is_complete_and_says_where_its_figures_come_from(name: str) -> None:
+def test_profile__is_complete_and_names_its_source(name: str) -> None:
     one = hardware(name)
     assert one.name == name
     if one.measured:

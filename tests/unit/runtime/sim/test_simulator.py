@@ -107,7 +107,7 @@ def test_replay__a_right_forecast_hides_its_transfer():
     assert stats.total.joint_rate == 0.5
 
 
-def test_replay__a_wrong_forecast_costs_nothing_while_the_link_is_idle():
+def test_replay__a_wrong_forecast_on_an_idle_link_is_free():
     stats = run(Knows(2))
     assert stats.tpot_seconds == [34.0]
     assert stats.total.fetch_rate == 1.0
@@ -169,7 +169,7 @@ class Row(Step):
         return np.full(len(self.tokens_T), self.request, dtype=np.int64)
 
 
-def test_replay__a_token_of_each_of_two_requests_is_one_decode_step():
+def test_replay__a_token_of_each_request_is_one_decode_step():
     rows = [Row((0, 1), 0), Row((0, 1), 0), Row((0, 2), 1), Row((0, 2), 1)]
     stats = run(None, steps=batch_steps(rows, 2), prefetch=False)
     assert stats.ttft_seconds == []
@@ -192,7 +192,7 @@ def test_replay__predictions_are_added_up():
     assert run(Knows(1), steps=[Step((0, 1))] * 2).predictor_seconds == 6.0
 
 
-def test_replay__in_order_of_ids_no_slot_is_held_for_what_comes_later():
+def test_replay__in_id_order_later_experts_hold_no_slot():
     @dataclass(frozen=True)
     class Prompt(Step):
         """All four experts of layer 0, then one of layer 1; three slots in all."""
@@ -242,7 +242,7 @@ def test_overheads__each_transfer_pays_for_its_thread():
     assert timed(None, [Step((0, 1))], task_seconds=0.5).tpot_seconds == [34.0 + 6 * 0.5]
 
 
-def test_overheads__a_predictor_on_the_computation_s_thread_is_waited_for():
+def test_overheads__an_inline_predictor_delays_computing():
     stats = timed(Knows(1), [Step((0, 1))], predictor_inline=True)
     # Forecast at 13, first chunk from then on; routed at 13: the layer's own miss comes first, but
     # for the chunk under way. 15-21 the miss, computed at 22; the rest of the forecast by 25.
@@ -264,7 +264,7 @@ def test_overheads__the_computation_reads_beside_the_thread():
     assert halved.ttft_seconds[0] >= alone - 2
 
 
-def test_overheads__reading_slows_computing_and_computing_slows_reading():
+def test_overheads__reads_and_computing_slow_each_other():
     steps = [Step((0, 1))]
     # Fetched on the forecast: 16-22, while layer 1 computes 17-27; 5 s of it at half speed.
     stats = timed(Knows(1), steps, compute_speed_transferring=0.5)

@@ -49,7 +49,7 @@ def test_load_system__equals_what_a_command_composes(name: str) -> None:
     assert load_system(name) == compose_typed("generate", [f"system={name}"])[0].system
 
 
-def test_load_system__an_unknown_name_lists_the_known_and_the_closest() -> None:
+def test_load_system__an_unknown_name_lists_the_known() -> None:
     with pytest.raises(MoecastError, match=r"'promo'. Did you mean 'promoe'\? Choices: brainstorm"):
         load_system("promo")
 
@@ -106,13 +106,13 @@ def times(chosen=None, *, steps=((0, 1),) * 3, slots=8, predictor=None, **option
 ON_DEMAND = {"prefetch": False, "chunked": False, "early_preemption": False, "reordered": False}
 
 
-def test_drop_used__nothing_is_there_for_the_next_step() -> None:
+def test_drop_used__caches_nothing_for_the_next_step() -> None:
     # 10 + 6 + 1 for each of two layers; then both experts are hits, unless they were dropped.
     assert times(**ON_DEMAND) == [34.0, 22.0, 22.0]
     assert times(**ON_DEMAND, drop_used=True) == [34.0, 34.0, 34.0]
 
 
-def test_drop_used__leaves_what_eviction_has_set_aside() -> None:
+def test_drop_used__keeps_permanent_experts() -> None:
     # klotski 6.1: six slots, two of them buffers, hold all four experts of the first layer.
     fixed = {"eviction": "static", "eviction_options": {"first_layers": True, "buffers": 2}}
     options = {**ON_DEMAND, **fixed, "per_layer": False, "drop_used": True}
@@ -140,7 +140,7 @@ def forecast(layer: int, *experts: int, chance: float = 0.9, priority=None, spec
     return Forecast(layer, scores, priority_E=priority_E)
 
 
-def test_drop_used__what_was_forecast_in_vain_leaves_when_the_router_has_spoken() -> None:
+def test_drop_used__evicts_wrong_forecasts_after_routing() -> None:
     core = build_device_cache(
         SystemConfig(drop_used=True), SPEC, num_slots=[8], chunk_bytes=[(1, 1, 1)] * 2
     )
@@ -166,7 +166,7 @@ def asked(forecasts, *, layer_now: int, **options):
     return core.top.queue.low()
 
 
-def test_lookahead_layers__counts_layers_from_the_next_to_be_routed() -> None:
+def test_lookahead_layers__counts_from_the_next_routed_layer() -> None:
     every = [forecast(layer, 0, spec=SIX) for layer in range(6)]
     assert [layer for layer, _ in asked(every, layer_now=-1, lookahead_layers=1)] == [0]
     assert [layer for layer, _ in asked(every, layer_now=-1, lookahead_layers=2)] == [0, 1]
@@ -175,7 +175,7 @@ def test_lookahead_layers__counts_layers_from_the_next_to_be_routed() -> None:
     assert [layer for layer, _ in asked(every, layer_now=3)] == [3, 4, 5]
 
 
-def test_predictor_priority__may_be_left_to_the_system() -> None:
+def test_predictor_priority__can_be_overridden_by_the_system() -> None:
     far = forecast(4, 0, priority=0.8, spec=SIX)
     near = forecast(1, 0, chance=0.5, priority=0.2, spec=SIX)
     assert asked([near, far], layer_now=0) == [(4, 0), (1, 0)]
@@ -190,7 +190,7 @@ def test_priority__of_fmoe_is_probability_over_distance() -> None:
     assert asked(both, layer_now=0, priority=load_system("fmoe").priority) == [(1, 0), (3, 0)]
 
 
-def test_hot_first__computes_first_what_most_tokens_wait_for() -> None:
+def test_hot_first__computes_experts_with_most_tokens_first() -> None:
     counts = {0: 1, 1: 5, 2: 3}
     chosen = SystemConfig(hot_first=True)
     core = build_device_cache(chosen, SPEC, num_slots=[8], chunk_bytes=[(1, 1, 1)] * 2)
@@ -211,7 +211,7 @@ def test_klotski__prefetches_and_computes_as_its_paper_says() -> None:
     assert not one.chunked
 
 
-def test_oracle__hides_what_can_be_hidden_and_pays_for_no_forecast() -> None:
+def test_oracle__overlaps_all_it_can_and_predicts_for_free() -> None:
     # Both experts are on their way at 0: there at 6 and 12, asked for at 10 and 21.
     bound = load_system("oracle")
     assert times(bound, steps=((0, 1),)) == [22.0]
@@ -220,7 +220,7 @@ def test_oracle__hides_what_can_be_hidden_and_pays_for_no_forecast() -> None:
     assert late == [28.0]
 
 
-def test_oracle__gives_no_slot_to_what_is_needed_later() -> None:
+def test_oracle__evicts_nothing_that_is_needed_sooner() -> None:
     # One slot. The expert of layer 1 waits until that of layer 0 is computed (11), comes by 17, is
     # computed at 21-22; in the second step the slot goes back to layer 0's at once.
     assert times(load_system("oracle"), steps=((0, 1), (0, 1)), slots=1) == [22.0, 22.0]

@@ -39,7 +39,7 @@ WORTH = [[0.6, 0.16, 0.24, 0.08], [0.52, 0.08, 0.48, 0.24], [0.36, 0.56, 0.08, 0
 where all steps so far used the expert."""
 
 
-def test_reuse__drops_the_least_value_of_all_layers() -> None:
+def test_reuse__evicts_the_lowest_score_of_all_layers() -> None:
     _, cache = reuse()
     said(cache, VALUES)
     for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
@@ -47,7 +47,7 @@ def test_reuse__drops_the_least_value_of_all_layers() -> None:
     assert next_victim(cache) == (1, 1)
 
 
-def test_reuse__worth_is_what_was_said_and_a_little_of_what_was_used() -> None:
+def test_reuse__score_mixes_predictions_with_past_use() -> None:
     policy, cache = reuse()
     said(cache, VALUES)
     for layer in range(LAYERS):
@@ -55,7 +55,7 @@ def test_reuse__worth_is_what_was_said_and_a_little_of_what_was_used() -> None:
             assert policy.score((layer, e)) == pytest.approx(WORTH[layer][e])
 
 
-def test_reuse__a_forecast_of_this_step_counts_before_its_layers_turn_and_not_after() -> None:
+def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
     _, cache = reuse()
     said(cache, VALUES)
     for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
@@ -73,7 +73,7 @@ def test_reuse__a_forecast_of_this_step_counts_before_its_layers_turn_and_not_af
     assert next_victim(cache) == (1, 1)
 
 
-def test_reuse__a_prompt_keeps_what_it_has_still_to_reach() -> None:
+def test_reuse__a_prefill_keeps_experts_of_later_layers() -> None:
     _, cache = reuse()
     said(cache, VALUES)
     for expert in [(0, 0), (0, 2), (2, 0), (2, 2)]:
@@ -88,7 +88,7 @@ def test_reuse__a_prompt_keeps_what_it_has_still_to_reach() -> None:
     assert next_victim(cache) == (0, 0)
 
 
-def test_reuse__a_prompt_expects_what_balanced_routing_gives() -> None:
+def test_reuse__a_prefill_expects_balanced_routing() -> None:
     policy, cache = reuse()
     said(cache, VALUES)
     cache.begin_step(new_request=False)
@@ -104,7 +104,7 @@ def test_reuse__a_prompt_expects_what_balanced_routing_gives() -> None:
     assert not policy.may_evict_for((1, 1), (0, 0))
 
 
-def test_reuse__a_few_tokens_expect_nothing() -> None:
+def test_reuse__few_tokens_expect_no_balanced_routing() -> None:
     """Their later layers are worth what they are valued at: of a few requests' tokens, the values
     say more than balanced routing does."""
     policy, cache = reuse(2)
@@ -116,7 +116,7 @@ def test_reuse__a_few_tokens_expect_nothing() -> None:
     assert not policy.may_evict_for((0, 0), (1, 1))
 
 
-def test_reuse__a_forecast_takes_no_slot_from_what_is_worth_as_much() -> None:
+def test_reuse__prefetches_evict_only_lower_scores() -> None:
     _, cache = reuse(1)
     said(cache, VALUES)
     cache.admit((1, 0))
@@ -129,7 +129,7 @@ def test_reuse__a_forecast_takes_no_slot_from_what_is_worth_as_much() -> None:
     assert dropped is not None
 
 
-def test_reuse__wishes_for_the_most_valuable_that_is_not_here() -> None:
+def test_reuse__idle_candidate_is_the_best_absent_expert() -> None:
     _, cache = reuse()
     said(cache, VALUES)
     for expert in [(0, 0), (2, 1), (1, 0)]:
@@ -143,7 +143,7 @@ def test_reuse__wishes_for_the_most_valuable_that_is_not_here() -> None:
     assert cache.next_idle_candidate() is None  # a prompt
 
 
-def test_reuse__without_a_forecaster_keeps_as_decayed_lfu_does() -> None:
+def test_reuse__without_a_predictor_equals_decayed_lfu() -> None:
     """The same residents after the same routing, on an arena that one layer fills."""
     rng = np.random.default_rng(1)
     popular = rng.dirichlet(np.full(12, 0.3), size=2)
@@ -183,7 +183,7 @@ def serve(cache: ExpertCache, layer: int, chosen: list[int]) -> int:
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_reuse__leaves_a_forecaster_that_hits_less_than_counting(is_right: bool) -> None:
+def test_reuse__stops_trusting_a_predictor_that_hits_less(is_right: bool) -> None:
     """Two experts are used in turn, the others now and then. One forecaster says so, one the
     opposite: that one is left, and counting keeps the two."""
     policy = ReuseEviction(num_layers=1, num_experts=12)
@@ -203,7 +203,7 @@ def test_reuse__leaves_a_forecaster_that_hits_less_than_counting(is_right: bool)
     assert hits >= 95
 
 
-def test_decayed_lfu__shares_are_of_the_steps_that_used_an_expert() -> None:
+def test_decayed_lfu__use_shares_are_decayed_shares_of_steps() -> None:
     policy = DecayedLfuEviction(num_layers=1, num_experts=3, decays=[0.5])
     for chosen in ([0], [0, 1], [1]):
         policy.begin_step(False)
