@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.config import MoecastConfig
-from benchmarks.papers.eval_context import load_hardware, load_shape
+from benchmarks.papers.paper_context import load_hardware, load_shape
 from benchmarks.reports import print_line, write_report
 from collect.traces import Trace
 from predictors.base import Signal

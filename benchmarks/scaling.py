@@ -2,7 +2,7 @@
 
 Experts are spread over the devices (`runtime.policy.placement`), each with an arena, a link and a
 policy core; requests are spread over the machines; tokens travel to the devices of their experts
-and back. The routing is the reference model's, folded to the shapes (`papers/eval_context.py`);
+and back. The routing is the reference model's, folded to the shapes (`papers/paper_context.py`);
 times are those of the shape's own number of layers. A few minutes on one core.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.config import ScalingConfig
 from benchmarks.papers.claims import Claim
-from benchmarks.papers.eval_context import EvalContext, experts_bytes, load_hardware, load_shape
+from benchmarks.papers.paper_context import PaperContext, experts_bytes, load_hardware, load_shape
 from benchmarks.reports import print_line, write_report
 from runtime.config import HardwareConfig, ShapeConfig
 from runtime.policy.systems import load_system
@@ -157,7 +157,7 @@ def clusters(shape: ShapeConfig, server: HardwareConfig) -> list[ReplayedCluster
 
 
 def replay_cluster(
-    context: EvalContext, system: str, shape: ShapeConfig, cluster: ReplayedCluster
+    context: PaperContext, system: str, shape: ShapeConfig, cluster: ReplayedCluster
 ) -> ScalingRow:
     cell = context.run(
         load_system(system),
@@ -220,7 +220,7 @@ def compare_claims(rows: list[ScalingRow]) -> list[Claim]:
 
 def run_scaling(config: ScalingConfig) -> None:
     started = time.monotonic()
-    context = EvalContext(config.trace, entries=config.entries, new_tokens=config.new_tokens)
+    context = PaperContext(config.trace, entries=config.entries, new_tokens=config.new_tokens)
     shapes = [SWITCH_LARGE, load_shape("nllb-moe")]
     server = replace(load_hardware("a5000-pcie4"), store_bytes_per_second=0.0, host_bytes=0.0)
     rows = []

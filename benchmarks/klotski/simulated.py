@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.klotski.rows import SimulatedRow
-from benchmarks.papers.eval_context import ExpertFold, load_hardware, load_shape
 from benchmarks.papers.klotski import ENVIRONMENTS
+from benchmarks.papers.paper_context import ExpertFold, load_hardware, load_shape
 from benchmarks.reports import print_line
 from collect.traces import Trace, TraceSignal
 from predictors.base import Ints

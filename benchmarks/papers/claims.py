@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from benchmarks.papers.eval_context import EvalContext
+    from benchmarks.papers.paper_context import PaperContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class PapersReport:
     cells: list[ReplayCell]
 
 
-Figures = Iterable[tuple[str, Callable[["EvalContext"], FigureReplay]]]
+Figures = Iterable[tuple[str, Callable[["PaperContext"], FigureReplay]]]
 
 
 def mean(values: Iterable[float]) -> float:

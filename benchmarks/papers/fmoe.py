@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from benchmarks.papers.claims import FigureReplay, ReplayCell, hit_rate, mean, ratios
-from benchmarks.papers.eval_context import EvalContext, experts_bytes, load_hardware, load_shape
+from benchmarks.papers.paper_context import PaperContext, experts_bytes, load_hardware, load_shape
 from runtime.policy.systems import load_system
 
 PAPER = "fmoe"
@@ -26,7 +26,7 @@ OWN_CODE = (
 )
 
 
-def figure_9(context: EvalContext) -> FigureReplay:
+def figure_9(context: PaperContext) -> FigureReplay:
     figure, hardware = FigureReplay(PAPER), load_hardware("rtx3090-pcie4")
     cells: dict[str, list[ReplayCell]] = {}
     for shape in map(load_shape, SHAPES):
@@ -69,7 +69,7 @@ def figure_9(context: EvalContext) -> FigureReplay:
     return figure
 
 
-def figure_11(context: EvalContext) -> FigureReplay:
+def figure_11(context: PaperContext) -> FigureReplay:
     figure, hardware = FigureReplay(PAPER), load_hardware("rtx3090-pcie4")
     cells: dict[tuple[str, int], list[ReplayCell]] = {}
     for shape in map(load_shape, SHAPES):
@@ -90,7 +90,7 @@ def figure_11(context: EvalContext) -> FigureReplay:
     return figure
 
 
-def figure_12(context: EvalContext) -> FigureReplay:
+def figure_12(context: PaperContext) -> FigureReplay:
     """Compares ranks, which is what the paper's text gives."""
     figure, hardware = FigureReplay(PAPER), load_hardware("rtx3090-pcie4")
     fmoe = load_system("fmoe")
@@ -132,7 +132,7 @@ def figure_12(context: EvalContext) -> FigureReplay:
     return figure
 
 
-def figure_13(context: EvalContext) -> FigureReplay:
+def figure_13(context: PaperContext) -> FigureReplay:
     figure, hardware = FigureReplay(PAPER), load_hardware("rtx3090-pcie4")
     means: dict[int, float] = {}
     for distance in range(1, 7):

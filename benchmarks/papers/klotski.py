@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from benchmarks.papers.claims import FigureReplay
-from benchmarks.papers.eval_context import EvalContext, experts_bytes, load_hardware, load_shape
+from benchmarks.papers.paper_context import PaperContext, experts_bytes, load_hardware, load_shape
 from runtime.policy.systems import load_system
 
 PAPER = "klotski"
@@ -53,7 +53,7 @@ REASONS = {
 }
 
 
-def table_3(context: EvalContext) -> FigureReplay:
+def table_3(context: PaperContext) -> FigureReplay:
     """Compares each row with the one before it.
 
     45 requests, prompts and generated tokens, are served in fifteen batches one after another or in

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from benchmarks.papers.claims import FigureReplay, ReplayCell, mean, ratios
-from benchmarks.papers.eval_context import EvalContext, load_hardware, load_shape
+from benchmarks.papers.paper_context import PaperContext, load_hardware, load_shape
 from runtime.config import HardwareConfig
 from runtime.policy.systems import load_system
 
@@ -63,7 +63,7 @@ ROUTING = (
 )
 
 
-def tables_2_3(context: EvalContext) -> FigureReplay:
+def tables_2_3(context: PaperContext) -> FigureReplay:
     """Replays without caching: an expert is dropped after its use (section 7.2)."""
     figure, hardware = FigureReplay(PAPER), as_slow_as_its_link()
     for title, model in MODELS.items():
@@ -88,7 +88,7 @@ def tables_2_3(context: EvalContext) -> FigureReplay:
     return figure
 
 
-def table_4(context: EvalContext) -> FigureReplay:
+def table_4(context: PaperContext) -> FigureReplay:
     """Adds the request-level system's parts one after another."""
     figure, hardware = FigureReplay(PAPER), as_slow_as_its_link()
     own = replace(load_system("moe-infinity-request"), drop_used=True, eviction="lru")
@@ -122,7 +122,7 @@ def table_4(context: EvalContext) -> FigureReplay:
     return figure
 
 
-def table_5(context: EvalContext) -> FigureReplay:
+def table_5(context: PaperContext) -> FigureReplay:
     figure, hardware = FigureReplay(PAPER), load_hardware("a5000-pcie4")
     ideal = replace(load_system("on-demand"), name="ideal", eviction="belady", per_layer=False)
     variants = {

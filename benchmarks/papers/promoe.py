@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.papers.claims import FigureReplay, ReplayCell, max_ratio, mean, mean_ratio
-from benchmarks.papers.eval_context import EvalContext, load_hardware, load_shape
+from benchmarks.papers.paper_context import PaperContext, load_hardware, load_shape
 from runtime.policy.systems import load_system
 
 PAPER = "promoe"
@@ -21,7 +21,7 @@ NO_PYTHON = (
 )
 
 
-def figure_10(context: EvalContext) -> FigureReplay:
+def figure_10(context: PaperContext) -> FigureReplay:
     figure, names = FigureReplay(PAPER), ("promoe", "static", "on-demand", "oracle")
     hardware = load_hardware("rtx4090-pcie4")
     cells: dict[str, list[ReplayCell]] = {name: [] for name in names}
@@ -51,7 +51,7 @@ def figure_10(context: EvalContext) -> FigureReplay:
     return figure
 
 
-def figure_12(context: EvalContext) -> FigureReplay:
+def figure_12(context: PaperContext) -> FigureReplay:
     """Switches techniques on one after another, from on-demand LRU with none."""
     figure, hardware = FigureReplay(PAPER), load_hardware("rtx4090-pcie4")
     off: dict[str, Any] = dict.fromkeys(STEPS, False)
@@ -83,7 +83,7 @@ def figure_12(context: EvalContext) -> FigureReplay:
     return figure
 
 
-def figure_14(context: EvalContext) -> FigureReplay:
+def figure_14(context: PaperContext) -> FigureReplay:
     figure, names = FigureReplay(PAPER), ("promoe", "static", "on-demand", "oracle")
     hardware = load_hardware("rtx4090-pcie4")
     cells: dict[tuple[str, str], list[ReplayCell]] = {}

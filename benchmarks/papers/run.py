@@ -1,6 +1,6 @@
 """Comparison of the papers' published numbers with replays of the same shapes, links and budgets.
 
-The routing is the reference model's; `eval_context.py` describes how it is folded to other models'
+The routing is the reference model's; `paper_context.py` describes how it is folded to other models'
 numbers of experts. Numbers are those that the papers' text and tables give: what a figure shows
 only as a drawing is not quoted. One process, about ten minutes on one core.
 """
@@ -10,7 +10,7 @@ import time
 from benchmarks.config import PapersConfig
 from benchmarks.papers import fmoe, klotski, moe_infinity, promoe
 from benchmarks.papers.claims import Claim, Figures, PapersReport, ReplayCell
-from benchmarks.papers.eval_context import EvalContext
+from benchmarks.papers.paper_context import PaperContext
 from benchmarks.reports import print_line, write_report
 from predictors.errors import MoecastError, unknown
 
@@ -23,7 +23,7 @@ def run_papers(config: PapersConfig) -> None:
     if config.paper is not None and config.paper not in PAPERS:
         raise MoecastError(unknown("paper", config.paper, PAPERS))
     started = time.monotonic()
-    context = EvalContext(config.trace, entries=config.entries, new_tokens=config.new_tokens)
+    context = PaperContext(config.trace, entries=config.entries, new_tokens=config.new_tokens)
     claims: list[Claim] = []
     cells: list[ReplayCell] = []
     for paper, figures in PAPERS.items():

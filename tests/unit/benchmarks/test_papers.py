@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.papers.eval_context import ExpertFold, count_generated
+from benchmarks.papers.paper_context import ExpertFold, count_generated
 from benchmarks.papers.run import PAPERS
 from train.evaluate.forecasts import RecordedForecast
 from train.evaluate.steps import RoutedStep

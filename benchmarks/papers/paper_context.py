@@ -128,7 +128,7 @@ def count_generated(steps: Sequence[RoutedStep]) -> int:
     return sum(len(step.tokens_T) for step in steps if is_decode(step))
 
 
-class EvalContext:
+class PaperContext:
     """Steps and forecasts of a trace, each computed once for all claims that need them."""
 
     def __init__(self, trace: Path, *, entries: Path | None, new_tokens: int):
