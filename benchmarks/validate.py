@@ -30,7 +30,7 @@ from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.profiling.local import measure
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
-from runtime.tools.doctor.recording import CapturedStep, Recorder
+from runtime.tools.doctor.routing_recorder import CapturedStep, RoutingRecorder
 from runtime.tools.verify.reference import token_prompts
 
 PROMPTS = [
@@ -148,7 +148,7 @@ def record_steps(
 ) -> tuple[list[CapturedStep], list[list[int]], ModelSpec]:
     """Returns every step with the predictors' signals, the tokens, and the model's shape."""
     model = load(folder, system=load_system(ON_DEMAND), budget="100%")
-    recorder = Recorder()
+    recorder = RoutingRecorder()
     with Probes(model, {Signal.GATE_INPUT, Signal.ROUTED}, recorder):
         tokens = answer_prompts(model, prompts, new_tokens)
     model.moecast.close()

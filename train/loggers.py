@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from runtime.tools.report.page import Page
+from runtime.tools.report.html_report import HtmlReport
 from train.config import LoggerConfig, LoggerKind
 from train.errors import TrainError
 
@@ -50,7 +50,7 @@ def log_entries(logger: Logger, entries: Mapping[str, Path], metadata: Mapping[s
         logger.experiment.log_artifact(artifact)
 
 
-def log_report(config: LoggerConfig, page: Page, path: Path, run_dir: Path) -> None:
+def log_report(config: LoggerConfig, page: HtmlReport, path: Path, run_dir: Path) -> None:
     """Gives wandb the report as a run of its own, NAME-report: each figure as an image, the values
     of each figure and table as a table, and the page. Other loggers keep files only.
     """

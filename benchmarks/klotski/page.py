@@ -11,7 +11,7 @@ from benchmarks.klotski.rows import (
     simulated_points,
 )
 from predictors.units import GIB, MIB
-from runtime.tools.report.page import Page, slug
+from runtime.tools.report.html_report import HtmlReport, slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 ABLATION = ("simple pipeline", "+ multi batches", "+ only hot experts", "+ order (klotski)")
 
 
-def build_page(report: KlotskiReport) -> Page:
+def build_page(report: KlotskiReport) -> HtmlReport:
     """Builds the tables, and a figure for each of the paper's."""
     rows = report.completed
-    page = Page("Batches in groups", f"klotski on {report.model}, {report.budget} budget")
+    page = HtmlReport("Batches in groups", f"klotski on {report.model}, {report.budget} budget")
     page.table("Variants", *variants_table(rows), note=NOTE)
     by_name = {row.name: row for row in rows}
     add_groups(page, "figure-14", "Throughput against n", live_points(rows))
@@ -67,7 +67,7 @@ def variants_table(rows: Sequence[LiveRow]) -> tuple[list[str], list[list[Any]]]
     ]
 
 
-def add_groups(page: Page, name: str, heading: str, points: Sequence[Point]) -> None:
+def add_groups(page: HtmlReport, name: str, heading: str, points: Sequence[Point]) -> None:
     """Adds figure 14: a line for each batch size."""
     if not points:
         return
@@ -85,7 +85,7 @@ def add_groups(page: Page, name: str, heading: str, points: Sequence[Point]) -> 
     page.figure(name, heading, draw, ["batch", "n", "tokens/s"], [list(point) for point in points])
 
 
-def add_bars(page: Page, rows: Sequence[LiveRow]) -> None:
+def add_bars(page: HtmlReport, rows: Sequence[LiveRow]) -> None:
     """Adds table 3."""
     if not rows:
         return
@@ -106,7 +106,7 @@ def add_bars(page: Page, rows: Sequence[LiveRow]) -> None:
     )
 
 
-def add_memory(page: Page, rows: Sequence[LiveRow]) -> None:
+def add_memory(page: HtmlReport, rows: Sequence[LiveRow]) -> None:
     """Adds figure 12: resident memory, and experts in the arena, over time."""
     if not rows:
         return
@@ -144,7 +144,7 @@ LANES = {
 }
 
 
-def add_timeline(page: Page, row: LiveRow) -> None:
+def add_timeline(page: HtmlReport, row: LiveRow) -> None:
     """Adds figure 15: two layers of one step."""
     timeline = row.timeline
     if timeline is None:

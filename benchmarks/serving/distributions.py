@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.serving.rows import ArrivalsReport, Percentiles, SystemLatencies
 from predictors.units import GIB
-from runtime.tools.report.lines import legend, styled
-from runtime.tools.report.page import Page
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.line_styles import draw_legend, line_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,8 +25,8 @@ def latencies(system: SystemLatencies) -> dict[str, Percentiles]:
     return dict(zip(LATENCIES, distributions, strict=True))
 
 
-def build_page(report: ArrivalsReport) -> Page:
-    page = Page(
+def build_page(report: ArrivalsReport) -> HtmlReport:
+    page = HtmlReport(
         "Latency of replayed arrivals",
         f"{report.requests} requests of `{report.trace}`, {report.rate:.3f} a second, "
         f"{report.repetitions} times; model `{report.model}`, budget {report.budget}",
@@ -70,11 +70,11 @@ def draw_curves(curves: dict[str, list[tuple[float, float]]]) -> Callable[["Figu
         axes = figure.subplots()
         for place, (name, points) in enumerate(curves.items()):
             x, y = [0.0, *(x for x, _ in points)], [0.0, *(y for _, y in points)]
-            axes.step(x, y, where="post", label=name, **styled(place) | {"marker": ""})
+            axes.step(x, y, where="post", label=name, **line_style(place) | {"marker": ""})
         axes.set_xlabel("seconds")
         axes.set_ylabel("share of requests")
         axes.set_xlim(left=0)
         axes.set_ylim(0, 1)
-        legend(figure, axes)
+        draw_legend(figure, axes)
 
     return draw

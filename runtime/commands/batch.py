@@ -1,4 +1,4 @@
-"""`python -m runtime batch`: a file of prompts, as many tokens a second as the machine gives."""
+"""`python -m runtime batch`: generate for a file of prompts at the highest throughput."""
 
 import time
 from collections.abc import Callable
@@ -27,11 +27,11 @@ from runtime.store.model_source import identity, resolve
 
 
 class PromptsFailed(RuntimeError):
-    """Not the user's fault, and what has been written stays: the same command tries the others."""
+    """Some prompts have no result because experts could not be read; written results are kept."""
 
 
 def run(config: BatchConfig) -> dict[str, Any]:
-    """Checks the whole input, plans, and writes a line as each prompt ends."""
+    """Check the whole input, plan, and write a line for each finished prompt."""
     console = Console()
     folder = resolve(config.model)
     tokenizer = load_tokenizer(folder)
@@ -41,14 +41,16 @@ def run(config: BatchConfig) -> dict[str, Any]:
     with ResultJournal(
         config.output,
         result_settings(config, folder, digest),
-        known={one.id for one in prompts},
+        known={prompt.id for prompt in prompts},
         fsync=config.fsync,
         overwrite=config.overwrite,
     ) as journal:
-        left = [one for one in batches if any(p.id not in journal.done for p in one)]
+        left = [
+            batch for batch in batches if any(prompt.id not in journal.done for prompt in batch)
+        ]
         console.print(
             f"{len(prompts)} prompts, {len(journal.done)} of them done; {len(left)} batches of "
-            f"{config.batch_size} to run, {100 * padding_share(batches):.1f} % of them padding",
+            f"{config.batch_size} to run, {100 * padding_share(batches):.1f} % padding",
             highlight=False,
         )
         if not left:
@@ -63,11 +65,11 @@ def run(config: BatchConfig) -> dict[str, Any]:
     if ran.failed:
         raise PromptsFailed(
             f"{len(prompts) - len(journal.done)} of {len(prompts)} prompts have no result: "
-            f"{ran.failed[0][1]}; the others are in {config.output}, and the same command tries "
-            "again"
+            f"{ran.failed[0][1]}; the others are in {config.output}; run the same command "
+            "again to retry"
         )
     console.print(
-        f"{ran.num_tokens} tokens in {seconds:.1f} s, {ran.num_tokens / seconds:.1f} a second: "
+        f"{ran.num_tokens} tokens in {seconds:.1f} s, {ran.num_tokens / seconds:.1f} tokens/s: "
         f"{config.output}",
         highlight=False,
         soft_wrap=True,
@@ -91,7 +93,7 @@ def run(config: BatchConfig) -> dict[str, Any]:
 
 
 def result_settings(config: BatchConfig, folder: Path, digest: str) -> dict[str, Any]:
-    """All that results depend on; not n, budgets or systems, which change no bit."""
+    """Return everything that results depend on; n, budgets and systems change no bit."""
     return {
         "input_sha256": digest,
         "model": {**identity(folder, config.model), "dtype": config.model.dtype},
@@ -104,7 +106,7 @@ def result_settings(config: BatchConfig, folder: Path, digest: str) -> dict[str,
 
 
 def stored_codings(store: Path | None) -> list[list[int]] | None:
-    """Bits and group size of a packed store's weights; None where they are the checkpoint's."""
+    """Return bits and group sizes of a quantised packed store, else None."""
     if store is None:
         return None
     from runtime.store.packed.manifest import read_manifest
@@ -128,7 +130,7 @@ def run_left_batches(
     journal: ResultJournal,
     text: Callable[[list[int]], str] | None,
 ) -> tuple[BatchRunSummary, float]:
-    """Runs what is left of all batches; with the time it took, in seconds."""
+    """Run the unfinished batches; also returns the seconds that they took."""
     num_left = sum(one.id not in journal.done for batch in batches for one in batch)
     caches = make_kv_caches(model, config, made.kv_budget)
     start = time.perf_counter()
@@ -156,12 +158,12 @@ def run_left_batches(
 
 
 def plan_table(planned: PlannedRun) -> Table:
-    """Both sides of each inequality, for the n that is taken."""
+    """Make a table of both sides of each inequality at the chosen n."""
     plan = planned.plan
-    table = Table(title=f"group of n={plan.n} batches (klotski 7, inequalities 4 to 7)")
+    table = Table(title=f"group of n={plan.n} batches (Klotski, section 7, inequalities 4 to 7)")
     table.add_column("")
-    table.add_column("what has to be there, and when")
-    table.add_column("computing", justify="right")
+    table.add_column("condition")
+    table.add_column("computation", justify="right")
     table.add_column("transfers", justify="right")
     table.add_column("hidden")
     for row in plan.inequalities:
@@ -176,21 +178,19 @@ def plan_table(planned: PlannedRun) -> Table:
 
 
 def show_plan(console: Console, planned: PlannedRun) -> None:
-    """The table, what was measured, memory, and what there is to say."""
+    """Print the plan's table, the measured costs, memory and notes."""
     plan, costs = planned.plan, planned.measured.costs
     console.print(plan_table(planned))
     console.print(
         f"{'measured before' if planned.was_known else 'measured'}: attention "
-        f"{1000 * costs.attention:.2f} ms, gate {1000 * costs.gate:.2f} ms a batch; an expert "
-        f"{1000 * costs.expert_fixed:.2f} ms and {1e6 * costs.expert_per_token:.1f} us a token; "
+        f"{1000 * costs.attention:.2f} ms, gate {1000 * costs.gate:.2f} ms per batch; an expert "
+        f"{1000 * costs.expert_fixed:.2f} ms and {1e6 * costs.expert_per_token:.1f} us per token; "
         f"its transfer {1000 * costs.expert_io:.2f} ms",
         highlight=False,
     )
-    offloaded = (
-        f", {plan.offloaded_bytes / MIB:.1f} MiB of them outside" if plan.offloaded_bytes else ""
-    )
+    offloaded = f", {plan.offloaded_bytes / MIB:.1f} MiB offloaded" if plan.offloaded_bytes else ""
     console.print(
-        f"caches of {plan.n} batches: {plan.kv_bytes / MIB:.1f} MiB{offloaded}", highlight=False
+        f"KV caches of {plan.n} batches: {plan.kv_bytes / MIB:.1f} MiB{offloaded}", highlight=False
     )
     for note in plan.notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)

@@ -1,12 +1,14 @@
-"""`python -m runtime doctor users=N tps=T`: machines, budgets and links that a load needs."""
+"""`python -m runtime doctor users=N tps=T`: machines, budgets and links for a load."""
 
 from dataclasses import asdict
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
+from rich.table import Table
 
-from runtime.commands.diagnosis import line
+from predictors.units import GIB
+from runtime.commands.doctor import print_line
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig, ShapeConfig
 from runtime.engine.forecasters import load_system_predictor
@@ -20,85 +22,87 @@ from runtime.profiling.shapes import own_shape
 from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.store.model_source import resolve
 from runtime.store.on_demand import OnDemandReader
-from runtime.tools.doctor.capacity import Ground, Load, better
-from runtime.tools.doctor.capacity_page import NOTE, capacity_page, capacity_table
-from runtime.tools.doctor.recording import record
+from runtime.tools.doctor.capacity import CapacityContext, CapacityRow, UserLoad, choose_system
+from runtime.tools.doctor.routing_recorder import record_routing
+from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.verify.reference import token_prompts
 
 REQUESTS = 32
-"""Recorded at most: no larger batch is tried."""
+"""Most recorded requests, and so the largest batch that is tried."""
 PROMPT_CHARACTERS = 160
-"""Some forty tokens."""
+"""About forty tokens."""
 SPARE_PROMPTS = ["The heart pumps blood", "It was a dark and stormy night", "Return a new list"]
 
 
-def texts(number: int) -> list[str]:
-    """That many prompts, of the reference pages that come with Python: no two alike."""
+def sample_texts(number: int) -> list[str]:
+    """Cut different prompts from the reference pages that come with Python."""
     if find_spec("pydoc_data.topics") is None:
         return SPARE_PROMPTS
     from pydoc_data.topics import topics
 
     pages = " ".join(topics[name] for name in sorted(topics))
-    apart = len(pages) // number
-    return [pages[i * apart : i * apart + PROMPT_CHARACTERS] for i in range(number)]
+    distance = len(pages) // number
+    return [pages[i * distance : i * distance + PROMPT_CHARACTERS] for i in range(number)]
 
 
 def run(config: DoctorConfig) -> dict[str, Any]:
-    """Records routing, replays it on every machine, shows and writes what is needed.
+    """Record routing, replay it on every machine, print and write the requirements.
 
     Raises:
-        CheckpointError: the model is not here, or is no decoder.
+        CheckpointError: the model is missing or is not a decoder.
     """
     assert config.users is not None
     assert config.tps is not None
     console = Console()
-    load = Load(users=config.users, tokens_per_second=config.tps)
-    machines = [one for one in config.hardware if not one.measured or config.shape.is_own]
+    load = UserLoad(users=config.users, tokens_per_second=config.tps)
+    machines = [
+        machine for machine in config.hardware if not machine.measured or config.shape.is_own
+    ]
     with progress(console, "replaying", total=1 + len(machines)) as advance:
-        ground, local, rests_on = grounds(config)
+        context, local, basis = prepare_context(config)
         advance(1)
         rows = []
         for machine in machines:
             hardware: Hardware = (
-                local if machine.measured else describe_hardware(machine, ground.shape)
+                local if machine.measured else describe_hardware(machine, context.shape)
             )
-            rows.append(better(ground, hardware, load, load_system(ON_DEMAND)))
+            rows.append(choose_system(context, hardware, load, load_system(ON_DEMAND)))
             advance(1)
     report = {
         "load": asdict(load),
-        "shape": asdict(ground.shape),
-        "rests_on": rests_on,
-        "machines": [asdict(one) for one in machines],
-        "capacity": rows,
+        "shape": asdict(context.shape),
+        "rests_on": basis,
+        "machines": [asdict(machine) for machine in machines],
+        "capacity": [asdict(row) for row in rows],
     }
-    console.print(capacity_table(rows))
+    console.print(make_capacity_table(rows))
     for row in rows:
-        if "error" in row:
-            line(console, f"{row['hardware']}: {row['error']}")
-    line(console, NOTE)
-    line(console, f"it rests on {rests_on}")
+        if row.error is not None:
+            print_line(console, f"{row.hardware}: {row.error}")
+    print_line(console, NOTE)
+    print_line(console, f"based on {basis}")
     if config.run_dir is not None:
-        path = capacity_page(report).write(config.run_dir)
-        line(console, f"page: {path}")
+        path = make_capacity_report(report, rows).write(config.run_dir)
+        print_line(console, f"report: {path}")
     return report
 
 
-def grounds(config: DoctorConfig) -> tuple[Ground, Hardware, str]:
-    """What replays rest on, this machine as measured, and both in words."""
+def prepare_context(config: DoctorConfig) -> tuple[CapacityContext, Hardware, str]:
+    """Record routing and measure this machine; also describes both."""
     folder = resolve(config.model)
     stripped = load_stripped(folder, config.model.dtype)
     model, store = stripped.model, stripped.open_store()
     if model.config.is_encoder_decoder or not model.can_generate():
         raise CheckpointError(
-            f"{config.model.name}: only decoders' routing is recorded; name another model, and "
-            "this one's bytes with shape="
+            f"{config.model.name}: only the routing of decoders is recorded; name a decoder with "
+            "model=, and this model's bytes with shape="
         )
     spec = stripped.spec(folder, config.model)
     local = measure_stripped(stripped, store)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available_memory_bytes() // 2))
     number = min(REQUESTS, config.users or 1)
-    prompts, what = token_prompts(folder, texts(number), seed=config.seed)
-    steps = record(model, prompts, seconds=config.seconds)
+    prompts, what = token_prompts(folder, sample_texts(number), seed=config.seed)
+    steps = record_routing(model, prompts, seconds=config.seconds)
     promoe = load_system(PROMOE)
     predictor = (
         load_system_predictor(promoe, spec, name=config.model.name, chosen=config.predictor)
@@ -107,21 +111,103 @@ def grounds(config: DoctorConfig) -> tuple[Ground, Hardware, str]:
     )
     store.close()
     shape = own_shape(config.model) if config.shape.is_own else config.shape
-    ground = Ground(steps=steps, spec=spec, shape=shape, system=promoe, predictor=predictor)
-    return ground, local, rests_on(ground, shape, config.model.name, what)
+    context = CapacityContext(
+        steps=steps, spec=spec, shape=shape, system=promoe, predictor=predictor
+    )
+    return context, local, describe_basis(context, shape, config.model.name, what)
 
 
-def rests_on(ground: Ground, shape: ShapeConfig, name: str, prompts: str) -> str:
-    """One sentence, and another where the shape is not the routed model's."""
-    spec, decodes = ground.spec, sum(len(step.tokens_T) == 1 for step in ground.steps)
-    said = (
-        f"{name}'s routing of {ground.num_requests} requests ({prompts}) and {decodes} tokens "
-        "generated now, replayed a second time from the arena that a first time left; batches are "
-        f"at most {ground.num_requests}"
+def describe_basis(context: CapacityContext, shape: ShapeConfig, name: str, prompts: str) -> str:
+    """Describe the recorded routing, and how the shape differs from the recorded model."""
+    spec, decodes = context.spec, sum(len(step.tokens_T) == 1 for step in context.steps)
+    description = (
+        f"{name}'s routing of {context.num_requests} requests ({prompts}) and {decodes} tokens "
+        "generated now, replayed with the cache as a first replay left it; batches of at most "
+        f"{context.num_requests}"
     )
     if (shape.num_experts, shape.top_k) != (spec.num_experts, spec.top_k):
-        said += (
-            f"; {shape.name} has {shape.num_experts} experts a layer, {shape.top_k} for a token, "
-            f"the routing is of {spec.num_experts} and {spec.top_k}"
+        description += (
+            f"; {shape.name} has {shape.num_experts} experts per layer and top_k "
+            f"{shape.top_k}; the routing has {spec.num_experts} and {spec.top_k}"
         )
-    return said
+    return description
+
+
+COLUMNS = {
+    "machine": "hardware",
+    "users each": "users_of_a_machine",
+    "machines": "machines",
+    "budget": "budget_bytes",
+    "of experts": "budget_share",
+    "memory": "memory_bytes",
+    "host or disk": "behind_link_bytes",
+    "TPOT": "tpot_seconds",
+    "TTFT": "ttft_seconds",
+    "hits": "hit_rate",
+    "link busy": "link_share",
+    "system": "system",
+}
+NOTE = (
+    "For each machine, the smallest budget for experts that gives every user the throughput. "
+    "Memory: budget, non-expert weights of the layers, and 300 MiB for the process; embeddings and "
+    "KV caches are not included. Host or disk: bytes of experts that host memory or the disk has "
+    "to hold."
+)
+
+
+def format_value(key: str, value: Any) -> str:
+    """Format a value by its key's unit."""
+    if value is None:
+        return "-"
+    if key.endswith("_bytes"):
+        return f"{value / GIB:.1f} GiB"
+    if key.endswith("_seconds"):
+        return f"{1000 * value:.1f} ms"
+    if key.endswith(("_share", "_rate")):
+        return f"{100 * value:.0f} %"
+    return str(value)
+
+
+TERMINAL_COLUMNS = ("machine", "machines", "users each", "budget", "TPOT", "TTFT", "hits")
+
+
+def make_capacity_table(rows: list[CapacityRow]) -> Table:
+    """Make a table with a line for each machine that can serve the load."""
+    table = Table(title="requirements on each machine (simulated)")
+    for column in TERMINAL_COLUMNS:
+        justify: Literal["left", "right"] = "left" if column == "machine" else "right"
+        table.add_column(column, justify=justify, no_wrap=True)
+    for row in rows:
+        if row.error is None:
+            keys = (COLUMNS[name] for name in TERMINAL_COLUMNS)
+            table.add_row(*(format_value(key, getattr(row, key)) for key in keys))
+    return table
+
+
+def make_capacity_report(report: dict[str, Any], rows: list[CapacityRow]) -> HtmlReport:
+    """Make the HTML report, with the basis of the replays and the machines' sources."""
+    load = report["load"]
+    page = HtmlReport(
+        f"Capacity: {report['shape']['name']}",
+        f"{load['users']} users, {load['tokens_per_second']:g} tokens/s each",
+    )
+    page.text("Basis", [report["rests_on"]])
+    feasible = [row for row in rows if row.error is None]
+    page.table(
+        "Requirements on each machine",
+        list(COLUMNS),
+        [[format_value(key, getattr(row, key)) for key in COLUMNS.values()] for row in feasible],
+        note=NOTE,
+        name="capacity",
+    )
+    infeasible = [row for row in rows if row.error is not None]
+    if infeasible:
+        page.table(
+            "Machines that cannot serve the load",
+            ["machine", "reason"],
+            [[row.hardware, row.error] for row in infeasible],
+        )
+    page.table(
+        "Machines", ["machine", "source"], [[m["name"], m["source"]] for m in report["machines"]]
+    )
+    return page

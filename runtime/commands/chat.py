@@ -1,4 +1,4 @@
-"""`python -m runtime chat`: a conversation with a model whose experts stay within a budget."""
+"""`python -m runtime chat`: chat with a model in the terminal."""
 
 import contextlib
 import sys
@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from runtime.commands.report import stats_table
+from runtime.commands.stats_table import make_stats_table
 from runtime.engine.handle import ModelHandle
 from runtime.engine.loading import load_served
 from runtime.errors import ChatError, CheckpointError, TransferError
@@ -23,12 +23,12 @@ from runtime.hf.tokens import context_length
 HELP = """/reset   forget the conversation (the system prompt stays)
 /stats   hits, bytes, times and memory since the start
 /quit    end (so does Ctrl-D); Ctrl-C stops an answer
-A line that ends with \\ goes on in the next one; // begins a message that begins with /."""
+A line that ends with \\ continues in the next one; // begins a message that begins with /."""
 MORE = "\\"
 
 
 def run(config: ChatConfig) -> dict[str, Any]:
-    """Talks until the user leaves; returns counts and statistics, and nothing of what was said."""
+    """Chat until the user quits; returns counts and statistics, but no text."""
     console = Console(highlight=False)
     torch.manual_seed(config.seed)
     model = load_served(config, budget=config.budget)
@@ -60,10 +60,10 @@ def run(config: ChatConfig) -> dict[str, Any]:
 
 
 def load_chat_tokenizer(folder: Path, chat_template: Path | None) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, with another chat template if there is one.
+    """Load the model's tokenizer, with another chat template if one is given.
 
     Raises:
-        CheckpointError: one of them can not be read.
+        CheckpointError: one of them cannot be read.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -71,14 +71,14 @@ def load_chat_tokenizer(folder: Path, chat_template: Path | None) -> PreTrainedT
             tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{folder}: the tokenizer or the chat template can not be read ({error}); a chat needs "
-            "tokenizer.json beside the weights, and chat_template=FILE one that is there"
+            f"{folder}: the tokenizer or the chat template cannot be read ({error}); a chat needs "
+            "tokenizer.json next to the weights, and chat_template=FILE an existing file"
         ) from error
     return tokenizer
 
 
 class ChatTerminal:
-    """The terminal's side; where input or output is no terminal, there is nothing but answers."""
+    """The chat's input and output; without a terminal, only answers are printed."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ChatTerminal:
         self.counts = {"num_answers": 0, "num_tokens": 0, "num_interrupted": 0}
 
     def talk(self) -> None:
-        """Until /quit or the end of the input."""
+        """Chat until /quit or the end of the input."""
         if self._is_terminal:
             # Line editing and the history of this conversation; not everywhere there.
             with contextlib.suppress(ImportError):
@@ -129,7 +129,7 @@ class ChatTerminal:
         return True
 
     def _read(self) -> str | None:
-        """The next message; None at the end of the input."""
+        """Read the next message; None at the end of the input."""
         lines: list[str] = []
         while True:
             line = self._line("... " if lines else "> ")
@@ -150,16 +150,16 @@ class ChatTerminal:
             return None
 
     def _obey(self, command: str) -> bool:
-        """Carries out a command; False ends the conversation."""
+        """Execute a command; returns False to end the chat."""
         match command.strip():
             case "/quit" | "/exit":
                 return False
             case "/reset":
                 self._conversation.reset()
-                self._note("forgotten")
+                self._note("conversation reset")
             case "/stats":
                 config, stats = self._config, self._handle.stats()
-                table = stats_table(stats, budget=config.budget, system=config.system.name)
+                table = make_stats_table(stats, budget=config.budget, system=config.system.name)
                 self._console.print(table)
             case "/help":
                 self._console.print(HELP, markup=False)
@@ -174,8 +174,8 @@ class ChatTerminal:
             prompt = conversation.prompt()
             if prompt.num_dropped:
                 self._note(
-                    f"the oldest {prompt.num_dropped} messages do not fit the model's context of "
-                    f"{conversation.context} tokens any more: forgotten"
+                    f"the oldest {prompt.num_dropped} messages exceed the model's context of "
+                    f"{conversation.context} tokens and were dropped"
                 )
             room = prompt.room or self._config.max_new_tokens
             before = self._handle.stats()
@@ -201,7 +201,7 @@ class ChatTerminal:
             self._note(summarize_answer(answer, before, self._handle.stats()))
 
     def _note(self, text: str) -> None:
-        """Not the model's words: on a terminal they are dim, elsewhere they go to stderr."""
+        """Print a note, dim on a terminal, else to stderr."""
         if self._is_terminal:
             self._console.print(text, style="dim", markup=False)
         else:
@@ -209,7 +209,7 @@ class ChatTerminal:
 
 
 def summarize_answer(answer: ChatAnswer, before: dict[str, Any], after: dict[str, Any]) -> str:
-    """What an answer cost, on a line."""
+    """Summarise an answer's cost in a line."""
     parts = [f"{answer.num_tokens} tokens"]
     if answer.first_token_seconds is not None:
         parts.append(f"first after {answer.first_token_seconds:.2f} s")
@@ -222,5 +222,5 @@ def summarize_answer(answer: ChatAnswer, before: dict[str, Any], after: dict[str
 
 
 def strip_control_characters(text: str) -> str:
-    """Without what a terminal obeys: a model may have read escape sequences."""
-    return "".join(one for one in text if one in "\n\t" or unicodedata.category(one) != "Cc")
+    """Remove control characters, which could be terminal escape sequences."""
+    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")

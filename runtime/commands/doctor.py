@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from transformers import PreTrainedModel
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
+from predictors.units import GIB, MIB
 from runtime.commands import capacity
-from runtime.commands.diagnosis import show
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig
 from runtime.engine.forecasters import load_system_predictor
@@ -23,9 +24,9 @@ from runtime.profiling.local import measure_stripped
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.model_source import resolve
 from runtime.store.on_demand import OnDemandReader
+from runtime.tools.doctor.budget_sweep import suggest_budget, sweep_budgets
 from runtime.tools.doctor.model_files import check_files, list_weight_files
-from runtime.tools.doctor.outlook import outlook, suggestion
-from runtime.tools.doctor.recording import record
+from runtime.tools.doctor.routing_recorder import record_routing
 from runtime.tools.verify.reference import token_prompts
 
 PROMPTS = ["The heart pumps blood", "It was a dark and stormy night", "Return a new list"]
@@ -33,7 +34,7 @@ STAGES = 4
 
 
 def run(config: DoctorConfig) -> dict[str, Any]:
-    """Looks at everything, or at what a load needs; shows it, and returns it."""
+    """Examine the machine and the model, or plan a load with `users`."""
     if config.users is not None:
         return capacity.run(config)
     console = Console()
@@ -56,40 +57,42 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         stripped = load_stripped(folder, config.model.dtype)
         model, store = stripped.model, stripped.open_store()
         spec = stripped.spec(folder, config.model)
-        report["model"] = described(model, spec, store)
+        report["model"] = describe_model_sizes(model, spec, store)
         measured = measure_stripped(stripped, store)
         attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available // 2))
         report["measured"] = measured.as_dict()
         advance(1)
-        report |= expectations(config, folder, stripped, store, spec, measured)
+        report |= sweep(config, folder, stripped, store, spec, measured)
         store.close()
         advance(1)
     sizes = report["model"]
-    report["suggested_budget_bytes"] = suggestion(
+    report["suggested_budget_bytes"] = suggest_budget(
         total_bytes=sizes["experts_bytes"] + store.scratch_bytes,
         least_bytes=spec.top_k * sizes["expert_bytes"] + store.scratch_bytes,
         resident_bytes=sizes["non_expert_bytes"],
         available_bytes=available,
     )
-    show(console, config.model.name, report)
+    print_report(console, config.model.name, report)
     return report
 
 
-def described(model: PreTrainedModel, spec: ModelSpec, store: ExpertStore) -> dict[str, Any]:
-    """The model's sizes; bytes as they are in memory."""
+def describe_model_sizes(
+    model: PreTrainedModel, spec: ModelSpec, store: ExpertStore
+) -> dict[str, Any]:
+    """Describe the model's sizes; bytes are those in memory."""
     tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
-    size = max_slot_bytes(store)
+    format_bytes = max_slot_bytes(store)
     return {
         **spec.as_dict(),
         "class": type(model).__name__,
-        "expert_bytes": size,
-        "experts_bytes": size * spec.num_layers * spec.num_experts,
+        "expert_bytes": format_bytes,
+        "experts_bytes": format_bytes * spec.num_layers * spec.num_experts,
         "non_expert_bytes": sum(tensors.values()),
         "scratch_bytes": store.scratch_bytes,
     }
 
 
-def expectations(
+def sweep(
     config: DoctorConfig,
     folder: Path,
     stripped: StrippedModel,
@@ -97,13 +100,13 @@ def expectations(
     spec: ModelSpec,
     measured: Any,
 ) -> dict[str, Any]:
-    """The outlook and what it rests on, or why there is none."""
+    """Sweep the budgets; also describes what the estimates are based on."""
     model = stripped.model
     if model.config.is_encoder_decoder or not model.can_generate():
-        reason = "only decoders' routing is replayed; measure with benchmarks"
+        reason = "only the routing of decoders is replayed; measure with `bench`"
         return {"outlook": None, "outlook_rests_on": reason}
     prompts, what = token_prompts(folder, PROMPTS, seed=config.seed)
-    steps = record(model, prompts, seconds=config.seconds)
+    steps = record_routing(model, prompts, seconds=config.seconds)
     decodes = sum(len(step.tokens_T) == 1 for step in steps)
     predictor: Predictor | None = (
         load_system_predictor(
@@ -113,8 +116,8 @@ def expectations(
         else build_skip_predictor(stripped.layers, {"spec": spec})
     )
     named = config.predictor or ("the next layer's own router" if predictor else "none")
-    resident = described(model, spec, store)["non_expert_bytes"]
-    rows = outlook(
+    resident = describe_model_sizes(model, spec, store)["non_expert_bytes"]
+    rows = sweep_budgets(
         steps,
         spec=spec,
         hardware=measured,
@@ -132,3 +135,105 @@ def expectations(
             f"computation just measured on the CPU; predictor for promoe: {named}"
         ),
     }
+
+
+def print_report(console: Console, name: str, report: dict[str, Any]) -> None:
+    """Print machine, model, bandwidths, the budget sweep and a suggested budget."""
+    console.print(make_facts_table(name, report))
+    console.print(make_bandwidth_table(report["bandwidth"]))
+    if report["outlook"] is None:
+        print_line(console, f"no estimates: {report['outlook_rests_on']}")
+    else:
+        console.print(make_budget_table(report["outlook"]))
+        print_line(console, f"estimates are based on {report['outlook_rests_on']}")
+    budget = report["suggested_budget_bytes"]
+    if budget is None:
+        print_line(
+            console, "not enough free memory for this model: free memory or use a larger machine"
+        )
+        return
+    share = min(100.0, 100 * budget / max(1, report["model"]["experts_bytes"]))
+    print_line(console, f"suggested: budget={budget // MIB + 1}MiB ({share:.0f} % of all experts)")
+
+
+def print_line(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def make_facts_table(name: str, report: dict[str, Any]) -> Table:
+    """Make the table of versions, hardware, files and the model."""
+    hardware, model, files = report["hardware"], report["model"], report["files"]
+    gpus = [f"{gpu['name']}, {format_bytes(gpu['memory_bytes'])}" for gpu in hardware["gpus"]]
+    table = Table(title=f"{name} on this machine", show_header=False)
+    table.add_column("what")
+    table.add_column("value", overflow="fold")
+    rows = {
+        "versions": ", ".join(f"{k} {v or 'not installed'}" for k, v in report["versions"].items()),
+        "processor": f"{hardware['processor']}, {hardware['cores']} cores, {hardware['simd']}",
+        "memory": f"{format_bytes(hardware['memory_bytes'])}, "
+        f"{format_bytes(hardware['available_memory_bytes'])} available",
+        "GPUs": "; ".join(gpus) or "none",
+        "disk": f"{format_bytes(hardware['disk_free_bytes'])} free of "
+        f"{format_bytes(hardware['disk_bytes'])}",
+        "files": f"{files['files']} in {report['folder']}, {format_bytes(files['bytes'])}, "
+        f"{files['tensors']} tensors, complete; digests: {files['digests']}",
+        "experts": f"{model['num_layers']} layers of {model['num_experts']}, "
+        f"{model['top_k']} per token, {model['expert_bytes'] / MIB:.2f} MiB each in "
+        f"{model['dtype']}, together {format_bytes(model['experts_bytes'])}",
+        "other weights": format_bytes(model["non_expert_bytes"]),
+    }
+    for what, value in rows.items():
+        table.add_row(what, value)
+    return table
+
+
+def make_bandwidth_table(bandwidth: dict[str, Any]) -> Table:
+    """Make the table of disk bandwidth by read size, with memory and links in the caption."""
+    copied = format_bandwidth(bandwidth["memory_bytes_per_second"])
+    rates = [f"memory (a copy, read and written) {copied}"]
+    rates += [
+        f"to GPU {i} {format_bandwidth(r)}"
+        for i, r in enumerate(bandwidth["links_bytes_per_second"])
+    ]
+    table = Table(title="reads of the model's files", caption="; ".join(rates))
+    for column in ("size", "direct (as the runtime)", "cold page cache", "page cache"):
+        table.add_column(column, justify="right")
+    for row in bandwidth["disk"]:
+        ways = (format_bandwidth(row[way]) for way in ("direct", "cold", "cached"))
+        table.add_row(f"{row['read_bytes'] // 1024} KiB", *ways)
+    return table
+
+
+def make_budget_table(rows: list[dict[str, Any]]) -> Table:
+    """Make the table of memory and speed at each budget."""
+    table = Table(title="estimates for each budget (simulated)")
+    for column in ("budget", "experts", "process", "system", "TPOT", "hits", "stalled"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["budget"], "too small")
+            continue
+        cells = [row["budget"], format_bytes(row["bytes"]), format_bytes(row["process_bytes"])]
+        for name, figures in row["systems"].items():
+            tpot = figures["tpot_seconds"]
+            table.add_row(
+                *cells,
+                name,
+                "not measured" if tpot is None else f"{1000 * tpot:.1f} ms",
+                format_share(figures["hit_rate"]),
+                format_share(figures["stall_share"]),
+            )
+            cells = [""] * len(cells)
+    return table
+
+
+def format_share(value: float | None) -> str:
+    return "none" if value is None else f"{100 * value:.0f} %"
+
+
+def format_bytes(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
+
+
+def format_bandwidth(bytes_per_second: float | None) -> str:
+    return "not measured" if bytes_per_second is None else f"{bytes_per_second / MIB:,.0f} MiB/s"

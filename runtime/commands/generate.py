@@ -1,4 +1,4 @@
-"""`python -m runtime generate`: one prompt, its continuation, and what serving it cost."""
+"""`python -m runtime generate`: generate for one prompt and print the run's statistics."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
-from runtime.commands.report import stats_table
+from runtime.commands.stats_table import make_stats_table
 from runtime.config import GenerateConfig
 from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
@@ -16,11 +16,11 @@ from runtime.hf.tokens import context_length
 
 
 class TokensDiffer(RuntimeError):
-    """Ours, not the user's: the budgeted model gave other tokens than the plain one."""
+    """An internal error: the served model generated other tokens than plain Transformers."""
 
 
 def run(config: GenerateConfig) -> dict[str, Any]:
-    """Prints the text and the statistics; returns both with the token ids."""
+    """Print text and statistics; returns both with the token ids."""
     console = Console()
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
@@ -38,10 +38,10 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     console.print(config.prompt, style="bold", end="", markup=False, highlight=False)
     console.print(text, markup=False, highlight=False)
     console.print()
-    console.print(stats_table(stats, budget=config.budget, system=config.system.name))
+    console.print(make_stats_table(stats, budget=config.budget, system=config.system.name))
     if reference is not None:
         if reference != tokens:
-            raise TokensDiffer(f"plain Transformers gives {reference}, this run gave {tokens}")
+            raise TokensDiffer(f"plain Transformers generated {reference}, this run {tokens}")
         console.print(f"verified: the same {len(new_tokens)} tokens as plain Transformers eager")
     return {
         "model": spec,
@@ -57,9 +57,10 @@ def run(config: GenerateConfig) -> dict[str, Any]:
 def encode(
     prompt: str, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, max_new_tokens: int
 ) -> list[int]:
-    """Token ids of the prompt.
+    """Encode the prompt.
 
     Raises:
+        MoecastError: the prompt has no tokens.
         CheckpointError: prompt and answer do not fit in the model's context.
     """
     tokens = tokenizer(prompt)["input_ids"]
@@ -75,7 +76,7 @@ def encode(
 
 
 def generate(model: PreTrainedModel, prompt_tokens: list[int], config: GenerateConfig) -> list[int]:
-    """Prompt and continuation as token ids."""
+    """Generate; returns the token ids of prompt and continuation."""
     torch.manual_seed(config.seed)
     sampling: dict[str, Any] = {"do_sample": False}
     if config.temperature > 0:

@@ -1,4 +1,4 @@
-"""`python -m runtime inflate`: the same model with the bytes of a larger one."""
+"""`python -m runtime inflate`: write a model whose experts have more bytes and equal outputs."""
 
 import time
 from typing import Any
@@ -12,11 +12,11 @@ from runtime.config import InflateConfig
 from runtime.errors import CheckpointError
 from runtime.store.model_source import identity, resolve
 from runtime.tools.inflate.checkpoint import partial_folder, write_checkpoint
-from runtime.tools.inflate.plan import make_plan
+from runtime.tools.inflate.inflation_plan import make_plan
 
 
 def run(config: InflateConfig) -> dict[str, Any]:
-    """Writes the checkpoint and says how large its experts became."""
+    """Write the checkpoint and print its sizes."""
     console = Console()
     output = config.output.expanduser().resolve()
     if output.exists():
@@ -30,22 +30,22 @@ def run(config: InflateConfig) -> dict[str, Any]:
     plan = make_plan(folder, dtype=config.model.dtype, **sizes)
     total = plan.num_experts * plan.expert_bytes
     console.print(
-        f"{plan.width.field} {plan.width.neurons} -> {plan.neurons}: an expert of "
-        f"{plan.expert_bytes_before / MIB:.2f} MiB becomes {plan.expert_bytes / MIB:.2f} MiB, "
-        f"{plan.num_experts} of them {total / MIB:.1f} MiB; the checkpoint takes "
+        f"{plan.width.field} {plan.width.neurons} -> {plan.neurons}: each expert grows from "
+        f"{plan.expert_bytes_before / MIB:.2f} MiB to {plan.expert_bytes / MIB:.2f} MiB, "
+        f"all {plan.num_experts} take {total / MIB:.1f} MiB; the checkpoint takes "
         f"{plan.num_bytes / MIB:.1f} MiB",
         highlight=False,
         soft_wrap=True,
     )
     if partial_folder(output).exists():
-        console.print(f"carrying on in {partial_folder(output)}", highlight=False, soft_wrap=True)
+        console.print(f"resuming in {partial_folder(output)}", highlight=False, soft_wrap=True)
     started = time.monotonic()
     with progress(console, "inflating", total=plan.num_bytes) as advance:
         shards = write_checkpoint(
             plan, output, origin=identity(folder, config.model), advance=advance
         )
     seconds = time.monotonic() - started
-    # Without the model's short name and dtype, a predictor of the original would not be found.
+    # The model's short name is needed to find the original's predictors.
     command = f"python -m runtime verify model={config.model.name} model.id={output} budgets=[25%]"
     console.print(
         f"{output}: {shards} files in {seconds:.1f} s; next: {command}",

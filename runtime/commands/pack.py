@@ -1,4 +1,4 @@
-"""`python -m runtime pack`: a model's experts in a store of their own, read faster and checked."""
+"""`python -m runtime pack`: write a model's experts to a packed store with checksums."""
 
 import time
 from collections.abc import Sequence
@@ -20,42 +20,47 @@ from runtime.store.packed.quantise import quantiser
 from runtime.store.packed.writer import pack, total_bytes
 
 
-def coding_of(config: PackConfig) -> Coding:
+def make_coding(config: PackConfig) -> Coding:
+    """Make the coding of the weights.
+
+    Raises:
+        StoreError: the quantisation library is missing.
+    """
     if config.quantise is Quantise.NONE:
         return RAW
-    quantiser()  # says at once when the library is missing
+    quantiser()  # raises early if the library is missing
     return Coding(
         bits={Quantise.INT8: 8, Quantise.INT4: 4}[config.quantise], group_size=config.group_size
     )
 
 
-def left_as_they_are(layouts: Sequence[PackedLayout], coding: Coding) -> list[str]:
-    """Matrices that should become integers and do not.
+def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[str]:
+    """List matrices that cannot be quantised with these groups.
 
     Raises:
-        StoreError: none does.
+        StoreError: no matrix can.
     """
     parts = [(one.parameter, one.coding) for layout in layouts for one in layout.matrices]
     left = sorted({name for name, how in parts if how != coding})
     if left and all(how != coding for _, how in parts):
         raise StoreError(
-            f"group_size={coding.group_size} divides none of {', '.join(left)}; choose another"
+            f"group_size={coding.group_size} divides none of {', '.join(left)}; choose another size"
         )
     return left
 
 
 def run(config: PackConfig) -> dict[str, Any]:
-    """Packs, carries on, or verifies what is there; says what it came to."""
+    """Pack the experts, resume an interrupted run, or verify a complete store."""
     console = Console()
-    coding = coding_of(config)
+    coding = make_coding(config)
     output = config.output.expanduser().resolve()
     folder = resolve(config.model)
     stripped = load_stripped(folder, config.model.dtype)
     source = stripped.open_store()
     layouts = [packed_layout(layout, coding=coding) for layout in source.layouts]
-    if left := left_as_they_are(layouts, coding):
+    if left := find_unquantised(layouts, coding):
         console.print(
-            f"not quantised, as groups of {coding.group_size} do not divide them: "
+            f"not quantised, because groups of {coding.group_size} do not divide them: "
             + ", ".join(left),
             highlight=False,
             soft_wrap=True,
@@ -86,7 +91,7 @@ def run(config: PackConfig) -> dict[str, Any]:
         source.close()
     seconds = time.monotonic() - started
     console.print(
-        f"{output}: {done.written} experts written, {done.kept} found and verified, in "
+        f"{output}: {done.written} experts written, {done.kept} existing ones verified, in "
         f"{seconds:.1f} s; serve them with store.path={output}",
         highlight=False,
         soft_wrap=True,

@@ -1,4 +1,4 @@
-"""Progress of a command: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a command: a bar on a terminal, otherwise a line every few seconds."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 LINE_SECONDS = 10.0
-"""Between two lines: a log of an hour stays readable."""
+"""Seconds between two lines."""
 
 
 @contextmanager

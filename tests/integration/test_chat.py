@@ -43,9 +43,11 @@ def test_pipe__gets_answers_and_nothing_else(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, *rest = [one for one in done.stdout.split("\n") if one]
     lines = [first, *rest]
-    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]  # forgotten: the same again
+    assert (
+        lines[: len(lines) // 2] == lines[len(lines) // 2 :]
+    )  # conversation reset: the same again
     assert "/what is not a command; /help lists them" in done.stderr
-    assert "forgotten" in done.stderr
+    assert "conversation reset" in done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
     assert (results["num_answers"], results["num_tokens"]) == (2, 24)
     assert results["stats"]["requests"] > 0

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime.tools.comparison import Condition
-from runtime.tools.report.lines import system_styles
-from runtime.tools.report.page import Page
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.line_styles import system_styles
 from runtime.tools.report.tables import Row
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.timeline import TimelineSpan
@@ -64,7 +64,7 @@ def wide(panels: int, *, rows: int = 1) -> tuple[float, float]:
     return (max(8.0, PANEL_INCHES * panels), 3.2 * rows + LEGEND_INCHES)
 
 
-def draw_budgets(page: Page, results: Row, batch: int) -> None:
+def draw_budgets(page: HtmlReport, results: Row, batch: int) -> None:
     """Draw latency against the budget, decode above and prefill below (ProMoE, figure 10)."""
     rows = [row for row in results["rows"] if row["batch"] == batch]
     names = machines(rows)
@@ -134,7 +134,7 @@ def styles_of(results: Row) -> Mapping[str, Any]:
     )
 
 
-def draw_ablation(page: Page, results: Row, subject: str) -> None:
+def draw_ablation(page: HtmlReport, results: Row, subject: str) -> None:
     """Draw the speed-ups of techniques added one after another (ProMoE, figure 12)."""
     rows = results["ablation"]
     names = machines(rows)
@@ -187,7 +187,7 @@ def broken(stage: str) -> str:
     return f"{first}\n{last}" if " " in first else stage
 
 
-def draw_batches(page: Page, results: Row, budget: str) -> None:
+def draw_batches(page: HtmlReport, results: Row, budget: str) -> None:
     """Draw throughput against the number of requests that decode together (Klotski, figure 10)."""
     rows = [row for row in results["rows"] if row["budget"] == budget]
     names = machines(rows)
@@ -225,14 +225,14 @@ def draw_batches(page: Page, results: Row, budget: str) -> None:
     )
 
 
-def draw_distances(page: Page, results: Row, subject: str) -> None:
+def draw_distances(page: HtmlReport, results: Row, subject: str) -> None:
     """Draw TPOT of one system with forecasts of one distance alone (ProMoE, figure 14)."""
     rows = results["distance"]
     names = machines(rows)
     columns = ("hardware", "system", "distance", "tpot_ms", "hit_rate", "stall_share")
 
     def draw(figure: "Figure") -> None:
-        from runtime.tools.report.drawing import ink, muted
+        from runtime.tools.report.figures import text_color
 
         grid = figure.subplots(1, len(names), squeeze=False)
         for axes, machine in zip(grid[0], names, strict=True):
@@ -244,11 +244,11 @@ def draw_distances(page: Page, results: Row, subject: str) -> None:
                     [row["distance"] for row in own],
                     [row["tpot_ms"] for row in own],
                     label="the routing itself" if label == TRUTH else label,
-                    color=ink() if label == TRUTH else f"C{place - 1}",
+                    color=text_color() if label == TRUTH else f"C{place - 1}",
                     linestyle=":" if label == TRUTH else "-",
                     marker=".os^D"[place % 5],
                 )
-            axes.axhline(without["tpot_ms"], color=muted(), linewidth=1.2, label=NO_PREFETCH)
+            axes.axhline(without["tpot_ms"], color=muted_color(), linewidth=1.2, label=NO_PREFETCH)
             axes.set_title(machine)
             axes.set_xlabel("layers ahead")
             axes.set_ylim(bottom=0)
@@ -271,7 +271,7 @@ def draw_distances(page: Page, results: Row, subject: str) -> None:
 
 
 def draw_distribution(
-    page: Page, results: Row, replays: Sequence[ReplayRow], condition: Condition
+    page: HtmlReport, results: Row, replays: Sequence[ReplayRow], condition: Condition
 ) -> None:
     """Draw the distribution of the time of a decode step on each machine (fMoE, figure 10)."""
     rows = [
@@ -315,7 +315,7 @@ def draw_distribution(
 
 
 def draw_timeline(
-    page: Page, spans: Sequence[TimelineSpan], *, hardware: str, condition: Condition
+    page: HtmlReport, spans: Sequence[TimelineSpan], *, hardware: str, condition: Condition
 ) -> None:
     """Draw the same layers of the same token, system below system, on one axis of time."""
     systems = list(dict.fromkeys(span.system for span in spans))

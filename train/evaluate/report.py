@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.tools.comparison import Condition
-from runtime.tools.report.page import Page
+from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.tables import Row, dashed, percent
 from train.evaluate.figures import (
     draw_ablation,
@@ -38,7 +38,7 @@ def write_report(
         condition: the one of figures that show only one.
     """
     subject = results["ablated"]
-    page = Page("Systems compared", subtitle(results))
+    page = HtmlReport("Systems compared", subtitle(results))
     columns, body = winners_grid(results)
     page.table("Who is first", columns, body, note=winners_note(results))
     columns, body = bound_grid(results)
@@ -117,7 +117,7 @@ def system_row(name: str, system: Row) -> list[Any]:
     return [name, forecast, system["eviction"], *switches]
 
 
-def add_all_figures(page: Page, results: Row) -> None:
+def add_all_figures(page: HtmlReport, results: Row) -> None:
     """Add every figure of every replay, a table for each machine and batch size."""
     rows = results["rows"]
     for hardware, batch in dict.fromkeys((row["hardware"], row["batch"]) for row in rows):

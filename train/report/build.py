@@ -8,8 +8,8 @@ from typing import Any
 from collect.traces import Trace
 from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
-from runtime.tools.report.cells import Cell
-from runtime.tools.report.page import Page
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.table_cells import Cell
 from train.report import forecasts, patterns, serving
 from train.report.growth import growth
 from train.report.hit_rates import measure_hit_rates
@@ -28,7 +28,7 @@ def make_page(
     reuse_predictor: Predictor | None = None,
     ceiling: Mapping[str, Any] | None = None,
     replay_tokens: int = REPLAY_TOKENS,
-) -> Page:
+) -> HtmlReport:
     """Every section in order; what the results lack is measured on the trace, held out.
 
     Args:
@@ -37,7 +37,7 @@ def make_page(
         ceiling: what `benchmarks/ceiling.py` wrote.
     """
     table, spec = results["predictors"], trace.spec
-    page = Page(
+    page = HtmlReport(
         f"Expert forecasts for {spec.model_id}",
         f"{len(table)} predictors, {spec.num_layers} layers of {spec.num_experts} experts, "
         f"top {spec.top_k}; {results['trace']['held_out_tokens']:,} of "
@@ -89,7 +89,7 @@ def own_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def summary(page: Page, table: forecasts.Table, setting: str) -> None:
+def summary(page: HtmlReport, table: forecasts.Table, setting: str) -> None:
     machines = machines_of(table)
     columns = ["predictor", "layers ahead", "accuracy", "worst layer"]
     columns += [f"{what}, {name}" for name in machines for what in ("FetchRate", "GoodPred")]
@@ -118,7 +118,7 @@ def summary(page: Page, table: forecasts.Table, setting: str) -> None:
     )
 
 
-def write_report(page: Page, run_dir: Path) -> Path:
+def write_report(page: HtmlReport, run_dir: Path) -> Path:
     """Draws and writes the page; returns its path."""
     path = page.write(run_dir / FOLDER)
     sys.stderr.write(f"report: {path}\n")

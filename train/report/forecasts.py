@@ -6,10 +6,10 @@ Every function adds sections to a page from what results.json holds of the predi
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from runtime.tools.report.cells import Cell
-from runtime.tools.report.drawing import muted
-from runtime.tools.report.lines import legend, lines, styled
-from runtime.tools.report.page import Page
+from runtime.tools.report.figures import muted_color
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.line_styles import draw_legend, draw_lines, line_style
+from runtime.tools.report.table_cells import Cell
 from train.horizons import ENTRY
 
 if TYPE_CHECKING:
@@ -25,17 +25,17 @@ def by_mean(table: Table) -> list[str]:
     return sorted(table, key=lambda name: -(table[name]["mean_accuracy"] or 0.0))
 
 
-def accuracy_by_layer(page: Page, table: Table) -> None:
+def accuracy_by_layer(page: HtmlReport, table: Table) -> None:
     """promoe, figure 8."""
     names, num_layers = list(table), len(next(iter(table.values()))["accuracy"])
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         series = {name: (range(num_layers), table[name]["accuracy"]) for name in names}
-        lines(axes, series, places=names)
+        draw_lines(axes, series, places=names)
         axes.set(xlabel="layer", ylabel="accuracy", ylim=(0, 1))
         axes.locator_params(axis="x", integer=True)
-        legend(figure, axes, order=by_mean(table))
+        draw_legend(figure, axes, order=by_mean(table))
 
     rows: list[list[Cell]] = [
         [layer, *(table[name]["accuracy"][layer] for name in names)] for layer in range(num_layers)
@@ -80,7 +80,7 @@ def _point(name: str, horizon: int, at: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def good_pred_by_horizon(page: Page, table: Table, setting: str) -> None:
+def good_pred_by_horizon(page: HtmlReport, table: Table, setting: str) -> None:
     rows = points_by_horizon(table)
     if not rows:
         return
@@ -98,10 +98,10 @@ def good_pred_by_horizon(page: Page, table: Table, setting: str) -> None:
                 )
                 for kind in kinds
             }
-            lines(axes, series, places=list(table), markersize=6)
+            draw_lines(axes, series, places=list(table), markersize=6)
             axes.set(title=title, xlabel="layers ahead", ylim=(0, 1), xlim=(-0.3, 3.3))
             axes.set_xticks(range(4))
-        legend(figure, panels[0])
+        draw_legend(figure, panels[0])
 
     page.figure(
         "good-pred-by-horizon",
@@ -116,7 +116,7 @@ def good_pred_by_horizon(page: Page, table: Table, setting: str) -> None:
     )
 
 
-def calibration(page: Page, table: Table) -> None:
+def calibration(page: HtmlReport, table: Table) -> None:
     """Reliability diagram and expected calibration error."""
     known = {
         name: one["calibration"]
@@ -135,20 +135,22 @@ def calibration(page: Page, table: Table) -> None:
 
     def draw(figure: "Figure") -> None:
         left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        left.plot([0, 1], [0, 1], color=muted(), linewidth=1, linestyle=(0, (2, 2)))
+        left.plot([0, 1], [0, 1], color=muted_color(), linewidth=1, linestyle=(0, (2, 2)))
         series = {
             name: (_known(one["score"]), _known(one["chosen"])) for name, one in known.items()
         }
-        lines(left, series, places=list(table))
+        draw_lines(left, series, places=list(table))
         left.set(xlim=(0, 1), ylim=(0, 1), title="Reliability")
         left.set(xlabel="score", ylabel="share that was chosen")
         order = sorted(known, key=lambda name: known[name]["error"], reverse=True)
         for height, name in enumerate(order):
             error = known[name]["error"]
-            right.barh(height, error, color=styled(list(table).index(name))["color"], height=0.62)
+            right.barh(
+                height, error, color=line_style(list(table).index(name))["color"], height=0.62
+            )
             right.annotate(
                 f"{error:.3f}", (error, height), (4, 0), textcoords="offset points", va="center",
-                fontsize=8.5, color=muted(),
+                fontsize=8.5, color=muted_color(),
             )  # fmt: skip
         right.set_yticks(range(len(order)), order)
         right.grid(axis="y", visible=False)

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from predictors.spec import ModelSpec
-from runtime.tools.report.cells import Cell
-from runtime.tools.report.drawing import muted
-from runtime.tools.report.page import Page
+from runtime.tools.report.figures import muted_color
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.table_cells import Cell
 from train.report.routing import Routing, cumulative_E, entropy_L
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def even_LE(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts_LE * counts_LE.shape[1] / np.maximum(1, counts_LE.sum(axis=1, keepdims=True))
 
 
-def heatmaps(page: Page, routing: Routing, spec: ModelSpec) -> None:
+def heatmaps(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
     """fmoe, figure 3 a."""
     parts = {
         "corpus": (f"corpus ({int(routing.corpus_LE[0].sum()) // spec.top_k:,} held-out tokens)",
@@ -65,7 +65,7 @@ def heatmaps(page: Page, routing: Routing, spec: ModelSpec) -> None:
     )
 
 
-def entropies(page: Page, routing: Routing, spec: ModelSpec) -> None:
+def entropies(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
     """fmoe, figure 3 b."""
     told = {"corpus": "corpus", "request": "one request, mean", "step": "one step"}
     layers = range(spec.num_layers)
@@ -92,7 +92,7 @@ def entropies(page: Page, routing: Routing, spec: ModelSpec) -> None:
     )
 
 
-def popularity(page: Page, routing: Routing, spec: ModelSpec) -> None:
+def popularity(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
     """promoe, figure 5 a."""
     corpus_LE = cumulative_E(routing.corpus_LE)
     each_RLE = np.stack([cumulative_E(counts_LE) for counts_LE in routing.requests_RLE])
@@ -117,7 +117,9 @@ def popularity(page: Page, routing: Routing, spec: ModelSpec) -> None:
             linewidth=0,
             label="corpus, all layers",
         )
-        axes.plot([0, 1], [0, 1], color=muted(), linewidth=1.2, linestyle=(0, (2, 2)), label="even")
+        axes.plot(
+            [0, 1], [0, 1], color=muted_color(), linewidth=1.2, linestyle=(0, (2, 2)), label="even"
+        )
         axes.set(xlim=(0, 1), ylim=(0, 1.01))
         axes.set(xlabel="share of the experts, most chosen first", ylabel="share of the choices")
         figure.legend(loc="outside right upper")

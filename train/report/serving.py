@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime.policy.eviction.registry import EVICTIONS
-from runtime.tools.report.cells import Cell
-from runtime.tools.report.drawing import ink, muted
-from runtime.tools.report.lines import legend, lines, styled
-from runtime.tools.report.page import Page
+from runtime.tools.report.figures import muted_color, text_color
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.line_styles import draw_legend, draw_lines, line_style
+from runtime.tools.report.table_cells import Cell
 from train.drift import MARKS
 from train.report.forecasts import AGAIN, Table
 from train.report.hit_rates import HitRateRow
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BOUND = "belady"
 
 
-def hit_rate(page: Page, rows: Sequence[HitRateRow], *, num_tokens: int) -> None:
+def hit_rate(page: HtmlReport, rows: Sequence[HitRateRow], *, num_tokens: int) -> None:
     """Every eviction policy against cache size, between LRU and the bound."""
     sizes = sorted({row.cache_percent for row in rows})
     if any(row.hit_rate is None for row in rows):
@@ -35,16 +35,16 @@ def hit_rate(page: Page, rows: Sequence[HitRateRow], *, num_tokens: int) -> None
         titles = ("Hit rate", "Of the way from LRU to the bound")
         for axes, values, title in zip(panels, (rates, gaps), titles, strict=True):
             series = {name: (sizes, one) for name, one in values.items() if name != BOUND}
-            lines(axes, series, places=places)
+            draw_lines(axes, series, places=places)
             bound = values.get(BOUND, [])
-            style = {"color": ink(), "linewidth": 2.4, "marker": "o", "label": BOUND}
+            style = {"color": text_color(), "linewidth": 2.4, "marker": "o", "label": BOUND}
             axes.plot(
                 sizes[: len(bound)], [float("nan") if v is None else v for v in bound], **style
             )
             axes.set(title=title, xlabel="cache, % of all experts")
             axes.set_xticks(sizes)
         panels[0].set(ylim=(0, 1))
-        legend(figure, panels[0], order=order)
+        draw_legend(figure, panels[0], order=order)
 
     note = (
         "Share of the experts that generated tokens need which are in the arena when their router "
@@ -73,7 +73,7 @@ def by_policy(rows: Sequence[HitRateRow], key: str) -> dict[str, list[float | No
     return policies
 
 
-def keeping(page: Page, found: Mapping[str, Any] | None) -> None:
+def keeping(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
     """Hit rates of the learned `reuse` among the other policies, on the longer replay."""
     if not found:
         return
@@ -96,7 +96,7 @@ def keeping(page: Page, found: Mapping[str, Any] | None) -> None:
     )
 
 
-def trace_size(page: Page, rows: Sequence[Mapping[str, Any]], *, others: str | None) -> None:
+def trace_size(page: HtmlReport, rows: Sequence[Mapping[str, Any]], *, others: str | None) -> None:
     """Accuracy against training tokens.
 
     For a predictor and distance the best of the widths and passes that were tried.
@@ -127,7 +127,7 @@ def trace_size(page: Page, rows: Sequence[Mapping[str, Any]], *, others: str | N
                 [tokens for tokens, _ in found],
                 [row["mean_accuracy"] for _, row in found],
                 label=name,
-                **styled(place),
+                **line_style(place),
             )
         axes.set_xscale("log", base=2)
         ticks = sorted({tokens for _, tokens in best})
@@ -135,7 +135,7 @@ def trace_size(page: Page, rows: Sequence[Mapping[str, Any]], *, others: str | N
         axes.minorticks_off()
         axes.set(xlabel="training tokens", ylabel="mean accuracy, held out", ylim=(0, 1))
         order = sorted(points, key=lambda name: -points[name][-1][1]["mean_accuracy"])
-        legend(figure, axes, order=order)
+        draw_legend(figure, axes, order=order)
 
     columns = ("predictor", "horizon", "train_tokens", "prompts", "width", "passes",
                "mean_accuracy", "worst_layer_accuracy")  # fmt: skip
@@ -165,7 +165,7 @@ def thousands(number: int) -> str:
     return f"{number / 1000:.0f}k" if number >= 1000 else f"{number}"
 
 
-def latency_table(page: Page, table: Table, num_layers: int) -> None:
+def latency_table(page: HtmlReport, table: Table, num_layers: int) -> None:
     """Microseconds and bytes."""
     batches = sorted({int(batch) for one in table.values() for batch in one["latency_us"]})
     columns = ["predictor", "size, KiB"]
@@ -192,7 +192,7 @@ def latency_table(page: Page, table: Table, num_layers: int) -> None:
     )
 
 
-def shifted_table(page: Page, table: Table) -> None:
+def shifted_table(page: HtmlReport, table: Table) -> None:
     """Accuracy on prompts of another distribution."""
     known = {name: one["shifted"] for name, one in table.items() if one["shifted"]}
     if not known:
@@ -217,7 +217,7 @@ def shifted_table(page: Page, table: Table) -> None:
     )
 
 
-def drift(page: Page, found: Mapping[str, Any] | None) -> None:
+def drift(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
     """Cold start, and another distribution with and without learning."""
     if not found:
         page.text(
@@ -238,7 +238,7 @@ def drift(page: Page, found: Mapping[str, Any] | None) -> None:
         panels = figure.subplots(1, 2, sharey=True)
         for axes, (what, title) in zip(panels, told.items(), strict=True):
             for place, name in enumerate(found):
-                style = {**styled(place), "linestyle": "-"}
+                style = {**line_style(place), "linestyle": "-"}
                 _curve(axes, rows, name, what, label=name, **style)
                 if what == "learning":
                     still = {**style, "linestyle": (0, (4, 1.6)), "markerfacecolor": "none"}
@@ -248,8 +248,8 @@ def drift(page: Page, found: Mapping[str, Any] | None) -> None:
             axes.minorticks_off()
             axes.set(title=title, xlabel="requests served")
         panels[0].set(ylabel="accuracy", ylim=(0, None))
-        panels[1].plot([], [], color=muted(), linestyle=(0, (4, 1.6)), label="frozen")
-        legend(figure, panels[1])
+        panels[1].plot([], [], color=muted_color(), linestyle=(0, (4, 1.6)), label="frozen")
+        draw_legend(figure, panels[1])
 
     page.figure(
         "drift",

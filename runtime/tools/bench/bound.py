@@ -25,7 +25,7 @@ from runtime.tools.bench.rows import BenchRow
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
 from runtime.tools.bench.tasks import ReplayTask
 from runtime.tools.bench.workload import BenchRequest
-from runtime.tools.doctor.recording import CapturedStep, Recorder
+from runtime.tools.doctor.routing_recorder import CapturedStep, RoutingRecorder
 
 
 def replay_bounds(task: ReplayTask) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def count_budget_slots(budget: str, store: ExpertStore, spec: ModelSpec) -> int:
 @torch.no_grad()
 def record_steps(model: PreTrainedModel, requests: Sequence[BenchRequest]) -> list[CapturedStep]:
     """Record the experts of each token in every forward pass of the requests."""
-    recorder = Recorder()
+    recorder = RoutingRecorder()
     with Probes(model, {Signal.ROUTED}, recorder):
         for request in requests:
             generate_tokens(model, request, PrefillMark(None))

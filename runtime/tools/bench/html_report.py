@@ -10,8 +10,8 @@ from runtime.policy.systems import ON_DEMAND, PROMOE
 from runtime.tools.bench.rows import BenchRow
 from runtime.tools.bench.table import BYTES, SPEED, list_remarks, row_label
 from runtime.tools.bench.variants import ABLATIONS
-from runtime.tools.report.lines import system_styles
-from runtime.tools.report.page import Page
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.line_styles import system_styles
 from runtime.tools.report.tables import FigureColumn
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ Series = dict[str, tuple[list[str], list[float]]]
 """Label to positions on the axis and values."""
 
 
-def make_report(results: dict[str, Any], rows: Sequence[BenchRow]) -> Page:
+def make_report(results: dict[str, Any], rows: Sequence[BenchRow]) -> HtmlReport:
     """Make the report: all tables, and a figure for each comparison in the papers."""
     good = [row for row in rows if not row.failed]
-    page = Page(f"Systems side by side, live: {results['model']}", results["compared"])
+    page = HtmlReport(f"Systems side by side, live: {results['model']}", results["compared"])
     page.text("Machine", describe_machine(results))
     page.table("Speed", *make_cells(SPEED, good), note=SPEED_NOTE)
     page.table("Bytes and memory", *make_cells(BYTES, [r for r in good if not r.simulated]),
@@ -142,7 +142,7 @@ def long_rows(found: Series) -> list[list[Any]]:
     return [[name, *pair] for name, (x, y) in found.items() for pair in zip(x, y, strict=True)]
 
 
-def add_budgets(page: Page, rows: Sequence[BenchRow], batch: int) -> None:
+def add_budgets(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None:
     """Latency against the share of experts in memory (promoe figure 10, fmoe figure 9)."""
     if len({row.budget for row in rows}) < 2:
         return
@@ -157,7 +157,7 @@ def add_budgets(page: Page, rows: Sequence[BenchRow], batch: int) -> None:
         )
 
 
-def add_batches(page: Page, rows: Sequence[BenchRow]) -> None:
+def add_batches(page: HtmlReport, rows: Sequence[BenchRow]) -> None:
     """Latency against the batch size (promoe figure 14)."""
     if len({row.batch for row in rows}) < 2:
         return
@@ -173,7 +173,7 @@ def add_batches(page: Page, rows: Sequence[BenchRow]) -> None:
         )
 
 
-def add_cdf(page: Page, rows: Sequence[BenchRow], batch: int, budget: str) -> None:
+def add_cdf(page: HtmlReport, rows: Sequence[BenchRow], batch: int, budget: str) -> None:
     """How the decode steps' times are distributed (fmoe figure 10)."""
     shares = list(range(0, 101, 2))
     found: dict[str, list[float]] = {
@@ -205,7 +205,7 @@ def add_cdf(page: Page, rows: Sequence[BenchRow], batch: int, budget: str) -> No
     )
 
 
-def add_ablation(page: Page, rows: Sequence[BenchRow], batch: int) -> None:
+def add_ablation(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None:
     """ProMoE without each of its techniques (ProMoE, figure 12)."""
     names = [ON_DEMAND, PROMOE, *ABLATIONS]
     kept = [row for row in rows if row.system in names]

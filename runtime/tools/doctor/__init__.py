@@ -1,1 +1,1 @@
-"""What `doctor` looks at: the machine, the files, their bandwidths, and the outlook of budgets."""
+"""Parts of `doctor`: model files, recorded routing, budgets and capacity."""

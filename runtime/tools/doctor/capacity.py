@@ -1,14 +1,13 @@
-"""What a load needs: users, each of whom is to get so many tokens a second, on each machine.
+"""Machines, budgets and links for a number of users, from simulated replays of recorded routing.
 
-Replays of recorded routing (`runtime.sim`): how many users one machine can decode together, the
-smallest budget for experts that still serves them, and so how many machines.
+For each machine: how many users it can decode together, the smallest budget for experts that still
+serves them, and hence the number of machines.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
@@ -17,20 +16,20 @@ from runtime.policy.counters import sum_counters
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import RecordedStep, batch_steps, first_request
-from runtime.tools.doctor.outlook import PROCESS_BYTES
+from runtime.tools.doctor.budget_sweep import PROCESS_BYTES
 
 PRECISION = 0.02
-"""Share of all experts by which a budget found may be above the smallest."""
+"""Share of all experts by which the budget may exceed the smallest possible one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Load:
-    """What is asked for."""
+class UserLoad:
+    """The load to serve."""
 
     users: int
-    """At the same time."""
+    """Concurrent users."""
     tokens_per_second: float
-    """That each of them is to get."""
+    """Decode throughput for each user."""
 
     @property
     def tpot_seconds(self) -> float:
@@ -38,13 +37,13 @@ class Load:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
-    """What every replay rests on."""
+class CapacityContext:
+    """Recorded routing, model and system of all replays."""
 
     steps: Sequence[RecordedStep]
     spec: ModelSpec
     shape: ShapeConfig
-    """Of the model that is to be served; the routing is that of `spec`."""
+    """Shape of the model to serve; the routing is that of `spec`'s model."""
     system: SystemConfig
     predictor: Predictor | None
 
@@ -53,13 +52,13 @@ class Ground:
         return self.spec.num_layers * self.spec.num_experts
 
     @property
-    def deeper(self) -> float:
-        """Layers of the shape for each that is replayed."""
+    def layer_ratio(self) -> float:
+        """Layers of the served shape per replayed layer."""
         return self.shape.num_layers / self.spec.num_layers
 
     @property
     def num_requests(self) -> int:
-        """Recorded requests that generated tokens: the largest batch."""
+        """Number of recorded requests that generated tokens: the largest batch."""
         decodes = [step for step in self.steps if len(step.tokens_T) == 1]
         return len({first_request(step) for step in decodes})
 
@@ -70,133 +69,174 @@ class Ground:
 
     @property
     def other_bytes(self) -> int:
-        """Weights beside the experts that layers read; embeddings are not among them."""
+        """Bytes of the layers' non-expert weights, without embeddings."""
         return self.shape.num_layers * self.shape.layer_bytes
 
 
 @dataclass(frozen=True)
-class Warm:
-    """A second pass over the same requests, from the arena that the first one left.
+class WarmReplay:
+    """A second replay of the same requests, with the cache as the first one left it.
 
-    Times are of the shape's number of layers.
+    Times are scaled to the shape's number of layers.
     """
 
     stats: ReplayStats
-    """Of both passes."""
-    deeper: float
+    """Of both replays."""
+    layer_ratio: float
 
     @property
     def decode_seconds(self) -> list[float]:
-        """Of the second pass's decode steps, ascending."""
+        """Times of the second replay's decode steps, ascending."""
         steps = self.stats.tpot_seconds
-        return sorted(self.deeper * one for one in steps[len(steps) // 2 :])
+        return sorted(self.layer_ratio * seconds for seconds in steps[len(steps) // 2 :])
 
     @property
     def prefill_seconds(self) -> list[float]:
         steps = self.stats.ttft_seconds
-        return [self.deeper * one for one in steps[len(steps) // 2 :]]
+        return [self.layer_ratio * seconds for seconds in steps[len(steps) // 2 :]]
 
     @property
     def tpot_seconds(self) -> float:
-        """Mean: what a user's rate comes from."""
+        """Mean time per output token, which determines a user's throughput."""
         return fmean(self.decode_seconds)
 
 
-def replayed(
-    ground: Ground, hardware: Hardware, *, slots: int, batch: int, passes: int = 2
+def run_replay(
+    context: CapacityContext, hardware: Hardware, *, slots: int, batch: int, passes: int = 2
 ) -> ReplayStats:
-    steps = list(batch_steps(ground.steps, batch))
+    """Replay the recorded steps `passes` times in batches of `batch` requests."""
+    steps = list(batch_steps(context.steps, batch))
     return replay(
         steps * passes,
-        ground.predictor,
-        spec=ground.spec,
-        system=ground.system,
+        context.predictor,
+        spec=context.spec,
+        system=context.system,
         hardware=hardware,
         budget_slots=slots,
     )
 
 
-def warm(ground: Ground, hardware: Hardware, *, slots: int, batch: int) -> Warm:
-    return Warm(replayed(ground, hardware, slots=slots, batch=batch), ground.deeper)
+def replay_warm(
+    context: CapacityContext, hardware: Hardware, *, slots: int, batch: int
+) -> WarmReplay:
+    return WarmReplay(run_replay(context, hardware, slots=slots, batch=batch), context.layer_ratio)
 
 
-def batches(load: Load, most: int) -> list[int]:
-    """Users of one machine that are tried, the most first: all, or a power of two."""
+def candidate_batches(load: UserLoad, most: int) -> list[int]:
+    """List the users per machine to try, largest first: all, or powers of two."""
     powers = [2**i for i in range(most.bit_length()) if 2**i <= min(most, load.users)]
     return sorted({*powers, min(most, load.users)}, reverse=True)
 
 
-def needed(ground: Ground, hardware: Hardware, load: Load) -> dict[str, Any]:
-    """A row: users of a machine, its budget and memory, machines; or why no budget is enough."""
-    row: dict[str, Any] = {"hardware": hardware.name}
+@dataclass(frozen=True, kw_only=True)
+class CapacityRow:
+    """Requirements on one machine; bytes, seconds and shares of 1."""
+
+    hardware: str
+    system: str
+    error: str | None = None
+    """The reason why no budget is enough; there are no figures then."""
+    users_of_a_machine: int = 0
+    machines: int = 0
+    budget_share: float = 0.0
+    """Share of all experts."""
+    budget_bytes: int = 0
+    memory_bytes: int = 0
+    behind_link_bytes: int = 0
+    """Bytes of experts in host memory or on disk."""
+    tokens_per_second_of_a_user: float = 0.0
+    tokens_per_second: float = 0.0
+    tpot_seconds: float = 0.0
+    tpot_p95_seconds: float = 0.0
+    ttft_seconds: float | None = None
+    hit_rate: float = 0.0
+    stall_share: float = 0.0
+    link_share: float = 0.0
+
+
+def plan_machine(context: CapacityContext, hardware: Hardware, load: UserLoad) -> CapacityRow:
+    """Find users per machine, the smallest budget and the number of machines."""
     slowest = math.inf
-    for batch in batches(load, ground.num_requests):
-        whole = warm(ground, hardware, slots=ground.num_experts, batch=batch)
-        slowest = whole.tpot_seconds
-        if whole.tpot_seconds <= load.tpot_seconds:
-            # As few machines, but no fuller than they must be.
+    for batch in candidate_batches(load, context.num_requests):
+        resident = replay_warm(context, hardware, slots=context.num_experts, batch=batch)
+        slowest = resident.tpot_seconds
+        if resident.tpot_seconds <= load.tpot_seconds:
+            # Distribute the users evenly over the smallest number of machines.
             batch = math.ceil(load.users / math.ceil(load.users / batch))
-            slots, found = smallest(ground, hardware, load, batch, whole)
-            return row | figures(ground, hardware, load, batch, slots, found)
-    return row | {
-        "error": (
-            f"with every expert in memory a user alone gets {1 / slowest:.1f} tokens a second: "
-            "computing takes longer"
-        )
-    }
+            slots, warm = find_smallest_budget(context, hardware, load, batch, resident)
+            return make_row(context, hardware, load, batch, slots, warm)
+    error = (
+        f"even with all experts in memory a single user gets {1 / slowest:.1f} tokens/s: "
+        "computing takes longer"
+    )
+    return CapacityRow(hardware=hardware.name, system=context.system.name, error=error)
 
 
-def smallest(
-    ground: Ground, hardware: Hardware, load: Load, batch: int, whole: Warm
-) -> tuple[int, Warm]:
-    """By bisection: the fewest slots that are enough, within `PRECISION` of all."""
-    too_few, enough, found = ground.spec.top_k - 1, ground.num_experts, whole
-    while enough - too_few > max(1, PRECISION * ground.num_experts):
+def find_smallest_budget(
+    context: CapacityContext,
+    hardware: Hardware,
+    load: UserLoad,
+    batch: int,
+    resident: WarmReplay,
+) -> tuple[int, WarmReplay]:
+    """Find the fewest slots that are enough by bisection, within `PRECISION` of all experts."""
+    too_few, enough, best = context.spec.top_k - 1, context.num_experts, resident
+    while enough - too_few > max(1, PRECISION * context.num_experts):
         middle = (too_few + enough) // 2
-        tried = warm(ground, hardware, slots=max(ground.spec.top_k, middle), batch=batch)
-        if tried.tpot_seconds <= load.tpot_seconds:
-            enough, found = middle, tried
+        slots = max(context.spec.top_k, middle)
+        warm = replay_warm(context, hardware, slots=slots, batch=batch)
+        if warm.tpot_seconds <= load.tpot_seconds:
+            enough, best = middle, warm
         else:
             too_few = middle
-    return max(ground.spec.top_k, enough), found
+    return max(context.spec.top_k, enough), best
 
 
-def figures(
-    ground: Ground, hardware: Hardware, load: Load, batch: int, slots: int, found: Warm
-) -> dict[str, Any]:
-    """A row's values; bytes, seconds and shares."""
-    share = slots / ground.num_experts
-    budget = math.ceil(share * ground.experts_bytes)
-    cold = replayed(ground, hardware, slots=slots, batch=batch, passes=1)
-    first, both = sum_counters(cold.decode), sum_counters(found.stats.decode)
-    seconds = sum(found.decode_seconds) + sum(found.prefill_seconds)
+def make_row(
+    context: CapacityContext,
+    hardware: Hardware,
+    load: UserLoad,
+    batch: int,
+    slots: int,
+    warm: WarmReplay,
+) -> CapacityRow:
+    """Compute the requirements for a batch and a number of slots."""
+    share = slots / context.num_experts
+    budget = math.ceil(share * context.experts_bytes)
+    cold = run_replay(context, hardware, slots=slots, batch=batch, passes=1)
+    first, both = sum_counters(cold.decode), sum_counters(warm.stats.decode)
+    seconds = sum(warm.decode_seconds) + sum(warm.prefill_seconds)
     chunk = max(hardware.chunk_bytes)
-    num_chunks = ground.deeper * (found.stats.total.bytes_moved - cold.total.bytes_moved) / chunk
-    decodes = found.decode_seconds
-    return {
-        "users_of_a_machine": batch,
-        "machines": math.ceil(load.users / batch),
-        "budget_share": share,
-        "budget_bytes": budget,
-        "memory_bytes": budget + ground.other_bytes + PROCESS_BYTES,
-        "behind_link_bytes": ground.experts_bytes if share < 1 else 0,
-        "tokens_per_second_of_a_user": 1 / found.tpot_seconds,
-        "tokens_per_second": load.users / found.tpot_seconds,
-        "tpot_seconds": found.tpot_seconds,
-        "tpot_p95_seconds": decodes[min(len(decodes) - 1, int(0.95 * len(decodes)))],
-        "ttft_seconds": fmean(found.prefill_seconds) if found.prefill_seconds else None,
-        "hit_rate": (both.hits - first.hits) / max(1, both.requests - first.requests),
-        "stall_share": ground.deeper * (found.stats.stall_seconds - cold.stall_seconds) / seconds,
-        "link_share": min(1.0, num_chunks * hardware.transfer_seconds(chunk) / seconds),
-    }
+    moved_bytes = warm.stats.total.bytes_moved - cold.total.bytes_moved
+    link_seconds = context.layer_ratio * moved_bytes / chunk * hardware.transfer_seconds(chunk)
+    stall_seconds = context.layer_ratio * (warm.stats.stall_seconds - cold.stall_seconds)
+    decodes = warm.decode_seconds
+    return CapacityRow(
+        hardware=hardware.name,
+        system=context.system.name,
+        users_of_a_machine=batch,
+        machines=math.ceil(load.users / batch),
+        budget_share=share,
+        budget_bytes=budget,
+        memory_bytes=budget + context.other_bytes + PROCESS_BYTES,
+        behind_link_bytes=context.experts_bytes if share < 1 else 0,
+        tokens_per_second_of_a_user=1 / warm.tpot_seconds,
+        tokens_per_second=load.users / warm.tpot_seconds,
+        tpot_seconds=warm.tpot_seconds,
+        tpot_p95_seconds=decodes[min(len(decodes) - 1, int(0.95 * len(decodes)))],
+        ttft_seconds=fmean(warm.prefill_seconds) if warm.prefill_seconds else None,
+        hit_rate=(both.hits - first.hits) / max(1, both.requests - first.requests),
+        stall_share=stall_seconds / seconds,
+        link_share=min(1.0, link_seconds / seconds),
+    )
 
 
-def better(ground: Ground, hardware: Hardware, load: Load, other: SystemConfig) -> dict[str, Any]:
-    """The system of `ground` or `other`, which forecasts nothing, whichever needs less."""
-    rows = [
-        needed(one, hardware, load) | {"system": one.system.name}
-        for one in (ground, replace(ground, system=other, predictor=None))
-        if one.predictor is not None or one.system is other
-    ]
-    fit = [row for row in rows if "error" not in row]
-    return min(fit, key=lambda row: (row["machines"], row["budget_bytes"])) if fit else rows[0]
+def choose_system(
+    context: CapacityContext, hardware: Hardware, load: UserLoad, other: SystemConfig
+) -> CapacityRow:
+    """Plan with the context's system and with `other`, without a predictor; return the cheaper."""
+    rows = [plan_machine(replace(context, system=other, predictor=None), hardware, load)]
+    if context.predictor is not None:
+        rows.insert(0, plan_machine(context, hardware, load))
+    feasible = [row for row in rows if row.error is None]
+    return min(feasible, key=lambda row: (row.machines, row.budget_bytes)) if feasible else rows[0]

@@ -1,4 +1,4 @@
-"""Whether a model's files are whole."""
+"""Check that a model's files are complete and unaltered."""
 
 import hashlib
 import json
@@ -14,33 +14,33 @@ INDEX = "model.safetensors.index.json"
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """The model's safetensors files, in order."""
+    """List the model's safetensors files in order."""
     return sorted(file for file in folder.iterdir() if is_weights(file.name))
 
 
 def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
-    """Headers, sizes and the index; with `digests` also every byte, where its hash is known.
+    """Check headers, sizes and the index, and with `digests` the sha256 of each file if known.
 
     Raises:
-        CheckpointError: damaged, cut short, missing, or not what its origin says.
+        CheckpointError: a file is damaged, truncated, missing or altered.
     """
     files = list_weight_files(folder)
     if not files:
-        raise CheckpointError(f"{folder} has no safetensors files; convert or fetch the checkpoint")
+        raise CheckpointError(f"{folder} has no safetensors files; convert or download the model")
     extents = read_tensor_index(files)
     if (folder / INDEX).is_file():
         listed = json.loads((folder / INDEX).read_text())["weight_map"]
         missing = sorted(set(listed) - set(extents))
         if missing:
             raise CheckpointError(
-                f"{folder}: {INDEX} lists {len(missing)} tensors that no file has, the first "
-                f"{missing[0]} in {listed[missing[0]]}; fetch the model again"
+                f"{folder}: {INDEX} lists {len(missing)} tensors that no file contains, the first "
+                f"{missing[0]} in {listed[missing[0]]}; download the model again"
             )
     found: dict[str, Any] = {
         "files": len(files),
         "tensors": len(extents),
         "bytes": sum(file.stat().st_size for file in files),
-        "digests": "not asked for (digests=true)",
+        "digests": "not checked (digests=true checks them)",
     }
     if digests:
         known = known_digests(folder, files)
@@ -51,7 +51,7 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
 
 
 def known_digests(folder: Path, files: list[Path]) -> dict[Path, str]:
-    """sha256 by file: from beside a bundled model, or from the names of the Hub cache's blobs."""
+    """Return the known sha256 of files: of a bundled model, or from the Hub cache's blob names."""
     listed = json.loads((folder / DIGESTS).read_text()) if (folder / DIGESTS).is_file() else {}
     known = {}
     for file in files:
@@ -63,10 +63,14 @@ def known_digests(folder: Path, files: list[Path]) -> dict[Path, str]:
 
 
 def check_digest(file: Path, expected: str) -> None:
-    """Raises CheckpointError when the file's sha256 is another."""
+    """Check a file's sha256.
+
+    Raises:
+        CheckpointError: it differs.
+    """
     with file.open("rb") as handle:
         found = hashlib.file_digest(handle, "sha256").hexdigest()
     if found != expected:
         raise CheckpointError(
-            f"{file} was altered: sha256 is {found}, expected {expected}; fetch the model again"
+            f"{file} was altered: sha256 is {found}, expected {expected}; download the model again"
         )

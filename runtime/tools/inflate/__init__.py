@@ -1,1 +1,1 @@
-"""Models whose experts are larger and say the same: zero neurons appended to each."""
+"""Inflation: append zero neurons to experts, which changes their bytes and no output."""

@@ -1,4 +1,4 @@
-"""The inflated checkpoint as a folder in the Hub's layout: whole, or not there."""
+"""Write the inflated checkpoint as a folder in the Hub's layout, atomically."""
 
 import hashlib
 import json
@@ -11,46 +11,49 @@ from predictors.units import MIB
 from runtime.errors import CheckpointError
 from runtime.store.files import FileReader
 from runtime.store.model_source import DIGESTS, INFLATED, is_weights
-from runtime.tools.inflate.plan import Plan
-from runtime.tools.inflate.shards import header_of, shard_size, shards_of, write_shard
+from runtime.tools.inflate.inflation_plan import InflationPlan
+from runtime.tools.inflate.shards import make_header, shard_size, split_shards, write_shard
 
 SHARD_BYTES = 2**30
-"""What an interrupted run has to write again at most."""
+"""Bytes of a file, and most bytes that a resumed run writes again."""
 NOT_COPIED = ("config.json", DIGESTS, INFLATED, "audit.json", "README.md")
-"""Replaced, or true of the original only."""
+"""Files that are replaced, or describe the original only."""
 SLACK_BYTES = 64 * MIB
-"""Of free disk beside the tensors: headers, tokenizer, the file system's own."""
+"""Free disk required in addition to the tensors, for headers and tokenizer."""
 
 
 def partial_folder(output: Path) -> Path:
-    """Where an unfinished checkpoint waits to be carried on."""
+    """Return the folder of an unfinished checkpoint."""
     return output.with_name(f".{output.name}.partial")
 
 
 def write_checkpoint(
-    plan: Plan,
+    plan: InflationPlan,
     output: Path,
     *,
     origin: dict[str, str],
     advance: Callable[[int], None],
     shard_bytes: int = SHARD_BYTES,
 ) -> int:
-    """Writes `plan` to `output`; carries on what an interrupted run left. Returns shards written.
+    """Write the checkpoint, resuming an interrupted run; returns the number of files written.
 
     Args:
-        origin: `identity` of the model that is inflated: its predictors stay right.
-        advance: called with bytes that are done.
+        plan: plan of the checkpoint.
+        output: new folder.
+        origin: `identity` of the source model, whose predictors stay valid.
+        advance: called with the number of bytes written.
+        shard_bytes: most bytes of a file.
 
     Raises:
-        CheckpointError: `output` exists, or the disk has not enough room.
+        CheckpointError: `output` exists, or the disk is too small.
     """
     if output.exists():
         raise CheckpointError(f"{output} exists; remove it or give another output=PATH")
-    shards = shards_of(plan.targets, shard_bytes)
+    shards = split_shards(plan.targets, shard_bytes)
     names = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     partial = partial_folder(output)
-    # Headers hold every tensor's name, shape, dtype and place: equal ones continue equal runs.
-    headers = hashlib.sha256(b"".join(map(header_of, shards))).hexdigest()
+    # Headers contain all names, shapes, dtypes and offsets: equal headers mean equal plans.
+    headers = hashlib.sha256(b"".join(map(make_header, shards))).hexdigest()
     identity = {"headers": headers, "origin": origin}
     known = partial / "plan.json"
     if partial.exists() and (not known.is_file() or json.loads(known.read_text()) != identity):
@@ -65,7 +68,7 @@ def write_checkpoint(
     free = shutil.disk_usage(output.parent).free
     if need > free:
         raise CheckpointError(
-            f"{output.parent}: {need} bytes are needed and {free} are free; make room, give "
+            f"{output.parent}: {need} bytes are needed and {free} are free; free space, give "
             "another output=PATH, or a smaller expert_size"
         )
     partial.mkdir(exist_ok=True)
@@ -85,8 +88,10 @@ def write_checkpoint(
     return len(missing)
 
 
-def write_description(plan: Plan, folder: Path, shards: dict, origin: dict[str, str]) -> None:
-    """Everything but the tensors: index, configuration, tokenizer, and what was done."""
+def write_description(
+    plan: InflationPlan, folder: Path, shards: dict, origin: dict[str, str]
+) -> None:
+    """Write all files but the tensors: index, configuration, tokenizer and provenance."""
     index = {
         "metadata": {"total_size": plan.num_bytes},
         "weight_map": {key: name for name, shard in shards.items() for key in shard},

@@ -1,4 +1,4 @@
-"""Writes tensors into safetensors files as they come, never holding more than one expert."""
+"""Stream tensors into safetensors files, holding one expert in memory at a time."""
 
 import json
 import os
@@ -13,18 +13,20 @@ from predictors.units import MIB
 from runtime.store.base import as_memoryview
 from runtime.store.extents import DTYPES
 from runtime.store.files import FileReader
-from runtime.tools.inflate.plan import Target
+from runtime.tools.inflate.inflation_plan import TensorTarget
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-PIECE_BYTES = 16 * MIB
-"""Copied at once of a tensor that stays as it is."""
+COPY_BYTES = 16 * MIB
+"""Bytes read at a time of a copied tensor."""
 HEADER_ALIGNMENT = 64
-"""The data begins at a multiple of it; the format asks for 8."""
+"""Alignment of the data; the format requires 8."""
 
 
-def shards_of(targets: dict[str, Target], shard_bytes: int) -> list[dict[str, Target]]:
-    """The tensors in order, cut into files of at most `shard_bytes` (or of one larger tensor)."""
-    shards: list[dict[str, Target]] = [{}]
+def split_shards(
+    targets: dict[str, TensorTarget], shard_bytes: int
+) -> list[dict[str, TensorTarget]]:
+    """Split the tensors in order into files of at most `shard_bytes`, or one larger tensor."""
+    shards: list[dict[str, TensorTarget]] = [{}]
     size = 0
     for key, target in targets.items():
         if shards[-1] and size + target.num_bytes > shard_bytes:
@@ -35,8 +37,8 @@ def shards_of(targets: dict[str, Target], shard_bytes: int) -> list[dict[str, Ta
     return shards
 
 
-def header_of(shard: dict[str, Target]) -> bytes:
-    """Length and header, as they stand at the beginning of the file."""
+def make_header(shard: dict[str, TensorTarget]) -> bytes:
+    """Make the length and the header at the beginning of the file."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for key, target in shard.items():
@@ -51,24 +53,24 @@ def header_of(shard: dict[str, Target]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def shard_size(shard: dict[str, Target]) -> int:
+def shard_size(shard: dict[str, TensorTarget]) -> int:
     """Bytes of the whole file."""
-    return len(header_of(shard)) + sum(target.num_bytes for target in shard.values())
+    return len(make_header(shard)) + sum(target.num_bytes for target in shard.values())
 
 
 def write_shard(
-    path: Path, shard: dict[str, Target], reader: FileReader, advance: Callable[[int], None]
+    path: Path, shard: dict[str, TensorTarget], reader: FileReader, advance: Callable[[int], None]
 ) -> None:
-    """The file, complete and on the disk, or not there.
+    """Write a file atomically.
 
     Raises:
         TransferError: the source could not be read.
-        OSError: the disk is full, or failed.
+        OSError: the disk is full or failed.
     """
     temporary = path.with_name(f"{path.name}.part")
     with temporary.open("wb") as file:
-        file.write(header_of(shard))
-        for piece in pieces(shard.values(), reader):
+        file.write(make_header(shard))
+        for piece in iterate_pieces(shard.values(), reader):
             file.write(piece)
             advance(len(piece))
         file.flush()
@@ -77,13 +79,13 @@ def write_shard(
     sync_folder(path.parent)
 
 
-def pieces(targets: Iterable[Target], reader: FileReader) -> Iterator[memoryview]:
-    """Bytes of the tensors in order: in the size of one expert where experts are stacked."""
+def iterate_pieces(targets: Iterable[TensorTarget], reader: FileReader) -> Iterator[memoryview]:
+    """Yield the tensors' bytes in order, one expert at a time for stacked experts."""
     for target in targets:
         source = target.source
         if target.axis is None:
-            # Elementwise: cut anywhere.
-            step = PIECE_BYTES // source.dtype.itemsize * source.dtype.itemsize
+            # The conversion is elementwise: cut anywhere.
+            step = COPY_BYTES // source.dtype.itemsize * source.dtype.itemsize
             for start in range(0, source.num_bytes, step):
                 raw = torch.empty(min(step, source.num_bytes - start), dtype=torch.uint8)
                 reader.read(source.file, source.offset + start, as_memoryview(raw), what=source.key)

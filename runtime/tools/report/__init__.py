@@ -1,1 +1,1 @@
-"""Pages of results: one HTML file that needs nothing beside it, and each figure's PNG and CSV."""
+"""HTML reports: one self-contained file, with a PNG and a CSV of each figure."""

@@ -1,1 +1,1 @@
-"""Is what we serve exactly the model? Each side answers in a process of its own."""
+"""Bitwise comparison of a served model with plain Transformers."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from predictors.errors import MoecastError
-from runtime.commands.capacity import REQUESTS, texts
+from runtime.commands.capacity import REQUESTS, sample_texts
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, HardwareConfig, ModelConfig, ShapeConfig
 from runtime.policy.systems import ON_DEMAND, load_system
@@ -16,8 +16,14 @@ from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from runtime.tools.doctor import capacity
-from runtime.tools.doctor.capacity import Ground, Load, batches, better, needed
-from runtime.tools.doctor.outlook import PROCESS_BYTES
+from runtime.tools.doctor.budget_sweep import PROCESS_BYTES
+from runtime.tools.doctor.capacity import (
+    CapacityContext,
+    UserLoad,
+    candidate_batches,
+    choose_system,
+    plan_machine,
+)
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec
 
@@ -49,7 +55,7 @@ def ground(num_requests=4):
     steps = [
         Step(request, tokens, rng) for request in range(num_requests) for tokens in (5, *[1] * 12)
     ]
-    return Ground(
+    return CapacityContext(
         steps=steps, spec=SPEC, shape=SHAPE, system=load_system(ON_DEMAND), predictor=None
     )
 
@@ -70,37 +76,38 @@ def test_needed__is_the_smallest_budget_that_serves(slots):
     """What a budget brings is asked for: it is found, or less that brings as much."""
     base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
     target = mean_tpot(base, slots, 2) * 1.0001
-    row = needed(base, hardware, Load(users=2, tokens_per_second=1 / target))
-    found = round(row["budget_share"] * 16)
+    row = plan_machine(base, hardware, UserLoad(users=2, tokens_per_second=1 / target))
+    found = round(row.budget_share * 16)
     enough = [n for n in range(2, 17) if mean_tpot(base, n, 2) <= target]
-    assert row["users_of_a_machine"] == 2
+    assert row.users_of_a_machine == 2
     assert found in enough
     assert found <= slots
-    assert row["tpot_seconds"] == pytest.approx(mean_tpot(base, found, 2))
-    assert row["budget_bytes"] == math.ceil(found / 16 * 4 * 16 * 3_000_000)
-    assert row["memory_bytes"] == row["budget_bytes"] + 4_000_000 + PROCESS_BYTES
-    assert 0 < row["hit_rate"] < 1
-    assert 0 < row["link_share"] <= 1
-    assert 0 < row["stall_share"] < 1
+    assert row.tpot_seconds == pytest.approx(mean_tpot(base, found, 2))
+    assert row.budget_bytes == math.ceil(found / 16 * 4 * 16 * 3_000_000)
+    assert row.memory_bytes == row.budget_bytes + 4_000_000 + PROCESS_BYTES
+    assert 0 < row.hit_rate < 1
+    assert 0 < row.link_share <= 1
+    assert 0 < row.stall_share < 1
 
 
 def test_needed__more_users_than_one_machine_serves_take_more_machines_evenly():
     base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
-    alone = needed(base, hardware, Load(users=1, tokens_per_second=1.0))
-    several = needed(base, hardware, Load(users=6, tokens_per_second=1.0))
-    assert (alone["machines"], alone["users_of_a_machine"]) == (1, 1)
+    alone = plan_machine(base, hardware, UserLoad(users=1, tokens_per_second=1.0))
+    several = plan_machine(base, hardware, UserLoad(users=6, tokens_per_second=1.0))
+    assert (alone.machines, alone.users_of_a_machine) == (1, 1)
     # Four requests were recorded, so four users a machine at most: two machines with three each.
-    assert (several["machines"], several["users_of_a_machine"]) == (2, 3)
-    assert several["tokens_per_second"] == pytest.approx(6 / several["tpot_seconds"])
+    assert (several.machines, several.users_of_a_machine) == (2, 3)
+    assert several.tokens_per_second == pytest.approx(6 / several.tpot_seconds)
 
 
 def test_needed__a_rate_that_computing_does_not_reach_says_so():
     base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
-    row = needed(base, hardware, Load(users=1, tokens_per_second=1e9))
-    assert "computing takes longer" in row["error"]
-    assert better(base, hardware, Load(users=1, tokens_per_second=1e9), load_system(ON_DEMAND))[
-        "error"
-    ]
+    row = plan_machine(base, hardware, UserLoad(users=1, tokens_per_second=1e9))
+    assert row.error is not None
+    assert "computing takes longer" in row.error
+    assert choose_system(
+        base, hardware, UserLoad(users=1, tokens_per_second=1e9), load_system(ON_DEMAND)
+    ).error
 
 
 def test_needed__asks_for_less_where_the_rate_is_lower(monkeypatch):
@@ -108,21 +115,21 @@ def test_needed__asks_for_less_where_the_rate_is_lower(monkeypatch):
     base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
     rates = [0.999 / mean_tpot(base, slots, 1) for slots in (4, 13)]
     slow, fast = (
-        needed(base, hardware, Load(users=1, tokens_per_second=rate))["budget_bytes"]
+        plan_machine(base, hardware, UserLoad(users=1, tokens_per_second=rate)).budget_bytes
         for rate in rates
     )
     assert slow < fast
 
 
 def test_batches__all_users_or_powers_of_two_the_most_first():
-    load = Load(users=12, tokens_per_second=1)
-    assert batches(load, 32) == [12, 8, 4, 2, 1]
-    assert batches(load, 5) == [5, 4, 2, 1]
-    assert batches(replace(load, users=1), 32) == [1]
+    load = UserLoad(users=12, tokens_per_second=1)
+    assert candidate_batches(load, 32) == [12, 8, 4, 2, 1]
+    assert candidate_batches(load, 5) == [5, 4, 2, 1]
+    assert candidate_batches(replace(load, users=1), 32) == [1]
 
 
 def test_texts__are_as_many_as_asked_for_and_differ():
-    made = texts(REQUESTS)
+    made = sample_texts(REQUESTS)
     assert len(set(made)) == REQUESTS
     assert all(made)
 
@@ -143,7 +150,7 @@ def test_doctor__of_a_load_writes_rows_and_a_page(tmp_path):
         assert row["users_of_a_machine"] * row["machines"] >= 2
         assert row["tokens_per_second_of_a_user"] >= 0.5
     page = (tmp_path / "run/report.html").read_text()
-    assert "2 users, 0.5 tokens a second each" in page
+    assert "2 users, 0.5 tokens/s each" in page
     assert "made up" in page
     assert (tmp_path / "run/capacity.csv").is_file()
 

@@ -101,7 +101,7 @@ def test_chat__says_what_it_forgets_when_the_context_is_full(
 ) -> None:
     answering = talk(monkeypatch, "one " * 30 + "\n" + "two " * 30 + "\nthree\n", context=80)
     said = capsys.readouterr().err
-    assert said.count("do not fit the model's context of 80 tokens any more: forgotten") == 1
+    assert said.count("exceed the model's context of 80 tokens and were dropped") == 1
     assert "the oldest 2 messages" in said
     assert "one" not in answering.asked[-1]
     assert all(room <= 80 for room in answering.room)

@@ -18,9 +18,9 @@ from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import disk_bandwidth, timed_reads
 from runtime.sim.hardware import MeasuredHardware
 from runtime.store.on_demand import OnDemandReader
+from runtime.tools.doctor.budget_sweep import PROCESS_BYTES, suggest_budget, sweep_budgets
 from runtime.tools.doctor.model_files import check_files
-from runtime.tools.doctor.outlook import PROCESS_BYTES, outlook, suggestion
-from runtime.tools.doctor.recording import CapturedStep, record
+from runtime.tools.doctor.routing_recorder import CapturedStep, record_routing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
@@ -54,7 +54,7 @@ def test_record__is_the_routing_of_generation(tmp_path):
     stripped = load_stripped(folder, "auto")
     model, layers, store = stripped.model, stripped.layers, stripped.open_store()
     attach_experts(layers, OnDemandReader(store))
-    steps = record(model, [[5, 6, 7]], seconds=60)
+    steps = record_routing(model, [[5, 6, 7]], seconds=60)
     assert [len(step.tokens_T) for step in steps] == [3, *[1] * (len(steps) - 1)]
     assert len(steps) == 48
     plain = plain_eager(folder)
@@ -91,7 +91,7 @@ def test_record__stops_when_its_time_is_up(tmp_path):
     stripped = load_stripped(tiny_qwen2_moe(tmp_path / "model"), "auto")
     model, layers, store = stripped.model, stripped.layers, stripped.open_store()
     attach_experts(layers, OnDemandReader(store))
-    steps = record(model, [[5, 6, 7], [8, 9]], seconds=1e-9)
+    steps = record_routing(model, [[5, 6, 7], [8, 9]], seconds=1e-9)
     assert 1 <= len(steps) <= 2
     store.close()
 
@@ -115,7 +115,7 @@ def test_outlook__figures_of_a_hand_made_case():
         "spec": one_layer_spec(), "hardware": hardware, "predictor": None,
         "slot_bytes": 8, "scratch_bytes": 0, "resident_bytes": 100,
     }  # fmt: skip
-    one, two = outlook(steps, budgets=["8", "16"], **options)
+    one, two = sweep_budgets(steps, budgets=["8", "16"], **options)
     assert one["slots"] == 1
     # Every step waits for its expert; with two slots, only the first two do.
     assert one["systems"]["on-demand"] == {
@@ -145,14 +145,14 @@ def test_own_routers__needs_one_matrix_for_each_layer(tmp_path):
     [(10 * PROCESS_BYTES, 1000), (2 * PROCESS_BYTES, 1000), (PROCESS_BYTES, None)],
 )
 def test_suggestion__all_experts_or_what_is_free_or_nothing(available, expected):
-    found = suggestion(
+    found = suggest_budget(
         total_bytes=1000, least_bytes=100, resident_bytes=50, available_bytes=available
     )
     assert found == expected
 
 
 def test_suggestion__leaves_a_tenth_of_what_is_free():
-    found = suggestion(
+    found = suggest_budget(
         total_bytes=2**40, least_bytes=1, resident_bytes=10, available_bytes=10 * PROCESS_BYTES
     )
     assert found == 9 * PROCESS_BYTES - 10 - PROCESS_BYTES
@@ -169,7 +169,7 @@ def test_files__truncated_missing_and_altered_are_told(tmp_path):
     with pytest.raises(CheckpointError, match="truncated"):
         check_files(folder, digests=False)
     files[-1].unlink()
-    with pytest.raises(CheckpointError, match=r"lists \d+ tensors that no file has"):
+    with pytest.raises(CheckpointError, match=r"lists \d+ tensors that no file contains"):
         check_files(folder, digests=False)
     # As in the Hub's cache: a link to a blob that is named by its sha256.
     blob = tmp_path / ("0" * 64)

@@ -14,7 +14,7 @@ from runtime.errors import CheckpointError
 from runtime.store.model_source import identity
 from runtime.tools.inflate import checkpoint
 from runtime.tools.inflate.checkpoint import partial_folder, write_checkpoint
-from runtime.tools.inflate.plan import make_plan
+from runtime.tools.inflate.inflation_plan import make_plan
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -134,7 +134,7 @@ def test_inflate__another_size_does_not_carry_on(tmp_path, monkeypatch):
 
 def test_inflate__refuses_what_it_cannot_do(tmp_path, monkeypatch):
     source = tiny_qwen2_moe(tmp_path / "source")
-    with pytest.raises(CheckpointError, match="takes 6144 bytes already"):
+    with pytest.raises(CheckpointError, match="already takes 6144 bytes"):
         make_plan(source, expert_bytes=6_000)
     with pytest.raises(CheckpointError, match="source exists; remove it"):
         inflated(source, source, expert_bytes=30_000)

@@ -11,8 +11,8 @@ from urllib.parse import urlparse
 
 import pytest
 
-from runtime.tools.report.cells import numeric_columns, shown, table_html
-from runtime.tools.report.page import Page
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.table_cells import format_cell, numeric_columns, table_html
 
 
 class Links(HTMLParser):
@@ -51,8 +51,8 @@ def draw(figure) -> None:
     axes.legend()
 
 
-def sample() -> Page:
-    page = Page("A <b>title</b>", "of `code` & more")
+def sample() -> HtmlReport:
+    page = HtmlReport("A <b>title</b>", "of `code` & more")
     page.text("What & why", ["<script>alert(1)</script>"])
     page.table(
         "All of it",
@@ -137,7 +137,7 @@ def test_page__the_same_results_are_the_same_bytes(written: Path, tmp_path: Path
     ],
 )
 def test_shown__is_short(value, text: str) -> None:
-    assert shown(value) == text
+    assert format_cell(value) == text
 
 
 def test_table__a_column_has_as_many_decimals_everywhere() -> None:
@@ -155,5 +155,5 @@ def test_numeric_columns__units_are_numbers_and_names_are_not() -> None:
 
 
 def test_import__leaves_matplotlib_alone() -> None:
-    code = "import sys, runtime.tools.report.page; assert 'matplotlib' not in sys.modules"
+    code = "import sys, runtime.tools.report.html_report; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -1,7 +1,7 @@
-"""Figures in the page's two colour schemes. matplotlib is imported when the first one is drawn.
+"""Figures in a light and a dark colour scheme; matplotlib is imported when the first is drawn.
 
-A figure is a function that draws on an empty `matplotlib.figure.Figure`. It is called once for each
-scheme, so it takes colours from here or from matplotlib's cycle (`C0`, `C1`...), never its own.
+A figure is a function that draws on an empty `matplotlib.figure.Figure`. It is called once per
+scheme, so it must take colours from here or from matplotlib's cycle (`C0`, `C1`...).
 """
 
 import io
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 Draw = Callable[["Figure"], None]
 
 INCHES = (8.0, 4.2)
-"""Width and height unless a figure says otherwise: on the page, letters as large as the text's."""
+"""Default width and height; letters are then as large as the page's text."""
 DPI = 150
-"""Of the PNG: sharp on a screen of twice the usual density."""
+"""Resolution of the PNG: sharp on a screen of double density."""
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """Colours on one background, as matplotlib's settings."""
+class ColorScheme:
+    """Colours on one background."""
 
     surface: str
     ink: str
     muted: str
     line: str
     cycle: tuple[str, ...]
-    """Told apart by eyes that confuse red and green too; neighbours differ in lightness."""
+    """Distinguishable with red-green colour blindness; neighbours differ in lightness."""
     ramp: tuple[str, ...]
-    """From nothing (close to the background) to most."""
+    """From 0 (close to the background) to the maximum."""
 
 
-LIGHT = Scheme(
+LIGHT = ColorScheme(
     surface="#ffffff",
     ink="#1c1c1a",
     muted="#62615c",
@@ -45,7 +45,7 @@ LIGHT = Scheme(
     ),
     ramp=("#f4f7fb", "#b7d3f6", "#5598e7", "#1c5cab", "#0d366b"),
 )  # fmt: skip
-DARK = Scheme(
+DARK = ColorScheme(
     surface="#1a1a19",
     ink="#ebeae6",
     muted="#a3a29b",
@@ -60,8 +60,8 @@ RAMP = {LIGHT: "moecast-light", DARK: "moecast-dark"}
 
 
 @contextmanager
-def scheme(colours: Scheme) -> Iterator[None]:
-    """Style matplotlib with these colours, and as it was behind it."""
+def use_scheme(colours: ColorScheme) -> Iterator[None]:
+    """Style matplotlib with these colours within the context."""
     import matplotlib
     from cycler import cycler
     from matplotlib.colors import LinearSegmentedColormap
@@ -102,7 +102,7 @@ def scheme(colours: Scheme) -> Iterator[None]:
         "image.cmap": name,
         "font.size": 10,
         "font.family": "DejaVu Sans",
-        # So that the same numbers give the same bytes.
+        # Equal numbers produce equal bytes.
         "svg.hashsalt": "moecast",
         "svg.fonttype": "path",
     }
@@ -110,18 +110,18 @@ def scheme(colours: Scheme) -> Iterator[None]:
         yield
 
 
-def ink() -> str:
-    """The text's colour in the scheme that is being drawn."""
+def text_color() -> str:
+    """Colour of text in the current scheme."""
     return _setting("text.color")
 
 
-def muted() -> str:
-    """For what stands in the background: labels, series of which there are many."""
+def muted_color() -> str:
+    """Colour of labels and secondary series in the current scheme."""
     return _setting("axes.labelcolor")
 
 
-def surface() -> str:
-    """The background's colour."""
+def background_color() -> str:
+    """Colour of the background in the current scheme."""
     return _setting("figure.facecolor")
 
 
@@ -131,15 +131,15 @@ def _setting(name: str) -> str:
     return str(matplotlib.rcParams[name])
 
 
-def drawn(
-    draw: Draw, colours: Scheme, *, inches: tuple[float, float], kinds: Sequence[str]
+def render_figure(
+    draw: Draw, colours: ColorScheme, *, inches: tuple[float, float], kinds: Sequence[str]
 ) -> list[bytes]:
-    """The figure as each of `svg`, `png`; the same bytes for the same drawing."""
+    """Render a figure as each of the kinds (`svg`, `png`); equal drawings give equal bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     files = []
-    with scheme(colours):
+    with use_scheme(colours):
         figure = Figure(figsize=inches)
         FigureCanvasAgg(figure)
         draw(figure)
@@ -148,6 +148,6 @@ def drawn(
             metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
             figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
             files.append(file.getvalue())
-            # Once is enough: finding the layout takes as long as drawing.
+            # The layout is found once: it takes as long as drawing.
             figure.set_layout_engine("none")
     return files

@@ -1,4 +1,4 @@
-"""How values are written: short for people, in full for programs."""
+"""Table cells: rounded in HTML, exact in CSV."""
 
 import csv
 import io
@@ -8,14 +8,17 @@ from html import escape
 
 Cell = str | int | float | bool | None
 NUMBER = re.compile(r"[<>~≤≥±]?\s?[-+−]?\d[\d,.]*([eE][-+]?\d+)?\s?(%|\S{1,5})?")
-"""A number and perhaps its unit: `1,024`, `33 %`, `1.31x`, `250 us`."""
+"""A number with an optional unit: `1,024`, `33 %`, `1.31x`, `250 us`."""
 LONG = 60
-"""Letters from which a text may be broken into lines."""
+"""Number of characters from which a text may be wrapped."""
 
 
-def shown(value: Cell, *, largest: float | None = None) -> str:
-    """As a person reads it: a dash for what was not measured, and as many decimals as the largest
-    number beside it asks for (its own size unless given), so that a column lines up.
+def format_cell(value: Cell, *, largest: float | None = None) -> str:
+    """Format a cell: a dash for None, and decimals by the largest number of the column.
+
+    Args:
+        value: the cell's value.
+        largest: largest absolute value of the column; the value itself by default.
     """
     if value is None:
         return "–"
@@ -32,25 +35,25 @@ def shown(value: Cell, *, largest: float | None = None) -> str:
 
 
 def is_number(value: Cell) -> bool:
-    """Whether it lines up with figures: a number, or a text that is a number with its unit."""
+    """Return whether a cell is a number, or a text that is a number with its unit."""
     if isinstance(value, bool) or value is None:
         return False
     return not isinstance(value, str) or NUMBER.fullmatch(value.strip()) is not None
 
 
 def numeric_columns(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[bool]:
-    """For each column whether all that is known in it are numbers."""
-    found = []
-    for place in range(len(columns)):
-        known = [row[place] for row in rows if row[place] is not None]
-        found.append(bool(known) and all(map(is_number, known)))
-    return found
+    """Return for each column whether all its known cells are numbers."""
+    numeric = []
+    for i in range(len(columns)):
+        known = [row[i] for row in rows if row[i] is not None]
+        numeric.append(bool(known) and all(map(is_number, known)))
+    return numeric
 
 
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """A `<table>`; figures right-aligned, all text escaped."""
+    """Make a `<table>` with numbers aligned right and all text escaped."""
     right = numeric_columns(columns, rows)
-    largest = [_largest([row[place] for row in rows]) for place in range(len(columns))]
+    largest = [_largest([row[i] for row in rows]) for i in range(len(columns))]
     lines = ["<table>", "<thead><tr>"]
     lines += [
         f'<th scope="col"{_class(["number"] * number)}>{escape(name)}</th>'
@@ -60,7 +63,7 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     for row in rows:
         cells = []
         for value, number, most in zip(row, right, largest, strict=True):
-            text = shown(value, largest=most)
+            text = format_cell(value, largest=most)
             long = isinstance(value, str) and len(value) > LONG
             names = ["number"] * number + ["none"] * (value is None) + ["long"] * long
             cells.append(f"<td{_class(names)}>{inline(text)}</td>")
@@ -78,12 +81,12 @@ def _class(names: Sequence[str]) -> str:
 
 
 def inline(text: str) -> str:
-    """Escaped text, what stands in backticks as code."""
+    """Escape text and show parts in backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def csv_text(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """A header and the values in full; empty where nothing was measured."""
+def write_csv(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """Write a header and the exact values; empty for None."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)

@@ -1,4 +1,4 @@
-"""What each budget would cost and bring: replays of recorded routing on this machine, measured."""
+"""Memory and speed at each budget, from replays of recorded routing on this measured machine."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +15,12 @@ from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
 
 PROCESS_BYTES = 300 * MIB
-"""What a process takes beside weights and budget, at most (`verify` measures it)."""
-SHARE_OF_FREE = 0.9
-"""Of the memory that is free, what a suggested budget leaves the rest of."""
+"""Most bytes of a process without weights and arena (`verify` measures it)."""
+USABLE_MEMORY_SHARE = 0.9
+"""Share of free memory that a suggested budget may use."""
 
 
-def outlook(
+def sweep_budgets(
     steps: Sequence[RecordedStep],
     *,
     spec: ModelSpec,
@@ -31,10 +31,10 @@ def outlook(
     scratch_bytes: int,
     resident_bytes: int,
 ) -> list[dict[str, Any]]:
-    """A row for each budget: bytes, slots, memory of the process, and each system's figures.
+    """Make a row for each budget: bytes, slots, memory of the process and each system's figures.
 
-    `resident_bytes` are those of the weights that are not experts. A budget below the least has
-    its error in place of figures.
+    `resident_bytes` are those of non-expert weights. The row of a budget below the minimum has an
+    `error` in place of figures.
     """
     systems: dict[str, tuple[SystemConfig, Predictor | None]] = {
         ON_DEMAND: (load_system(ON_DEMAND), None)
@@ -57,7 +57,7 @@ def outlook(
                 "slots": slots,
                 "process_bytes": size + resident_bytes + PROCESS_BYTES,
                 "systems": {
-                    name: expected(steps, spec, system, hardware, chosen, slots)
+                    name: estimate_figures(steps, spec, system, hardware, chosen, slots)
                     for name, (system, chosen) in systems.items()
                 },
             }
@@ -65,7 +65,7 @@ def outlook(
     return rows
 
 
-def expected(
+def estimate_figures(
     steps: Sequence[RecordedStep],
     spec: ModelSpec,
     system: SystemConfig,
@@ -73,7 +73,7 @@ def expected(
     predictor: Predictor | None,
     slots: int,
 ) -> dict[str, Any]:
-    """TPOT and TTFT in seconds, hit rate of decode steps, share of the time spent waiting."""
+    """Estimate TPOT and TTFT in seconds, the decode hit rate and the stall share of time."""
     stats = replay(
         steps, predictor, spec=spec, system=system, hardware=hardware, budget_slots=slots
     )
@@ -87,13 +87,13 @@ def expected(
     }
 
 
-def suggestion(
+def suggest_budget(
     *, total_bytes: int, least_bytes: int, resident_bytes: int, available_bytes: int
 ) -> int | None:
-    """Bytes to give as a budget: every expert if they fit, else what free memory leaves.
+    """Suggest a budget in bytes: all experts if they fit, else what free memory allows.
 
-    None where that is less than one step needs.
+    Returns None if that is less than one step needs.
     """
-    room = int(SHARE_OF_FREE * available_bytes) - resident_bytes - PROCESS_BYTES
+    room = int(USABLE_MEMORY_SHARE * available_bytes) - resident_bytes - PROCESS_BYTES
     budget = min(total_bytes, room)
     return budget if budget >= least_bytes else None

@@ -1,4 +1,4 @@
-"""Many lines in one drawing, told apart by colour, dashes and marker; the legend beside them."""
+"""Styles of many lines in one figure: colour, dashes and marker, with a legend on the right."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,39 +8,39 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = 8
-"""Of a scheme's cycle; further lines begin again, dashed."""
+"""Colours of a scheme's cycle; further lines repeat them, dashed."""
 DASHES = ("-", (0, (4, 1.6)), (0, (1.2, 1.2)))
 MARKERS = "osD^vPX*"
 SYSTEM_MARKERS = "os^Dv<>pPX*h"
 
 
-def styled(place: int) -> dict[str, Any]:
-    """How the line at this place in the order looks, the same in every figure of a page."""
+def line_style(index: int) -> dict[str, Any]:
+    """Return the style of the line at an index, the same in every figure of a page."""
     return {
-        "color": f"C{place % COLOURS}",
-        "linestyle": DASHES[place // COLOURS % len(DASHES)],
-        "marker": MARKERS[(place + place // COLOURS) % len(MARKERS)],
+        "color": f"C{index % COLOURS}",
+        "linestyle": DASHES[index // COLOURS % len(DASHES)],
+        "marker": MARKERS[(index + index // COLOURS) % len(MARKERS)],
     }
 
 
-def lines(
+def draw_lines(
     axes: "Axes",
     series: Mapping[str, tuple[Sequence[float], Sequence[float | None]]],
     *,
     places: Sequence[str],
     **style: Any,
 ) -> None:
-    """Name to its x and y values; a gap where y is None.
+    """Draw each name's x and y values, with a gap where y is None.
 
-    `places` lists all names of the page, so that a name looks the same wherever it is drawn.
+    `places` lists all names of the page, so that a name has the same style in every figure.
     """
     for name, (x, y) in series.items():
         known = [float("nan") if value is None else value for value in y]
-        axes.plot(x, known, label=name, **{**styled(places.index(name)), **style})
+        axes.plot(x, known, label=name, **{**line_style(places.index(name)), **style})
 
 
-def legend(figure: "Figure", axes: "Axes", *, order: Sequence[str] | None = None) -> None:
-    """To the right of everything, in this order (top to bottom, as the lines lie)."""
+def draw_legend(figure: "Figure", axes: "Axes", *, order: Sequence[str] | None = None) -> None:
+    """Draw the legend on the right in this order, from top to bottom."""
     handles, names = axes.get_legend_handles_labels()
     found = dict(zip(names, handles, strict=True))
     shown = [name for name in (order or names) if name in found]
@@ -57,12 +57,12 @@ def system_styles(
     Ours is thick and the subject has the next colour; the baseline and the bound, which the others
     are measured by, are grey and black.
     """
-    from runtime.tools.report.drawing import ink, muted
+    from runtime.tools.report.figures import muted_color, text_color
 
     special = {
         ours: _style("C0", "-", "o", 3.0),
-        baseline: _style(muted(), "-", "s", 2.2),
-        bound: _style(ink(), ":", ".", 2.2),
+        baseline: _style(muted_color(), "-", "s", 2.2),
+        bound: _style(text_color(), ":", ".", 2.2),
     }
     others = sorted(
         (name for name in systems if name not in special), key=lambda name: name != subject

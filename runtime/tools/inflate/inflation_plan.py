@@ -1,4 +1,4 @@
-"""What is written for each tensor of the checkpoint: as it is, or with zero neurons appended."""
+"""Plan of an inflated checkpoint: each tensor copied, or with zero neurons appended."""
 
 import json
 import math
@@ -19,30 +19,36 @@ from runtime.store.extents import StoredTensor, read_tensor_index
 from runtime.store.index import plan_weights
 from runtime.store.model_source import is_weights
 from runtime.store.recipe import WeightPlan
-from runtime.tools.inflate.width import Growth, Width, find_width, set_in, skeleton
+from runtime.tools.inflate.expert_width import (
+    ExpertWidth,
+    ParameterGrowth,
+    find_width,
+    make_meta_model,
+    replace_field,
+)
 
 WIDTH_STEP = 16
-"""Neurons. Rows of a multiple of 64 bytes keep every row as aligned as the first."""
+"""Neurons; rows of a multiple of 64 bytes keep all rows aligned alike."""
 
 
 @dataclass(frozen=True)
-class Target:
+class TensorTarget:
     """One tensor of the inflated checkpoint."""
 
     source: StoredTensor
     shape: tuple[int, ...]
     dtype: torch.dtype
     axis: int | None = None
-    """Dimension of the source that grows; None: the bytes are copied."""
+    """Dimension of the source that grows; None: the tensor is copied."""
     blocks: int = 1
-    """Parts along the axis that grow each at their own end: 2 for gate and up one after another."""
+    """Parts along the axis that each grow at their end: 2 for concatenated gate and up."""
 
     @property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def grown(self, tensor: Tensor, axis: int) -> Tensor:
-        """`tensor` (the source, or one expert of it) with its zeros."""
+        """Append the zeros to `tensor`, the source or one expert of it."""
         assert self.axis is not None
         blocks = tensor.to(self.dtype).chunk(self.blocks, dim=axis)
         extra = (self.shape[self.axis] - self.source.shape[self.axis]) // self.blocks
@@ -53,25 +59,25 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A checkpoint and what becomes of it."""
+class InflationPlan:
+    """An inflated checkpoint: its configuration and tensors."""
 
     folder: Path
     config: dict[str, Any]
     """The new `config.json`."""
-    targets: dict[str, Target]
-    """By name, in the order in which the source's files hold them."""
-    width: Width
+    targets: dict[str, TensorTarget]
+    """By name, in the order of the source's files."""
+    width: ExpertWidth
     neurons: int
-    """Of each expert, afterwards."""
+    """Neurons of each expert after inflation."""
     num_experts: int
-    """In all layers together."""
+    """Experts of all layers."""
     expert_bytes: int
     expert_bytes_before: int
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(target.num_bytes for target in self.targets.values())
 
 
@@ -81,18 +87,21 @@ def make_plan(
     dtype: str = "auto",
     expert_bytes: int | None = None,
     total_bytes: int | None = None,
-) -> Plan:
-    """The smallest width at which each expert has `expert_bytes`, or all have `total_bytes`.
+) -> InflationPlan:
+    """Plan the smallest width at which each expert has `expert_bytes`, or all have `total_bytes`.
 
     Args:
-        dtype: in which experts are stored (`float32`...); `auto`: their own. Other tensors stay.
+        folder: the source checkpoint.
+        dtype: dtype of the stored experts (`float32`...); `auto` keeps theirs. Other tensors keep
+            theirs.
+        expert_bytes: size of each expert.
+        total_bytes: size of all experts.
 
     Raises:
-        CheckpointError: experts whose bytes are more than weights of linear layers, or that are
-            larger already.
+        CheckpointError: the experts are not stored as plain weights, or are already larger.
     """
     cls, config = model_class(AutoConfig.from_pretrained(folder, local_files_only=True))
-    model = skeleton(cls, config)
+    model = make_meta_model(cls, config)
     parameters = strip_experts(model)
     if not parameters:
         raise CheckpointError(
@@ -102,7 +111,7 @@ def make_plan(
     banks = plan_weights(model, parameters, extents, get_model_conversion_mapping(model))
     recipes = {r.parameter.target: r for bank in banks.values() for r in bank.values()}
     for recipe in recipes.values():
-        check(recipe)
+        check_plain_weights(recipe)
     width = find_width(cls, config)
     stored = None if dtype == "auto" else getattr(torch, dtype)
     first_bank = next(iter(banks.values()))
@@ -116,21 +125,22 @@ def make_plan(
     before = itemsize * sum(math.prod(r.parameter.shape[1:]) for r in first_bank.values())
     if expert_bytes < before:
         raise CheckpointError(
-            f"each expert of {folder} takes {before} bytes already, {num_experts * before} "
-            f"together; ask for more than {expert_bytes} (expert_size=... or total_size=...)"
+            f"each expert of {folder} already takes {before} bytes, all take "
+            f"{num_experts * before}; request more than {expert_bytes} "
+            "(expert_size=... or total_size=...)"
         )
     per_neuron = width.elements_per_neuron * itemsize
     neurons = width.neurons + -(-(expert_bytes - before) // per_neuron)
     neurons = -(-neurons // WIDTH_STEP) * WIDTH_STEP
-    targets = expert_targets(recipes, model, width, neurons - width.neurons, stored)
-    raw = set_in(json.loads((folder / "config.json").read_text()), width.field, neurons)
+    targets = plan_expert_tensors(recipes, model, width, neurons - width.neurons, stored)
+    raw = replace_field(json.loads((folder / "config.json").read_text()), width.field, neurons)
     if stored is not None:
         raw["dtype"] = dtype
-    return Plan(
+    return InflationPlan(
         folder=folder,
         config=raw,
         targets={
-            key: targets.get(key, Target(extent, extent.shape, extent.dtype))
+            key: targets.get(key, TensorTarget(extent, extent.shape, extent.dtype))
             for key, extent in sorted(
                 extents.items(), key=lambda item: (item[1].file, item[1].offset)
             )
@@ -143,11 +153,11 @@ def make_plan(
     )
 
 
-def check(recipe: WeightPlan) -> None:
-    """Refuses experts whose stored bytes are not the weights themselves.
+def check_plain_weights(recipe: WeightPlan) -> None:
+    """Refuse experts that are not stored as plain weights.
 
     Raises:
-        CheckpointError: with what the library would do to them.
+        CheckpointError: names the conversion that they need.
     """
     dtypes = {extent.dtype for extents in recipe.sources.values() for extent in extents}
     if not recipe.is_plain or not all(dtype.is_floating_point for dtype in dtypes):
@@ -155,20 +165,20 @@ def check(recipe: WeightPlan) -> None:
         raise CheckpointError(
             f"{recipe.parameter.target}: cannot append neurons to experts stored as "
             f"{', '.join(sorted(map(str, dtypes)))} through "
-            f"{', '.join(operations) or 'no operation'}; inflate a checkpoint that stores its "
-            "experts' weights as they are"
+            f"{', '.join(operations) or 'no operation'}; inflate a checkpoint that stores "
+            "plain expert weights"
         )
 
 
-def expert_targets(
+def plan_expert_tensors(
     recipes: Mapping[str, WeightPlan],
     model: torch.nn.Module,
-    width: Width,
+    width: ExpertWidth,
     extra: int,
     dtype: torch.dtype | None,
-) -> dict[str, Target]:
-    """What is written for the experts' tensors, by key."""
-    targets: dict[str, Target] = {}
+) -> dict[str, TensorTarget]:
+    """Plan the experts' tensors by key."""
+    targets: dict[str, TensorTarget] = {}
     for name, recipe in recipes.items():
         growth = width.growths.get(name)
         experts = model.get_submodule(recipe.parameter.bank)
@@ -176,19 +186,19 @@ def expert_targets(
             for extent in extents:
                 stored = dtype or extent.dtype
                 if growth is None:
-                    targets[extent.key] = Target(extent, extent.shape, stored)
+                    targets[extent.key] = TensorTarget(extent, extent.shape, stored)
                     continue
                 axis = growth.axis - 1 if recipe.is_per_expert else growth.axis
                 rows = growth.rows_per_neuron // len(recipe.sources)
                 shape = list(extent.shape)
                 shape[axis] += extra * rows
-                targets[extent.key] = Target(
-                    extent, tuple(shape), stored, axis, blocks_of(growth, rows, experts)
+                targets[extent.key] = TensorTarget(
+                    extent, tuple(shape), stored, axis, count_blocks(growth, rows, experts)
                 )
     return targets
 
 
-def blocks_of(growth: Growth, rows: int, experts: torch.nn.Module) -> int:
-    """Gate and up in one tensor: two blocks, or pairs of rows, whose zeros all come at the end."""
+def count_blocks(growth: ParameterGrowth, rows: int, experts: torch.nn.Module) -> int:
+    """Count a fused tensor's blocks: 2 for concatenated gate and up, 1 for interleaved rows."""
     concatenated = bool(getattr(experts, "is_concatenated", True))
     return 2 if rows == 2 and growth.rows_per_neuron == 2 and concatenated else 1

@@ -1,4 +1,4 @@
-"""One HTML file with text, tables and figures that loads nothing: it can be mailed as it is.
+"""A self-contained HTML file with text, tables and figures.
 
     page = Page("Predictors", "qwen2-moe-tiny")
     page.text("What this is", ["A paragraph; `backticks` are code."])
@@ -17,18 +17,18 @@ from html import escape
 from pathlib import Path
 
 from predictors.files import write_atomic
-from runtime.tools.report.cells import Cell, csv_text, inline, table_html
-from runtime.tools.report.drawing import DARK, INCHES, LIGHT, Draw, drawn
+from runtime.tools.report.figures import DARK, INCHES, LIGHT, Draw, render_figure
+from runtime.tools.report.table_cells import Cell, inline, table_html, write_csv
 
 FILE = "report.html"
-STYLE = Path(__file__).with_name("page.css")
+STYLE = Path(__file__).with_name("html_report.css")
 LISTED = 4
-"""Sections from which a table of contents helps."""
+"""Number of sections from which there is a table of contents."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
-    """A heading, paragraphs below it, and perhaps values that are shown as a table or a figure."""
+class ReportSection:
+    """A heading with paragraphs and optional values, shown as a table or a figure."""
 
     name: str
     heading: str
@@ -39,16 +39,16 @@ class Section:
     inches: tuple[float, float] = INCHES
 
 
-class Page:
-    """Sections in the order in which they were added."""
+class HtmlReport:
+    """A report with sections in the order in which they are added."""
 
     def __init__(self, title: str, subtitle: str = ""):
         self.title, self.subtitle = title, subtitle
-        self.sections: list[Section] = []
+        self.sections: list[ReportSection] = []
 
     def text(self, heading: str, paragraphs: Sequence[str]) -> None:
-        """Paragraphs of plain text; what stands in backticks is shown as code."""
-        self._add(Section(name=slug(heading), heading=heading, paragraphs=tuple(paragraphs)))
+        """Add paragraphs of plain text; parts in backticks are shown as code."""
+        self._add(ReportSection(name=slug(heading), heading=heading, paragraphs=tuple(paragraphs)))
 
     def table(
         self,
@@ -59,13 +59,13 @@ class Page:
         note: str = "",
         name: str | None = None,
     ) -> None:
-        """Values as a table that scrolls where it does not fit.
+        """Add a table, which scrolls if it is too wide.
 
-        `NAME.csv` holds them in full (`name` is made from the heading unless given). None is shown
-        as a dash.
+        `NAME.csv` has the exact values; `name` defaults to the heading's slug. None is shown as a
+        dash.
         """
         self._add(
-            Section(
+            ReportSection(
                 name=name or slug(heading),
                 heading=heading,
                 paragraphs=(note,) if note else (),
@@ -85,12 +85,12 @@ class Page:
         note: str = "",
         inches: tuple[float, float] = INCHES,
     ) -> None:
-        """A drawing (see `drawing`) with the values that it shows.
+        """Add a figure (see `figures`) with the values that it shows.
 
-        `NAME.png` and `NAME.csv` are written beside the page.
+        `NAME.png` and `NAME.csv` are written next to the report.
         """
         self._add(
-            Section(
+            ReportSection(
                 name=name,
                 heading=heading,
                 paragraphs=(note,) if note else (),
@@ -101,46 +101,49 @@ class Page:
             )
         )
 
-    def _add(self, section: Section) -> None:
+    def _add(self, section: ReportSection) -> None:
         assert section.name not in {one.name for one in self.sections}, section.name
         assert all(len(row) == len(section.columns) for row in section.rows), section.name
         self.sections.append(section)
 
     def write(self, folder: Path) -> Path:
-        """Draws, and writes the page and its PNGs and CSVs, the page last; returns its path."""
+        """Draw, and write PNGs, CSVs and finally the report; returns the report's path."""
         blocks = [self._block(section, folder) for section in self.sections]
         contents = ""
         if len(self.sections) >= LISTED:
             listed = "\n".join(
-                f'<li><a href="#{one.name}">{escape(one.heading)}</a></li>' for one in self.sections
+                f'<li><a href="#{section.name}">{escape(section.heading)}</a></li>'
+                for section in self.sections
             )
             contents = f'<nav aria-label="Contents"><ol>\n{listed}\n</ol></nav>'
         subtitle = f'<p class="subtitle">{inline(self.subtitle)}</p>' if self.subtitle else ""
         lines = [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            # A browser that opens the page from a server would ask for an icon otherwise.
+            # Without it a browser would request an icon from the server.
             '<link rel="icon" href="data:,">',
             f"<title>{escape(self.title)}</title>\n<style>\n{STYLE.read_text()}</style>",
             f"</head>\n<body>\n<header><h1>{escape(self.title)}</h1>{subtitle}</header>\n<main>",
             contents,
             *blocks,
-            "</main>\n<footer>A dash: not measured. Numbers in full: the CSV of each figure and "
-            "table.</footer>\n</body>\n</html>\n",
+            "</main>\n<footer>A dash means not measured. The CSV of each figure and table has the "
+            "exact numbers.</footer>\n</body>\n</html>\n",
         ]
         path = folder / FILE
         write_atomic(path, "\n".join(lines).encode())
         return path
 
-    def _block(self, section: Section, folder: Path) -> str:
-        """One section's HTML; writes its files."""
+    def _block(self, section: ReportSection, folder: Path) -> str:
+        """Make one section's HTML and write its files."""
         lines = [f'<section id="{section.name}">\n<h2>{escape(section.heading)}</h2>']
         links = []
         if section.draw is not None:
-            light, png = drawn(section.draw, LIGHT, inches=section.inches, kinds=("svg", "png"))
-            (dark,) = drawn(section.draw, DARK, inches=section.inches, kinds=("svg",))
+            light, png = render_figure(
+                section.draw, LIGHT, inches=section.inches, kinds=("svg", "png")
+            )
+            (dark,) = render_figure(section.draw, DARK, inches=section.inches, kinds=("svg",))
             write_atomic(folder / f"{section.name}.png", png)
-            links.append(download(f"{section.name}.png", "image/png", png))
+            links.append(download_link(f"{section.name}.png", "image/png", png))
             lines.append(
                 '<figure><picture><source media="(prefers-color-scheme: dark)" '
                 f'srcset="{data_uri("image/svg+xml", dark)}">'
@@ -150,24 +153,25 @@ class Page:
         elif section.columns:
             lines.append(f'<div class="scroll">{table_html(section.columns, section.rows)}</div>')
         tone = ' class="note"' if section.columns else ""
-        lines += [f"<p{tone}>{inline(one)}</p>" for one in section.paragraphs]
+        lines += [f"<p{tone}>{inline(paragraph)}</p>" for paragraph in section.paragraphs]
         if section.columns:
-            data = csv_text(section.columns, section.rows).encode()
+            data = write_csv(section.columns, section.rows).encode()
             write_atomic(folder / f"{section.name}.csv", data)
-            links.insert(0, download(f"{section.name}.csv", "text/csv", data))
+            links.insert(0, download_link(f"{section.name}.csv", "text/csv", data))
             lines.append(f'<p class="files">{" · ".join(links)}</p>')
         return "\n".join([*lines, "</section>"])
 
 
 def slug(heading: str) -> str:
-    """A heading as the name of a file."""
+    """Turn a heading into a file name."""
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
 def data_uri(kind: str, data: bytes) -> str:
+    """Encode data as a URI."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def download(name: str, kind: str, data: bytes) -> str:
-    """A link that carries what it gives, so that it works wherever the page lies."""
+def download_link(name: str, kind: str, data: bytes) -> str:
+    """Make a link that contains its file, so that the report works anywhere."""
     return f'<a download="{escape(name)}" href="{data_uri(kind, data)}">{escape(name)}</a>'

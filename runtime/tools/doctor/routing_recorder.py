@@ -1,4 +1,4 @@
-"""The model's own routing, recorded here and now: what the outlook replays.
+"""Record the model's own routing in memory, for replays in the same process.
 
 Shape suffixes: T tokens of the step, D hidden size, E experts, K top_k.
 """
@@ -15,7 +15,7 @@ from runtime.hf.probes import Probes
 
 SIGNALS = {Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.ROUTED, Signal.LOGITS}
 NEW_TOKENS = 48
-"""After each prompt; promoe's figures are of sequences of about this many."""
+"""New tokens after each prompt; ProMoE's figures are of sequences of about this length."""
 
 
 @dataclass
@@ -44,8 +44,8 @@ class CapturedStep:
         return self.choices[layer]
 
 
-class Recorder:
-    """Keeps every step whole."""
+class RoutingRecorder:
+    """Keeps all signals of every step."""
 
     def __init__(self) -> None:
         self.steps: list[CapturedStep] = []
@@ -62,19 +62,19 @@ class Recorder:
     def routed(
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, weights_TK: Floats | None
     ) -> None:
-        del weights_TK  # Replays ask which experts, not how much of each.
+        del weights_TK  # Replays use the experts and not their weights.
         self.steps[-1].choices[layer] = experts_TK.copy()
         self.steps[-1].scores[layer] = None if logits_TE is None else logits_TE.copy()
 
     def end_step(self) -> None:
-        """Nothing is left to keep."""
+        """Do nothing: the step is complete."""
 
 
-def record(
+def record_routing(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, seconds: float
 ) -> list[CapturedStep]:
-    """Greedy continuations until the time is up, at least of the first prompt's first step."""
-    recorder = Recorder()
+    """Record greedy generation until the time is up, but at least the first prompt's prefill."""
+    recorder = RoutingRecorder()
     started = time.monotonic()
     with torch.no_grad(), Probes(model, SIGNALS, recorder):
         for number, prompt in enumerate(prompts):
