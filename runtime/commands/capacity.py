@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from predictors.units import GIB
-from runtime.commands.doctor import print_line
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig, ShapeConfig
 from runtime.engine.forecasters import load_system_predictor
@@ -85,6 +84,11 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         path = make_capacity_report(report, rows).write(config.run_dir)
         print_line(console, f"report: {path}")
     return report
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a line without markup or wrapping."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def prepare_context(config: DoctorConfig) -> tuple[CapacityContext, Hardware, str]:

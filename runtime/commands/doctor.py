@@ -11,6 +11,7 @@ from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from predictors.units import GIB, MIB
 from runtime.commands import capacity
+from runtime.commands.capacity import print_line
 from runtime.commands.progress import progress
 from runtime.config import DoctorConfig
 from runtime.engine.forecasters import load_system_predictor
@@ -154,10 +155,6 @@ def print_report(console: Console, name: str, report: dict[str, Any]) -> None:
         return
     share = min(100.0, 100 * budget / max(1, report["model"]["experts_bytes"]))
     print_line(console, f"suggested: budget={budget // MIB + 1}MiB ({share:.0f} % of all experts)")
-
-
-def print_line(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def make_facts_table(name: str, report: dict[str, Any]) -> Table:
