@@ -232,7 +232,7 @@ def draw_distances(page: HtmlReport, results: Row, subject: str) -> None:
     columns = ("hardware", "system", "distance", "tpot_ms", "hit_rate", "stall_share")
 
     def draw(figure: "Figure") -> None:
-        from runtime.tools.report.figures import text_color
+        from runtime.tools.report.figures import muted_color, text_color
 
         grid = figure.subplots(1, len(names), squeeze=False)
         for axes, machine in zip(grid[0], names, strict=True):
