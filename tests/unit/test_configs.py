@@ -87,11 +87,11 @@ def test_missing_value__names_the_key_as_the_user_writes_it() -> None:
 @pytest.mark.parametrize(
     "text", ["a, b (c) {d} [e]: 'f' \"g\"", "${x}", "$x\\n", "1e5", "é = 1", "50%", "a=b", ""]
 )
-def test_text__is_taken_as_it_stands(text: str) -> None:
+def test_text__is_not_parsed(text: str) -> None:
     config, _ = compose_typed("zoo_list", [f"zoo={text}"])
     assert config.zoo == text
 
 
-def test_null__is_no_text_where_nothing_is_allowed() -> None:
+def test_null__is_none_for_optional_text() -> None:
     config, _ = compose_typed("zoo_list", ["zoo=null"])
     assert config.zoo is None

@@ -48,7 +48,7 @@ def write(storage: FileStorage, plan: TracePlan, units: list[int]) -> TraceWrite
     return writer
 
 
-def test_trace__is_the_same_wherever_and_by_how_many_it_is_written(
+def test_trace__is_the_same_in_every_storage_from_several_writers(
     storage: FileStorage, tmp_path: Path
 ) -> None:
     alone = make_trace(tmp_path / "alone", num_units=4)
@@ -66,7 +66,7 @@ def test_trace__is_the_same_wherever_and_by_how_many_it_is_written(
     assert storage.names() == sorted(path.name for path in (tmp_path / "alone").iterdir())
 
 
-def test_trace__what_was_deleted_is_made_again(storage: FileStorage) -> None:
+def test_deleted_files__are_recorded_again(storage: FileStorage) -> None:
     plan = make_plan(make_spec())
     write(storage, plan, [0, 1])
     (victim,) = (name for name in storage.names() if name.startswith("00001-") and "arrow" in name)

@@ -45,7 +45,7 @@ COMMANDS = tuple(
 )
 
 
-def test_run__leaves_how_and_what(tmp_path: Path) -> None:
+def test_run__writes_its_record_and_results(tmp_path: Path) -> None:
     arguments = ["works", "some where", "seed=3", f"run_dir={tmp_path / 'r'}"]
     assert main("zoo", COMMANDS, arguments) == 0
     assert json.loads((tmp_path / "r/results.json").read_text()) == {
@@ -78,7 +78,7 @@ def test_run__without_a_folder_makes_one(tmp_path: Path, monkeypatch: pytest.Mon
         (["wroks"], 2, f"error: unknown command 'wroks'. Did you mean 'works'? {CHOICES}"),
     ],
 )
-def test_boundary__says_one_line_and_the_right_code(
+def test_main__writes_one_line_and_returns_the_exit_code(
     arguments: list[str],
     code: int,
     line: str,
@@ -125,7 +125,7 @@ class Documented:
     bare: int = 2
 
 
-def test_docstrings__come_from_under_the_fields() -> None:
+def test_field_docstrings__are_those_below_the_fields() -> None:
     from configs.help import field_docstrings
 
     assert field_docstrings(Documented) == {"width": "Two lines."}

@@ -13,7 +13,7 @@ def test_list__takes_words_and_numbers_with_commas_between_them() -> None:
     assert (config.budget, config.batch) == (["5%", "6%"], [2])
 
 
-def test_several__are_the_group_s_own_configurations_in_the_order_asked_for() -> None:
+def test_choices__are_composed_in_the_given_order() -> None:
     config, tree = compose_typed("bench", ["system=promoe,on-demand,promoe"])
     for system, name in zip(config.system, ("promoe", "on-demand"), strict=True):
         assert system == compose_typed("generate", [f"system={name}"])[0].system

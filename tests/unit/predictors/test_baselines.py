@@ -68,7 +68,7 @@ def token_table() -> TokenPredictor:
     return TokenPredictor.from_counts(SPEC, np.array([5, 9]), counts, np.array([2, 1]))
 
 
-def test_token__mixes_an_ids_own_uses_with_one_token_of_everyones() -> None:
+def test_token__mixes_an_ids_uses_with_the_overall_shares() -> None:
     first = token_table().begin_step(np.array([5, 9]), NO_REQUESTS)[0]
     everyone = np.array([2, 1, 2, 1]) / 3
     expected = [(np.array([2, 1, 1, 0]) + everyone) / 3, (np.array([0, 0, 1, 1]) + everyone) / 2]
@@ -76,12 +76,12 @@ def test_token__mixes_an_ids_own_uses_with_one_token_of_everyones() -> None:
 
 
 @pytest.mark.parametrize("unseen", [0, 7, 1_000])
-def test_token__gives_an_unseen_id_everyones_shares(unseen: int) -> None:
+def test_token__gives_an_unseen_id_the_overall_shares(unseen: int) -> None:
     first = token_table().begin_step(np.array([unseen]), NO_REQUESTS[:1])[0]
     np.testing.assert_allclose(first.scores_TE, [np.array([2, 1, 2, 1]) / 3], rtol=1e-3)
 
 
-def test_token__says_nothing_of_tokens_whose_id_is_not_known() -> None:
+def test_token__has_no_forecast_for_unknown_ids() -> None:
     assert not token_table().begin_step(np.array([-1, -1]), NO_REQUESTS)
     first = token_table().begin_step(np.array([5, -1]), NO_REQUESTS)[0]
     assert not first.scores_TE[1].any()
@@ -101,7 +101,7 @@ def test_popularity__gives_every_token_the_layers_shares() -> None:
     np.testing.assert_array_equal(forecasts[2].scores_TE, [shares[2], shares[2]])
 
 
-def test_popularity__ahead_forecasts_the_next_layer_as_each_is_routed() -> None:
+def test_popularity__ahead_forecasts_the_next_layer() -> None:
     shares = np.arange(12, dtype=np.float32).reshape(3, 4) / 12
     popularity = PopularityPredictor(SPEC, shares, ahead=1)
     assert [one.layer for one in popularity.begin_step(np.array([1, 2]), NO_REQUESTS)] == [0]

@@ -24,7 +24,7 @@ def step(first: list[int], second: list[int]) -> np.ndarray:
     return np.array([[first], [second]])
 
 
-def test_tendency__is_the_mean_over_a_tokens_experts_of_where_their_tokens_went() -> None:
+def test_tendency__is_the_mean_of_the_tokens_experts() -> None:
     found = serve(CorrelationPredictor(SPEC, pairs(), USES, learning=False), step([0, 2], [0, 1]))[
         0
     ][1]
@@ -38,7 +38,7 @@ def test_first_layer__is_forecast_by_its_experts_own_shares() -> None:
     np.testing.assert_allclose(found.scores_TE, [[0.8, 0.8, 0.4]])
 
 
-def test_hot_experts__have_the_largest_sum_of_tendencies_over_all_tokens() -> None:
+def test_hot_experts__have_the_largest_sum_of_tendencies() -> None:
     table = np.zeros((2, 3, 3))
     table[1] = [[0, 4, 0], [0, 0, 4], [2, 0, 0]]
     predictor = CorrelationPredictor(SPEC, table, USES, hot=1, learning=False)
@@ -49,7 +49,7 @@ def test_hot_experts__have_the_largest_sum_of_tendencies_over_all_tokens() -> No
     assert found.wanted == [1]
 
 
-def test_table__counts_on_while_it_serves_and_saves_what_it_came_with() -> None:
+def test_table__counts_while_serving_and_saves_the_initial_counts() -> None:
     predictor = CorrelationPredictor.empty(SPEC)
     before = predictor.files()
     assert serve(predictor, step([0, 1], [2, 1]))[0][1].scores_TE.tolist() == [[0, 0, 0]]
@@ -60,7 +60,7 @@ def test_table__counts_on_while_it_serves_and_saves_what_it_came_with() -> None:
     assert predictor.files() == before
 
 
-def test_prior__weighs_no_more_than_so_many_tokens() -> None:
+def test_prior__weighs_at_most_prior_tokens() -> None:
     predictor = CorrelationPredictor(SPEC, pairs() * 1_000, USES * 1_000, prior_tokens=5)
     serve(predictor, step([0, 1], [1, 2]))
     found = serve(predictor, step([0, 1], [1, 2]))[0][1]
@@ -69,7 +69,7 @@ def test_prior__weighs_no_more_than_so_many_tokens() -> None:
     np.testing.assert_allclose(found.scores_TE, [(of_zero + of_one) / 2], rtol=1e-5)
 
 
-def test_choice_of_none__has_no_tendency() -> None:
+def test_no_choice__has_no_tendency() -> None:
     predictor = CorrelationPredictor(SPEC, pairs(), USES)
     found = serve(predictor, step([0, 3], [3, 1]))[0][1]
     np.testing.assert_allclose(found.scores_TE, np.array([[4, 3, 1]]) / 4 / 2)
@@ -83,7 +83,7 @@ def test_options__are_checked(options: dict, named: str) -> None:
         CorrelationPredictor(SPEC, pairs(), USES, **options)
 
 
-def test_dependency__wants_every_expert_of_the_next_layer_by_id() -> None:
+def test_dependency__forecasts_every_expert_of_the_next_layer() -> None:
     answers = serve(DependencyPredictor(SPEC), step([2, 1], [0, 1]))
     assert {place: sorted(found) for place, found in answers.items()} == {-1: [0], 0: [1], 1: []}
     assert answers[0][1].experts(2) == [0, 1, 2]

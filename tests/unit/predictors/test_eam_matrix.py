@@ -15,7 +15,7 @@ def test_count_rows__counts_each_requests_tokens() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
-def test_count_rows__leaves_out_a_choice_of_none(num_tokens: int) -> None:
+def test_count_rows__leaves_out_no_choice(num_tokens: int) -> None:
     experts_TK = np.tile([2, 4], (num_tokens, 1))
     rows = count_rows(experts_TK, np.zeros(num_tokens, np.int64), 1, 4)
     assert rows.tolist() == [[0, 0, num_tokens, 0]]
@@ -43,7 +43,7 @@ def test_attainable__is_the_share_of_the_busiest_experts() -> None:
     assert attainable_accuracy(counts, 2) == pytest.approx(0.8)
 
 
-def test_representatives__are_the_members_nearest_to_the_centroids() -> None:
+def test_representatives__are_nearest_to_the_centroids() -> None:
     # Two bundles of directions in one layer; the middle one of each is nearest to its mean.
     angles = np.radians([0, 10, 20, 70, 80, 90])
     matrices = np.stack([np.cos(angles), np.sin(angles)], axis=1)[:, None].astype(np.float32)
@@ -53,24 +53,24 @@ def test_representatives__are_the_members_nearest_to_the_centroids() -> None:
         assert kept.tolist() == [1, 4]
 
 
-def test_representatives__are_all_where_there_are_no_more_than_clusters() -> None:
+def test_representatives__of_few_matrices_are_all() -> None:
     matrices = np.ones((3, 2, 2), np.float32)
     assert choose_representatives(matrices, 3, np.random.default_rng(0)).tolist() == [0, 1, 2]
 
 
-def test_representatives__of_copies_are_fewer_than_clusters_and_not_an_error() -> None:
+def test_representatives__of_duplicates_are_fewer_than_clusters() -> None:
     matrices = np.ones((9, 2, 2), np.float32)
     assert len(choose_representatives(matrices, 4, np.random.default_rng(0))) >= 1
 
 
-def test_collection__replaces_the_matrix_at_the_smallest_cosine_distance() -> None:
+def test_collection__replaces_the_most_similar_matrix() -> None:
     collection = EamCollection(3, 1, 2, top_k=1)
     collection.fill(np.array([[[1.0, 0.0]], [[1.0, 1.0]], [[0.0, 1.0]]], np.float32))
     # Cosines with (1, 5): .196, .832, .981.
     assert collection.most_similar(np.array([[1.0, 5.0]], np.float32)) == 2
 
 
-def test_collection__forgets_everything_when_it_is_filled_anew() -> None:
+def test_collection__fill_replaces_all_matrices() -> None:
     collection = EamCollection(2, 1, 2, top_k=1)
     collection.fill(np.ones((2, 1, 2), np.float32))
     collection.fill(np.array([[[0.0, 3.0]]], np.float32))

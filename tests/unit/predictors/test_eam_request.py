@@ -23,7 +23,7 @@ def step(*experts: int) -> np.ndarray:
     return np.array(experts)[:, None, None]
 
 
-def test_forecasts__sum_the_matched_matrices_normalise_rows_and_weigh_by_proximity() -> None:
+def test_forecasts__sum_matches_normalise_and_weigh_by_proximity() -> None:
     after_first = serve(EamRequestPredictor(SPEC, STORED, matches=2), step(0, 1, 1))[0]
     # Expert 0 at layer 0: the first two match. Cells summed: (0, 12, 4) and (1, 8, 7).
     np.testing.assert_allclose(after_first[1].scores_TE, [[0, 12 / 16, 4 / 16]])
@@ -73,7 +73,7 @@ def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) 
         predictor.end_step()
 
 
-def test_iteration__begins_anew_with_each_step() -> None:
+def test_iteration__restarts_with_each_step() -> None:
     predictor = EamRequestPredictor(SPEC, STORED, matches=1)
     first = serve(predictor, step(0, 1, 1))[0]
     serve(predictor, step(2, 0, 0))
@@ -97,7 +97,7 @@ def test_store__replaces_the_most_similar_when_it_is_full() -> None:
     assert np.array_equal(predictor.collection.counts, [STORED[0], STORED[1], new])
 
 
-def test_request__is_stored_when_it_has_ended_prompt_and_answer_apart() -> None:
+def test_ended_request__is_stored_as_prefill_and_decode() -> None:
     predictor = EamRequestPredictor.empty(SPEC, capacity=4, idle_steps=2)
     prompt = np.array([[[0], [1]], [[2], [2]], [[1], [0]]])
     serve(predictor, prompt, [1, 1])

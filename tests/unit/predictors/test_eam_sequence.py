@@ -23,7 +23,7 @@ def step(*experts: int) -> np.ndarray:
     return np.array(experts)[:, None, None]
 
 
-def test_forecasts__are_the_nearest_matrixs_ratios_with_layer_decay() -> None:
+def test_forecasts__are_the_nearest_matrixs_ratios() -> None:
     answers = serve(EamSequencePredictor(small_spec(), STORED), step(1, 3, 0))
     after_first = answers[0]
     # Expert 1 at layer 0: only the second matrix has used it.
@@ -69,7 +69,7 @@ def test_lookup__of_a_stored_matrix_by_its_own_prefix_finds_it(num_layers: int) 
                 np.testing.assert_allclose(forecast.scores_TE[0], expected, rtol=1e-6)
 
 
-def test_similarity__is_one_minus_equation_one_of_all_tokens_so_far() -> None:
+def test_similarity__is_one_minus_equation_1() -> None:
     random = np.random.default_rng(0)
     stored = random.poisson(2.0, (6, 3, 8)).astype(np.float32)
     predictor = EamSequencePredictor(small_spec(num_experts=8, top_k=2), stored, learning=False)
@@ -83,7 +83,7 @@ def test_similarity__is_one_minus_equation_one_of_all_tokens_so_far() -> None:
     np.testing.assert_allclose(predictor.similarity(0), expected, atol=1e-5)
 
 
-def test_begin_step__forecasts_a_sequence_with_a_past_from_its_first_layer_on() -> None:
+def test_begin_step__forecasts_a_running_sequence_from_layer_0() -> None:
     predictor = EamSequencePredictor(small_spec(), STORED)
     assert serve(predictor, step(1, 3, 0))[-1] == {}
     again = serve(predictor, step(1, 3, 0))[-1]
@@ -105,7 +105,7 @@ def test_step__of_several_requests_gives_each_its_own_forecast() -> None:
     np.testing.assert_allclose(together[1].priority_E, expected, rtol=1e-6)
 
 
-def test_drift__makes_the_collection_again_from_badly_forecast_sequences() -> None:
+def test_drift__rebuilds_the_collection_from_bad_forecasts() -> None:
     predictor = EamSequencePredictor(
         small_spec(), STORED, capacity=2, insufficient=0.5, rebuild_after=2, idle_steps=1
     )
@@ -118,7 +118,7 @@ def test_drift__makes_the_collection_again_from_badly_forecast_sequences() -> No
     assert found[2].chosen_TK(1).tolist() == [[1]]
 
 
-def test_drift__leaves_the_collection_alone_while_forecasts_are_good() -> None:
+def test_drift__keeps_the_collection_while_forecasts_are_good() -> None:
     predictor = EamSequencePredictor(
         small_spec(), STORED, capacity=2, insufficient=0.5, rebuild_after=1, idle_steps=1
     )
@@ -141,6 +141,6 @@ def test_frozen__learns_nothing() -> None:
         assert not any(serve(predictor, step(1, 3, 0), [request]).values())
 
 
-def test_capacity__must_hold_what_is_given() -> None:
+def test_capacity__must_not_be_below_the_matrices() -> None:
     with pytest.raises(PredictorError, match="capacity=1 and 2 matrices"):
         EamSequencePredictor(small_spec(), STORED, capacity=1)

@@ -28,7 +28,7 @@ def chosen(num_layers: int = 3, num_tokens: int = 1) -> np.ndarray:
     return np.zeros((num_layers, num_tokens, 1), np.int64)
 
 
-def test_semantic_search__takes_the_first_layers_from_the_most_alike_meaning() -> None:
+def test_semantic_search__forecasts_the_first_layers() -> None:
     predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=2)
     answers = serve(
         predictor,
@@ -42,7 +42,7 @@ def test_semantic_search__takes_the_first_layers_from_the_most_alike_meaning() -
     np.testing.assert_allclose(answers[-1][1].scores_TE, [MAPS[1, 1]], rtol=1e-6)
 
 
-def test_trajectory_search__compares_the_layers_so_far_and_answers_for_d_ahead() -> None:
+def test_trajectory_search__forecasts_d_layers_ahead() -> None:
     predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=1)
     rows = [[0.6, 0.2, 0.1, 0.1], [0.1, 0.1, 0.7, 0.1], [0.25] * 4]
     predictor.begin_step(np.zeros(1), np.zeros(1))
@@ -100,7 +100,7 @@ def test_threshold__is_one_minus_the_score_within_zero_and_one() -> None:
         (1.1, 1, [0, 1, 2, 3]),
     ],
 )
-def test_selected__is_the_fewest_that_reach_delta_and_no_fewer_than_top_k(
+def test_select_experts__reaches_delta_and_at_least_top_k(
     delta: float, top_k: int, kept: list[int]
 ) -> None:
     probability = np.array([[0.15, 0.5, 0.05, 0.3]], np.float32)
@@ -108,7 +108,7 @@ def test_selected__is_the_fewest_that_reach_delta_and_no_fewer_than_top_k(
     assert np.flatnonzero(mask[0]).tolist() == kept
 
 
-def test_forecast__wants_more_experts_the_less_alike() -> None:
+def test_forecast__names_more_experts_for_less_similarity() -> None:
     predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=1, learning=False)
     predictor.begin_step(np.zeros(1), np.zeros(1))
     (alike,) = predictor.layer_input(0, np.array([[1.0, 0.0]], np.float32))
@@ -122,13 +122,13 @@ def test_forecast__wants_more_experts_the_less_alike() -> None:
     assert (far.wanted[0], len(far.wanted)) == (3, 3)
 
 
-def test_redundancy__weighs_the_scores_by_the_layers_that_they_forecast() -> None:
+def test_redundancy__weighs_scores_by_forecast_layers() -> None:
     semantic, trajectory = np.array([[0.2, 0.8]]), np.array([[1.0, 0.4]])
     found = redundancy_scores(semantic, trajectory, distance=3, num_layers=12)
     np.testing.assert_allclose(found, [[0.25 * 0.2 + 0.75 * 1.0, 0.25 * 0.8 + 0.75 * 0.4]])
 
 
-def test_step__replaces_the_most_redundant_map_when_the_store_is_full() -> None:
+def test_full_store__replaces_the_most_redundant_map() -> None:
     predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=1, capacity=2)
     new = [[0.1, 0.1, 0.2, 0.6], [0.1, 0.1, 0.6, 0.2], [0.2, 0.2, 0.2, 0.4]]
     serve(
@@ -143,7 +143,7 @@ def test_step__replaces_the_most_redundant_map_when_the_store_is_full() -> None:
     np.testing.assert_allclose(predictor.store.embeddings_DC[:, 1], [0.70711, 0.70711], rtol=1e-4)
 
 
-def test_store__keeps_each_iteration_until_it_is_full_and_never_more() -> None:
+def test_store__adds_iterations_up_to_its_capacity() -> None:
     store = ExpertMapStore(3, 1, 2, 1)
     maps = np.array([[[0.1, 0.2, 0.3, 0.4, 0.5], [0.9, 0.8, 0.7, 0.6, 0.5]]])
     store.add(maps[:, :, :2], np.ones((1, 2)), np.zeros((2, 0)))
@@ -154,7 +154,7 @@ def test_store__keeps_each_iteration_until_it_is_full_and_never_more() -> None:
     np.testing.assert_allclose(store.maps_LEC[0, 0], [0.1, 0.5, 0.3], rtol=1e-6)
 
 
-def test_step__that_is_cut_short_is_not_stored() -> None:
+def test_incomplete_step__is_not_stored() -> None:
     predictor = ExpertMapPredictor.empty(SPEC, distance=1)
     predictor.begin_step(np.zeros(1), np.zeros(1))
     predictor.layer_input(0, np.ones((1, 2), np.float32))

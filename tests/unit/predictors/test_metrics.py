@@ -24,7 +24,7 @@ def scored(weights: np.ndarray | None = None) -> LayerScore:
     return layer
 
 
-def test_accuracy__counts_the_chosen_among_the_best_top_k_by_phase() -> None:
+def test_accuracy__is_counted_by_phase() -> None:
     # Predicted {0,1}, {2,3}, {0,1}; chosen {0,1}, {2,0}, {3,2}: 2, 1 and 0 of 2.
     layer = scored()
     assert layer.accuracy[Phase.PREFILL].value == 1.0
@@ -55,7 +55,7 @@ def test_gate_mass__is_not_measured_without_weights() -> None:
     assert scored().gate_mass.value is None
 
 
-def test_calibration__is_the_gap_between_score_and_share_in_each_bin() -> None:
+def test_calibration_error__is_the_gap_of_score_and_share() -> None:
     # Bins of 1/15: 0.95 x2 fall together (one happened), 0.05 x2 fall together (none happened).
     calibration = CalibrationBins()
     calibration.add(np.array([[0.95, 0.05], [0.95, 0.05]], np.float32), np.array([[0], [0]]))
@@ -63,7 +63,7 @@ def test_calibration__is_the_gap_between_score_and_share_in_each_bin() -> None:
     assert calibration.error == pytest.approx((0.1 + 0.1) / 4, abs=1e-6)
 
 
-def test_calibration__of_two_parts_tells_each_bins_mean_score_and_share() -> None:
+def test_calibration__adds_bins_of_two_parts() -> None:
     one, other = CalibrationBins(), CalibrationBins()
     one.add(np.array([[0.95, 0.05]], np.float32), np.array([[0]]))
     other.add(np.array([[0.99, 0.01]], np.float32), np.array([[1]]))

@@ -21,7 +21,7 @@ def test_live_requests__knows_a_request_again() -> None:
     assert again.new == []
 
 
-def test_live_requests__ends_a_request_that_was_not_seen_for_so_many_steps() -> None:
+def test_live_requests__end_after_idle_steps() -> None:
     live = LiveRequests(idle_steps=2)
     slot = int(live.begin_step(np.array([1])).slots_R[0])
     live.begin_step(np.array([2]))
@@ -32,7 +32,7 @@ def test_live_requests__ends_a_request_that_was_not_seen_for_so_many_steps() -> 
     assert live.begin_step(np.array([1])).new == [slot]
 
 
-def test_live_requests__stay_as_few_as_came_lately() -> None:
+def test_live_requests__are_bounded() -> None:
     live = LiveRequests(idle_steps=4)
     for step in range(1_000):
         live.begin_step(np.array([step]))
@@ -40,7 +40,7 @@ def test_live_requests__stay_as_few_as_came_lately() -> None:
     assert live.num_slots <= 5
 
 
-def test_grown__keeps_what_is_there_and_doubles() -> None:
+def test_grow_rows__keeps_rows_and_doubles() -> None:
     array = np.ones((4, 3), np.float32)
     assert grow_rows(array, 4) is array
     larger = grow_rows(array, 5)

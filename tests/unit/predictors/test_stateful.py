@@ -99,7 +99,7 @@ def test_scores__are_chances_of_experts_that_there_are(predictor: Predictor) -> 
 
 
 @pytest.mark.parametrize("predictor", made(), ids=lambda one: one.kind)
-def test_state__is_bounded_whatever_comes(predictor: Predictor) -> None:
+def test_state__is_bounded(predictor: Predictor) -> None:
     def held() -> int:
         arrays = [one for one in vars(predictor).values() if isinstance(one, np.ndarray)]
         for name in ("collection", "store"):
@@ -116,19 +116,19 @@ def test_state__is_bounded_whatever_comes(predictor: Predictor) -> None:
 
 
 @pytest.mark.parametrize("predictor", made()[:4], ids=lambda one: one.kind)
-def test_from_files__refuses_what_was_made_for_another_model(predictor: Predictor) -> None:
+def test_from_files__refuses_another_models_files(predictor: Predictor) -> None:
     other = ModelSpec(**{**SPEC.as_dict(), "num_experts": 13})
     with pytest.raises(PredictorError, match=r"shape \(.*12.*expected \(.*13"):
         load_from_files(predictor.kind, other, files=predictor.files(), options=predictor.options())
 
 
 @pytest.mark.parametrize("predictor", made()[:4], ids=lambda one: one.kind)
-def test_from_files__refuses_an_option_that_its_kind_has_not_got(predictor: Predictor) -> None:
+def test_from_files__refuses_an_unknown_option(predictor: Predictor) -> None:
     with pytest.raises(PredictorError, match=r"unknown option 'lerning'.*'learning'"):
         load_from_files(predictor.kind, SPEC, files=predictor.files(), options={"lerning": True})
 
 
-def test_forecast__fetches_what_its_predictor_wants_and_nothing_that_has_no_chance() -> None:
+def test_forecast__lists_wanted_experts_and_none_without_a_chance() -> None:
     scores = np.array([[0.0, 0.9, 0.0, 0.2]], np.float32)
     assert Forecast(0, scores).experts(3) == [1, 3]
     assert Forecast(0, scores, wanted=[2, 1]).experts(3) == [2, 1]

@@ -50,7 +50,9 @@ def test_write__replaces_an_entry_but_no_other_folder(tmp_path: Path) -> None:
     assert (tmp_path / "mine/thesis.txt").read_text() == "x"
 
 
-def test_write__that_fails_leaves_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write__leaves_the_folder_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The Nth fsync fails, for every N there is."""
     tiny_entry(tmp_path / "e", licence="MIT")
     real = os.fsync
@@ -150,7 +152,7 @@ def test_manifest__refuses(key: str, value: object, message: str, tmp_path: Path
         (b"\xff" * 99, "is not an ONNX model"),
     ],
 )
-def test_graph__that_needs_anything_else_is_refused(
+def test_graph__that_is_not_self_contained_is_refused(
     graph: bytes, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ZooError, match=message):

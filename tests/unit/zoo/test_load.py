@@ -44,13 +44,13 @@ def test_load__of_an_unknown_kind_lists_the_kinds(tmp_path: Path) -> None:
         zoo.load_predictor(tmp_path / "e", spec=None)
 
 
-def test_load__of_networks_for_other_layers_names_what_is_missing(tmp_path: Path) -> None:
+def test_load__names_missing_networks(tmp_path: Path) -> None:
     mlp_entry(tmp_path / "e", spec=tiny_spec(num_layers=3))
     with pytest.raises(PredictorError, match="missing: predictors/layer_01_to_02.onnx"):
         zoo.load_predictor(tmp_path / "e", spec=None)
 
 
-def test_zoo__exports_what_it_says() -> None:
+def test_zoo__exports_its_names() -> None:
     for name in zoo.__all__:
         assert callable(getattr(zoo, name))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

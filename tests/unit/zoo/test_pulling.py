@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])
-def test_cut_download__goes_on_from_there(has_ranges: bool, far: Far) -> None:
+def test_interrupted_download__is_resumed(has_ranges: bool, far: Far) -> None:
     address, site = far
     site.has_ranges = has_ranges
     path, size = max(files_of(site).items(), key=lambda one: one[1])
@@ -42,7 +42,7 @@ def test_cut_download__goes_on_from_there(has_ranges: bool, far: Far) -> None:
     assert not list(partial.parent.iterdir())
 
 
-def test_endless_answer__does_not_fill_the_disk(far: Far) -> None:
+def test_endless_response__does_not_fill_the_disk(far: Far) -> None:
     address, site = far
     path, size = max(files_of(site).items(), key=lambda one: one[1])
     (site.folder / path).write_bytes(os.urandom(size + (8 << 20)))
@@ -51,7 +51,7 @@ def test_endless_answer__does_not_fill_the_disk(far: Far) -> None:
     assert not list((cache_storage().folder / "partial").iterdir())
 
 
-def test_partial_file__of_other_bytes_is_begun_again(far: Far) -> None:
+def test_partial_file__of_other_bytes_is_replaced(far: Far) -> None:
     address, site = far
     path, size = max(files_of(site).items(), key=lambda one: one[1])
     folder = cache_storage().folder / "partial"
@@ -80,7 +80,7 @@ pull_reference(Zoo(HttpStorage(sys.argv[1])), EntryReference("tiny/stride")).ver
 """
 
 
-def test_eight_processes__bring_each_file_once(far: Far, tmp_path: Path) -> None:
+def test_eight_processes__download_each_file_once(far: Far, tmp_path: Path) -> None:
     address, site = far
     go = tmp_path / "go"
     ready = [tmp_path / f"ready-{number}" for number in range(8)]
@@ -114,7 +114,7 @@ def test_pull__of_what_is_here_asks_for_the_index_only(far: Far) -> None:
 # ---- damage, on the way
 
 
-def test_thousand_flips__are_all_refused_before_a_parser_sees_them(
+def test_flipped_bits__are_refused_before_parsing(
     far: Far, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A flipped bit in any file, a cut at 64 places of each, a byte more."""

@@ -70,7 +70,7 @@ def test_signature__travels_with_the_entry(
         find_entry("tiny/stride")
 
 
-def test_unsigned__is_refused_where_a_signature_is_required(
+def test_unsigned_entry__is_refused_if_a_signature_is_required(
     tmp_path: Path, keys: dict[str, Path]
 ) -> None:
     tiny_entry(tmp_path / "e")
@@ -78,13 +78,13 @@ def test_unsigned__is_refused_where_a_signature_is_required(
         check_signature(open_entry(tmp_path / "e"), key=keys["ours.pub"])
 
 
-def test_file_that_nobody_signed__is_refused(signed: Path, keys: dict[str, Path]) -> None:
+def test_unsigned_file__is_refused(signed: Path, keys: dict[str, Path]) -> None:
     (signed / "extra.md").write_text("x")
     with pytest.raises(SignatureError, match="extra"):
         check_signature(open_entry(signed), key=keys["ours.pub"])
 
 
-def test_entry_made_anew__is_not_what_was_signed(
+def test_rewritten_entry__does_not_match_its_signature(
     signed: Path, tmp_path: Path, keys: dict[str, Path]
 ) -> None:
     """Every digest is right; the signature is that of other files."""
@@ -95,9 +95,7 @@ def test_entry_made_anew__is_not_what_was_signed(
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b"\xff", b'{"dsseEnvelope": 3}'])
-def test_signature__that_is_none_is_refused(
-    damage: bytes, signed: Path, keys: dict[str, Path]
-) -> None:
+def test_invalid_signature__is_refused(damage: bytes, signed: Path, keys: dict[str, Path]) -> None:
     (signed / "signature.json").write_bytes(damage)
     with pytest.raises(SignatureError):
         check_signature(open_entry(signed), key=keys["ours.pub"])
@@ -114,7 +112,7 @@ def test_wrong_keys__are_named(tmp_path: Path, keys: dict[str, Path]) -> None:
     assert zoo("verify", tmp_path / "e", f"require_signature={tmp_path / 'bad.pem'}") == 2
 
 
-def test_twenty_megabytes__are_signed_and_verified(tmp_path: Path, keys: dict[str, Path]) -> None:
+def test_large_entry__is_signed_and_verified(tmp_path: Path, keys: dict[str, Path]) -> None:
     import numpy as np
     from safetensors.numpy import save
 

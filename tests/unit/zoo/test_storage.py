@@ -187,7 +187,7 @@ def test_damaged_blob__is_refused_and_not_kept(storage: Storage, tmp_path: Path)
     assert not list((cache_storage().folder / "partial").iterdir())
 
 
-def test_second_version__becomes_the_latest_and_can_be_taken_back(
+def test_second_version__becomes_the_latest_and_can_be_removed(
     storage: Storage, tmp_path: Path
 ) -> None:
     first = fill(storage, tmp_path)
@@ -206,7 +206,7 @@ def test_second_version__becomes_the_latest_and_can_be_taken_back(
     zoo.open(EntryReference("tiny/stride")).verify()
 
 
-def test_hub__shows_the_cards_and_refuses_a_commit_on_an_old_head(
+def test_hub__shows_cards_and_refuses_a_stale_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -230,7 +230,7 @@ def test_hub__shows_the_cards_and_refuses_a_commit_on_an_old_head(
         assert "tiny/token" in Zoo(storage).read_index().entries
 
 
-def test_hub__that_is_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub__is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     storage = HubStorage("somebody/zoo", endpoint="http://127.0.0.1:9")
     with pytest.raises(UnreachableError, match="cannot be read"):
@@ -240,14 +240,14 @@ def test_hub__that_is_off_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
-def test_web__tells_what_the_server_answers(status: int, tmp_path: Path) -> None:
+def test_web__reports_the_servers_status(status: int, tmp_path: Path) -> None:
     with served(tmp_path) as (address, site):
         site.status["index.json"] = status
         with pytest.raises(UnreachableError, match=f"the server answers {status}"):
             Zoo(HttpStorage(address)).read_index()
 
 
-def test_web__follows_to_where_the_bytes_are(tmp_path: Path) -> None:
+def test_web__follows_redirects(tmp_path: Path) -> None:
     fill(HttpStorage("http://127.0.0.1:1"), tmp_path)
     with served(tmp_path / "far") as (address, site):
         site.redirects["moved/index.json"] = f"{address}/index.json"
@@ -255,7 +255,7 @@ def test_web__follows_to_where_the_bytes_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["http://127.0.0.1:9/zoo", "s3://bucket/zoo", "hf://a/b"])
-def test_offline__asks_nobody(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline__makes_no_request(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from zoo.locations import open_zoo_storage
 
     monkeypatch.setenv("MOECAST_OFFLINE", "1")

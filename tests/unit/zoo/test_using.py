@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 # ---- names and addresses
 
 
-def test_configured_zoos__are_searched_in_order_and_pulled_at_first_use(
+def test_configured_zoos__are_searched_in_order_and_pulled(
     far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -45,7 +45,7 @@ def test_configured_zoos__are_searched_in_order_and_pulled_at_first_use(
     assert site.gets["index.json"] == asked
 
 
-def test_unknown_name__says_which_command_pulls(far: Far) -> None:
+def test_unknown_name__names_the_pull_command(far: Far) -> None:
     with pytest.raises(ZooError, match="python -m zoo pull NAME zoo=ADDRESS"):
         find_entry("tiny/stride")
 
@@ -77,7 +77,7 @@ def test_alias__names_a_version(tmp_path: Path) -> None:
 # ---- the same again later
 
 
-def test_lock__brings_the_same_bytes_a_year_later(
+def test_lock__pulls_the_same_bytes_later(
     far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, site = far
@@ -99,7 +99,7 @@ def test_lock__brings_the_same_bytes_a_year_later(
     [(None, "python -m zoo lock writes it"), ("{", "is not a lock file"),
      ('{"entries": {"../x": {"digest": "' + "a" * 64 + '", "zoo": "x"}}}', "not the name")],
 )  # fmt: skip
-def test_lock_file__that_is_none_is_refused(
+def test_invalid_lock_file__is_refused(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:
@@ -129,7 +129,7 @@ def test_pull__as_a_folder(far: Far, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["tiny/stride", "all=true"], ["all=true", "output=x"]])
-def test_pull__wants_one_thing(arguments: list[str]) -> None:
+def test_pull__takes_one_selection(arguments: list[str]) -> None:
     assert zoo("pull", "zoo=builtin", *arguments) == 2
 
 
@@ -152,7 +152,7 @@ def test_index__makes_a_zoo_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
     assert zoo("index", tmp_path / "empty") == 2
 
 
-def test_rm_and_gc__free_what_nothing_names(tmp_path: Path) -> None:
+def test_rm_and_gc__remove_unreferenced_blobs(tmp_path: Path) -> None:
     first = tiny_entry(tmp_path / "1")
     second = tiny_entry(tmp_path / "2", licence="MIT")
     assert zoo("push", tmp_path / "1") == 0
@@ -199,7 +199,7 @@ def test_list__filters_and_sorts(
 # ---- nothing is unpickled
 
 
-def test_whole_way__unpickles_nothing(tmp_path: Path) -> None:
+def test_loading__unpickles_nothing(tmp_path: Path) -> None:
     """Publish, pull, load and forecast under an audit hook that sees every pickle."""
     code = f"""
 import sys

@@ -78,7 +78,7 @@ def test_writers_at_once__lose_no_listing(tmp_path: Path) -> None:
     assert target.read_index().serial == 8
 
 
-def test_pull__that_fails_names_nothing_half(
+def test_failed_write__lists_complete_entries_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Nth fsync fails, for every N there is; the next try succeeds."""
@@ -120,7 +120,7 @@ def test_pull__that_fails_names_nothing_half(
         ({"trace_digest": None}, "the digest of its training trace"),
     ],
 )
-def test_push__refuses_what_lacks_something(
+def test_push__lists_what_is_missing(
     changes: dict[str, object], lacks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_entry(tmp_path / "e", **changes)
@@ -164,9 +164,7 @@ def test_push__refuses_a_poor_card(card: bytes | None, lacks: str, tmp_path: Pat
         check_publishable(open_entry(tmp_path / "e"))
 
 
-def test_push__refuses_files_that_nobody_promised(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_push__refuses_untracked_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_entry(tmp_path / "e")
     (tmp_path / "e/extra.json").write_text("{}")
     assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 2
@@ -207,7 +205,7 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
         (["push", "nowhere"], "nowhere is not a zoo entry"),
     ],
 )
-def test_mistake__gets_the_cause_and_what_to_do(
+def test_error__names_cause_and_next_step(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_entry(tmp_path / "e")
@@ -226,7 +224,7 @@ def test_list__writes_results_where_asked(tmp_path: Path) -> None:
     assert [one["name"] for one in results["entries"]] == ["tiny/stride"]
 
 
-def test_builtin_zoo__is_whole_and_publishable() -> None:
+def test_builtin_zoo__is_complete_and_publishable() -> None:
     place = Zoo(FolderStorage(BUILTIN))
     for name in place.read_index(required=True).entries:
         check_publishable(place.open(EntryReference(name)))
