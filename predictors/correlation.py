@@ -85,14 +85,14 @@ class CorrelationPredictor(Predictor):
         return [self._forecast(0, np.broadcast_to(np.minimum(share_E, 1.0), shape))]
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
-        found: tuple[Forecast, ...] = ()
+        forecasts: tuple[Forecast, ...] = ()
         if layer + 1 < self.spec.num_layers:
             # Before these tokens are counted, as their next experts are not known yet.
-            found = (self._forecast(layer + 1, self._tendencies(layer + 1, experts_TK)),)
+            forecasts = (self._forecast(layer + 1, self._tendencies(layer + 1, experts_TK)),)
         if self.learning:
             self._count(layer, experts_TK)
         self._before_TK = experts_TK.copy()
-        return found
+        return forecasts
 
     def end_step(self) -> None:
         self._before_TK = None

@@ -21,7 +21,7 @@ class StepRequests:
 
     slots_R: Ints
     """Row of each request in the predictor's arrays."""
-    place_T: Ints
+    request_T: Ints
     """Index of each token's request in `slots_R`."""
     new: list[int]
     """Slots of the requests that begin in this step."""
@@ -58,9 +58,9 @@ class LiveRequests:
         """Returns the requests of the step's tokens."""
         self._step += 1
         if len(requests_T) == 1 or (requests_T == requests_T[0]).all():
-            ids, place_T = requests_T[:1].tolist(), np.zeros(len(requests_T), np.int64)
+            ids, request_T = requests_T[:1].tolist(), np.zeros(len(requests_T), np.int64)
         else:
-            unique, place_T = np.unique(requests_T, return_inverse=True)
+            unique, request_T = np.unique(requests_T, return_inverse=True)
             ids = unique.tolist()
         slots, new = [], []
         for request in ids:
@@ -72,7 +72,7 @@ class LiveRequests:
             self._live[request] = (slot, self._step)
             self._live.move_to_end(request)
             slots.append(slot)
-        return StepRequests(np.array(slots, np.int64), place_T, new)
+        return StepRequests(np.array(slots, np.int64), request_T, new)
 
     def release_ended(self) -> list[int]:
         """Frees and returns the slots of the requests that have ended."""
@@ -95,9 +95,9 @@ class LiveRequests:
 
 def expand_to_tokens(scores_RE: Floats, present: StepRequests) -> Floats:
     """Returns `[T, E]`, the row of each token's request; a view for a single request."""
-    num_tokens = len(present.place_T)
+    num_tokens = len(present.request_T)
     if len(scores_RE) > 1:
-        return scores_RE[present.place_T]
+        return scores_RE[present.request_T]
     if num_tokens == 1:
         return scores_RE
     return np.broadcast_to(scores_RE, (num_tokens, scores_RE.shape[1]))

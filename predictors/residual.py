@@ -159,7 +159,7 @@ class ResidualPredictor(Predictor):
                     state.context_SX = grow_rows(state.context_SX, self._live.num_slots)
                     state.context_SX[present.new] = 0.0
         self._live.release_ended()
-        self._runs = split_into_runs(present.slots_R[present.place_T])
+        self._runs = split_into_runs(present.slots_R[present.request_T])
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
@@ -176,7 +176,7 @@ class ResidualPredictor(Predictor):
         hidden_TD = np.ascontiguousarray(hidden_TD, np.float32)
         if state.is_first:
             self._tokens = []
-        found = []
+        scores = []
         for number, run in enumerate(self._runs):
             given = hidden_TD if len(self._runs) == 1 else hidden_TD[run.rows]
             context_RX = before_TX = state.context_SX[run.slots]
@@ -197,8 +197,8 @@ class ResidualPredictor(Predictor):
             context_RX += state_TX
             if not isinstance(run.slots, slice):
                 state.context_SX[run.slots] = context_RX
-            found.append(scores_THE)
-        whole_THE = found[0] if len(found) == 1 else np.concatenate(found)
+            scores.append(scores_THE)
+        whole_THE = scores[0] if len(scores) == 1 else np.concatenate(scores)
         return [Forecast(target, whole_THE[:, h]) for h, target in enumerate(state.targets)]
 
     def _compute_contexts(
@@ -212,8 +212,8 @@ class ResidualPredictor(Predictor):
         past_PX = np.concatenate([context_1X, state_TX])
         by_decay = np.split(past_PX, len(self._decays), axis=1)
         mixed = [
-            mixing_matrix(len(hidden_TD), decay) @ one
-            for decay, one in zip(self._decays, by_decay, strict=True)
+            mixing_matrix(len(hidden_TD), decay) @ past_PR
+            for decay, past_PR in zip(self._decays, by_decay, strict=True)
         ]
         return np.concatenate(mixed, axis=1)
 
@@ -262,14 +262,14 @@ def split_into_runs(slot_T: Ints) -> list[TokenRun]:
     ends = [*(np.flatnonzero(slot_T[1:] != slot_T[:-1]) + 1).tolist(), len(slot_T)]
     if len(ends) == len(slot_T):
         return [TokenRun(slice(0, len(slot_T)), slot_T, 1)]
-    found = []
+    calls = []
     start = 0
     for end in ends:
         for first in range(start, end, LONGEST_RUN):
             last = min(end, first + LONGEST_RUN)
-            found.append(TokenRun(slice(first, last), one_row(slot_T[first]), last - first))
+            calls.append(TokenRun(slice(first, last), one_row(slot_T[first]), last - first))
         start = end
-    return found
+    return calls
 
 
 def one_row(slot: int) -> slice:
@@ -313,8 +313,8 @@ def check_residual_graph(
 
     Raises PredictorError if the network does not match the model and source.
     """
-    inputs = {one.name: list(one.shape) for one in session.get_inputs()}
-    shapes = inputs | {one.name: list(one.shape) for one in session.get_outputs()}
+    inputs = {value.name: list(value.shape) for value in session.get_inputs()}
+    shapes = inputs | {value.name: list(value.shape) for value in session.get_outputs()}
     state, memory = (shapes.get(name, [None])[-1] for name in (STATE, MEMORY))
     size = shapes.get(TOKEN, [None])[-1]
     if source != FIRST_SOURCE and isinstance(state, int) and isinstance(memory, int):

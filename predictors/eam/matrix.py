@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from predictors.base import Floats, Ints
 
 
-def count_rows(experts_TK: Ints, place_T: Ints, num_requests: int, num_experts: int) -> Floats:
-    """Returns `[R, E]`, one layer's row of each request; `place_T` is each token's request.
+def count_rows(experts_TK: Ints, request_T: Ints, num_requests: int, num_experts: int) -> Floats:
+    """Returns `[R, E]`, one layer's row of each request; `request_T` is each token's request.
 
     The id E, no choice, is not counted.
     """
@@ -22,7 +22,7 @@ def count_rows(experts_TK: Ints, place_T: Ints, num_requests: int, num_experts: 
         row_RE[0, experts_TK[0]] = 1.0
         return row_RE[:, :num_experts]
     width = num_experts + 1
-    flat = (place_T[:, None] * width + experts_TK).ravel()
+    flat = (request_T[:, None] * width + experts_TK).ravel()
     counts = np.bincount(flat, minlength=num_requests * width)
     return counts.reshape(num_requests, width)[:, :num_experts].astype(np.float32)
 

@@ -85,7 +85,7 @@ class EamRequestPredictor(Predictor):
         present = self._present = self._requests.begin_step(requests_T)
         self._counts_SPLE = grow_rows(self._counts_SPLE, self._requests.num_slots)
         self._counts_SPLE[present.new] = 0.0
-        tokens_R = np.bincount(present.place_T, minlength=present.num_requests)
+        tokens_R = np.bincount(present.request_T, minlength=present.num_requests)
         self._part_R = np.where(tokens_R > 1, int(EamPhase.PREFILL), int(EamPhase.DECODE))
         self._product_RC = np.zeros((present.num_requests, self.collection.capacity), np.float32)
         self._square_R = np.zeros(present.num_requests, np.float32)
@@ -95,7 +95,7 @@ class EamRequestPredictor(Predictor):
         present, collection = self._present, self.collection
         assert present is not None, "routed comes within a step"
         rows_RE = count_rows(
-            experts_TK, present.place_T, present.num_requests, self.spec.num_experts
+            experts_TK, present.request_T, present.num_requests, self.spec.num_experts
         )
         if present.num_requests == 1:
             self._counts_SPLE[present.slots_R[0], self._part_R[0], layer] += rows_RE[0]

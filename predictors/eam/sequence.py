@@ -113,7 +113,7 @@ class EamSequencePredictor(Predictor):
         slots_R = present.rows
         self._tally(layer, experts_TK)
         rows_RE = count_rows(
-            experts_TK, present.place_T, present.num_requests, self.spec.num_experts
+            experts_TK, present.request_T, present.num_requests, self.spec.num_experts
         )
         rows_RE += self._counts_SLE[slots_R, layer]
         self._counts_SLE[slots_R, layer] = rows_RE
@@ -134,7 +134,7 @@ class EamSequencePredictor(Predictor):
         """Stores or records a sequence that has ended, by the number of forecast choices."""
         if self.collection.size < self.collection.capacity:
             self.collection.put(self.collection.size, counts_LE)
-            self._collection_changed()
+            self._update_similarities()
         elif forecast < self.insufficient * made * float(
             attainable_accuracy(counts_LE, self.spec.top_k)
         ):
@@ -148,9 +148,9 @@ class EamSequencePredictor(Predictor):
             candidates, self.collection.capacity, self._random, max_rounds=REBUILD_ROUNDS
         )
         self.collection.fill(candidates[kept])
-        self._collection_changed()
+        self._update_similarities()
 
-    def _collection_changed(self) -> None:
+    def _update_similarities(self) -> None:
         """Compares the running sequences with the changed collection."""
         units_SLE = normalize_rows(self._counts_SLE)
         self._cosines_SLC = np.einsum("sle,lec->slc", units_SLE, self.collection.units_LEC)
@@ -200,9 +200,9 @@ class EamSequencePredictor(Predictor):
                 hits = np.count_nonzero(self._is_top_CLE[best, layer][experts_TK])
                 self._tally_S2[slot] += (hits, experts_TK.size)
             return
-        hits_TK = self._is_top_CLE[best_R[present.place_T][:, None], layer, experts_TK]
-        hits_R = np.bincount(present.place_T, hits_TK.sum(axis=1), present.num_requests)
-        made_R = np.bincount(present.place_T, minlength=present.num_requests)
+        hits_TK = self._is_top_CLE[best_R[present.request_T][:, None], layer, experts_TK]
+        hits_R = np.bincount(present.request_T, hits_TK.sum(axis=1), present.num_requests)
+        made_R = np.bincount(present.request_T, minlength=present.num_requests)
         was_forecast_R = best_R >= 0
         self._tally_S2[present.slots_R, 0] += hits_R * was_forecast_R
         self._tally_S2[present.slots_R, 1] += made_R * experts_TK.shape[1] * was_forecast_R

@@ -53,7 +53,7 @@ class ObjectStorage(FileStorage):
             raise StorageError(f"{self.address} cannot be opened: {error}; {hint}") from error
 
     @contextmanager
-    def _reached(self, path: str) -> Iterator[tuple["fsspec.AbstractFileSystem", str]]:
+    def _access(self, path: str) -> Iterator[tuple["fsspec.AbstractFileSystem", str]]:
         """Yields the file system and the object's name in it; translates its errors."""
         files, root = self._files
         name = f"{root}/{check_path(path)}" if path else root
@@ -71,12 +71,12 @@ class ObjectStorage(FileStorage):
         if limit is not None:
             return super().read(path, limit=limit)
         # One request: between two, another machine may replace the object.
-        with self._reached(path) as (files, name):
+        with self._access(path) as (files, name):
             return files.cat_file(name)
 
     @contextmanager
     def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:
-        with self._reached(path) as (files, name):
+        with self._access(path) as (files, name):
             file = files.open(name, "rb")
         with file:
             file.seek(offset)
@@ -86,20 +86,20 @@ class ObjectStorage(FileStorage):
         # Only the reading is guarded here: an error of the caller, such as a full disk, is not the
         # storage's.
         while True:
-            with self._reached(path):
+            with self._access(path):
                 chunk = file.read(CHUNK_BYTES)
             if not chunk:
                 return
             yield chunk
 
     def names(self, folder: str = "") -> list[str]:
-        with self._reached(folder) as (files, name):
+        with self._access(folder) as (files, name):
             if not files.exists(name):
                 return []
             return sorted(path.rpartition("/")[2] for path in files.ls(name, detail=False))
 
     def size(self, path: str) -> int | None:
-        with self._reached(path) as (files, name):
+        with self._access(path) as (files, name):
             try:
                 info = files.info(name)
             except FileNotFoundError:
@@ -112,17 +112,17 @@ class ObjectStorage(FileStorage):
         with tempfile.NamedTemporaryFile(prefix="moecast-") as file:
             yield file
             file.flush()
-            with self._reached(path) as (files, name):
+            with self._access(path) as (files, name):
                 files.makedirs(files._parent(name), exist_ok=True)
                 files.put_file(file.name, name)
 
     def write(self, path: str, data: bytes) -> None:
-        with self._reached(path) as (files, name):
+        with self._access(path) as (files, name):
             files.makedirs(files._parent(name), exist_ok=True)
             files.pipe_file(name, data)
 
     def create(self, path: str, data: bytes) -> bool:
-        with self._reached(path) as (files, name):
+        with self._access(path) as (files, name):
             files.makedirs(files._parent(name), exist_ok=True)
             try:
                 files.pipe_file(name, data, mode="create")
@@ -131,6 +131,6 @@ class ObjectStorage(FileStorage):
             return True
 
     def remove(self, path: str) -> None:
-        with self._reached(path) as (files, name):
+        with self._access(path) as (files, name):
             if files.exists(name):
                 files.rm_file(name)

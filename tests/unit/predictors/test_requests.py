@@ -8,7 +8,7 @@ from predictors.requests import LiveRequests, grow_rows
 def test_live_requests__gives_each_request_of_a_step_one_slot() -> None:
     present = LiveRequests().begin_step(np.array([7, 9, 7, 3]))
     # In the order of ids: 3, 7, 9.
-    assert present.place_T.tolist() == [1, 2, 1, 0]
+    assert present.request_T.tolist() == [1, 2, 1, 0]
     assert sorted(present.slots_R.tolist()) == [0, 1, 2]
     assert sorted(present.new) == [0, 1, 2]
 
