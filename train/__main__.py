@@ -12,7 +12,7 @@ COMMANDS = [
         run="train.commands:train",
         summary=(
             "Collects a trace if there is none, trains the learned predictors of all layers "
-            "together, scores them beside the baselines, exports ONNX and writes zoo entries."
+            "together, scores them with the baselines, exports ONNX and writes zoo entries."
         ),
     ),
     Command(
@@ -20,7 +20,7 @@ COMMANDS = [
         config="train",
         run="train.reuse_training:train_reuse",
         summary=(
-            "Trains the forecaster behind reuse eviction and sets its hit rates beside those of "
+            "Trains the predictor of reuse eviction and compares its hit rates with those of "
             "every other policy."
         ),
     ),

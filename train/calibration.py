@@ -1,4 +1,4 @@
-"""From logits to the chance that an expert is chosen: one scale and one shift for each forecast.
+"""Calibration: logits to the probability that an expert is chosen, by a scale and a shift.
 
 Shape suffixes: P forecasts (source and target), N tokens, E experts, K top_k.
 """
@@ -13,15 +13,17 @@ HALVINGS = 12
 """Newton's method on two numbers and a convex loss. A step that would raise the loss is halved:
 undamped, Newton runs away from a forecast that is nearly always right."""
 CLOSE_ENOUGH = 1e-6
-"""Of a step, in units of scale and shift: single precision."""
+"""Largest final step, in units of scale and shift: single precision."""
 SMALLEST_SCALE = 1e-3
 """A scale of 0 or below would not keep the order."""
 
 
 def platt(logits_PNE: Tensor, chosen_PNK: Tensor) -> tuple[Tensor, Tensor]:
-    """`(scale, shift)`, `[P]` each, of the least cross-entropy of `sigmoid(scale z + shift)` with
-    being chosen, z the log-softmax over the experts (Platt scaling, with the softmax's temperature
-    as its scale). Both keep the order of the experts of a token.
+    """Returns `(scale, shift)`, `[P]` each, fitted by Platt scaling.
+
+    They minimise the cross-entropy of `sigmoid(scale z + shift)` against the chosen experts, with
+    z the log-softmax over the experts; the scale is the softmax's temperature. The order of a
+    token's experts stays.
     """
     z_PM = logits_PNE.double().log_softmax(-1).flatten(1)
     wanted_PM = torch.zeros_like(logits_PNE, dtype=torch.double)

@@ -1,4 +1,4 @@
-"""What happens after each pass: a checkpoint, and a line for whoever watches."""
+"""Callbacks after each epoch: checkpoints and a progress line."""
 # ruff: noqa: ARG002 - Lightning's hooks fix the arguments
 
 import json
@@ -87,7 +87,7 @@ def last_checkpoint(folder: Path) -> ModelCheckpoint:
 
 
 class PlainProgress(Callback):
-    """A line after each pass, where a bar cannot be drawn."""
+    """Writes a line after each epoch, for outputs that are no terminal."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, hold no pickled object, and know when they are damaged.
+"""Atomic, checksummed checkpoints without pickled objects.
 
 Lightning's own writes go to the system's temporary folder first and are not flushed: on another
 file system, a full disk or a kill leaves a torn file where a good one was.
@@ -80,7 +80,7 @@ def from_bytes(data: bytes, *, what: str) -> dict[str, Any]:
 
 
 def link_previous(path: Path) -> None:
-    """Gives the file a second name, NAME.previous; at no moment is it without its first."""
+    """Gives the file a second name, NAME.previous; the first one stays throughout."""
     if path.exists():
         spare = path.with_name(f".{path.name}.previous")
         spare.unlink(missing_ok=True)
@@ -89,8 +89,9 @@ def link_previous(path: Path) -> None:
 
 
 class SafeCheckpointIO(CheckpointIO):
-    """Lightning's access to the disk. A resumable checkpoint that is replaced stays as
-    `NAME.previous`.
+    """Reads and writes checkpoints for Lightning.
+
+    A resumable checkpoint that is replaced stays as `NAME.previous`.
     """
 
     def save_checkpoint(

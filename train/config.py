@@ -1,4 +1,4 @@
-"""What `python -m train` can be told."""
+"""Options of `python -m train`."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,14 +12,14 @@ from train.report.config import ReportConfig
 
 
 class LoggerKind(StrEnum):
-    """Where curves go."""
+    """Destination of training curves."""
 
     CSV = "csv"
     WANDB = "wandb"
 
 
 class Loss(StrEnum):
-    """What the networks learn from."""
+    """Loss of the networks."""
 
     BCE = "bce"
     LISTWISE = "listwise"
@@ -59,12 +59,12 @@ class TrainConfig(RunConfig):
     loss: Loss = Loss.BCE
     """bce: calibrated scores; listwise: softmax cross-entropy against the chosen set."""
     max_epochs: int = 5
-    """Passes over the training requests."""
+    """Epochs over the training requests."""
     patience: int = 3
-    """Passes without a better accuracy on requests set aside, after which training stops; the best
-    pass's weights are kept."""
+    """Epochs without a better accuracy on the validation requests, after which training stops; the
+    best epoch's weights are kept."""
     precision: str = "32-true"
-    """Lightning's name of the arithmetic: bf16-mixed on a GPU; a CPU is far slower with it."""
+    """Lightning's precision; bf16-mixed suits GPUs and is far slower on a CPU."""
     devices: int = 1
     """Devices to train on (Lightning's DDP), each with its share of every batch; with launcher=ray
     wherever the cluster has them (Ray Train). Tested with two processes on a CPU, never run on
@@ -74,9 +74,9 @@ class TrainConfig(RunConfig):
     lr: float = 4e-3
     """Peak learning rate of AdamW; warmed up, then linearly to zero."""
     weight_decay: float = 1e-2
-    """AdamW's."""
+    """Weight decay of AdamW."""
     fresh: bool = False
-    """Begin again, even where the run folder has a checkpoint to go on from."""
+    """Train from the beginning, even if the run folder has a checkpoint to resume from."""
     budget: str = "50%"
     """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
     replay_tokens: int = 500

@@ -1,6 +1,6 @@
-"""What a token's request was about before it: a decaying mean of its earlier states.
+"""Contexts: decaying means of a request's earlier states.
 
-Shape suffixes: L layers, N rows asked for, D hidden size.
+Shape suffixes: L layers, N rows, D hidden size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,8 +31,10 @@ def contexts(
     requests: NDArray[np.int32],
     decays: Sequence[float],
 ) -> tuple[NDArray[np.float16], Floats]:
-    """`([G, L, N, D], [G, N])`: `(1 - d) sum over j of d^j x(t - 1 - j)` over the request's earlier
-    rows for each decay d, and the sum of its weights. `rows_N` ascends; a column for each layer.
+    """Returns `([G, L, N, D], [G, N])`: the contexts of the rows and the sums of their weights.
+
+    A context is `(1 - d) sum over j of d^j x(t - 1 - j)` over the request's earlier rows, for each
+    decay d. `rows_N` ascends; there is a column for each layer.
     """
     width = columns[0].shape[1]
     found = np.zeros((len(decays), len(columns), len(rows_N), width), np.float16)

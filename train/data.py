@@ -30,12 +30,12 @@ POOL_BYTES = 256 << 20
 """Memory for the rows among which a batch is drawn."""
 
 VALIDATION_SHARE = 20
-"""One training request in so many is kept from the networks: it decides when to stop and sets the
+"""One training request in this many is for validation: it decides when to stop and sets the
 temperatures, so that the held-out requests decide nothing and only measure."""
 
 
 class TraceSubset(StrEnum):
-    """What a request is for; `held_out` are the trace's own, the others share its `train` split."""
+    """Use of a request. `held_out` is the trace's split; the others divide its `train` split."""
 
     FIT = "fit"
     VALIDATION = "validation"
@@ -68,9 +68,9 @@ class Batch:
     chosen_LBK: Tensor
     """Experts that each layer's router chose, int64."""
     states: Mapping[TraceSignal, Tensor]
-    """`[L, B, D]` of each signal that somebody asked for, float32."""
+    """`[L, B, D]` of each requested signal, float32."""
     contexts: Mapping[TraceSignal, Tensor] = field(default_factory=dict)
-    """`[G, L, B, D]`: decaying means of the request's earlier states, if somebody asked."""
+    """`[G, L, B, D]`: decaying means of the request's earlier states, if requested."""
     weight_GB: Tensor | None = None
     """Sum of the weights in `contexts`: 0 for a request's first token, soon 1."""
 
@@ -79,7 +79,7 @@ class Batch:
         return self.states[TraceSignal.GATE_INPUT]
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on another device (Lightning asks for it)."""
+        """Return the batch on another device; called by Lightning."""
         return Batch(
             self.chosen_LBK.to(device),
             {signal: one.to(device) for signal, one in self.states.items()},
@@ -90,11 +90,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What the networks read of a trace, beside the chosen experts."""
+    """Inputs that networks read from a trace, in addition to the chosen experts."""
 
     signals: frozenset[TraceSignal] = frozenset({TraceSignal.GATE_INPUT})
     decays: tuple[float, ...] = ()
-    """Of the contexts; none: no contexts."""
+    """Decays of the contexts; empty: no contexts."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Pool:
 
 
 def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: InputSpec) -> Pool:
-    """What is needed of these rows, which ascend."""
+    """Read the signals and contexts of these ascending rows into memory."""
     layers = range(trace.spec.num_layers)
     chosen = [trace.column(TraceSignal.EXPERTS, layer)[rows_N] for layer in layers]
     states, past, weight_GN = {}, {}, None
@@ -245,7 +245,7 @@ class TraceData(LightningDataModule):
         self.needs = merge_inputs(needs)
 
     def batches(self, epoch: int) -> TraceBatches:
-        """One pass over the requests that are trained on."""
+        """One epoch of the requests that are trained on."""
         share = (0, 1)
         if self.trainer is not None:
             share = (self.trainer.global_rank, self.trainer.world_size)
@@ -267,7 +267,7 @@ class TraceData(LightningDataModule):
         )
 
     def train_dataloader(self) -> DataLoader:
-        # Asked anew for each pass (reload_dataloaders_every_n_epochs=1).
+        # Called for each epoch (reload_dataloaders_every_n_epochs=1).
         assert self.trainer is not None
         return DataLoader(self.batches(self.trainer.current_epoch), batch_size=None)
 
@@ -276,7 +276,7 @@ class TraceData(LightningDataModule):
 
 
 def merge_inputs(needs: Collection[InputSpec]) -> InputSpec:
-    """What several families need, read once; they agree on the contexts' decays."""
+    """Return the union of the inputs, all of which have the same decays of contexts."""
     signals = frozenset({TraceSignal.GATE_INPUT}).union(*(one.signals for one in needs))
     decays = {one.decays for one in needs if one.decays}
     assert len(decays) <= 1, decays

@@ -20,12 +20,14 @@ MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 """Requests served up to which accuracy is reported, each time of those since the mark before."""
 
 LEARNERS = EamSequencePredictor | EamRequestPredictor | ExpertMapPredictor | CorrelationPredictor
-"""Serving changes what these answer to other requests."""
+"""Predictors that learn from the requests that they serve."""
 
 
 def measure_drift(predictor: LEARNERS, trace: Trace, shifted: Trace | None) -> dict[str, Any]:
-    """Accuracy against requests served: from nothing on the training requests, and as fitted on
-    those of another distribution, learning from them and not; null without such a trace.
+    """Measure accuracy against the number of requests served.
+
+    An empty predictor serves the training requests. The fitted one serves the requests of another
+    distribution, with and without learning from them; null without such a trace.
     """
     options = predictor.options()
     cold = type(predictor).empty(predictor.spec, **{**options, "learning": True})
@@ -42,7 +44,7 @@ def measure_drift(predictor: LEARNERS, trace: Trace, shifted: Trace | None) -> d
 
 
 def rebuild(predictor: Predictor, **changed: Any) -> Predictor:
-    """The same predictor as it was made, with other options."""
+    """Return a fresh copy of the predictor with other options."""
     options = {**predictor.options(), **changed}
     return load_from_files(predictor.kind, predictor.spec, files=predictor.files(), options=options)
 

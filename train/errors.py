@@ -1,4 +1,4 @@
-"""What can go wrong in training, told apart from what goes wrong elsewhere."""
+"""Errors of training."""
 
 from predictors.errors import MoecastError
 
@@ -12,4 +12,4 @@ class TrainCheckpointError(TrainError):
 
 
 class ParityError(RuntimeError):
-    """An exported network that does not answer as the trained one does: ours to mend."""
+    """Internal error: an exported network gives other scores than the trained one."""

@@ -89,7 +89,7 @@ def replay_policy(
 
 
 def token_by_token(steps: Iterable[TraceStep], num_tokens: int) -> Iterator[TraceStep]:
-    """Yield every token, prompts included, as a step of its own."""
+    """Yield every token, prompts included, as a separate step."""
     left = num_tokens
     for step in steps:
         for row in range(min(left, step.num_tokens)):

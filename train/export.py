@@ -18,8 +18,8 @@ OPSET, IR_VERSION = 17, 9
 """Old enough for every onnxruntime since 1.16; the operators have not changed since."""
 
 MEAN, DEVIATION = "entering_mean", "entering_deviation"
-"""Tensors that no node of a graph uses: of each feature that enters the first product, in whose
-weights they are folded. Whoever rounds that product's inputs needs them."""
+"""Tensors that no node of a graph uses: mean and deviation of each input feature of the first
+product, in whose weights they are folded. Quantising that product's inputs needs them."""
 
 Normaliser = tuple[NDArray, NDArray]
 """`([D], [D])`: mean and deviation of the features that enter."""
@@ -105,7 +105,7 @@ def skipping_graph(
     name: str,
     normaliser: Normaliser | None = None,
 ) -> bytes:
-    """As `network_graph`, and a linear path beside it, both read in one product."""
+    """Build `network_graph` with a parallel linear path; one product reads both."""
     width, num_experts = weight_FE.shape
     return graph_bytes(
         name,

@@ -1,4 +1,4 @@
-"""What the trainer asks of networks that learn together, and what the exporter gets from them.
+"""Interface of networks that are trained together and exported.
 
 Shape suffixes: L layers, F figures, B batch, E experts.
 """
@@ -14,7 +14,7 @@ from train.data import Batch, InputSpec
 
 
 class ReferenceScores(NamedTuple):
-    """What torch makes of one batch, to be compared with the exported predictor."""
+    """Torch's scores of one batch, to compare with the exported predictor."""
 
     kind: str
     signal: Signal
@@ -29,7 +29,7 @@ class PredictorStack(nn.Module):
     """Networks of all layers as stacked products; one figure for each thing that they forecast."""
 
     labels: list[str]
-    """Of each figure: `mlp/layer_03`, `residual/horizon_2/layer_05`."""
+    """Labels of the figures: `mlp/layer_03`, `residual/horizon_2/layer_05`."""
     needs: InputSpec
     lr_share: float = 1.0
     """Its learning rate, as a share of the run's."""

@@ -35,7 +35,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True, kw_only=True)
 class FitSettings:
-    """Everything that the trained weights depend on, beside the trace."""
+    """Everything that the trained weights depend on, except the trace."""
 
     kinds: tuple[str, ...]
     width: int
@@ -46,15 +46,15 @@ class FitSettings:
     weight_decay: float
     seed: int
     patience: int = 3
-    """Passes without a better validation accuracy after which training stops."""
+    """Epochs without a better validation accuracy after which training stops."""
     precision: str = "32-true"
-    """Lightning's: `bf16-mixed` where the device is faster with it."""
+    """Lightning's precision: `bf16-mixed` where the device is faster with it."""
     devices: int = 1
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Processes that somebody else has started, each with its share of every batch."""
+    """Processes that a launcher has started, each with its share of every batch."""
 
     strategy: Strategy
     environment: ClusterEnvironment
@@ -69,14 +69,14 @@ class Fitted:
     seconds: float
     resumed: bool
     best_pass: int
-    """The pass whose weights these are, counted from 0."""
+    """The epoch that the weights are from, counted from 0."""
     validation_accuracy: float | None
     """Mean over all networks, on training requests that were set aside."""
     launched: dict[str, int] | None = None
-    """How the workers did, when there were any."""
+    """Statistics of the workers; None without workers."""
 
     def record(self, settings: FitSettings) -> dict[str, Any]:
-        """For results.json: what was trained, how, and what came of it."""
+        """Return the training's part of results.json."""
         parameters = [one for family in self.families for one in family.parameters()]
         return {
             **asdict(settings),
@@ -95,7 +95,7 @@ class Fitted:
 def settings_for(
     config: TrainConfig, kinds: tuple[str, ...], *, width: int | None = None
 ) -> FitSettings:
-    """What a run was told, for these kinds; `width` where it is not the run's."""
+    """Return a run's settings for these kinds; `width` overrides the run's."""
     return FitSettings(
         kinds=kinds,
         width=config.predictor.width if width is None else width,

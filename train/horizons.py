@@ -9,12 +9,14 @@ from runtime.sim.step import StepEvent, replay_step
 from train.accuracy import PendingScores, steps_with_phases
 
 ENTRY = "entry"
-"""What is forecast when the step begins or from the first layer's input."""
+"""Name of the distance of forecasts at a step's start or from the first layer's input."""
 
 
 class HorizonPredictor(Predictor):
-    """Another predictor of which only the forecasts at one distance are heard: what that distance
-    alone is worth in a replay. It feeds the other one, which must serve nothing else meanwhile.
+    """Wraps a predictor and passes on its forecasts at one distance only.
+
+    A replay with it shows the value of that distance. The wrapped predictor must serve nothing
+    else meanwhile.
     """
 
     def __init__(self, whole: Predictor, horizon: int):

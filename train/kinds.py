@@ -1,4 +1,4 @@
-"""What `predictor=` asks for: which kinds are fitted, with which options, on which signals."""
+"""The kinds that `predictor=` selects, their options and the signals that they need."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -11,11 +11,11 @@ from predictors.errors import PredictorError
 from predictors.registry import KINDS, LEARNED, predictor_class
 
 BASELINES = ("skip", "token", "popularity")
-"""Cheap and always beside what was asked for: an accuracy says little without them."""
+"""Cheap kinds that are always fitted for comparison."""
 
 COMPARED = ("mlp", "stride")
-"""The published learned predictors, trained beside any learned one: one pass over the same columns.
-The others are several times the work, and their signals twice the trace: only when asked for."""
+"""The published learned predictors, trained with any learned one in one pass over the same columns.
+The others take several times the work and twice the trace: they are trained only if selected."""
 
 RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
     {
@@ -26,27 +26,28 @@ RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
         Signal.LOGITS: TraceSignal.GATE_LOGITS,
     }
 )
-"""Where a trace keeps what a predictor is shown; token ids it always has."""
+"""Trace column of each signal of predictors; None: every trace has it."""
 
 
 def wanted_kinds(kind: str) -> tuple[str, ...]:
-    """The kind asked for first, then what is fitted beside it.
+    """Returns the selected kind, followed by those that it is compared with.
 
-    PredictorError with the choices when there is no such kind.
+    Raises:
+        PredictorError: there is no such kind; the message lists the choices.
     """
     if kind == ALL:
         return tuple(KINDS)
-    beside = COMPARED if predictor_class(kind).kind in LEARNED else ()
-    return tuple(dict.fromkeys((kind, *beside, *BASELINES)))
+    compared = COMPARED if predictor_class(kind).kind in LEARNED else ()
+    return tuple(dict.fromkeys((kind, *compared, *BASELINES)))
 
 
 def needed_kinds(kind: str) -> tuple[str, ...]:
-    """Those of `wanted_kinds` that no trace may leave out: all but the baselines beside it."""
+    """Returns the kinds of `wanted_kinds` whose signals a trace must have: all but baselines."""
     return tuple(one for one in wanted_kinds(kind) if kind in (ALL, one) or one not in BASELINES)
 
 
 def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
-    """What a trace must hold for these kinds to be fitted and scored."""
+    """Returns the signals that a trace must have to fit and score these kinds."""
     needed = {RECORDED[signal] for kind in kinds for signal in KINDS[kind].signals}
     needed |= {TraceSignal.EXPERTS, TraceSignal.WEIGHTS}
     return tuple(signal for signal in TraceSignal if signal in needed)

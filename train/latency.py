@@ -1,4 +1,4 @@
-"""What a prediction costs on this machine, at the batch sizes of serving.
+"""Time of a prediction on this machine, at the batch sizes of serving.
 
 Shape suffixes: B requests that decode together.
 """
@@ -37,8 +37,10 @@ def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterat
 def measure_latency(
     predictor: Predictor, trace: Trace, *, num_steps: int = 40, split: str = "held_out"
 ) -> dict[str, Any]:
-    """Microseconds that the events of one layer take, median and 99th percentile, and of a step's
-    beginning and end, for each batch size; null where the trace has no generated tokens.
+    """Measures the time of a predictor's events for each batch size, in microseconds.
+
+    Returns median and 99th percentile of one layer's events, and of a step's beginning and end;
+    null if the trace has no generated tokens.
     """
     return {
         str(batch): _timed(untouched(predictor), list(decode_steps(trace, batch, num_steps, split)))

@@ -1,4 +1,4 @@
-"""Where curves go: a CSV file, or Weights & Biases."""
+"""Loggers of training curves: a CSV file, or Weights & Biases."""
 
 import os
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from train.errors import TrainError
 
 
 def make_logger(config: LoggerConfig, *, run_dir: Path, settings: Mapping[str, Any]) -> Logger:
-    """The logger, told the run's settings.
+    """Return the logger, with the run's settings logged as hyperparameters.
 
-    wandb is imported here and nowhere else; it stays offline unless WANDB_API_KEY is set, for
+    wandb is imported only if it is selected. It stays offline unless WANDB_API_KEY is set, because
     without a key an online run stops at once.
     """
     if config.kind is LoggerKind.CSV:
@@ -38,7 +38,7 @@ def make_logger(config: LoggerConfig, *, run_dir: Path, settings: Mapping[str, A
 
 
 def log_entries(logger: Logger, entries: Mapping[str, Path], metadata: Mapping[str, Any]) -> None:
-    """Gives wandb each predictor as an artifact of type `model`; other loggers keep files only."""
+    """Log each predictor to wandb as an artifact of type `model`; other loggers keep files only."""
     if type(logger).__name__ != "WandbLogger":
         return
     import wandb
@@ -51,8 +51,10 @@ def log_entries(logger: Logger, entries: Mapping[str, Path], metadata: Mapping[s
 
 
 def log_report(config: LoggerConfig, page: HtmlReport, path: Path, run_dir: Path) -> None:
-    """Gives wandb the report as a run of its own, NAME-report: each figure as an image, the values
-    of each figure and table as a table, and the page. Other loggers keep files only.
+    """Log the report to wandb as a separate run, NAME-report; other loggers keep files only.
+
+    The run has each figure as an image, the values of each figure and table as a table, and the
+    page.
     """
     if config.kind is not LoggerKind.WANDB:
         return
@@ -68,7 +70,7 @@ def log_report(config: LoggerConfig, page: HtmlReport, path: Path, run_dir: Path
             logged[f"report/{section.name}"] = wandb.Image(picture, caption=section.heading)
         if section.columns:
             rows = [list(row) for row in section.rows]
-            # A null beside numbers is what was not measured; types are not to be guessed from it.
+            # A null among numbers was not measured; types cannot be inferred from it.
             values = wandb.Table(columns=list(section.columns), data=rows, allow_mixed_types=True)
             logged[f"report/{section.name}/values"] = values
     logger.experiment.log(logged)

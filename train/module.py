@@ -11,7 +11,7 @@ from train.data import Batch
 from train.family import PredictorStack
 
 WARMUP_SHARE = 0.05
-"""Of all steps; AdamW's second moments are worth little before."""
+"""Share of all steps with a rising learning rate, until AdamW's second moments are reliable."""
 
 
 class StackFit(LightningModule):
@@ -82,7 +82,7 @@ class StackFit(LightningModule):
 
 
 def accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:
-    """What is logged of a validation: each figure, the mean of each group of them, and of all."""
+    """Return a validation's metrics: each figure, the mean of each group, and the mean of all."""
     found = {f"val/accuracy/{label}": one for label, one in zip(labels, accuracy_F, strict=True)}
     groups = [label.rpartition("/")[0] for label in labels]
     for group in dict.fromkeys(groups):

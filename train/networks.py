@@ -39,7 +39,7 @@ class NetworkSpec:
 
     @property
     def signal(self) -> TraceSignal:
-        """What it reads of its source."""
+        """The signal that the networks read."""
         (signal,) = FEED_FORWARD[self.kind].signals
         return TraceSignal(str(signal))
 
@@ -64,7 +64,7 @@ def network_specs(spec: ModelSpec, kinds: Sequence[str]) -> list[NetworkSpec]:
 
 
 class NetworkStack(nn.Module):
-    """N networks `hidden -> ReLU(width) -> experts` (promoe 6.3), each with weights of its own."""
+    """N networks `hidden -> ReLU(width) -> experts` (promoe 6.3), each with separate weights."""
 
     mean_ND: Tensor
     scale_ND: Tensor
@@ -192,6 +192,6 @@ LOSSES = {"bce": chosen_loss, "listwise": listwise_loss}
 
 
 def top_k_hits(logits_NBE: Tensor, chosen_NBK: Tensor) -> Tensor:
-    """How many chosen experts are among the best scored top_k, summed over the batch, `[N]`."""
+    """Counts the chosen experts among the top_k scores, summed over the batch, `[N]`."""
     best_NBK = logits_NBE.topk(chosen_NBK.size(-1), dim=-1).indices
     return (best_NBK[..., None] == chosen_NBK[..., None, :]).any(-1).sum((-2, -1))

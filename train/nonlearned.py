@@ -60,7 +60,7 @@ def fit_popularity(trace: Trace, **options: Any) -> PopularityPredictor:
 
 
 def fit_token(trace: Trace) -> TokenPredictor:
-    """How often each token id went to each expert of each layer, over the training tokens."""
+    """Counts the experts of each layer that each token id was routed to, over training tokens."""
     spec = trace.spec
     tokens = trace.tokens[trace.rows("train")].astype(np.int64)
     ids_S, place_N, uses_S = np.unique(tokens, return_inverse=True, return_counts=True)
@@ -121,8 +121,10 @@ def fit_eam_sequence(
 
 
 def insufficient_share(matrices_NLE: Floats, kept: np.ndarray, top_k: int) -> float:
-    """Share of the attainable accuracy below which a sequence counts as badly forecast: a low
-    quantile of what the nearest stored EAM, its own left out, gives each training request.
+    """Returns the share of the attainable accuracy below which a sequence counts as badly forecast.
+
+    It is a low quantile of the share that the nearest stored EAM, without the request's, gives
+    each training request.
     """
     if len(kept) < 2:
         return 0.0

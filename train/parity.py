@@ -23,7 +23,7 @@ class Parity:
     """(token, network) pairs compared."""
     same_top_k: float
     max_abs_difference: float
-    """Of the scores, which lie in [0, 1]."""
+    """Largest difference of scores, which lie in [0, 1]."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ def check_parity(
     *,
     top_k: int,
 ) -> dict[str, Parity]:
-    """Compares scores of torch and onnxruntime, each token as the first of a request of its own.
+    """Compares scores of torch and onnxruntime, each token as the first of a separate request.
 
     Raises ParityError when a kind's top_k sets agree on less than `LEAST_PARITY` of the tokens.
     """
@@ -75,7 +75,7 @@ def check_parity(
 
 
 def answer_event(predictor: Predictor, answer: ReferenceScores, batch: Batch) -> Forecasts:
-    """What the predictor says at the event of the answer."""
+    """Returns the predictor's forecasts at the event of the reference scores."""
     hidden = batch.states[TraceSignal(str(answer.signal))][answer.source].cpu().numpy()
     if answer.signal is Signal.LAYER_INPUT:
         return predictor.layer_input(answer.source, hidden)

@@ -27,7 +27,7 @@ HORIZONS = 3
 """Layers that one state of `residual` is good for."""
 
 PARITY_TOKENS = 1_024
-"""Tokens compared at once, each a request of its own."""
+"""Tokens compared at once, each as a separate request."""
 
 
 def make_stacks(
@@ -68,8 +68,9 @@ def make_stacks(
 def export_predictors(
     families: Sequence[PredictorStack], trace: Trace, *, int8: bool = False
 ) -> tuple[dict[str, Predictor], dict[str, Parity]]:
-    """The learned predictors as they will run, and how well they agree with torch (held out),
-    before their weights are rounded to eight bits if that is asked for.
+    """Returns the exported predictors and their agreement with torch on held-out requests.
+
+    With `int8`, the weights are rounded to eight bits after the comparison.
     """
     made: dict[str, Predictor] = {}
     agreement: dict[str, Parity] = {}

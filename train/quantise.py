@@ -1,5 +1,6 @@
-"""Exported predictors with eight-bit weights: a quarter of the bytes, and faster where memory is
-what a prediction waits for.
+"""Quantises exported predictors to eight-bit weights.
+
+They are a quarter of the size, and faster where memory bandwidth limits a prediction.
 
 Weights are rounded once, for each output of a layer by itself; inputs at run time, each call by
 its own range. A few features of a hidden state are far from zero, or far larger than the others,

@@ -6,9 +6,8 @@
     logits  = x @ R + hidden @ U + c                         for every target at once
     chance  = sigmoid(scale * log_softmax(logits) + shift)
 
-The context is the decaying sum of the request's earlier states: a stand-in for what attention will
-bring. R begins as the routers themselves and U, c as zeros: untrained, this is skip. All of it
-learns.
+The context is the decaying sum of the request's earlier states, a stand-in for attention's output.
+R is initialised with the routers, U and c with zeros: untrained, this is skip. All of it learns.
 
 The loss is the cross-entropy with the softmax of the logits that the target's router really had
 (its weights on its own input, both known): 60 numbers say more about a ranking than the four that
@@ -240,8 +239,9 @@ class SourceStack(nn.Module):
 
 
 def group(source: ForecastSource, place: int) -> str:
-    """What the forecast of the source's target number `place` is averaged with: its horizon, or
-    `entry` for what is forecast from the first layer's input.
+    """Returns the group in which the source's target number `place` is averaged.
+
+    It is the horizon, or `entry` for forecasts from the first layer's input.
     """
     if source.signal is Signal.GATE_INPUT:
         return f"horizon_{place + 1}"

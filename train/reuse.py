@@ -28,8 +28,10 @@ WIDTH = 256
 
 
 class ReuseStack(PredictorStack):
-    """Figures: of each layer the share of the next tokens' discounted uses that fall on the
-    quarter of its experts that are valued most, over what knowing the future would get.
+    """The networks of all layers.
+
+    The figure of a layer is the share of the next tokens' discounted uses that fall on the quarter
+    of its experts with the highest scores, relative to scores that know the future.
     """
 
     mean_LX: Tensor

@@ -14,12 +14,12 @@ LAYERS_SHOWN = 7
 
 
 def cell(value: float | None) -> str:
-    """A dash where nothing was forecast or measured, never a zero."""
+    """Format a value; a dash where nothing was forecast or measured."""
     return "-" if value is None else f"{value:.3f}"
 
 
 def size(num_bytes: int) -> str:
-    """As people write sizes."""
+    """Format a size in bytes, KiB or MiB."""
     for unit, width in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= width:
             return f"{num_bytes / width:.1f} {unit}"
@@ -27,8 +27,10 @@ def size(num_bytes: int) -> str:
 
 
 def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A row for each predictor: accuracy, then FetchRate and GoodPred for each machine (numbered),
-    the median latency of one layer's events at batch 1, bytes, accuracy on another distribution.
+    """Returns a table with a row for each predictor.
+
+    Columns: accuracy, FetchRate and GoodPred for each machine (numbered), median latency of one
+    layer's events at batch 1, bytes, accuracy on another distribution.
     """
     machines = machines_of(results)
     table = Table(padding=(0, 0), collapse_padding=True)

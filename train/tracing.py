@@ -1,4 +1,4 @@
-"""The trace to train on: the one that is named, or one made for the occasion."""
+"""Finds the trace to train on, or records it."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from train.errors import TrainError
 
 
 class Wanted(Protocol):
-    """What a trace is asked for with."""
+    """The options that select a trace."""
 
     model: ModelConfig
     data: DataConfig
@@ -36,10 +36,10 @@ def trace_for(
     launcher: LauncherConfig | None = None,
     logs: Path = LOGS,
 ) -> Trace:
-    """The trace to train on, with these signals: what nobody reads may be most of the bytes.
+    """Returns the trace to train on, recorded with these signals if there is none.
 
-    Of one that was named only those that are `needed` are asked, all of them unless given. One
-    that was imported from a published routing log is of whatever model it says.
+    A named trace must have only the signals in `needed`, by default all of them. The model of a
+    trace imported from a published routing log is not checked.
 
     Raises:
         TrainError: the trace that was named is of another model, or lacks a signal.
@@ -58,7 +58,7 @@ def trace_for(
 
 
 def shifted_for(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
-    """The trace of prompts of another distribution, to score on only; raises as `trace_for`."""
+    """Returns the trace of the shifted prompts, for scoring only; raises as `trace_for`."""
     return _trace(
         config,
         config.shifted,
@@ -84,8 +84,8 @@ def _trace(
 ) -> Trace:
     """Opens the trace of this model and data; records it first, or what is missing of it.
 
-    A finished trace that was named is taken whatever its prompts were, if it is of this model. One
-    of the same prompts with all signals will do where fewer are asked for.
+    A finished trace that was named is used with any prompts, if it is of this model. Otherwise, a
+    trace of the same prompts with all signals serves where fewer are requested.
     """
     if named is not None and has_manifest(named) and read_manifest(named).complete:
         trace = Trace.open(named)

@@ -37,7 +37,7 @@ class ServerExit:
 @dataclass(frozen=True, kw_only=True)
 class StormRun:
     ends: dict[str, int]
-    """How the requests of the storm ended."""
+    """Number of the storm's requests by their end."""
     next_status: int
     """Status of the request after the storm."""
     next_tokens: int | None
@@ -65,7 +65,7 @@ class AbruptExit(ServerExit):
     """An exit without a grace period."""
 
     clients: dict[str, int]
-    """How the answers in progress ended."""
+    """Number of answers in progress by their end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ COMMANDS = [
         run="train.evaluate.commands:evaluate",
         summary=(
             "Replays the held-out requests of one trace through every system, on every machine, "
-            "budget and batch size asked for, and says who is first: table, JSON, HTML report."
+            "budget and batch size given, and ranks the systems: table, JSON, HTML report."
         ),
     ),
 ]

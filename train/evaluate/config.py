@@ -1,4 +1,4 @@
-"""What `python -m train.evaluate` can be told."""
+"""Options of `python -m train.evaluate`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 
 OURS = "moecast"
-"""The system whose place in every cell is told."""
+"""The system whose rank in every condition is reported."""
 
 
 @dataclass(kw_only=True)
@@ -28,7 +28,7 @@ class EvaluateConfig(RunConfig):
     baseline: SystemConfig = field(default_factory=SystemConfig)
     """The system without prefetching that speed-ups are against, at equal budget."""
     bound: SystemConfig = field(default_factory=SystemConfig)
-    """The system that knows the future; others are told as a share of it."""
+    """The system that knows the future; the others are reported as a share of it."""
     ablated: SystemConfig = field(default_factory=SystemConfig)
     """The system whose techniques are switched on one after another, and whose forecasts are cut to
     one distance, for two of the figures."""
@@ -37,18 +37,17 @@ class EvaluateConfig(RunConfig):
     batch: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])
     """Requests that decode together, with commas between them."""
     predictor: str | None = None
-    """What every system that prefetches forecasts with, in place of its own: kind, zoo entry or
-    folder."""
+    """Predictor of every system that prefetches, instead of its own: kind, zoo entry or folder."""
     entries: Path | None = None
     """Folder of zoo entries (RUN_DIR/entries of `python -m train`) that come before the zoo's."""
     new_tokens: int = 500
-    """Generated held-out tokens to replay: whole requests until there are so many."""
+    """Generated held-out tokens to replay, rounded up to whole requests."""
     figures: bool = True
     """Write report.html, and replay what only its figures need: ablation, prefetch distance."""
     workers: int | None = None
-    """Processes that replay; as many as there are cores unless given."""
+    """Processes that replay; default: one for each core."""
     fresh: bool = False
-    """Replay again what the run folder already has."""
+    """Replay all conditions, even those whose results are in the run folder."""
 
     def __post_init__(self) -> None:
         for name in ("new_tokens", "workers"):

@@ -24,10 +24,10 @@ SPAN_COLOURS = {"compute": "C0", "stall": "C1", "fetch": "C3", "prefetch": "C2"}
 SPAN_LABELS = {
     "compute": "compute",
     "stall": "stall",
-    "fetch": "fetch, as a router asked",
-    "prefetch": "fetch, as was forecast",
+    "fetch": "fetch, requested by a router",
+    "prefetch": "fetch, requested by a forecast",
 }
-"""What the spans of a timeline are, with their colours."""
+"""Descriptions of a timeline's spans."""
 
 
 def by_system(rows: Sequence[Row]) -> dict[str, list[Row]]:

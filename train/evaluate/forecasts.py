@@ -20,7 +20,7 @@ EventKey = tuple[Signal, int]
 
 @dataclass(frozen=True)
 class RecordedForecast(Forecast):
-    """A forecast that works out its experts once, however often they are asked for."""
+    """A forecast that computes its experts once and caches them."""
 
     _experts: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 

@@ -20,17 +20,17 @@ Place = tuple[str, str, int]
 """Hardware, budget and batch size: systems are compared within one of them."""
 
 DEFINITIONS = {
-    "ttft_ms": "median time of a prefill, which asks for nearly all experts",
+    "ttft_ms": "median time of a prefill, which needs nearly all experts",
     "tpot_ms": "median time of a decode step, one token of each request of the batch; p95 and p99 "
     "are percentiles over the same steps",
     "tokens_per_second": "generated tokens / time of all decode steps",
-    "hit_rate": "share of the experts that decode's routers asked for that were in the arena",
+    "hit_rate": "share of the experts requested by decode's routers that were in the arena",
     "bytes_moved_per_token": "bytes over the link in decode steps, for each generated token",
-    "bytes_wasted_per_token": "of the prefetched bytes, those whose expert left before a router "
-    "asked for it",
-    "bytes_late_per_token": "moved after the router had asked for a predicted expert",
+    "bytes_wasted_per_token": "of the prefetched bytes, those whose expert was evicted before a "
+    "router requested it",
+    "bytes_late_per_token": "moved after the router had requested a predicted expert",
     "stall_share": "share of decode's time in which the computation waited for an expert",
-    "predictor_ms_per_token": "charged to predictions, which run beside the computation",
+    "predictor_ms_per_token": "charged to predictions, which run in parallel to the computation",
     "peak_bytes": "memory for experts: slots x an expert's bytes",
     "speedup_decode": "TPOT of the baseline at the same budget / TPOT",
     "speedup_prefill": "TTFT of the baseline at the same budget / TTFT",

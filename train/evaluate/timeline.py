@@ -1,4 +1,4 @@
-"""What the link and the computation do during a few layers of one token."""
+"""Records the activity of the link and the computation during a few layers of one token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class TimelineSpan:
     start_ms: float
     end_ms: float
     layer: int | None
-    """None: the parts of a layer beside its experts."""
+    """None: the parts of a layer other than its experts."""
     expert: int | None
 
 

@@ -107,7 +107,7 @@ def list_variants(config: EvaluateConfig, sources: PredictorSources) -> Variants
 
 
 def make_variant(system: SystemConfig, sources: PredictorSources, chosen: str | None) -> Variant:
-    """Return a system with its predictors, `chosen` in place of its own if given."""
+    """Return a system with its predictors; `chosen` replaces the system's predictor if given."""
     predictor, reuse_predictor = sources.of_system(system, chosen)
     return Variant(
         label=system.name, system=system, predictor=predictor, reuse_predictor=reuse_predictor

@@ -1,4 +1,4 @@
-"""What the reference model's recipe can be told; the defaults are what made the shipped one."""
+"""Options of the reference model's training; the defaults made the published model."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,7 @@ class FitConfig:
     z_loss: float = 1e-4
     """Weight of the squared log-partition of the router, which keeps its logits small."""
     seed: int = 0
-    """Of the initial weights and of the order of the windows."""
+    """Seed of the initial weights and of the order of the windows."""
     save_every: int = 50
     """Steps between checkpoints; a killed run goes on from the last."""
 
@@ -58,7 +58,7 @@ class ReferenceConfig(RunConfig):
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     fit: FitConfig = field(default_factory=FitConfig)
     output: Path | None = None
-    """Where the model is written; default: RUN_DIR/qwen2-moe-tiny."""
+    """Folder of the trained model; default: RUN_DIR/qwen2-moe-tiny."""
     audit_windows: int = 200
     """Held-out windows of 512 tokens that the card's figures are taken over."""
     threads: int | None = None

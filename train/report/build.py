@@ -17,7 +17,7 @@ from train.report.routing import routing_of
 from train.table import machines_of
 
 FOLDER = "report"
-"""Of the run folder."""
+"""Folder of the report inside the run folder."""
 REPLAY_TOKENS = 200
 
 
@@ -54,8 +54,8 @@ def make_page(
     serving.shifted_table(page, table)
     serving.latency_table(page, table, spec.num_layers)
     others = list(ceiling["rows"]) if ceiling else own_rows(results)
-    told = f"`benchmarks/ceiling.py` on `{ceiling['dataset']}`" if ceiling else None
-    serving.trace_size(page, [*others, *growth(trace)], others=told)
+    source = f"`benchmarks/ceiling.py` on `{ceiling['dataset']}`" if ceiling else None
+    serving.trace_size(page, [*others, *growth(trace)], others=source)
     serving.drift(page, results.get("drift"))
     routing = routing_of(trace)
     if routing is None:

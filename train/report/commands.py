@@ -69,7 +69,7 @@ def trace_of(results: dict[str, Any], path: str | None) -> Trace:
 
 
 def ceiling_of(path: Path, digest: str) -> dict[str, Any]:
-    """What `benchmarks/ceiling.py` wrote about the same trace."""
+    """Read the results of `benchmarks/ceiling.py` on the same trace."""
     if not path.is_file():
         raise TrainError(f"ceiling={path} is missing: `python -m benchmarks ceiling` writes it")
     found = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What `python -m train report` can be told."""
+"""Options of `python -m train report`."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Accuracy against the size of the trace: what is cheap to count anew, on parts of the requests."""
+"""Accuracy against the size of the trace, for kinds that are fitted by counting."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ from train.accuracy import score_layers
 from train.nonlearned import fit_popularity, fit_token
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Of the training requests."""
+"""Shares of the training requests."""
 COUNTED: Mapping[str, Callable[[Trace], Predictor]] = {
     TokenPredictor.kind: fit_token,
     PopularityPredictor.kind: fit_popularity,

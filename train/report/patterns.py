@@ -24,7 +24,7 @@ def even_LE(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def heatmaps(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
-    """fmoe, figure 3 a."""
+    """Draw heatmaps of expert choices (fMoE, figure 3 a)."""
     parts = {
         "corpus": (f"corpus ({int(routing.corpus_LE[0].sum()) // spec.top_k:,} held-out tokens)",
                    routing.corpus_LE),
@@ -66,24 +66,26 @@ def heatmaps(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
 
 
 def entropies(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
-    """fmoe, figure 3 b."""
-    told = {"corpus": "corpus", "request": "one request, mean", "step": "one step"}
+    """Draw the entropy of routing by layer (fMoE, figure 3 b)."""
+    labels = {"corpus": "corpus", "request": "one request, mean", "step": "one step"}
     layers = range(spec.num_layers)
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for place, (name, label) in enumerate(told.items()):
+        for place, (name, label) in enumerate(labels.items()):
             axes.plot(layers, routing.entropies[name], color=f"C{place}", marker="o", label=label)
         axes.set(xlabel="layer", ylabel="entropy, share of even", ylim=(0, 1.03))
         axes.locator_params(axis="x", integer=True)
         figure.legend(loc="outside right upper")
 
-    rows = [[layer, *(float(routing.entropies[name][layer]) for name in told)] for layer in layers]
+    rows = [
+        [layer, *(float(routing.entropies[name][layer]) for name in labels)] for layer in layers
+    ]
     page.figure(
         "routing-entropy",
         "Entropy of routing by layer",
         draw,
-        ["layer", *told],
+        ["layer", *labels],
         rows,
         note="Shannon entropy of a layer's choices over that of choosing every expert as often: 1 "
         f"is even. A request is the mean of {len(routing.requests_RLE):,} held-out ones. One step "
@@ -93,7 +95,7 @@ def entropies(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
 
 
 def popularity(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
-    """promoe, figure 5 a."""
+    """Draw the cumulative share of the most chosen experts (ProMoE, figure 5 a)."""
     corpus_LE = cumulative_E(routing.corpus_LE)
     each_RLE = np.stack([cumulative_E(counts_LE) for counts_LE in routing.requests_RLE])
     request_E = each_RLE.mean(axis=(0, 1))

@@ -1,5 +1,6 @@
-"""How the model routes: over the corpus, over one request, in one step (fmoe, figure 3), and how
-unevenly (promoe, figure 5 a).
+"""Routing of the model over the corpus, a request and a step.
+
+The figures are those of fMoE, figure 3, and ProMoE, figure 5 a.
 
 Shape suffixes: L layers, E experts, R requests.
 """
@@ -14,9 +15,9 @@ from collect.traces import Trace, TraceSignal
 from predictors.metrics import Phase
 
 LEAST_TOKENS = 16
-"""A request with fewer has no routing to speak of."""
+"""Requests with fewer tokens are left out."""
 MOST_REQUESTS = 200
-"""Means over requests are known well from so many, and a trace may have millions."""
+"""Requests that means are taken over: enough for a good estimate."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,9 @@ class Routing:
 
     corpus_LE: NDArray[np.int64]
     requests_RLE: NDArray[np.int64]
-    """Of the requests with at least LEAST_TOKENS tokens."""
+    """Counts of the requests with at least LEAST_TOKENS tokens."""
     place: int
-    """Which of them is shown."""
+    """Index of the request that is shown."""
     request_tokens: int
     step_LE: NDArray[np.int64]
     """The choices of one generated token of that request."""
@@ -61,7 +62,7 @@ def cumulative_E(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def routing_of(trace: Trace) -> Routing | None:
-    """Of the held-out requests; None where no request is long enough."""
+    """Count the routing of the held-out requests; None if no request is long enough."""
     rows = trace.rows("held_out")
     owner = trace.requests[rows]
     names, first, lengths = np.unique(owner, return_index=True, return_counts=True)

@@ -196,8 +196,8 @@ def shifted_table(page: HtmlReport, table: Table) -> None:
     """Accuracy on prompts of another distribution."""
     known = {name: one["shifted"] for name, one in table.items() if one["shifted"]}
     if not known:
-        told = f"Not scored (`score_shifted=false`): {AGAIN}."
-        page.text("Prompts of another distribution", [told])
+        reason = f"Not scored (`score_shifted=false`): {AGAIN}."
+        page.text("Prompts of another distribution", [reason])
         return
     first = next(iter(known.values()))
     rows: list[list[Cell]] = []
@@ -232,11 +232,11 @@ def drift(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
         for what, points in curves.items():
             rows += [[name, what, point["requests"], point["accuracy"]] for point in points]
     marks = [one for one in MARKS if one <= max(row[2] for row in rows)]
-    told = {"from nothing": "From nothing, training requests", "learning": "Another distribution"}
+    titles = {"from nothing": "From nothing, training requests", "learning": "Another distribution"}
 
     def draw(figure: "Figure") -> None:
         panels = figure.subplots(1, 2, sharey=True)
-        for axes, (what, title) in zip(panels, told.items(), strict=True):
+        for axes, (what, title) in zip(panels, titles.items(), strict=True):
             for place, name in enumerate(found):
                 style = {**line_style(place), "linestyle": "-"}
                 _curve(axes, rows, name, what, label=name, **style)
