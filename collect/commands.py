@@ -1,6 +1,7 @@
 """The commands of `python -m collect`: configuration in, a trace and its figures out."""
 
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ def record(config: CollectConfig) -> dict[str, Any]:
         logs=config.run_dir / "workers",
         on_launched=launched.append,
     )
-    found = report(trace, console, seconds=time.monotonic() - started)
-    return found | {"launched": launched[0] if launched else None}
+    summary = summarize(trace, console, seconds=time.monotonic() - started)
+    return asdict(summary) | {"launched": launched[0] if launched else None}
 
 
 def import_log(config: ImportConfig) -> dict[str, Any]:
@@ -68,31 +69,47 @@ def import_log(config: ImportConfig) -> dict[str, Any]:
         hidden_size=config.hidden_size,
         dtype=config.dtype,
     )
-    return report(trace, Console(), seconds=time.monotonic() - started)
+    return asdict(summarize(trace, Console(), seconds=time.monotonic() - started))
 
 
-def report(trace: Trace, console: Console, *, seconds: float) -> dict[str, Any]:
-    """Prints the figures of the trace on one line and returns them."""
-    decode = int(np.count_nonzero(trace.phases == Phase.DECODE))
-    held_out = len(trace.rows("held_out"))
-    size = sum(file.size for file in trace.manifest.files())
+@dataclass(frozen=True, kw_only=True)
+class TraceSummary:
+    """Figures of a trace, for results.json."""
+
+    trace: str
+    digest: str
+    model: dict[str, Any]
+    signals: list[str]
+    requests: int
+    tokens: int
+    prefill_tokens: int
+    decode_tokens: int
+    held_out_tokens: int
+    bytes: int
+    seconds: float
+
+
+def summarize(trace: Trace, console: Console, *, seconds: float) -> TraceSummary:
+    """Returns the figures of the trace and prints them on one line."""
+    decode_tokens = int(np.count_nonzero(trace.phases == Phase.DECODE))
+    summary = TraceSummary(
+        trace=trace.where,
+        digest=trace.digest,
+        model=trace.spec.as_dict(),
+        signals=[str(signal) for signal in trace.signals],
+        requests=len(trace.request_table),
+        tokens=trace.num_tokens,
+        prefill_tokens=trace.num_tokens - decode_tokens,
+        decode_tokens=decode_tokens,
+        held_out_tokens=len(trace.rows("held_out")),
+        bytes=sum(file.size for file in trace.manifest.files()),
+        seconds=seconds,
+    )
     console.print(
-        f"{trace.where}: {trace.num_tokens:,} tokens of {len(trace.request_table):,} requests "
-        f"({decode:,} generated, {held_out:,} held out), {size:,} bytes, digest "
-        f"{trace.digest[:12]}, {seconds:.1f} s",
+        f"{summary.trace}: {summary.tokens:,} tokens of {summary.requests:,} requests "
+        f"({decode_tokens:,} generated, {summary.held_out_tokens:,} held out), "
+        f"{summary.bytes:,} bytes, digest {summary.digest[:12]}, {seconds:.1f} s",
         highlight=False,
         soft_wrap=True,
     )
-    return {
-        "trace": trace.where,
-        "digest": trace.digest,
-        "model": trace.spec.as_dict(),
-        "signals": [str(signal) for signal in trace.signals],
-        "requests": len(trace.request_table),
-        "tokens": trace.num_tokens,
-        "prefill_tokens": trace.num_tokens - decode,
-        "decode_tokens": decode,
-        "held_out_tokens": held_out,
-        "bytes": size,
-        "seconds": seconds,
-    }
+    return summary

@@ -102,16 +102,16 @@ def split_units(
 ) -> list[list[EncodedPrompt]]:
     """Splits prompts into units of at most `shard_bytes` and at least one prompt."""
     rows_allowed = max(1, settings.shard_bytes // bytes_per_row)
-    found: list[list[EncodedPrompt]] = []
+    units: list[list[EncodedPrompt]] = []
     rows = rows_allowed
     for prompt in prompts:
-        most = len(prompt.tokens) + settings.new_tokens
-        if rows + most > rows_allowed:
-            found.append([])
+        num_rows = len(prompt.tokens) + settings.new_tokens
+        if rows + num_rows > rows_allowed:
+            units.append([])
             rows = 0
-        found[-1].append(prompt)
-        rows += most
-    return found
+        units[-1].append(prompt)
+        rows += num_rows
+    return units
 
 
 def make_batches(unit: Sequence[EncodedPrompt], batch_size: int) -> Iterator[list[EncodedPrompt]]:

@@ -64,9 +64,9 @@ SOURCE_MODULES = (
 def read_source_code(_data: DataConfig) -> Iterator[str]:
     """Yields the standard library's source code, module by module."""
     for name in SOURCE_MODULES:
-        found = find_spec(name)
-        if found is not None and found.origin is not None and found.origin.endswith(".py"):
-            yield Path(found.origin).read_text(encoding="utf-8", errors="replace")
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):
+            yield Path(spec.origin).read_text(encoding="utf-8", errors="replace")
 
 
 def read_text_files(data: DataConfig) -> Iterator[str]:

@@ -186,9 +186,9 @@ def generate(
     settings: RecordingSettings,
     begin_batch: Callable[[list[int], Any], None],
 ) -> None:
-    """Left-padded prefill, then token by token as the model goes on by itself.
+    """Generates from left-padded prompts, while the probes record.
 
-    One token more than is recorded is chosen: the last one never enters the model.
+    One token more than is recorded is sampled: the last one does not go through the model.
     """
     eos_ids = list(eos_token_ids(model))
     padding = eos_ids[0] if eos_ids else 0

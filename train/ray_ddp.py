@@ -127,7 +127,7 @@ def train_share(config: dict[str, Any]) -> None:
     )
     if first:
         tree = {
-            "families": [dict(one.state_dict()) for one in fitted.families],
+            "families": [dict(family.state_dict()) for family in fitted.families],
             "steps": fitted.steps,
             "resumed": fitted.resumed,
             "best_pass": fitted.best_pass,

@@ -1,7 +1,7 @@
 """launcher=local: a process pool of this machine.
 
 Each worker is a `ProcessPoolExecutor` with one process: a process that dies breaks only the pool
-that it is in, so that it costs one unit, and its environment and log are its own.
+that it is in, so that it costs one unit, and has a separate environment and log.
 """
 
 import multiprocessing
@@ -57,7 +57,7 @@ class LocalEngine:
 
 
 class LocalWorker:
-    """One process, which ends with this one or when it is closed, even in the middle of a unit."""
+    """A process that ends with this one, or when it is closed, even in the middle of a unit."""
 
     def __init__(self, worker: UnitWorker, log: Path, gpus: str | None):
         self._arguments = worker, str(log), gpus
@@ -65,7 +65,7 @@ class LocalWorker:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        # Nothing is written to it: its end tells the process that nobody waits for it any more.
+        # Nothing is ever written: when this end closes, the process exits.
         theirs, self._lifeline = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(
             1, mp_context=context, initializer=_begin, initargs=(*self._arguments, theirs)

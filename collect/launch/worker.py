@@ -68,7 +68,7 @@ class UnitWorker:
             do = self.open()
         except Exception as error:
             return UnitResult(unit=unit, error=_describe(error), is_fatal=True).to_json()
-        # Whatever a unit fails of, the model stays loaded for the next one.
+        # Whatever the exception, the model stays loaded for the next unit.
         try:
             return UnitResult(unit=unit, value=do(unit)).to_json()
         except Exception as error:

@@ -51,12 +51,12 @@ def map_stream(path: Path, columns: Columns) -> dict[str, NDArray] | None:
     table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
     if not table.schema.equals(schema(columns)):
         return None
-    found = {}
+    arrays = {}
     for name, (_, width) in columns.items():
         array = table.column(name).chunk(0)
         flat = (array.flatten() if width else array).to_numpy(zero_copy_only=True)
-        found[name] = flat.reshape(-1, width) if width else flat
-    return found
+        arrays[name] = flat.reshape(-1, width) if width else flat
+    return arrays
 
 
 def dataset_info(columns: Columns) -> bytes:

@@ -65,8 +65,10 @@ class Column:
             raise IndexError(f"rows {rows_N.min()}..{rows_N.max()} of {len(self)}")
         rows_N = np.where(rows_N < 0, rows_N + len(self), rows_N)
         shard_N = np.searchsorted(self._starts, rows_N, side="right") - 1
-        found = np.empty((*rows_N.shape, *self.shape[1:]), self.dtype)
+        gathered = np.empty((*rows_N.shape, *self.shape[1:]), self.dtype)
         for shard in np.unique(shard_N).tolist():
-            here = shard_N == shard
-            found[here] = self.chunks[shard].take(rows_N[here] - self._starts[shard], axis=0)
-        return found
+            in_shard = shard_N == shard
+            gathered[in_shard] = self.chunks[shard].take(
+                rows_N[in_shard] - self._starts[shard], axis=0
+            )
+        return gathered

@@ -57,11 +57,11 @@ def trace_columns(
     spec: ModelSpec, signals: Iterable[TraceSignal]
 ) -> dict[str, tuple[np.dtype, int]]:
     """Returns element type and width of each column by name; width 0 is a scalar per token."""
-    found = {name: (dtype, 0) for name, dtype in TOKEN_DTYPES.items()}
+    widths = {name: (dtype, 0) for name, dtype in TOKEN_DTYPES.items()}
     for signal in signals:
         for layer in range(spec.num_layers):
-            found[column_name(signal, layer)] = signal_dtype(signal), signal_width(signal, spec)
-    return found
+            widths[column_name(signal, layer)] = signal_dtype(signal), signal_width(signal, spec)
+    return widths
 
 
 def row_bytes(spec: ModelSpec, signals: Iterable[TraceSignal]) -> int:

@@ -137,7 +137,7 @@ def has_manifest(where: str | Path | Storage) -> bool:
 
 
 def read_manifest(where: str | Path | Storage) -> TraceManifest:
-    """TraceError when there is none, or it is not one, or a bit of it has changed."""
+    """Returns the manifest; raises TraceError if it is missing, damaged, or no manifest."""
     storage = open_trace_storage(where)
     path = f"{storage.address}/{MANIFEST}"
     try:

@@ -50,10 +50,10 @@ def check_file(
             f"Nothing of it was read. {again}."
         )
     if verify:
-        found = storage.sha256(record.name)
-        if found != record.sha256:
+        digest = storage.sha256(record.name)
+        if digest != record.sha256:
             raise TraceError(
-                f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got {found[:12]}... "
+                f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got {digest[:12]}... "
                 f"Nothing of it was read. {again}."
             )
 
@@ -254,9 +254,9 @@ class Trace:
             read = _RequestRows(self, first, last).read
             if prompt:
                 yield TraceStep(Phase.PREFILL, request.index, first, tokens[:prompt], read)
-            for place in range(prompt, last - first):
-                token = tokens[place : place + 1]
-                yield TraceStep(Phase.DECODE, request.index, first + place, token, read)
+            for position in range(prompt, last - first):
+                token = tokens[position : position + 1]
+                yield TraceStep(Phase.DECODE, request.index, first + position, token, read)
 
 
 class _RequestRows:
@@ -266,11 +266,11 @@ class _RequestRows:
         self._trace = trace
         self._first = first
         self._last = last
-        self._found: dict[tuple[TraceSignal, int], NDArray] = {}
+        self._values: dict[tuple[TraceSignal, int], NDArray] = {}
 
     def read(self, signal: TraceSignal, layer: int, first: int, last: int) -> NDArray:
-        found = self._found.get((signal, layer))
-        if found is None:
-            found = self._trace.column(signal, layer)[self._first : self._last]
-            self._found[signal, layer] = found
-        return found[first - self._first : last - self._first]
+        values = self._values.get((signal, layer))
+        if values is None:
+            values = self._trace.column(signal, layer)[self._first : self._last]
+            self._values[signal, layer] = values
+        return values[first - self._first : last - self._first]

@@ -205,9 +205,9 @@ class TraceWriter:
         wrong = [key for key in wanted if wanted[key] != there[key]]
         if wrong:
             # Units and digests follow from the rest: listed only if nothing else differs.
-            told = [key for key in wrong if key not in ("units", "prompts_digest")] or wrong
+            shown = [key for key in wrong if key not in ("units", "prompts_digest")] or wrong
             listed = "; ".join(
-                f"{key}: found {_short(there[key])}, expected {_short(wanted[key])}" for key in told
+                f"{key}: expected {_short(wanted[key])}, got {_short(there[key])}" for key in shown
             )
             raise TraceError(
                 f"{self.storage.address} contains another trace ({listed}). "
@@ -245,10 +245,10 @@ class TraceWriter:
                 self.storage.remove(name)
 
     def _check_empty(self) -> None:
-        found = [name for name in self.storage.names() if name != MANIFEST]
-        if found and not has_manifest(self.storage):
+        names = [name for name in self.storage.names() if name != MANIFEST]
+        if names and not has_manifest(self.storage):
             raise TraceError(
-                f"{self.storage.address} is not empty and contains no trace (it has {found[0]}): "
+                f"{self.storage.address} is not empty and contains no trace (it has {names[0]}): "
                 "give another output=PATH"
             )
 
@@ -262,17 +262,17 @@ def committed_units(where: str | Path | Storage, plan: TracePlan) -> dict[int, S
     """Returns the written units: those in `trace.json`, and those that have a record."""
     storage = open_writable_storage(where)
     stems = {unit_stem(plan, unit): unit for unit in range(len(plan.units))}
-    found = {}
+    units = {}
     for name in storage.names():
         unit = stems.get(name.removesuffix(RECORD))
         if unit is not None and name.endswith(RECORD):
             # Removed meanwhile by a writer that has finished the trace: `trace.json` lists it.
             with suppress(FileNotFoundError):
-                found[unit] = _record(storage, name)
+                units[unit] = _record(storage, name)
     # Read last: it lists all units when records are removed.
     for shard in read_manifest(storage).shards:
-        found[shard.unit] = shard
-    return found
+        units[shard.unit] = shard
+    return units
 
 
 def _record(storage: FileStorage, name: str) -> ShardRecord:
