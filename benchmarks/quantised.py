@@ -21,7 +21,7 @@ from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.base import allocate_aligned
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.packed.layout import packed_layout
+from runtime.store.packed.layout import build_packed_layout
 from runtime.store.packed.writer import fill_record
 
 FOLDER = BUILTIN_MODELS / "qwen2_moe_tiny"
@@ -78,7 +78,7 @@ def replace_experts(
     plain = packed = 0
     modules = dict(model.named_modules())
     for layer, source in enumerate(store.layouts):
-        layout = packed_layout(source, coding=coding)
+        layout = build_packed_layout(source, coding=coding)
         slot = torch.empty(source.num_bytes, dtype=torch.uint8)
         record = allocate_aligned(layout.num_bytes)
         for expert in range(store.experts_per_layer[layer]):

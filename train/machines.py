@@ -14,9 +14,9 @@ def describe_machines(
     The model is loaded for `shape=trace` and for machines that are measured, once for each.
     """
     if shape.is_own and not all(config.measured for config in configs):
-        from runtime.profiling.shapes import own_shape
+        from runtime.profiling.shapes import read_model_shape
 
-        shape = own_shape(model)
+        shape = read_model_shape(model)
     measured = measure_machine(model) if any(config.measured for config in configs) else None
     return [
         measured if config.measured and measured else describe_hardware(config, shape)

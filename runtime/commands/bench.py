@@ -11,7 +11,7 @@ from rich.console import Console
 from predictors.errors import MoecastError
 from runtime.commands.progress import progress
 from runtime.engine.memory import available_memory_bytes
-from runtime.profiling.bandwidth import disk_bandwidth
+from runtime.profiling.bandwidth import measure_disk_bandwidth
 from runtime.profiling.facts import hardware, versions
 from runtime.store.model_source import resolve
 from runtime.tools.bench.config import BenchConfig
@@ -48,7 +48,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
     machine = {
         "hardware": hardware(folder),
         "versions": versions(),
-        "disk": disk_bandwidth(list_weight_files(folder), seed=config.seed),
+        "disk": measure_disk_bandwidth(list_weight_files(folder), seed=config.seed),
         "load_average_at_start": load_average,
     }
     total = len(cases) * config.repetitions + config.verify + bool(bounds)

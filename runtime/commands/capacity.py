@@ -17,7 +17,7 @@ from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
 from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
 from runtime.profiling.local import measure_stripped
-from runtime.profiling.shapes import own_shape
+from runtime.profiling.shapes import read_model_shape
 from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.store.model_source import resolve
 from runtime.store.on_demand import OnDemandReader
@@ -114,7 +114,7 @@ def prepare_context(config: DoctorConfig) -> tuple[CapacityContext, Hardware, st
         else build_skip_predictor(stripped.layers, {"spec": spec})
     )
     store.close()
-    shape = own_shape(config.model) if config.shape.is_own else config.shape
+    shape = read_model_shape(config.model) if config.shape.is_own else config.shape
     context = CapacityContext(
         steps=steps, spec=spec, shape=shape, system=promoe, predictor=predictor
     )

@@ -19,7 +19,11 @@ from runtime.engine.memory import available_memory_bytes
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, load_stripped
 from runtime.policy.systems import PROMOE, load_system
-from runtime.profiling.bandwidth import disk_bandwidth, link_bandwidth, memory_bandwidth
+from runtime.profiling.bandwidth import (
+    measure_disk_bandwidth,
+    measure_link_bandwidth,
+    measure_memory_bandwidth,
+)
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_stripped
 from runtime.store.base import ExpertStore, max_slot_bytes
@@ -50,9 +54,9 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         }
         advance(1)
         report["bandwidth"] = {
-            "disk": disk_bandwidth(list_weight_files(folder), seed=config.seed),
-            "memory_bytes_per_second": memory_bandwidth(),
-            "links_bytes_per_second": link_bandwidth(),
+            "disk": measure_disk_bandwidth(list_weight_files(folder), seed=config.seed),
+            "memory_bytes_per_second": measure_memory_bandwidth(),
+            "links_bytes_per_second": measure_link_bandwidth(),
         }
         advance(1)
         stripped = load_stripped(folder, config.model.dtype)

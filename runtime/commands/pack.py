@@ -14,9 +14,9 @@ from runtime.errors import StoreError
 from runtime.hf.loading import load_stripped
 from runtime.store.model_source import fingerprint, resolve
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.packed.layout import PackedLayout, packed_layout
-from runtime.store.packed.manifest import contents_of
-from runtime.store.packed.quantise import quantiser
+from runtime.store.packed.layout import PackedLayout, build_packed_layout
+from runtime.store.packed.manifest import describe_contents
+from runtime.store.packed.quantise import import_torchao
 from runtime.store.packed.writer import pack, total_bytes
 
 
@@ -28,7 +28,7 @@ def make_coding(config: PackConfig) -> Coding:
     """
     if config.quantise is Quantise.NONE:
         return RAW
-    quantiser()  # raises early if the library is missing
+    import_torchao()  # raises early if the library is missing
     return Coding(
         bits={Quantise.INT8: 8, Quantise.INT4: 4}[config.quantise], group_size=config.group_size
     )
@@ -57,7 +57,7 @@ def run(config: PackConfig) -> dict[str, Any]:
     folder = resolve(config.model)
     stripped = load_stripped(folder, config.model.dtype)
     source = stripped.open_store()
-    layouts = [packed_layout(layout, coding=coding) for layout in source.layouts]
+    layouts = [build_packed_layout(layout, coding=coding) for layout in source.layouts]
     if left := find_unquantised(layouts, coding):
         console.print(
             f"not quantised, because groups of {coding.group_size} do not divide them: "
@@ -65,7 +65,7 @@ def run(config: PackConfig) -> dict[str, Any]:
             highlight=False,
             soft_wrap=True,
         )
-    contents = contents_of(
+    contents = describe_contents(
         layouts,
         source.experts_per_layer,
         spec=stripped.spec(folder, config.model),

@@ -24,7 +24,7 @@ from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.transfer.arena import Arena
 from runtime.transfer.cuda import CudaLink
 from runtime.transfer.link import HostLink, Link, StoreLink
-from runtime.transfer.numa import cpus_near, run_near
+from runtime.transfer.numa import find_near_cpus, run_near
 from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.worker import TransferState, TransferWorker
 
@@ -89,19 +89,19 @@ def build_engine(
         slot_bytes=max_slot_bytes(store),
         scratch_bytes=decoded if has_host else scratch_bytes + decoded,
     )
-    num_slots = device_slots(memory.budget, top, sized, len(devices))
+    num_slots = count_device_slots(memory.budget, top, sized, len(devices))
     host_slots: list[int | None] = [None] * len(devices)
     if has_host:
         host = replace(top, scratch_bytes=scratch_bytes)
-        budget = memory.host_budget or default_host_budget(host)
-        host_slots = [*device_slots(budget, host, sized, len(devices))]
+        budget = memory.host_budget or choose_host_budget(host)
+        host_slots = [*count_device_slots(budget, host, sized, len(devices))]
     arenas = [
         allocate_arenas(
             store,
             device,
             num_slots[number],
             host_slots[number],
-            cpus=cpus_near(device, number),
+            cpus=find_near_cpus(device, number),
             closes=number == len(devices) - 1,
         )
         for number, device in enumerate(devices)
@@ -109,7 +109,7 @@ def build_engine(
     return connect(store, spec, arenas, options)
 
 
-def device_slots(
+def count_device_slots(
     budget: Budget, needs: SlotRequirements, spec: ModelSpec, num_devices: int
 ) -> list[int]:
     """Return the slots of each device; the budget is that of all of them together."""
@@ -121,7 +121,7 @@ def device_slots(
     return divide_slots(budget, needs, owned)
 
 
-def default_host_budget(needs: SlotRequirements) -> Budget:
+def choose_host_budget(needs: SlotRequirements) -> Budget:
     """Return the budget of a host tier below a device: all experts, or what free memory allows."""
     available = int(HOST_SHARE * psutil.virtual_memory().available)
     return Budget(min(needs.total_bytes, available), option="host_budget")

@@ -16,7 +16,7 @@ from runtime.engine.handle import ModelHandle
 from runtime.engine.memory import release_unused
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import CheckpointError
-from runtime.hf.guards import guard
+from runtime.hf.guards import guard_model
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
 from runtime.hf.probes import Probes
@@ -24,8 +24,8 @@ from runtime.store.base import ExpertStore
 from runtime.store.model_source import resolve
 
 
-def model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelConfig:
-    """The configuration of a model given by name, folder or Hub id."""
+def resolve_model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelConfig:
+    """Return the configuration of a model given by name, folder or Hub id."""
     if isinstance(model, ModelConfig):
         config = model
     elif str(model) == REFERENCE_MODEL:
@@ -60,43 +60,43 @@ def load(
 
     Args:
         model: bundled name, local folder, Hub id, or a configuration.
-        predictor: kind, zoo entry, folder of one, or a predictor; None: what the system names, and
-            on demand if it names none.
-        budget: for experts where they are computed: bytes, a size ("4GiB") or a share of all
-            experts' bytes ("50%").
-        host_budget: for experts in host memory below a device; all of them, if memory is free,
-            unless given. On the CPU: a second tier below `budget`, none unless given.
-        system: what to drop and how to fetch; `promoe` unless given.
+        predictor: kind, zoo entry, folder of one, or a predictor; None: the one that the system
+            names, if any.
+        budget: memory for experts where they are computed: bytes, a size ("4GiB") or a share of
+            all experts' bytes ("50%").
+        host_budget: host memory for experts below a device; by default all experts, if memory is
+            free. On the CPU: a second tier below `budget`, by default none.
+        system: eviction and prefetching; `promoe` by default.
         dtype: overrides the checkpoint's own.
-        device: where the model computes; "auto" is a GPU if there is one.
-        devices: several, such as "cuda:0,cuda:1": experts are spread over them and computed where
-            they are, all else on the first; `budget` and `host_budget` are of all together.
-        expert_parallel: this process is one of those of `torch.distributed`, which all load the
-            model and are called alike; each serves its share of the experts, and `budget` is its
-            own (`runtime.hf.ranks`). Sums differ from `eager`'s in their order.
-        store: folder of a packed store, or how the checkpoint is read; in place unless given.
-        trace_events: file for a Chrome trace of what happened when; none unless given.
-        entries: folder with an entry for each kind, looked at before the zoo.
+        device: device of the model; "auto" is a GPU if there is one.
+        devices: several, such as "cuda:0,cuda:1": experts are distributed over them and computed
+            where they are, all else on the first. Budgets are for all of them together.
+        expert_parallel: this is one of the processes of `torch.distributed`, which all load the
+            model and are called alike. Each serves its share of the experts from its own `budget`
+            (`runtime.hf.ranks`). Sums differ from `eager`'s in their order.
+        store: folder of a packed store, or settings; by default the checkpoint is read in place.
+        trace_events: file for a Chrome trace; None: no trace.
+        entries: folder of entries by kind, searched before the zoo.
 
     Raises:
         CheckpointError: no such model, no experts, or damaged files.
         BudgetError: the budget is less than one step needs.
         ZooError: the predictor is damaged or was made for another model.
     """
-    # Three times, so that what one part of loading touches is gone before the next adds to it.
+    # Three times, to release what one part of loading has touched before the next adds to it.
     release_unused()
-    config = model_config(model, dtype)
+    config = resolve_model_config(model, dtype)
     folder = resolve(config)
-    places = choose_devices(devices) or [choose_device(device)]
-    where = places[0]
+    chosen_devices = choose_devices(devices) or [choose_device(device)]
+    home = chosen_devices[0]
     memory = EngineMemory(
         budget=Budget.parse(budget),
         host_budget=None
         if host_budget is None
         else Budget.parse(host_budget, option="host_budget"),
-        devices=places,
+        devices=chosen_devices,
     )
-    stripped = load_stripped(folder, config.dtype, where)
+    stripped = load_stripped(folder, config.dtype, home)
     release_unused()
     plain, layers = stripped.model, stripped.layers
     if not isinstance(store, StoreConfig):
@@ -104,7 +104,7 @@ def load(
     experts: ExpertStore = stripped.open_store(page_cache=store.page_cache)
     spec = stripped.spec(folder, config)
     if store.path is not None:
-        # Here, because pydantic takes 5 MiB that nothing else needs.
+        # Imported here because pydantic takes 5 MiB, which nothing else needs.
         from runtime.store.packed.store import open_store
 
         experts.close()
@@ -112,7 +112,7 @@ def load(
     system = system or SystemConfig()
     part = None
     if expert_parallel:
-        # Here, because torch's meshes of devices take memory that one process has no use for.
+        # Imported here because device meshes take memory, which one process does not need.
         from runtime.hf import ranks
 
         part = ranks.find_own_part(layers, experts, has_devices=bool(devices))
@@ -134,10 +134,11 @@ def load(
     )
     engine = build_engine(experts, spec, memory, options)
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
+    is_spread = len(set(chosen_devices)) > 1
     if part is None:
-        attached = attach_experts(layers, engine, home=where if len(set(places)) > 1 else None)
+        attached = attach_experts(layers, engine, home=home if is_spread else None)
     else:
-        attached = ranks.attach_own_experts(layers, engine, part, where)
+        attached = ranks.attach_own_experts(layers, engine, part, home)
     plain.moecast = ModelHandle(
         spec=spec,
         folder=folder,
@@ -147,13 +148,13 @@ def load(
         experts=attached,
     )
     plain.close = plain.moecast.close
-    guard(plain, layers)
+    guard_model(plain, layers)
     release_unused()
     return plain
 
 
 def load_served(config: ServedConfig, *, budget: Budget | str | int) -> PreTrainedModel:
-    """A model as a command's configuration describes it."""
+    """Load a model as a command's configuration describes it."""
     return load(
         config.model,
         predictor=config.predictor,
@@ -168,7 +169,7 @@ def load_served(config: ServedConfig, *, budget: Budget | str | int) -> PreTrain
 
 
 def choose_device(device: str | torch.device) -> torch.device:
-    """The device that is meant.
+    """Return a device by name.
 
     Raises:
         CheckpointError: no such device, or none that this torch can use.
@@ -189,16 +190,16 @@ def choose_device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def first_device(config: ServedConfig) -> torch.device:
+def primary_device(config: ServedConfig) -> torch.device:
     """Return the device of all weights but experts: plain Transformers is compared there."""
     return choose_device(config.devices[0] if config.devices else config.device)
 
 
 def choose_devices(devices: str | Sequence[str | torch.device]) -> list[torch.device]:
-    """The devices that are meant, none for an empty list; `cpu,cpu` are two with an arena each.
+    """Return devices by name, none for an empty list; `cpu,cpu` are two with an arena each.
 
     Raises:
-        CheckpointError: one of them is not there, or they are of different kinds.
+        CheckpointError: one is not available, or they are of different kinds.
     """
     named = devices.split(",") if isinstance(devices, str) and devices else devices
     chosen = [choose_device(one.strip() if isinstance(one, str) else one) for one in named]
@@ -207,5 +208,5 @@ def choose_devices(devices: str | Sequence[str | torch.device]) -> list[torch.de
             f"devices={','.join(map(str, chosen))}: an expert's output would depend on where it is "
             "computed; name devices of one kind, such as cuda:0,cuda:1"
         )
-    # `cuda` alone would be another device than `cuda:0` to whoever compares them.
+    # `cuda` and `cuda:0` are the same device but not equal.
     return [torch.device(one.type, one.index or 0) if one.type == "cuda" else one for one in chosen]

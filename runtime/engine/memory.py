@@ -31,7 +31,7 @@ def release_unused() -> None:
     return_free_heap()
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for start, end in library_code(Path("/proc/self/smaps")):
+    for start, end in find_library_code(Path("/proc/self/smaps")):
         # Advice only: where it is not taken the pages stay, and nothing else is wrong.
         libc.madvise(start, end - start, MADV_DONTNEED)
 
@@ -64,7 +64,7 @@ def _glibc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None)
 
 
-def keep_for_ever() -> None:
+def freeze_objects() -> None:
     """Exclude all current objects from garbage collection, in a process that keeps them.
 
     PyTorch, Transformers and a model are half a million objects. Scanning them takes 0.2 s, during
@@ -75,7 +75,7 @@ def keep_for_ever() -> None:
     gc.freeze()
 
 
-def library_code(smaps: Path) -> Iterator[tuple[int, int]]:
+def find_library_code(smaps: Path) -> Iterator[tuple[int, int]]:
     """Address ranges of shared libraries that hold the file's own bytes and nothing else.
 
     A range with private pages (relocated pointers, data) is never among them: there the file's

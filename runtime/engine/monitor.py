@@ -122,7 +122,7 @@ class EngineMonitor:
         with self._shared.condition:
             held = [(tier, dict(tier.cache.entries)) for tier in tiers]
         rows = [[ABSENT] * count for count in self.engine.store.experts_per_layer]
-        # The tiers that compute last: what is there is shown as being there.
+        # The computing tiers last: their states take precedence.
         for tier, entries in sorted(held, key=lambda pair: pair[0].is_top):
             for expert, entry in entries.items():
                 state = _where(tier, expert, entry)

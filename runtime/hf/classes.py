@@ -38,7 +38,7 @@ def _classes(config: PreTrainedConfig, auto: Any) -> tuple[type[PreTrainedModel]
     return tuple(found) if isinstance(found, (list, tuple)) else (found,)
 
 
-def model_class(
+def find_model_class(
     config: PreTrainedConfig,
 ) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
     """The class, and the part of the configuration that it is built from.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
-from runtime.hf.formula import AccumulationDtype, make_inputs, make_tiny_twin, run_own_loop
+from runtime.hf.accumulation import AccumulationDtype, make_inputs, make_tiny_twin, run_own_loop
 
 IMPLEMENTATION = "moecast"
 
@@ -19,7 +19,7 @@ Ready = Callable[[list[int]], Iterator[tuple[int, dict[str, Tensor]]]]
 """`(experts of the step) -> (expert, its parameters)`, in order of readiness."""
 
 
-_SUMS: WeakKeyDictionary[type[nn.Module], AccumulationDtype | None] = WeakKeyDictionary()
+_ACCUMULATION: WeakKeyDictionary[type[nn.Module], AccumulationDtype | None] = WeakKeyDictionary()
 """Results by class: a test takes milliseconds, and all layers of a model have one class."""
 
 
@@ -61,8 +61,8 @@ def compute_experts(
     if len(experts_TK) == 1:
         chosen = [e for e in experts_TK[0].tolist() if e < module.num_experts]
         if len(set(chosen)) == len(chosen):
-            return _of_one_token(module, ready, how, hidden_TD, experts_TK, weights_TK)
-    chosen_by = _tokens_of_experts(experts_TK, weights_TK, module.num_experts)
+            return _compute_one_token(module, ready, how, hidden_TD, experts_TK, weights_TK)
+    chosen_by = _group_by_expert(experts_TK, weights_TK, module.num_experts)
     wanted = list(chosen_by)
     parts: dict[int, tuple[Tensor, Tensor]] = {}
     for expert, weights in ready(wanted):
@@ -76,7 +76,7 @@ def compute_experts(
     return final_TD.to(hidden_TD.dtype)
 
 
-def _tokens_of_experts(
+def _group_by_expert(
     experts_TK: Tensor, weights_TK: Tensor, num_experts: int
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Return each chosen expert's tokens `(N,)` and weights `(N, 1)`, ascending by expert.
@@ -97,7 +97,7 @@ def _tokens_of_experts(
     return found
 
 
-def _of_one_token(
+def _compute_one_token(
     module: nn.Module,
     ready: Ready,
     how: AccumulationDtype,
@@ -126,13 +126,13 @@ def _of_one_token(
 def find_accumulation(module: nn.Module) -> AccumulationDtype | None:
     """Return the dtype in which the module's own loop accumulates; None if its loop must run."""
     cls = type(module)
-    if cls not in _SUMS:
-        _SUMS[cls] = _asked_sum(module)
-    return _SUMS[cls]
+    if cls not in _ACCUMULATION:
+        _ACCUMULATION[cls] = _test_accumulation(module)
+    return _ACCUMULATION[cls]
 
 
 @torch.no_grad()
-def _asked_sum(module: nn.Module) -> AccumulationDtype | None:
+def _test_accumulation(module: nn.Module) -> AccumulationDtype | None:
     twin, experts = make_tiny_twin(module, torch.bfloat16)
 
     def ready(wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:

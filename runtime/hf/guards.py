@@ -40,7 +40,7 @@ def _refuse_pickle(_protocol: object) -> NoReturn:
     )
 
 
-def guard(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
+def guard_model(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
     """Make saving, copying and pickling anything that contains experts an error."""
     model.save_pretrained = refuse_to_save
     for layer in layers:

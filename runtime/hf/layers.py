@@ -73,7 +73,7 @@ class MoeLayer:
         return self.adapter.routing(output, self.router, self.parent)
 
 
-def expert_banks(model: nn.Module) -> dict[str, nn.Module]:
+def find_expert_banks(model: nn.Module) -> dict[str, nn.Module]:
     """Experts modules by dotted name, in the order in which the model defines them."""
     banks: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -83,7 +83,7 @@ def expert_banks(model: nn.Module) -> dict[str, nn.Module]:
     return banks
 
 
-def _recorded(model: nn.Module, what: str) -> Classes:
+def _find_recorded_classes(model: nn.Module, what: str) -> Classes:
     """Classes whose outputs Transformers records under a name, anywhere in the model."""
     classes = []
     for module in model.modules():
@@ -95,7 +95,7 @@ def _recorded(model: nn.Module, what: str) -> Classes:
     return tuple(classes)
 
 
-def _router_of(parent: nn.Module, classes: Classes) -> nn.Module | None:
+def _find_router(parent: nn.Module, classes: Classes) -> nn.Module | None:
     for child in parent.modules():
         if child is not parent and classes and isinstance(child, classes):
             return child
@@ -105,28 +105,30 @@ def _router_of(parent: nn.Module, classes: Classes) -> nn.Module | None:
     return None
 
 
-def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
+def find_moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
     """The model's layers with routed experts, in the order in which it runs them.
 
     Raises:
         CheckpointError: no experts.
     """
-    routers = _recorded(model, "router_logits")
-    blocks = _recorded(model, "hidden_states")
+    routers = _find_recorded_classes(model, "router_logits")
+    blocks = _find_recorded_classes(model, "hidden_states")
     found = []
-    for name, experts in expert_banks(model).items():
+    for name, experts in find_expert_banks(model).items():
         adapter = find_adapter(experts)
         assert adapter is not None
         parent = experts if adapter.router_inside else model.get_submodule(name.rpartition(".")[0])
         # What has no router to listen to is served all the same, when its experts are called.
-        router = _router_of(parent, routers) or parent
-        found.append((name, experts, router, parent, _block_name(model, name, blocks), adapter))
+        router = _find_router(parent, routers) or parent
+        found.append(
+            (name, experts, router, parent, _find_block_name(model, name, blocks), adapter)
+        )
     if not found:
         raise CheckpointError(
             f"{type(model).__name__} has no routed experts that moecast can serve; "
             "it serves Mixture-of-Experts models only"
         )
-    order = _running_order([(name, block) for name, _, _, _, block, _ in found])
+    order = _sort_by_execution([(name, block) for name, _, _, _, block, _ in found])
     return [
         MoeLayer(
             index=index,
@@ -143,7 +145,7 @@ def moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
     ]
 
 
-def _running_order(names: Iterable[tuple[str, str]]) -> list[int]:
+def _sort_by_execution(names: Iterable[tuple[str, str]]) -> list[int]:
     """Places of `(experts module, block)` in the order in which they run: blocks as the model
     defines them; in a block experts of the attention (jetmoe's) before those of its MLP.
     """
@@ -158,7 +160,7 @@ def _running_order(names: Iterable[tuple[str, str]]) -> list[int]:
     )
 
 
-def _block_name(model: nn.Module, experts_name: str, classes: Classes) -> str:
+def _find_block_name(model: nn.Module, experts_name: str, classes: Classes) -> str:
     """The innermost module around the experts whose hidden states Transformers records.
 
     Without a record up to the last numbered one, `model.layers.3.mlp.experts` -> `model.layers.3`.

@@ -14,12 +14,12 @@ from transformers.utils import logging
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, PageCache
 from runtime.hf import experts as experts_function
-from runtime.hf.classes import model_class
-from runtime.hf.layers import MoeLayer, find_top_k, moe_layers
-from runtime.hf.strip import Banks, stripped_class
+from runtime.hf.classes import find_model_class
+from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
+from runtime.hf.strip import Banks, make_stripped_class
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.model_source import identity
-from runtime.store.recipe import WeightPlan
+from runtime.store.weight_plan import WeightPlan
 
 ALIGNMENT = 64
 """Bytes. PyTorch aligns its own allocations on the CPU to it."""
@@ -58,9 +58,9 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
         CheckpointError: no model class for it, no experts, or damaged files.
     """
     experts_function.register()
-    cls, config = model_class(AutoConfig.from_pretrained(folder))
+    cls, config = find_model_class(AutoConfig.from_pretrained(folder))
     indexed: dict[str, Banks] = {}
-    stripped = stripped_class(cls, lambda banks: indexed.update(banks=banks))
+    stripped = make_stripped_class(cls, lambda banks: indexed.update(banks=banks))
     with progress_bars():
         model = stripped.from_pretrained(
             folder,
@@ -71,13 +71,13 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
         )
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
-    layers = moe_layers(model)
+    layers = find_moe_layers(model)
     return StrippedModel(model, layers, [indexed["banks"][layer.name] for layer in layers])
 
 
 def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
     """Load the whole model with Transformers' own eager experts: the reference for exactness."""
-    cls, config = model_class(AutoConfig.from_pretrained(folder))
+    cls, config = find_model_class(AutoConfig.from_pretrained(folder))
     with progress_bars():
         model = cls.from_pretrained(
             folder,

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from predictors.base import Floats, Ints, Signal
 from runtime.errors import CheckpointError
 from runtime.hf.inputs import CacheHistory, find_tokens
-from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.hf.layers import MoeLayer, find_moe_layers
 
 RMS_EPSILON = 1e-6
 
@@ -72,7 +72,7 @@ class RequestTracker:
         """Part of the model that ran the last forward pass."""
 
 
-class _Steps:
+class _StepReporter:
     """Reports when steps begin and end, and the tokens and requests of each.
 
     A decoder-only model has one part, the model. In an encoder-decoder model each part has steps,
@@ -86,8 +86,8 @@ class _Steps:
         if model.config.is_encoder_decoder:
             parts = [(model.get_encoder(), self._encoder), (model.get_decoder(), self._decoder)]
         else:
-            parts = [(part, self._decoder) for part in _computing(model)]
-        self.handles = [_Around(part, begin, self._end) for part, begin in parts]
+            parts = [(part, self._decoder) for part in _find_generating_parts(model)]
+        self.handles = [_ForwardWrapper(part, begin, self._end) for part, begin in parts]
 
     def _encoder(self, args: tuple, kwargs: dict) -> None:
         tokens = find_tokens(args, kwargs)
@@ -123,7 +123,7 @@ class _Steps:
         self._probes.listener.end_step()
 
 
-def _computing(model: PreTrainedModel) -> list[nn.Module]:
+def _find_generating_parts(model: PreTrainedModel) -> list[nn.Module]:
     """Return the modules that `generate` calls: the model, or parts that generate separately.
 
     An example of the latter is qwen3_omni_moe, with a thinker and a talker.
@@ -134,7 +134,7 @@ def _computing(model: PreTrainedModel) -> list[nn.Module]:
     return [child for child in children if child.can_generate()]
 
 
-class _Around:
+class _ForwardWrapper:
     """Calls `begin` before a module's forward pass and `end` after it, however it ends.
 
     Not a pair of hooks: those that PyTorch always calls do not hear of a Ctrl-C.
@@ -194,9 +194,9 @@ class Probes:
         self.listener = listener
         """Receives the events; may be replaced between forward passes."""
         self._complete = complete
-        self._steps = _Steps(model, self)
+        self._steps = _StepReporter(model, self)
         self._handles: list[Any] = [*self._steps.handles]
-        layers = moe_layers(model) if layers is None else layers
+        layers = find_moe_layers(model) if layers is None else layers
         self._num_experts = max(layer.num_experts for layer in layers)
         for layer in layers:
             if Signal.LAYER_INPUT in signals:

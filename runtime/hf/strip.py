@@ -12,10 +12,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from runtime.errors import CheckpointError
-from runtime.hf.layers import expert_banks, find_adapter
-from runtime.store.extents import read_tensor_index
-from runtime.store.index import plan_weights
-from runtime.store.recipe import FusedParameter, WeightPlan
+from runtime.hf.layers import find_adapter, find_expert_banks
+from runtime.store.planning import plan_weights
+from runtime.store.tensor_index import read_tensor_index
+from runtime.store.weight_plan import FusedParameter, WeightPlan
 
 Banks = dict[str, dict[str, WeightPlan]]
 
@@ -32,7 +32,7 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
     parameters: list[FusedParameter] = []
     # Removed parameters cannot be tied; the weight plans note the tie instead.
     ties = getattr(model, "all_tied_weights_keys", {})
-    for bank, module in expert_banks(model).items():
+    for bank, module in find_expert_banks(model).items():
         adapter = find_adapter(module)
         assert adapter is not None
         if TAKEN not in vars(module):
@@ -46,19 +46,19 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
     return parameters
 
 
-def sources(banks: Banks) -> set[str]:
+def list_source_tensors(banks: Banks) -> set[str]:
     """Names of the checkpoint's tensors that only experts are made of: not those tied to others."""
     return {
         extent.key
         for bank in banks.values()
-        for recipe in bank.values()
-        if recipe.parameter.tied_to is None
-        for extents in recipe.sources.values()
+        for plan in bank.values()
+        if plan.parameter.tied_to is None
+        for extents in plan.sources.values()
         for extent in extents
     }
 
 
-def unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) -> dict[str, Any]:
+def open_unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) -> dict[str, Any]:
     """The files' tensors, still to be read: with `pread`, where Transformers would map the files,
     and a page that cannot be read would kill the process. Closed with the stack.
     """
@@ -70,7 +70,7 @@ def unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) -> di
     return slices
 
 
-def stripped_class(
+def make_stripped_class(
     cls: type[PreTrainedModel], found: Callable[[Banks], None]
 ) -> type[PreTrainedModel]:
     """A subclass of the same name whose `from_pretrained` never allocates or reads an expert.
@@ -104,7 +104,9 @@ def stripped_class(
         assert state_dict is None
         with ExitStack() as stack:
             # The library would look at every name of every expert, only to leave it out.
-            state_dict = unmapped(checkpoint_files, stack, without=sources(indexed))
+            state_dict = open_unmapped(
+                checkpoint_files, stack, without=list_source_tensors(indexed)
+            )
             try:
                 return cls._load_pretrained_model(
                     model, state_dict, checkpoint_files, load_config, *args, **kwargs

@@ -23,7 +23,7 @@ COPY_BYTES = 64 << 20
 COPIES = 5
 
 
-def disk_bandwidth(files: Sequence[Path], *, seed: int) -> list[dict[str, Any]]:
+def measure_disk_bandwidth(files: Sequence[Path], *, seed: int) -> list[dict[str, Any]]:
     """Measure random reads of the files in bytes per second, by way and size.
 
     `direct`: as the runtime reads, past the page cache (small reads: dropped behind). `cold`:
@@ -43,16 +43,16 @@ def disk_bandwidth(files: Sequence[Path], *, seed: int) -> list[dict[str, Any]]:
             chosen = random.sample(blocks, min(MOST_READS, len(blocks)))
             offsets = [block * size for block in chosen]
             drop(file)
-            row["direct"], _ = timed_reads(file, offsets, size, PageCache.BYPASS)
+            row["direct"], _ = time_reads(file, offsets, size, PageCache.BYPASS)
             drop(file)
-            row["cold"], done = timed_reads(file, offsets, size, PageCache.KEEP)
-            row["cached"], _ = timed_reads(file, offsets[:done], size, PageCache.KEEP)
+            row["cold"], done = time_reads(file, offsets, size, PageCache.KEEP)
+            row["cached"], _ = time_reads(file, offsets[:done], size, PageCache.KEEP)
             drop(file)
         rows.append(row)
     return rows
 
 
-def timed_reads(
+def time_reads(
     file: Path, offsets: Sequence[int], size: int, page_cache: PageCache
 ) -> tuple[float, int]:
     """Bytes a second, and how many of the reads were done before the time was up."""
@@ -83,14 +83,14 @@ def drop(file: Path) -> None:
         os.close(descriptor)
 
 
-def memory_bandwidth() -> float:
+def measure_memory_bandwidth() -> float:
     """Bytes read and written a second by a copy on the CPU."""
     source = torch.ones(COPY_BYTES, dtype=torch.uint8)
     target = torch.zeros(COPY_BYTES, dtype=torch.uint8)
-    return 2 * COPY_BYTES / best_seconds(lambda: target.copy_(source))
+    return 2 * COPY_BYTES / time_best(lambda: target.copy_(source))
 
 
-def link_bandwidth() -> list[float]:
+def measure_link_bandwidth() -> list[float]:
     """Bytes a second from pinned memory to each CUDA device."""
     found = []
     for index in range(torch.cuda.device_count()):
@@ -101,11 +101,11 @@ def link_bandwidth() -> list[float]:
             target.copy_(source)
             torch.cuda.synchronize(target.device)
 
-        found.append(COPY_BYTES / best_seconds(copy))
+        found.append(COPY_BYTES / time_best(copy))
     return found
 
 
-def best_seconds(run: Callable[[], object]) -> float:
+def time_best(run: Callable[[], object]) -> float:
     """The shortest of a few runs: what else the machine does can only lengthen one."""
     times = []
     for _ in range(COPIES):

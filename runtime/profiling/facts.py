@@ -25,19 +25,19 @@ def hardware(folder: Path) -> dict[str, Any]:
     disk = shutil.disk_usage(folder)
     return {
         "system": platform.platform(),
-        "processor": processor(),
-        "cores": usable_cores(),
+        "processor": read_processor_name(),
+        "cores": count_usable_cores(),
         "threads_used": torch.get_num_threads(),
         "simd": torch.backends.cpu.get_cpu_capability(),
         "memory_bytes": int(psutil.virtual_memory().total),
         "available_memory_bytes": available_memory_bytes(),
-        "gpus": gpus(),
+        "gpus": list_gpus(),
         "disk_bytes": disk.total,
         "disk_free_bytes": disk.free,
     }
 
 
-def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def read_processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the processor's name as the operating system reports it."""
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
@@ -46,14 +46,14 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.processor() or platform.machine()
 
 
-def usable_cores() -> int:
+def count_usable_cores() -> int:
     """Those that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def gpus() -> list[dict[str, Any]]:
+def list_gpus() -> list[dict[str, Any]]:
     """Name and memory of each CUDA device."""
     found = []
     for index in range(torch.cuda.device_count()):

@@ -30,7 +30,7 @@ from runtime.profiling.reading import (
     Reads,
     measure_reads,
     seconds,
-    typical,
+    trimmed_mean,
 )
 from runtime.profiling.spans import Spans
 from runtime.sim.hardware import MeasuredHardware
@@ -74,7 +74,7 @@ def measure_stripped(stripped: StrippedModel, store: ExpertStore) -> MeasuredHar
     The model is served on demand meanwhile. Attach another source of experts afterwards.
 
     Raises:
-        TransferError: its experts can not be read.
+        TransferError: its experts cannot be read.
     """
     spec = ModelSpec(
         model_id="measured",
@@ -113,19 +113,19 @@ def _measured(
         step = _same_token(model)
         prompt_layers = [end - start for layer, start, end in spans.layers if layer]
         for _ in range(3):
-            step()  # until all that it needs or forecasts is there
+            step()  # until all experts that it needs are cached
         handovers = _handovers(spans)
         before = measure_reads(store)
         spans.clear()
         for _ in range(STEPS):
             step()
-        alone = mean_step(spans)
+        alone = average_steps(spans)
         spans.clear()
         reader = ProbeReader(store)
         with BackgroundReads(reader) as background:
             for _ in range(STEPS):
                 step()
-        slowed = mean_step(spans)
+        slowed = average_steps(spans)
         after = measure_reads(store)
     finally:
         engine.swap_timeline(timeline)
@@ -138,7 +138,7 @@ def _measured(
         transfer_fixed=reads.fixed,
         transfer_per_byte=reads.per_byte,
         layer_fixed=alone.layer,
-        layer_per_token=max(0.0, typical(prompt_layers) - alone.layer) / (PROMPT_TOKENS - 1),
+        layer_per_token=max(0.0, trimmed_mean(prompt_layers) - alone.layer) / (PROMPT_TOKENS - 1),
         expert_fixed=alone.expert,
         expert_per_token=max(0.0, many - one) / (EXPERT_TOKENS - 1),
         predictor_seconds=alone.prediction or PREDICTOR_SECONDS,
@@ -149,7 +149,7 @@ def _measured(
             predictor_inline=True,
             computation_reads=True,
             transfer_speed_together=reads.speed_together,
-            transfer_speed_computing=min(1.0, chunk_seconds / typical(background.times)),
+            transfer_speed_computing=min(1.0, chunk_seconds / trimmed_mean(background.times)),
             compute_speed_transferring=min(1.0, alone.total / slowed.total),
         ),
     )
@@ -175,13 +175,13 @@ class StepParts:
     total: float
 
 
-def mean_step(spans: Spans) -> StepParts:
+def average_steps(spans: Spans) -> StepParts:
     """The steps that were heard as one: the median of each part."""
-    found = [vars(parts_of(spans, *step)).values() for step in spans.steps]
+    found = [vars(split_step(spans, *step)).values() for step in spans.steps]
     return StepParts(*(statistics.median(column) for column in zip(*found, strict=True)))
 
 
-def parts_of(spans: Spans, began: float, ended: float) -> StepParts:
+def split_step(spans: Spans, began: float, ended: float) -> StepParts:
     """The step between two times, taken apart."""
 
     def within(pairs: Iterable[Span]) -> list[Span]:
@@ -192,7 +192,7 @@ def parts_of(spans: Spans, began: float, ended: float) -> StepParts:
     asked = [end - start for start, end in within(spans.predictions) if end - start > SILENT]
     total = ended - began
     if not experts:
-        # Modules with loops of their own do not say when they compute: all of it is the layers'.
+        # Modules with their own loop do not report when they compute: all time is the layers'.
         return StepParts(total / max(1, len(layers)), 0.0, 0.0, 0.0, total)
     # From a layer's router to where the next layer's span begins, all is about its experts.
     turns = [start for start, _ in layers[1:]] + [experts[-1][1]]
@@ -249,7 +249,7 @@ def _expert_seconds(
     weights = store.layouts[0].weights(
         torch.empty(max_slot_bytes(store), dtype=torch.uint8).zero_()
     )
-    run = expert_call(layer, weights)
+    run = make_expert_call(layer, weights)
     width = model.config.get_text_config().hidden_size
     hidden = torch.zeros(EXPERT_TOKENS, width, dtype=model.dtype)
     times = [(seconds(lambda: run(hidden[:1])), seconds(lambda: run(hidden))) for _ in range(7)]
@@ -257,7 +257,7 @@ def _expert_seconds(
     return one, many
 
 
-def expert_call(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:
+def make_expert_call(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:
     """Return a call of one expert on hidden states `(tokens, hidden)`.
 
     For modules with their own loop it is a product with as many weights.

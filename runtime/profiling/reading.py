@@ -22,7 +22,7 @@ GOLDEN = 0.618
 """Strides of this share of a circle come near no place again for long."""
 
 
-def typical(times: list[float]) -> float:
+def trimmed_mean(times: list[float]) -> float:
     """Mean of the times, in their unit, without the slowest few."""
     assert times
     kept = sorted(times)[: max(1, len(times) - round(TRIMMED * len(times)))]
@@ -42,7 +42,7 @@ class ProbeReader:
     def __init__(self, store: ExpertStore, *, first: int = 0):
         self._store = store
         self._slot = torch.empty(max_slot_bytes(store), dtype=torch.uint8)
-        self._slot.zero_()  # its pages are there: an arena's have been used before, too
+        self._slot.zero_()  # touch its pages, as an arena's have been
         self._num_experts = store.num_layers * store.num_experts
         self._place = first
         self._stride = round(GOLDEN * self._num_experts)
@@ -115,7 +115,7 @@ def measure_reads(store: ExpertStore) -> Reads:
     size = min(reader.sizes)
     # In turns, so that what else the disk is doing falls on both alike.
     pairs = [(seconds(reader.chunk), seconds(reader.expert)) for _ in range(READS)]
-    one, whole = (typical(list(times)) for times in zip(*pairs, strict=True))
+    one, whole = (trimmed_mean(list(times)) for times in zip(*pairs, strict=True))
     alone, together = [], []
     with BackgroundReads(ProbeReader(store, first=store.num_experts // 2)):
         for _ in range(READS):
@@ -127,5 +127,5 @@ def measure_reads(store: ExpertStore) -> Reads:
     return Reads(
         fixed=max(0.0, one - per_byte * size),
         per_byte=per_byte,
-        speed_together=min(1.0, typical(alone) / typical(together)),
+        speed_together=min(1.0, trimmed_mean(alone) / trimmed_mean(together)),
     )

@@ -7,7 +7,7 @@ from runtime.store.base import max_slot_bytes
 from runtime.store.model_source import resolve
 
 
-def own_shape(config: ModelConfig) -> ShapeConfig:
+def read_model_shape(config: ModelConfig) -> ShapeConfig:
     """Sizes read from the model's checkpoint, in the dtype that `config` loads it in.
 
     A layer's other weights are all that are neither experts nor embeddings, evenly divided over the

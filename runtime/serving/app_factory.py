@@ -3,7 +3,7 @@
 from starlette.types import ASGIApp
 
 from runtime.budget import parse_size
-from runtime.engine.memory import keep_for_ever
+from runtime.engine.memory import freeze_objects
 from runtime.serving.app import AppSettings, create_app
 from runtime.serving.config import ServeConfig
 from runtime.serving.generation_requests import RequestLimits
@@ -53,5 +53,5 @@ def create_server(
 def _load_permanently(config: ServeConfig) -> LoadedModel:
     """Load the model that this process serves until it ends."""
     loaded = load_model(config)
-    keep_for_ever()
+    freeze_objects()
     return loaded

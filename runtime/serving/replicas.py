@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from predictors.errors import MoecastError
 from runtime.engine.memory import share_one_heap
-from runtime.profiling.facts import usable_cores
+from runtime.profiling.facts import count_usable_cores
 from runtime.serving.app_factory import create_server
 from runtime.serving.config import ServeConfig
 from runtime.serving.errors import QueueFull
@@ -92,7 +92,7 @@ class ReplicaSet:
         self._config, self._keys, self._version = config, keys, version
         self._revision = 0
         # An equal share of this machine's cores for each replica.
-        self._cpus = max(1, usable_cores() // config.replicas)
+        self._cpus = max(1, count_usable_cores() // config.replicas)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         self._owns_ray = join(
             config.cluster, num_cpus=self._cpus * config.replicas, option="cluster"

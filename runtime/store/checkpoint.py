@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 from runtime.config import PageCache
 from runtime.errors import CheckpointError
 from runtime.store.base import as_memoryview
-from runtime.store.extents import StoredTensor
 from runtime.store.files import FileReader
 from runtime.store.layout import SlotLayout, build_slot_layout
-from runtime.store.recipe import WeightPlan
-from runtime.store.scratch import peak_bytes
+from runtime.store.scratch import measure_peak_bytes
+from runtime.store.tensor_index import StoredTensor
+from runtime.store.weight_plan import WeightPlan
 
 READERS = 2
 """A link's thread, and the computation that reads for itself while it waits."""
@@ -25,15 +25,15 @@ READERS = 2
 class _OneExpertModel:
     """Presents a fused parameter with a single expert to Transformers' conversion operations."""
 
-    def __init__(self, model: PreTrainedModel, recipe: WeightPlan):
+    def __init__(self, model: PreTrainedModel, plan: WeightPlan):
         self._model = model
-        self._recipe = recipe
+        self._plan = plan
 
     def __getattr__(self, name: str):
         return getattr(self._model, name)
 
     def get_parameter_or_buffer(self, name: str) -> Tensor:
-        parameter = self._recipe.parameter
+        parameter = self._plan.parameter
         if name == parameter.target:
             return torch.empty((1, *parameter.shape[1:]), dtype=parameter.dtype, device="meta")
         return self._model.get_parameter_or_buffer(name)
@@ -65,9 +65,7 @@ class CheckpointStore:
 
     @property
     def experts_per_layer(self) -> list[int]:
-        return [
-            max(recipe.parameter.num_experts for recipe in bank.values()) for bank in self._banks
-        ]
+        return [max(plan.parameter.num_experts for plan in bank.values()) for bank in self._banks]
 
     @property
     def num_experts(self) -> int:
@@ -89,37 +87,37 @@ class CheckpointStore:
         measured: dict[tuple[object, ...], int] = {}
         for bank, layout in zip(self._banks, self.layouts, strict=True):
             for piece in (piece for chunk in layout.chunks for piece in chunk):
-                recipe = bank[piece.parameter]
-                extents = recipe.extents(0)
+                plan = bank[piece.parameter]
+                extents = plan.extents(0)
                 if piece.source is not None:
                     extent = extents[piece.source]
-                    if extent.dtype != recipe.parameter.dtype:
+                    if extent.dtype != plan.parameter.dtype:
                         measured[extent.shape, extent.dtype] = READERS * extent.num_bytes
                     continue
                 # Layers are mostly alike, and what a conversion takes depends on sizes only.
                 sizes = tuple((extent.shape, extent.dtype) for extent in extents)
-                key = (*recipe.operations, *sizes, recipe.parameter.dtype)
+                key = (*plan.operations, *sizes, plan.parameter.dtype)
                 if key not in measured:
                     waiting = (READERS - 1) * sum(extent.num_bytes for extent in extents)
-                    measured[key] = waiting + self._conversion_bytes(recipe)
+                    measured[key] = waiting + self._conversion_bytes(plan)
         return max(measured.values(), default=0)
 
-    def _conversion_bytes(self, recipe: WeightPlan) -> int:
+    def _conversion_bytes(self, plan: WeightPlan) -> int:
         def zeros(extent: StoredTensor) -> Tensor:
             raw = torch.zeros(extent.num_bytes, dtype=torch.uint8)  # no dtype's own zeros needed
             return raw.view(extent.dtype).view(extent.shape)
 
         def convert() -> None:
-            self._converted(recipe, [zeros(extent) for extent in recipe.extents(0)])
+            self._converted(plan, [zeros(extent) for extent in plan.extents(0)])
 
         try:
-            return peak_bytes(convert)
+            return measure_peak_bytes(convert)
         except (ValueError, RuntimeError, IndexError, AssertionError) as error:
             if isinstance(error, CheckpointError):
                 raise
             raise CheckpointError(
-                f"{recipe.parameter.target}: the library's {', '.join(recipe.operations)} cannot "
-                f"read this checkpoint's {', '.join(recipe.sources)}: {error}"
+                f"{plan.parameter.target}: the library's {', '.join(plan.operations)} cannot "
+                f"read this checkpoint's {', '.join(plan.sources)}: {error}"
             ) from error
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
@@ -130,23 +128,23 @@ class CheckpointStore:
         """
         for chunk in chunks:
             for piece in self.layouts[layer].chunks[chunk]:
-                recipe = self._banks[layer][piece.parameter]
+                plan = self._banks[layer][piece.parameter]
                 target = slot[piece.offset : piece.offset + piece.num_bytes]
                 places = self._places(layer, piece.parameter, expert)
                 if piece.source is None:
                     # Read before the lock is taken: a read that hangs must not stop the others.
                     tensors = [self._tensor(extent) for extent in places]
                     with self._converting:
-                        result = self._converted(recipe, tensors)
-                        target.view(recipe.parameter.dtype).copy_(result.reshape(-1))
+                        result = self._converted(plan, tensors)
+                        target.view(plan.parameter.dtype).copy_(result.reshape(-1))
                         del result
                     continue
                 extent = places[piece.source]
-                if extent.dtype == recipe.parameter.dtype:
+                if extent.dtype == plan.parameter.dtype:
                     self._pread(extent, as_memoryview(target))
                 else:
                     source = self._tensor(extent).view(-1)
-                    target.view(recipe.parameter.dtype).copy_(source)
+                    target.view(plan.parameter.dtype).copy_(source)
 
     def _places(self, layer: int, parameter: str, expert: int) -> list[StoredTensor]:
         """Return where the expert's part is, from a cache: lookups would delay the link."""
@@ -162,7 +160,7 @@ class CheckpointStore:
         return tensor
 
     @torch.no_grad()
-    def _converted(self, recipe: WeightPlan, tensors: list[Tensor]) -> Tensor:
+    def _converted(self, plan: WeightPlan, tensors: list[Tensor]) -> Tensor:
         """Through the library's own operations, on an input with one expert.
 
         Takes the tensors out of their list.
@@ -173,15 +171,15 @@ class CheckpointStore:
         Raises:
             CheckpointError: the operations make something else than the parameter.
         """
-        converter, parameter = recipe.converter, recipe.parameter
+        converter, parameter = plan.converter, plan.parameter
         assert converter is not None
         values: dict[str, Any] = {}
-        for pattern in recipe.sources:
+        for pattern in plan.sources:
             tensor = tensors.pop(0)
-            if recipe.casts_first:
+            if plan.casts_first:
                 tensor = tensor.to(parameter.dtype)
             # An operation on a fused tensor is given one with a single expert.
-            values[pattern] = [tensor if recipe.is_per_expert else tensor.unsqueeze(0)]
+            values[pattern] = [tensor if plan.is_per_expert else tensor.unsqueeze(0)]
             del tensor
         for operation in converter.operations:
             values = operation.convert(
@@ -189,7 +187,7 @@ class CheckpointStore:
                 source_patterns=converter.source_patterns,
                 target_patterns=converter.target_patterns,
                 full_layer_name=parameter.target,
-                model=_OneExpertModel(self._model, recipe),
+                model=_OneExpertModel(self._model, plan),
                 config=self._model.config,
                 missing_keys=None,
             )
@@ -197,7 +195,7 @@ class CheckpointStore:
         result = result[0] if isinstance(result, list) else result
         if result.numel() != math.prod(parameter.shape[1:]):
             raise CheckpointError(
-                f"{parameter.target}: the library's {', '.join(recipe.operations)} make "
+                f"{parameter.target}: the library's {', '.join(plan.operations)} make "
                 f"{tuple(result.shape)} of one expert, not {parameter.shape[1:]}"
             )
         return result

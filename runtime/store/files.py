@@ -1,9 +1,9 @@
-"""Reads byte ranges of files: complete, or with an error that says where and what to do.
+"""Reads byte ranges of files completely, or raises an error with the place and a remedy.
 
-What is read must not stay in the page cache: experts would be in memory a second time, outside the
-budget. So reads are direct where the file system allows it, and otherwise dropped behind. Measured
-on ext4 (benchmarks/results/reads.json), 8 MiB experts at random: direct reads are faster than those
-through the cache, cold, and take a third of their CPU time.
+Reads must not fill the page cache: experts would be in memory twice, outside the budget. So they
+are direct where the file system supports it, and their pages are dropped otherwise. Measured on
+ext4 (benchmarks/results/reads.json) with 8 MiB experts at random, direct reads are faster than cold
+reads through the cache and take a third of their CPU time.
 """
 
 import errno

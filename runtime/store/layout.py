@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.store.recipe import WeightPlan
+from runtime.store.weight_plan import WeightPlan
 
 ALIGNMENT = 64
 """Bytes. Kernels take other paths on unaligned weights, and then the last bits differ."""
@@ -67,18 +67,18 @@ class SlotLayout:
         return views
 
 
-def build_slot_layout(recipes: Mapping[str, WeightPlan]) -> SlotLayout:
+def build_slot_layout(plans: Mapping[str, WeightPlan]) -> SlotLayout:
     """Parameters one after another, each aligned; sources of one parameter back to back."""
     offsets: dict[str, int] = {}
     chunks: list[list[SlotPiece]] = []
     end = 0
-    for name, recipe in recipes.items():
-        shape, dtype = recipe.parameter.shape[1:], recipe.parameter.dtype
+    for name, plan in plans.items():
+        shape, dtype = plan.parameter.shape[1:], plan.parameter.dtype
         offsets[name] = start = _aligned(end)
         end = start + math.prod(shape) * dtype.itemsize
-        if recipe.is_plain:
+        if plan.is_plain:
             pieces, place = [], start
-            for i, extent in enumerate(recipe.extents(0)):
+            for i, extent in enumerate(plan.extents(0)):
                 size = math.prod(extent.shape) * dtype.itemsize
                 pieces.append(SlotPiece(name, i, place, size))
                 place += size
@@ -91,8 +91,8 @@ def build_slot_layout(recipes: Mapping[str, WeightPlan]) -> SlotLayout:
             chunks.extend([piece] for piece in pieces)
     return SlotLayout(
         offsets=offsets,
-        shapes={name: recipe.parameter.shape[1:] for name, recipe in recipes.items()},
-        dtypes={name: recipe.parameter.dtype for name, recipe in recipes.items()},
+        shapes={name: plan.parameter.shape[1:] for name, plan in plans.items()},
+        dtypes={name: plan.parameter.dtype for name, plan in plans.items()},
         chunks=tuple(tuple(chunk) for chunk in chunks),
         num_bytes=_aligned(end),
     )

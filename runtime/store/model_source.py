@@ -80,7 +80,7 @@ def _check_digests(folder: Path) -> None:
             )
 
 
-def revision_of(folder: Path) -> str:
+def find_revision(folder: Path) -> str:
     """Return the commit of a Hub snapshot, or the sha256 over the headers of the weights files.
 
     A header has every tensor's name, shape, dtype and offset: it distinguishes checkpoints without
@@ -117,7 +117,7 @@ def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
     raw = json.loads((folder / "config.json").read_text())
     return {
         "model_id": config.name if config.id == BUILTIN or Path(config.id).is_dir() else config.id,
-        "revision": config.revision or revision_of(folder),
+        "revision": config.revision or find_revision(folder),
         "config_hash": config_hash(raw),
     }
 

@@ -55,7 +55,7 @@ def _bytes_within(function: Any, args: tuple) -> int:
     return sum(8 * t.numel() for t in _tensors(args[1]) if t.dtype == torch.int32)
 
 
-def peak_bytes(computation: Callable[[], object]) -> int:
+def measure_peak_bytes(computation: Callable[[], object]) -> int:
     """Runs the computation; the most bytes that its tensors took at one moment.
 
     Each allocation counts in full, from the operation that makes it until the last tensor that

@@ -35,7 +35,7 @@ class CudaLink:
                 target.copy_(source, non_blocking=True)
             done = torch.cuda.Event()
             done.record(self._stream)
-        # Gives up the interpreter lock while it waits: the model's thread goes on.
+        # Releases the GIL while it waits, so that the model's thread continues.
         done.synchronize()
 
     def computed(self, slot: int) -> None:

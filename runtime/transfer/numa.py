@@ -15,7 +15,7 @@ NODES = Path("/sys/devices/system/node")
 PCI = Path("/sys/bus/pci/devices")
 
 
-def cpus_near(
+def find_near_cpus(
     device: torch.device, number: int, *, nodes: Path = NODES, pci: Path = PCI
 ) -> frozenset[int] | None:
     """Processors of the device's node; None where there is one node, or none is known.

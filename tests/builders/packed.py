@@ -8,8 +8,8 @@ from runtime.hf.loading import load_stripped
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import RAW, Coding
-from runtime.store.packed.layout import packed_layout
-from runtime.store.packed.manifest import StoreContents, contents_of
+from runtime.store.packed.layout import build_packed_layout
+from runtime.store.packed.manifest import StoreContents, describe_contents
 from runtime.store.packed.writer import pack
 
 
@@ -23,8 +23,8 @@ def source_of(model: Path, *, dtype: str = "auto") -> tuple[CheckpointStore, Mod
 def plan(model: Path, *, coding: Coding = RAW) -> tuple[CheckpointStore, StoreContents]:
     """What `pack` takes."""
     source, spec = source_of(model)
-    contents = contents_of(
-        [packed_layout(layout, coding=coding) for layout in source.layouts],
+    contents = describe_contents(
+        [build_packed_layout(layout, coding=coding) for layout in source.layouts],
         source.experts_per_layer,
         spec=spec,
         fingerprint=fingerprint(model),

@@ -16,7 +16,7 @@ import runtime
 from runtime.config import ModelConfig
 from runtime.errors import BudgetError, CheckpointError
 from runtime.generation.lockstep import LockstepGroup
-from runtime.hf.layers import expert_banks, find_adapter
+from runtime.hf.layers import find_adapter, find_expert_banks
 from runtime.hf.loading import load_plain
 from tests.builders.families.build import UnbuildableError, save_family, tiny_config
 from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
@@ -93,7 +93,7 @@ def check(folder: Path, family: Family, dtype: torch.dtype) -> None:
     assert torch.isfinite(expected["logits"]).all()
     assert ("tokens of a prompt" in expected) == family.generates
     model = serve(folder, dtype)
-    kinds = {find_adapter(module).name for module in expert_banks(model).values()}
+    kinds = {find_adapter(module).name for module in find_expert_banks(model).values()}
     assert kinds == set(family.served.split(", "))
     with model.moecast as handle:
         found = outputs(model)

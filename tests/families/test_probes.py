@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from predictors.base import Signal
-from runtime.hf.layers import moe_layers
+from runtime.hf.layers import find_moe_layers
 from runtime.hf.probes import Probes
 from tests.builders.families.build import tiny_model
 from tests.builders.families.table import FAMILIES
@@ -41,7 +41,7 @@ class Heard:
 def test_probes__report_what_the_experts_are_called_with(family):
     model = tiny_model(family)
     model.set_experts_implementation("eager")
-    layers = moe_layers(model)
+    layers = find_moe_layers(model)
     called = {}
     for layer in layers:
         called[layer.index] = []

@@ -21,11 +21,11 @@ from runtime.config import StoreConfig
 from runtime.generation.batch.batching import Batch
 from runtime.generation.batch.group_planner import PlannerCosts
 from runtime.hf.kv import CacheSize, count_cache_bytes
-from runtime.hf.layers import MoeLayer, moe_layers
+from runtime.hf.layers import MoeLayer, find_moe_layers
 from runtime.hf.tokens import pad_batch, pad_token_id
-from runtime.profiling.facts import gpus, processor, usable_cores, versions
-from runtime.profiling.local import expert_call, measure
-from runtime.profiling.reading import seconds, typical
+from runtime.profiling.facts import count_usable_cores, list_gpus, read_processor_name, versions
+from runtime.profiling.local import make_expert_call, measure
+from runtime.profiling.reading import seconds, trimmed_mean
 from runtime.store.base import max_slot_bytes
 
 TIMED_STEPS = 3
@@ -56,7 +56,7 @@ def measure_costs(model: PreTrainedModel, batch: Batch) -> CostProfile:
     Raises:
         TransferError: experts cannot be read.
     """
-    layers = moe_layers(model)
+    layers = find_moe_layers(model)
     clock = LayerClock(layers, model.device)
     with clock:
         caches = _run_steps(model, batch, clock)
@@ -92,7 +92,7 @@ def _device_costs(
     size = max_slot_bytes(engine.store)
     host = torch.zeros(size, dtype=torch.uint8).pin_memory()
     slot = torch.zeros(size, dtype=torch.uint8, device=device)
-    run = expert_call(layer, engine.store.layouts[0].weights(slot))
+    run = make_expert_call(layer, engine.store.layouts[0].weights(slot))
     width = model.config.get_text_config().hidden_size
     few, many = (
         torch.zeros(count, width, dtype=model.dtype, device=device) for count in TIMED_TOKENS
@@ -104,7 +104,7 @@ def _device_costs(
             torch.cuda.synchronize(device)
 
         both()
-        return typical([seconds(both) for _ in range(REPEATS)])
+        return trimmed_mean([seconds(both) for _ in range(REPEATS)])
 
     one, more = synchronised(lambda: run(few)), synchronised(lambda: run(many))
     return PlannerCosts(
@@ -204,7 +204,7 @@ class LayerClock:
         """Typical seconds of attention and gate; 0 if the model's blocks were not called."""
         if not self._attention:
             return 0.0, 0.0
-        return typical(self._attention), typical(self._gate)
+        return trimmed_mean(self._attention), trimmed_mean(self._gate)
 
 
 # ---- stored measurements
@@ -236,10 +236,10 @@ def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
         "slot_bytes": max_slot_bytes(model.moecast.engine.store),
         "store": [str(store.path), str(store.page_cache)],
         "device": str(model.device),
-        "processor": processor(),
-        "cores": usable_cores(),
+        "processor": read_processor_name(),
+        "cores": count_usable_cores(),
         "threads": torch.get_num_threads(),
-        "gpus": gpus() if model.device.type == "cuda" else [],
+        "gpus": list_gpus() if model.device.type == "cuda" else [],
         "versions": versions(),
         "rows": len(batch),
         "length": max(len(one.tokens) for one in batch).bit_length(),

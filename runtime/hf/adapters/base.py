@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from runtime.errors import CheckpointError
 from runtime.hf.routing import RouterOutput, read_routing
-from runtime.store.recipe import FusedParameter
+from runtime.store.weight_plan import FusedParameter
 
 
 class ExpertSource(Protocol):

@@ -25,7 +25,7 @@ from runtime.hf.adapters.base import (
     replace_parameter,
 )
 from runtime.hf.routing import RouterOutput, read_scores
-from runtime.store.recipe import FusedParameter
+from runtime.store.weight_plan import FusedParameter
 
 
 def compute_dense_experts(module: nn.Module, served: LayerExperts, hidden: Tensor) -> Tensor:

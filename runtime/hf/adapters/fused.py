@@ -19,7 +19,7 @@ from runtime.hf.adapters.base import (
     replace_parameter,
 )
 from runtime.hf.experts import find_accumulation
-from runtime.store.recipe import FusedParameter
+from runtime.store.weight_plan import FusedParameter
 
 
 class InterfaceAdapter(ExpertsAdapter):

@@ -19,7 +19,7 @@ from runtime.hf.adapters.base import (
     replace_parameter,
 )
 from runtime.hf.routing import RouterOutput, read_mask
-from runtime.store.recipe import FusedParameter
+from runtime.store.weight_plan import FusedParameter
 
 NUMBERED = re.compile(r"\d+$")
 """A container may hold parts that are no experts (nllb_moe: a dropout)."""

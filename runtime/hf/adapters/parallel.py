@@ -22,7 +22,7 @@ from runtime.hf.adapters.base import (
     replace_parameter,
 )
 from runtime.hf.routing import RouterOutput, read_group_sizes
-from runtime.store.recipe import FusedParameter
+from runtime.store.weight_plan import FusedParameter
 
 
 def compute_projection(

@@ -16,7 +16,7 @@ from runtime.hf.adapters.base import (
     replace_parameter,
 )
 from runtime.hf.routing import RouterOutput, read_block_routing
-from runtime.store.recipe import FusedParameter
+from runtime.store.weight_plan import FusedParameter
 
 
 class StackedAdapter(ExpertsAdapter):

@@ -1,4 +1,4 @@
-"""How weights are stored: as they are, or as integers with a scale (and a zero) for each group.
+"""Encodes weights as they are, or as integers with a scale (and a zero) for each group.
 
 A group is `group_size` consecutive weights, row by row. The formulas are all there is to reading:
 

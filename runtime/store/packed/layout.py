@@ -1,9 +1,8 @@
-"""What an expert's record looks like, in the file and in the slot alike.
+"""The layout of an expert's record, the same in the file and in the slot.
 
-A record is made of chunks, each beginning and ending on a block, so that any of them is one direct
-read from the file into the slot. Weights lie in the order in which the model has them, so that the
-slot is the parameters; or as integers with a scale for each group (`quantised`), which `weights`
-turns into parameters when they are used.
+A record consists of chunks that begin and end on a block, so that each is one direct read from the
+file into the slot. Weights have the model's order, so that the slot holds the parameters; or they
+are integers with a scale for each group (`quantised`), which `weights` decodes.
 """
 
 import math
@@ -115,7 +114,7 @@ class PackedLayout:
         return found
 
 
-def packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLayout:
+def build_packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLayout:
     """The source's chunks, each from block to block.
 
     Where a parameter comes in several chunks whose border is no multiple of a block (small or odd

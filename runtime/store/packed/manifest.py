@@ -1,7 +1,7 @@
-"""`manifest.json` of a packed store: whose experts they are, where they lie, how they are checked.
+"""The `manifest.json` of a packed store: its model, its layout and its checksums.
 
-It is written last and carries its own digest; its checksum table is a file of its own, whose sha256
-it holds. So a manifest that opens vouches for every byte of the store.
+It is written last and holds its own digest and that of the checksum table, so that a manifest that
+opens vouches for every byte of the store.
 """
 
 import hashlib
@@ -88,11 +88,11 @@ class StoreManifest(StrictRecord):
     """sha256 over the other two keys as canonical JSON."""
 
 
-def canonical(value: Any) -> bytes:
+def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def contents_of(
+def describe_contents(
     layouts: Sequence[PackedLayout],
     experts_per_layer: Sequence[int],
     *,
@@ -144,7 +144,7 @@ def _layer_record(layer: int, layout: PackedLayout, num_experts: int) -> LayerRe
     )
 
 
-def layout_of(record: LayerRecord) -> PackedLayout:
+def restore_layout(record: LayerRecord) -> PackedLayout:
     """The layer's layout.
 
     Raises:
@@ -196,13 +196,13 @@ def _check(layout: PackedLayout) -> None:
             raise ValueError(f"{name}: {num_weights} weights for shape {layout.shapes[name]}")
 
 
-def sealed(contents: StoreContents, checksums: bytes) -> bytes:
+def seal_manifest(contents: StoreContents, checksums: bytes) -> bytes:
     """The file's bytes."""
     body = {
         "contents": contents.model_dump(),
         "checksums_sha256": hashlib.sha256(checksums).hexdigest(),
     }
-    digest = hashlib.sha256(canonical(body)).hexdigest()
+    digest = hashlib.sha256(canonical_json(body)).hexdigest()
     return json.dumps({**body, "digest": digest}, indent=1).encode()
 
 
@@ -235,7 +235,7 @@ def read_manifest(folder: Path) -> tuple[StoreContents, bytes]:
             f"{file} is no manifest of a packed store: {where}: {first['msg']}; {again}"
         ) from error
     body = {key: value[key] for key in ("contents", "checksums_sha256")}
-    if hashlib.sha256(canonical(body)).hexdigest() != manifest.digest:
+    if hashlib.sha256(canonical_json(body)).hexdigest() != manifest.digest:
         raise StoreError(f"{file} is damaged: its digest does not fit; {again}")
     table = folder / CHECKSUMS
     checksums = read_plain(table, limit=MAX_MANIFEST_BYTES * 64)

@@ -9,7 +9,7 @@ from runtime.errors import StoreError
 from runtime.store.packed.coding import Coding, Integers
 
 
-def quantiser():
+def import_torchao():
     """The primitives of torchao, imported only by who quantises: four seconds.
 
     Raises:
@@ -34,7 +34,7 @@ def quantise(coding: Coding, weights_N: Tensor) -> Integers:
     torchao, takes twenty times as long and won nothing that the reference model shows: 1.6 and 1.8
     thousandths of a nat lost.
     """
-    ao = quantiser()
+    ao = import_torchao()
     dtype, block = weights_N.dtype, (1, coding.group_size)
     if coding.bits == 8:
         mapping, kind, bounds = ao.MappingType.SYMMETRIC, torch.int8, (-127, 127)

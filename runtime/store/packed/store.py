@@ -14,7 +14,7 @@ from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.layout import PackedLayout
-from runtime.store.packed.manifest import StoreContents, layout_of, read_manifest
+from runtime.store.packed.manifest import StoreContents, read_manifest, restore_layout
 
 TRIES = 2
 """Reads per chunk: a checksum may fail because of the bus or a cable."""
@@ -39,7 +39,7 @@ class PackedStore:
         self.contents = contents
         self.experts_per_layer: Sequence[int] = [one.num_experts for one in contents.layers]
         try:
-            self.layouts: list[PackedLayout] = [layout_of(one) for one in contents.layers]
+            self.layouts: list[PackedLayout] = [restore_layout(one) for one in contents.layers]
         except (ValueError, KeyError) as error:
             raise StoreError(f"{folder}: its manifest contradicts itself: {error}") from error
         self._paths = [folder / one.file for one in contents.layers]

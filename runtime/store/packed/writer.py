@@ -27,10 +27,10 @@ from runtime.store.packed.manifest import (
     CHECKSUMS,
     MANIFEST,
     StoreContents,
-    canonical,
-    layout_of,
+    canonical_json,
     read_manifest,
-    sealed,
+    restore_layout,
+    seal_manifest,
 )
 from runtime.store.packed.quantise import quantise
 from runtime.store.packed.store import PackedStore, open_store
@@ -83,7 +83,7 @@ def pack(
             written, kept = _write_layers(source, contents, store, journal, advance)
             checksums = b"".join(path.read_bytes() for path in _sums(contents, journal))
             write_atomic(store / CHECKSUMS, checksums)
-            write_atomic(store / MANIFEST, sealed(contents, checksums))
+            write_atomic(store / MANIFEST, seal_manifest(contents, checksums))
             _publish(store, output, work)
     except OSError as error:
         if error.errno in FULL:
@@ -150,7 +150,7 @@ def _workplace(work: Path, contents: StoreContents) -> Iterator[tuple[Path, Path
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StoreError(f"another process is packing in {work}; wait for its end") from error
-        plan, wanted = work / "plan.json", canonical(contents.model_dump())
+        plan, wanted = work / "plan.json", canonical_json(contents.model_dump())
         store, journal = work / "store", work / "journal"
         if not plan.is_file() or plan.read_bytes() != wanted:
             for folder in (store, journal):
@@ -191,7 +191,7 @@ def _write_layers(
     for layer, (record, sums) in enumerate(
         zip(contents.layers, _sums(contents, journal), strict=True)
     ):
-        layout = layout_of(record)
+        layout = restore_layout(record)
         log = LayerJournal(store / record.file, sums, layout, num_experts=record.num_experts)
         kept += log.num_done
         advance(log.num_done)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
-from runtime.store.extents import read_tensor_index
 from runtime.store.model_source import DIGESTS, is_weights
+from runtime.store.tensor_index import read_tensor_index
 
 INDEX = "model.safetensors.index.json"
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from runtime.errors import CheckpointError
-from runtime.hf.layers import expert_banks
+from runtime.hf.layers import find_expert_banks
 
 PROBE_NEURONS = 16
 """Neurons added to find the shapes that depend on a field."""
@@ -105,7 +105,7 @@ def find_expert_parameters(model: nn.Module) -> set[str]:
     """Return the dotted names of the fused parameters `(experts, ...)`."""
     return {
         f"{bank}.{name}"
-        for bank, module in expert_banks(model).items()
+        for bank, module in find_expert_banks(model).items()
         for name, value in module.named_parameters(recurse=False)
         if value.shape[:1] == (getattr(module, "num_experts", None),)
     }

@@ -13,12 +13,12 @@ from transformers import AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from runtime.errors import CheckpointError
-from runtime.hf.classes import model_class
+from runtime.hf.classes import find_model_class
 from runtime.hf.strip import strip_experts
-from runtime.store.extents import StoredTensor, read_tensor_index
-from runtime.store.index import plan_weights
 from runtime.store.model_source import is_weights
-from runtime.store.recipe import WeightPlan
+from runtime.store.planning import plan_weights
+from runtime.store.tensor_index import StoredTensor, read_tensor_index
+from runtime.store.weight_plan import WeightPlan
 from runtime.tools.inflate.expert_width import (
     ExpertWidth,
     ParameterGrowth,
@@ -100,7 +100,7 @@ def make_plan(
     Raises:
         CheckpointError: the experts are not stored as plain weights, or are already larger.
     """
-    cls, config = model_class(AutoConfig.from_pretrained(folder, local_files_only=True))
+    cls, config = find_model_class(AutoConfig.from_pretrained(folder, local_files_only=True))
     model = make_meta_model(cls, config)
     parameters = strip_experts(model)
     if not parameters:

@@ -11,8 +11,8 @@ import torch
 from predictors.files import sync_folder
 from predictors.units import MIB
 from runtime.store.base import as_memoryview
-from runtime.store.extents import DTYPES
 from runtime.store.files import FileReader
+from runtime.store.tensor_index import DTYPES
 from runtime.tools.inflate.inflation_plan import TensorTarget
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -12,9 +12,9 @@ from predictors.errors import MoecastError
 from predictors.units import MIB
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_stripped
-from runtime.store.extents import read_tensor_index
 from runtime.store.model_source import is_weights
 from runtime.store.on_demand import OnDemandReader
+from runtime.store.tensor_index import read_tensor_index
 
 HEADROOM = 1.1
 """Factor on the weights' bytes: Transformers holds tensors twice while it fuses experts."""

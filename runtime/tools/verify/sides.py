@@ -10,7 +10,7 @@ import transformers
 
 from predictors.errors import MoecastError
 from runtime.config import VerifyConfig
-from runtime.engine.loading import first_device, load_served
+from runtime.engine.loading import load_served, primary_device
 from runtime.engine.memory import peak_memory_bytes
 from runtime.hf.loading import load_plain
 from runtime.store.model_source import resolve
@@ -89,7 +89,7 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
         model = load_lazy(resolve(config.model), config.model.dtype)
     else:
         dtype = "auto" if config.model.dtype == "auto" else getattr(torch, config.model.dtype)
-        model = load_plain(resolve(config.model), dtype=dtype).to(first_device(config))
+        model = load_plain(resolve(config.model), dtype=dtype).to(primary_device(config))
     for number, prompt in enumerate(task.prompts):
         write_answers(
             model,

@@ -15,7 +15,7 @@ from runtime.errors import CheckpointError
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
 from runtime.profiling import bandwidth, facts
-from runtime.profiling.bandwidth import disk_bandwidth, timed_reads
+from runtime.profiling.bandwidth import measure_disk_bandwidth, time_reads
 from runtime.sim.hardware import MeasuredHardware
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import PROCESS_BYTES, suggest_budget, sweep_budgets
@@ -184,7 +184,7 @@ def test_bandwidth__sizes_beyond_the_file_are_not_measured(tmp_path, monkeypatch
     monkeypatch.setattr(bandwidth, "CELL_SECONDS", 0.01)
     file = tmp_path / "weights"
     file.write_bytes(os.urandom(1 << 20))
-    rows = disk_bandwidth([file], seed=0)
+    rows = measure_disk_bandwidth([file], seed=0)
     assert [row["read_bytes"] for row in rows] == [4 << 10, 64 << 10, 1 << 20, 8 << 20]
     for row in rows[:3]:
         assert min(row["direct"], row["cold"], row["cached"]) > 0
@@ -195,12 +195,12 @@ def test_timed_reads__stop_when_the_time_is_up(tmp_path, monkeypatch):
     monkeypatch.setattr(bandwidth, "CELL_SECONDS", 0.0)
     file = tmp_path / "weights"
     file.write_bytes(bytes(1 << 16))
-    _, done = timed_reads(file, [0] * 100, 4096, PageCache.KEEP)
+    _, done = time_reads(file, [0] * 100, 4096, PageCache.KEEP)
     assert done == 1
 
 
 def test_processor__is_what_the_system_calls_it(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: A Fine Processor\n")
-    assert facts.processor(cpuinfo) == "A Fine Processor"
-    assert facts.processor(tmp_path / "none")
+    assert facts.read_processor_name(cpuinfo) == "A Fine Processor"
+    assert facts.read_processor_name(tmp_path / "none")

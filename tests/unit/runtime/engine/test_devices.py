@@ -20,7 +20,7 @@ from runtime.generation.lockstep import LockstepGroup
 from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.experts import compute_expert
 from runtime.policy.placement import ExpertPlacement
-from runtime.transfer.numa import cpus_near, parse_cpu_list, run_near
+from runtime.transfer.numa import find_near_cpus, parse_cpu_list, run_near
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve
 
@@ -272,14 +272,14 @@ def test_numa__cpu_devices_take_the_nodes_in_turn(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 5}, raising=False)
     nodes = make_nodes(tmp_path / "nodes", "0-1", "2-5")
     cpu = torch.device("cpu")
-    found = [cpus_near(cpu, number, nodes=nodes) for number in range(3)]
+    found = [find_near_cpus(cpu, number, nodes=nodes) for number in range(3)]
     assert found == [{0, 1}, {2, 5}, {0, 1}]
 
 
 def test_numa__one_node_or_none_needs_nothing(tmp_path):
     cpu = torch.device("cpu")
-    assert cpus_near(cpu, 0, nodes=make_nodes(tmp_path / "one", "0-7")) is None
-    assert cpus_near(cpu, 0, nodes=tmp_path / "none") is None
+    assert find_near_cpus(cpu, 0, nodes=make_nodes(tmp_path / "one", "0-7")) is None
+    assert find_near_cpus(cpu, 0, nodes=tmp_path / "none") is None
 
 
 def test_numa__near_lasts_for_a_while():
@@ -295,7 +295,7 @@ def test_numa__near_lasts_for_a_while():
 def test_numa__workers_run_near_their_memory(folder, monkeypatch):
     cpus = sorted(os.sched_getaffinity(0))
     places = [frozenset(cpus[:1]), frozenset(cpus[-1:])]
-    monkeypatch.setattr(assemble, "cpus_near", lambda _, number: places[number])
+    monkeypatch.setattr(assemble, "find_near_cpus", lambda _, number: places[number])
     model = serve(folder, budget="40%", devices=["cpu", "cpu"])
     with model.moecast, torch.no_grad():
         model(TOKENS)

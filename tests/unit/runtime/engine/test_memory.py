@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.engine.memory import library_code
+from runtime.engine.memory import find_library_code
 from runtime.hf.loading import unmap_weights
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,11 +83,11 @@ Anonymous:             0 kB
 def test_library_code__only_what_is_the_files_own(tmp_path):
     smaps = tmp_path / "smaps"
     smaps.write_text(SMAPS)
-    assert list(library_code(smaps)) == [
+    assert list(find_library_code(smaps)) == [
         (0x7F0000000000, 0x7F0000002000),
         (0x7F0000006000, 0x7F0000008000),
     ]
-    assert list(library_code(tmp_path / "none")) == []
+    assert list(find_library_code(tmp_path / "none")) == []
 
 
 def test_own_weights__unaligned_ones_are_copied_and_shared_ones_stay_shared():

@@ -18,8 +18,8 @@ from runtime.config import SystemConfig
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.adapters.dense import compute_dense_experts
-from runtime.hf.classes import model_class
-from runtime.hf.layers import expert_banks, find_adapter, moe_layers
+from runtime.hf.classes import find_model_class
+from runtime.hf.layers import find_adapter, find_expert_banks, find_moe_layers
 from runtime.hf.loading import load_plain
 from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family, tiny_model
@@ -76,10 +76,10 @@ def test_kind_of__is_told_by_structure_before_and_after_stripping(folders, name)
     model = serve(folders[name], budget="100%")
     with model.moecast:
         for whole in (plain, model):
-            banks = expert_banks(whole)
+            banks = find_expert_banks(whole)
             assert {find_adapter(bank).name for bank in banks.values()} == {KINDS[name]}
-            assert {layer.num_experts for layer in moe_layers(whole)} == {8}
-        assert list(expert_banks(plain)) == list(expert_banks(model))
+            assert {layer.num_experts for layer in find_moe_layers(whole)} == {8}
+        assert list(find_expert_banks(plain)) == list(find_expert_banks(model))
         held = [parameter.shape[0] for parameter in model.parameters() if parameter.ndim == 3]
         assert not held
 
@@ -129,13 +129,13 @@ def test_adapter__only_chosen_experts_are_read(folders, name):
 def test_layers__jetmoes_attention_comes_before_its_mlp(folders):
     model = serve(folders["jetmoe"], budget="100%")
     with model.moecast:
-        names = [layer.name for layer in moe_layers(model)]
+        names = [layer.name for layer in find_moe_layers(model)]
         assert names[:4] == [
             f"model.layers.{block}.{part}"
             for block in range(2)
             for part in ("self_attention.experts", "mlp")
         ]
-        routers = [layer.router for layer in moe_layers(model)]
+        routers = [layer.router for layer in find_moe_layers(model)]
         assert routers[0] is model.model.layers[0].self_attention.experts.router
         assert routers[1] is model.model.layers[0].mlp.router
         shapes = [layout.shapes for layout in model.moecast.engine.store.layouts]
@@ -157,7 +157,7 @@ def test_routed__names_the_experts_that_the_model_computes(folders, name):
     tokens = prompts(num_rows=1, num_tokens=6)
     with Probes(plain, {Signal.ROUTED}, Routed()):
         before = logits(plain, tokens)
-    layers = {layer.index: layer for layer in moe_layers(plain)}
+    layers = {layer.index: layer for layer in find_moe_layers(plain)}
     used = {}
     for layer, experts_TK, weights_TK in routed:
         assert experts_TK.max() <= 8
@@ -211,7 +211,7 @@ def test_dense_experts__rows_are_bitwise_those_of_the_product_over_all(dtype, th
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        whole = next(iter(expert_banks(tiny_model(family).to(dtype)).values()))
+        whole = next(iter(find_expert_banks(tiny_model(family).to(dtype)).values()))
 
         class Source:
             def ready(self, _layer, wanted):
@@ -297,7 +297,7 @@ def test_members__experts_of_different_shape_are_refused():
 
 
 def test_model_class__switch_is_loaded_to_generate(folders):
-    cls, _ = model_class(AutoConfig.from_pretrained(folders["switch_transformers"]))
+    cls, _ = find_model_class(AutoConfig.from_pretrained(folders["switch_transformers"]))
     assert cls.__name__ == "SwitchTransformersForConditionalGeneration"
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import MissingParameter
-from runtime.hf.layers import moe_layers
-from runtime.store.recipe import FusedParameter
+from runtime.hf.layers import find_moe_layers
+from runtime.store.weight_plan import FusedParameter
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
@@ -70,7 +70,7 @@ def test_interface__the_models_own_loop_fetches_too(tmp_path):
 def test_guard__copies_and_saves_without_experts_are_refused(tmp_path, name):
     model = serve(save_family(tmp_path / "model", FAMILIES[name]), budget="100%")
     with model.moecast:
-        for part in (model, moe_layers(model)[0].block):
+        for part in (model, find_moe_layers(model)[0].block):
             with pytest.raises(CheckpointError, match="load the checkpoint a second time"):
                 copy.deepcopy(part)
             with pytest.raises(CheckpointError, match="not pickled"):

@@ -59,7 +59,7 @@ def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
 @pytest.mark.parametrize("what", ["no router", "a router that tells nothing"])
 def test_load__routers_that_nobody_can_listen_to(tmp_path, monkeypatch, what):
     if what == "no router":
-        monkeypatch.setattr(layers, "_router_of", lambda *_: None)
+        monkeypatch.setattr(layers, "_find_router", lambda *_: None)
     else:
         monkeypatch.setattr(layers.MoeLayer, "routing", lambda _, output: read_routing(output[:1]))
     folder = tiny_qwen2_moe(tmp_path / "model")

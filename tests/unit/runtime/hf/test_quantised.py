@@ -11,11 +11,11 @@ from transformers import AutoConfig
 from transformers.core_model_loading import Transpose, WeightConverter
 
 from runtime.errors import CheckpointError
-from runtime.hf.classes import model_class
+from runtime.hf.classes import find_model_class
 from runtime.hf.loading import load_plain
-from runtime.store.extents import StoredTensor, read_tensor_index
-from runtime.store.recipe import FusedParameter, WeightPlan
-from runtime.store.scratch import peak_bytes
+from runtime.store.scratch import measure_peak_bytes
+from runtime.store.tensor_index import StoredTensor, read_tensor_index
+from runtime.store.weight_plan import FusedParameter, WeightPlan
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
@@ -153,7 +153,7 @@ def test_load__scales_that_do_not_fit_are_named(tmp_path):
 def test_model_class__quantised_checkpoints_load_dequantised_wherever(tmp_path):
     """With a GPU Transformers would keep fp8 and mxfp4 for kernels that take whole banks."""
     for name in ("qwen3_moe", "gpt_oss"):
-        _, config = model_class(AutoConfig.from_pretrained(quantised(tmp_path / name, name)))
+        _, config = find_model_class(AutoConfig.from_pretrained(quantised(tmp_path / name, name)))
         assert config.quantization_config["dequantize"] is True
 
 
@@ -208,7 +208,7 @@ def test_peak_bytes__counts_what_lives_at_once():
         del b
         return (c + 1).sum()  # 4,000 + 4,000
 
-    assert 8000 <= peak_bytes(computation) <= 8016
+    assert 8000 <= measure_peak_bytes(computation) <= 8016
 
 
 def test_read__one_thread_converts_at_a_time(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 
 from runtime import load
 from runtime.profiling import reading
-from runtime.profiling.local import measure, parts_of
-from runtime.profiling.reading import ProbeReader, measure_reads, typical
+from runtime.profiling.local import measure, split_step
+from runtime.profiling.reading import ProbeReader, measure_reads, trimmed_mean
 from runtime.profiling.spans import Spans
 
 
@@ -68,8 +68,8 @@ def test_reader__comes_to_every_expert():
 
 
 def test_typical__is_the_mean_without_the_slowest():
-    assert typical([1.0] * 12 + [2.0] * 12 + [1000.0]) == pytest.approx(1.5)
-    assert typical([3.0]) == 3.0
+    assert trimmed_mean([1.0] * 12 + [2.0] * 12 + [1000.0]) == pytest.approx(1.5)
+    assert trimmed_mean([3.0]) == 3.0
 
 
 def test_parts_of__a_step_is_taken_apart():
@@ -87,7 +87,7 @@ def test_parts_of__a_step_is_taken_apart():
     spans.step(1, 0.0, 17.25)
     # Another step, which is none of this one's.
     spans.computed_dense(0, 20.0, 29.0)
-    parts = parts_of(spans, 0.0, 17.25)
+    parts = split_step(spans, 0.0, 17.25)
     assert parts.layer == pytest.approx(2.0)
     assert parts.expert == pytest.approx(1.5)
     assert parts.prediction == pytest.approx(0.25)

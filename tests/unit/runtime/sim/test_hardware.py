@@ -8,7 +8,7 @@ import pytest
 import configs
 from configs.compose import compose_typed
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
-from runtime.profiling.shapes import own_shape
+from runtime.profiling.shapes import read_model_shape
 from runtime.sim.hardware import RooflineHardware, count_tier_slots, describe_hardware, split_chunks
 
 FOLDER = Path(configs.__file__).parent
@@ -139,7 +139,7 @@ def test_shape__slots_of_moe_infinity() -> None:
 
 
 def test_own_shape__is_read_from_the_checkpoint() -> None:
-    one = own_shape(ModelConfig())
+    one = read_model_shape(ModelConfig())
     assert (one.num_layers, one.num_experts, one.top_k, one.hidden_size) == (12, 60, 4, 256)
     # bf16: three matrices of 256 x 40.
     assert one.expert_bytes == 3 * 256 * 40 * 2

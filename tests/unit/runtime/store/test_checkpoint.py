@@ -10,7 +10,7 @@ from transformers import Qwen2MoeForCausalLM
 import runtime
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError, TransferError
-from runtime.store.extents import read_tensor_index
+from runtime.store.tensor_index import read_tensor_index
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 

@@ -174,7 +174,7 @@ def test_command__packs_and_reports(tmp_path, model):
 
 
 def test_command__groups_that_divide_nothing_are_refused(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(command, "quantiser", lambda: None)
+    monkeypatch.setattr(command, "import_torchao", lambda: None)
     config = PackConfig(
         model=ModelConfig(name="tiny", id=str(model)),
         output=tmp_path / "store",

@@ -16,7 +16,7 @@ from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.coding import Coding, Integers
-from runtime.store.packed.manifest import canonical
+from runtime.store.packed.manifest import canonical_json
 from runtime.store.packed.store import open_store
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import packed, source_of
@@ -159,7 +159,7 @@ def altered(folder: Path, change) -> None:
     value = json.loads(path.read_text())
     change(value["contents"])
     body = {key: value[key] for key in ("contents", "checksums_sha256")}
-    value["digest"] = hashlib.sha256(canonical(body)).hexdigest()
+    value["digest"] = hashlib.sha256(canonical_json(body)).hexdigest()
     path.write_text(json.dumps(value))
 
 

@@ -11,8 +11,8 @@ from transformers.core_model_loading import (
 )
 
 from runtime.errors import CheckpointError
-from runtime.store.extents import StoredTensor
-from runtime.store.recipe import DEALS_OUT, FusedParameter, WeightPlan
+from runtime.store.tensor_index import StoredTensor
+from runtime.store.weight_plan import DEALS_OUT, FusedParameter, WeightPlan
 
 
 def plan_weights(
@@ -21,7 +21,7 @@ def plan_weights(
     extents: Mapping[str, StoredTensor],
     weight_mapping: Iterable[WeightRenaming | WeightConverter],
 ) -> dict[str, dict[str, WeightPlan]]:
-    """`{experts module: {parameter: recipe}}` for every fused parameter.
+    """`{experts module: {parameter: plan}}` for every fused parameter.
 
     Raises:
         CheckpointError: a parameter that nothing in the checkpoint leads to.
@@ -30,12 +30,10 @@ def plan_weights(
     renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
     by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-    recipes = {parameter.target: WeightPlan(parameter) for parameter in parameters}
-    # Where the model keeps a module for each expert, all of them lead to one recipe.
-    of_member = {
-        member: recipe for recipe in recipes.values() for member in recipe.parameter.members
-    }
-    known = dict.fromkeys([*model.state_dict(), *recipes, *of_member], True)
+    plans = {parameter.target: WeightPlan(parameter) for parameter in parameters}
+    # Where the model keeps a module for each expert, all of them lead to one plan.
+    member_plans = {member: plan for plan in plans.values() for member in plan.parameter.members}
+    known = dict.fromkeys([*model.state_dict(), *plans, *member_plans], True)
     for key in sorted(extents, key=dot_natural_key):
         target, pattern = rename_source_key(
             key, renamings, converters, model.base_model_prefix, known
@@ -43,32 +41,32 @@ def plan_weights(
         if target not in known and key in known:
             # As the library does: a name that is right already is not renamed.
             target, pattern = rename_source_key(key, [], [], model.base_model_prefix, known)
-        recipe = recipes.get(target) or of_member.get(target)
-        if recipe is None:
+        plan = plans.get(target) or member_plans.get(target)
+        if plan is None:
             continue
         if pattern is not None:
-            recipe.converter = by_pattern[pattern]
-        source = pattern or (recipe.parameter.target if target in of_member else key)
-        recipe.sources.setdefault(source, []).append(extents[key])
-    for recipe in [one for one in recipes.values() if DEALS_OUT in one.operations]:
-        _deal_out(recipe, recipes)
-    _share_tied(recipes)
+            plan.converter = by_pattern[pattern]
+        source = pattern or (plan.parameter.target if target in member_plans else key)
+        plan.sources.setdefault(source, []).append(extents[key])
+    for plan in [one for one in plans.values() if DEALS_OUT in one.operations]:
+        _deal_out(plan, plans)
+    _share_tied(plans)
     banks: dict[str, dict[str, WeightPlan]] = {}
-    for recipe in recipes.values():
-        if not recipe.sources:
+    for plan in plans.values():
+        if not plan.sources:
             raise CheckpointError(
-                f"{recipe.parameter.target}: no tensor of the checkpoint leads to it"
+                f"{plan.parameter.target}: no tensor of the checkpoint leads to it"
             )
-        if recipe.converter is not None:  # Concatenate joins in the order of the patterns
-            patterns = recipe.converter.source_patterns
-            recipe.sources = {p: recipe.sources[p] for p in patterns if p in recipe.sources}
-        recipe.view_stacked()
-        recipe.check()
-        banks.setdefault(recipe.parameter.bank, {})[recipe.parameter.name] = recipe
+        if plan.converter is not None:  # Concatenate joins in the order of the patterns
+            patterns = plan.converter.source_patterns
+            plan.sources = {p: plan.sources[p] for p in patterns if p in plan.sources}
+        plan.view_stacked()
+        plan.check()
+        banks.setdefault(plan.parameter.bank, {})[plan.parameter.name] = plan
     return banks
 
 
-def _deal_out(first: WeightPlan, recipes: Mapping[str, WeightPlan]) -> None:
+def _deal_out(first: WeightPlan, plans: Mapping[str, WeightPlan]) -> None:
     """Gives each target of a converter its part of the lists that the first has collected."""
     converter = first.converter
     assert converter is not None
@@ -78,18 +76,18 @@ def _deal_out(first: WeightPlan, recipes: Mapping[str, WeightPlan]) -> None:
         for pattern, extents in first.sources.items()
     }
     for i, target in enumerate(targets):
-        recipe = recipes.get(first.parameter.target.replace(targets[0], target))
-        if recipe is not None:
-            recipe.converter = converter
-            recipe.sources = {pattern: part[i] for pattern, part in parts.items()}
+        plan = plans.get(first.parameter.target.replace(targets[0], target))
+        if plan is not None:
+            plan.converter = converter
+            plan.sources = {pattern: part[i] for pattern, part in parts.items()}
 
 
-def _share_tied(recipes: Mapping[str, WeightPlan]) -> None:
+def _share_tied(plans: Mapping[str, WeightPlan]) -> None:
     """A parameter that the checkpoint leaves out is read from where the one tied to it is."""
-    for recipe in recipes.values():
-        other = recipes.get(recipe.parameter.tied_to or "")
+    for plan in plans.values():
+        other = plans.get(plan.parameter.tied_to or "")
         if other is None:
             continue
-        source, target = (other, recipe) if other.sources else (recipe, other)
+        source, target = (other, plan) if other.sources else (plan, other)
         if not target.sources:
             target.sources, target.converter = dict(source.sources), source.converter

@@ -7,7 +7,7 @@ import torch
 from transformers.core_model_loading import WeightConverter
 
 from runtime.errors import CheckpointError
-from runtime.store.extents import StoredTensor
+from runtime.store.tensor_index import StoredTensor
 
 DEALS_OUT = "ErnieFuseAndSplitTextVisionExperts"
 """Stacks and joins like MergeModulelist and Concatenate, after dealing each list of experts out to
