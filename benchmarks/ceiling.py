@@ -198,7 +198,7 @@ def accuracies(
 ) -> dict[str, float]:
     """Returns the accuracy of each label over all held-out tokens."""
     past = isinstance(family, ResidualStack)
-    hits, counts = np.zeros(len(family.labels)), np.zeros(len(family.labels))
+    hits, counts = torch.zeros(len(family.labels)), torch.zeros(len(family.labels))
     for first in range(0, len(rows), EVALUATED):
         batch = data.batch(rows[first : first + EVALUATED], past=past)
         batch_hits, batch_counts = family.hits(batch)
