@@ -1,4 +1,4 @@
-"""The tables of both READMEs."""
+"""The tables of README.md, docs/results.md and benchmarks/README.md."""
 
 import json
 from pathlib import Path
@@ -34,10 +34,11 @@ def replace_tables(path: Path, sections: list[list[str]]) -> None:
 
 
 def run_tables(config: TablesConfig) -> None:
-    """Writes the tables of both READMEs."""
+    """Writes the tables of README.md, docs/results.md and benchmarks/README.md."""
     del config
+    replace_tables(ROOT / "README.md", [comparing.live_table()])
     replace_tables(
-        ROOT / "README.md",
+        ROOT / "docs/results.md",
         [
             forecasting.predictors_table(),
             comparing.replayed_table(),

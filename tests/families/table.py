@@ -1,4 +1,4 @@
-"""Writes the README's table of families from the table that the tests run.
+"""Write the table of docs/families.md from the table that the tests run.
 
 python -m tests.families.table
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.builders.families.table import FAMILIES, Family
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/families.md"
 BEGIN, END = "<!-- families: begin -->\n", "<!-- families: end -->\n"
 
 
@@ -36,9 +36,9 @@ def written(text: str) -> str:
 
 
 def main() -> None:
-    text = README.read_text()
-    assert BEGIN in text, f"README.md has no {BEGIN.strip()}"
-    README.write_text(text.replace(BEGIN + written(text) + END, BEGIN + rendered() + END))
+    text = PAGE.read_text()
+    assert BEGIN in text, f"{PAGE.name} has no {BEGIN.strip()}"
+    PAGE.write_text(text.replace(BEGIN + written(text) + END, BEGIN + rendered() + END))
 
 
 if __name__ == "__main__":

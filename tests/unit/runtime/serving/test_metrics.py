@@ -329,8 +329,8 @@ def test_definitions__are_unique_and_counters_end_with_total() -> None:
             assert metric.name.endswith("_total")
 
 
-def test_readme__names_every_metric_and_no_other() -> None:
-    text = (Path(__file__).resolve().parents[4] / "README.md").read_text()
+def test_docs__name_every_metric_and_no_other() -> None:
+    text = (Path(__file__).resolve().parents[4] / "docs/server.md").read_text()
     table = text.partition("<!-- metrics: begin -->")[2].partition("<!-- metrics: end -->")[0]
     named = re.findall(r"`((?:vllm:|moecast_)\w+)`", table)
     assert sorted(named) == sorted(DEFINITIONS)
