@@ -21,7 +21,7 @@ from runtime.config import StoreConfig
 from runtime.generation.batch.batching import Batch
 from runtime.generation.batch.group_planner import PlannerCosts
 from runtime.hf.kv import CacheSize, count_cache_bytes
-from runtime.hf.layers import MoeLayer, find_moe_layers
+from runtime.hf.layers import MoeLayer
 from runtime.hf.tokens import pad_batch, pad_token_id
 from runtime.profiling.facts import count_usable_cores, list_gpus, read_processor_name, versions
 from runtime.profiling.local import make_expert_call, measure
@@ -56,7 +56,7 @@ def measure_costs(model: PreTrainedModel, batch: Batch) -> CostProfile:
     Raises:
         TransferError: experts cannot be read.
     """
-    layers = find_moe_layers(model)
+    layers = model.moecast.layers
     clock = LayerClock(layers, model.device)
     with clock:
         caches = _run_steps(model, batch, clock)

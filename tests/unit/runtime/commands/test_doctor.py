@@ -73,7 +73,7 @@ def test_record__is_the_routing_of_generation(tmp_path):
     store.close()
 
 
-def test_one_by_one__keeps_what_fits_and_reads_the_rest_again(tmp_path, monkeypatch):
+def test_on_demand_reader__keeps_what_fits_and_reads_the_rest_again(tmp_path, monkeypatch):
     store = load_stripped(tiny_qwen2_moe(tmp_path / "model"), "auto").open_store()
     reads = []
     read = store.read
@@ -127,7 +127,7 @@ def test_outlook__figures_of_a_hand_made_case():
     assert two["process_bytes"] == 16 + 100 + PROCESS_BYTES
 
 
-def test_own_routers__needs_one_matrix_for_each_layer(tmp_path):
+def test_skip_predictor__needs_one_matrix_for_each_layer(tmp_path):
     spec = SimpleNamespace(num_layers=2, num_experts=4, hidden_size=3)
     routers = [SimpleNamespace(weight=torch.full((4, 3), float(i))) for i in range(2)]
     layers = [SimpleNamespace(router=router) for router in routers]

@@ -108,9 +108,7 @@ def test_devices__have_tiers_each(folder, expected):
     assert [worker.name for worker in engine.workers] == ["copy 0", "disk 0", "copy 1", "disk 1"]
 
 
-def test_devices__one_with_a_slow_link_does_not_keep_the_others_waiting(
-    folder, expected, monkeypatch
-):
+def test_devices__a_slow_link_does_not_delay_the_other_devices(folder, expected, monkeypatch):
     """Experts of the other device are computed first, and every bit is as before."""
     computed, order, connect = [], [], assemble.connect
     is_ordered = threading.Event()
@@ -155,7 +153,7 @@ def test_devices__one_with_a_slow_link_does_not_keep_the_others_waiting(
     assert order[0] % 2 == 0  # the first device's, whose link is fast
 
 
-def test_devices__an_expert_that_cannot_be_read_fails_its_request_only(folder, expected):
+def test_devices__an_unreadable_expert_fails_its_request_only(folder, expected):
     model = serve(folder, budget="40%", devices=["cpu", "cpu"])
     engine = model.moecast.engine
     real = engine.store.read
@@ -234,7 +232,7 @@ def test_load__devices_that_do_not_go_together_are_named(folder):
         serve(folder, devices="cpu,cpu", host_budget="1KiB")
 
 
-def test_served__brings_parameters_home_for_modules_whose_tokens_do_not_travel():
+def test_layer_experts__copies_parameters_home_if_tokens_stay():
     class Source:
         def ready(self, layer, wanted):
             yield from ((expert, {"w": torch.ones(2, device="meta")}) for expert in wanted)

@@ -50,7 +50,7 @@ def test_reference__of_a_kind_is_the_models_entry(monkeypatch, tmp_path):
     assert locate_predictor("stride", ["tiny"], entries=tmp_path) == (tmp_path / "stride", True)
 
 
-def test_names_of__an_inflated_model_are_its_own_and_the_originals():
+def test_list_model_names__includes_the_original_if_inflated():
     assert list_model_names("inflated", SPEC) == ["inflated", "tiny"]
     assert list_model_names("tiny", SPEC) == ["tiny"]
 
@@ -73,7 +73,7 @@ def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
     assert "some keeps by usage counts: there is no zoo entry nowhere/reuse" in said[1]
 
 
-def test_system__without_an_entry_forecasts_with_its_fallback_and_says_so(caplog):
+def test_system__without_an_entry_uses_its_fallback_and_warns(caplog):
     def own_routers(given):
         return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
 
@@ -87,7 +87,7 @@ def test_system__without_an_entry_forecasts_with_its_fallback_and_says_so(caplog
     assert "ours serves on demand" in caplog.text
 
 
-def test_system__with_an_entry_of_another_model_serves_on_demand_and_says_so(tmp_path, caplog):
+def test_system__serves_on_demand_if_the_entry_does_not_match(tmp_path, caplog):
     entries = popularity(tmp_path, num_layers=2, revision="another")
     system = SystemConfig(name="some", predictor="popularity")
     assert load_system_predictor(system, SPEC, name="tiny", entries=entries) is None

@@ -90,7 +90,7 @@ def test_library_code__only_what_is_the_files_own(tmp_path):
     assert list(find_library_code(tmp_path / "none")) == []
 
 
-def test_own_weights__unaligned_ones_are_copied_and_shared_ones_stay_shared():
+def test_unmap_weights__copies_unaligned_and_keeps_shared_ones():
     model = torch.nn.Module()
     raw = torch.arange(64, dtype=torch.float32)
     model.odd = torch.nn.Parameter(raw[1:17])

@@ -84,9 +84,7 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
     assert stats["adaptive_prefetch"] is not None
 
 
-def test_moecast__without_entries_uses_the_models_routers_and_counts_and_says_so(
-    tmp_path, caplog
-) -> None:
+def test_moecast__without_entries_uses_the_routers_and_warns(tmp_path, caplog) -> None:
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=LAYERS, num_experts=EXPERTS)
     expected = plain_eager(folder).generate(TOKENS, max_new_tokens=8, **OPTIONS)
     with caplog.at_level(logging.WARNING):

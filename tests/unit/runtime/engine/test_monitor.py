@@ -115,7 +115,7 @@ def test_cells__show_what_is_being_computed_as_pinned(folder: Path) -> None:
     assert set(seen) == {PINNED}
 
 
-def test_faults__are_counted_by_kind_also_when_nobody_needed_the_expert(folder: Path) -> None:
+def test_faults__are_counted_for_unused_prefetches_too(folder: Path) -> None:
     model = serve(folder, budget="50%")
     with model.moecast as handle:
         engine = handle.engine

@@ -48,7 +48,7 @@ def test_generate__gives_the_tokens_of_plain_transformers(folder, way):
         assert model.moecast.stats()["misses"] > 0
 
 
-def test_generate__cancelling_and_governed_systems_change_no_token(folder):
+def test_generate__cancel_and_adaptive_change_no_token(folder):
     expected = generated(plain_eager(folder), "greedy")
     for system in (SystemConfig(cancel=True), SystemConfig(adaptive=True)):
         model = serve(folder, budget="25%", system=system)

@@ -48,16 +48,16 @@ def experts_that_add(sum_dtype, *, scale=None, needs=None):
         (AccumulationDtype.FLOAT32, lambda *_: torch.float32),
     ],
 )
-def test_sum_of__finds_the_precision_of_the_sum(how, dtype):
+def test_find_accumulation__finds_the_precision_of_the_sum(how, dtype):
     assert find_accumulation(experts_that_add(dtype)) is how
 
 
 @pytest.mark.parametrize("other", [{"scale": 1.5}, {"needs": "what_no_twin_has"}])
-def test_sum_of__a_loop_that_computes_otherwise_has_to_run_itself(other):
+def test_find_accumulation__is_none_for_unusual_loops(other):
     assert find_accumulation(experts_that_add(lambda hidden, _: hidden.dtype, **other)) is None
 
 
-def test_sum_of__leaves_the_module_as_it_was():
+def test_find_accumulation__leaves_the_module_as_it_was():
     with torch.device("meta"):
         module = Qwen2MoeExperts(Qwen2MoeConfig(num_experts=8))
     before = {name: id(value) for name, value in module._parameters.items()}

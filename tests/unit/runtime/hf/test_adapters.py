@@ -71,7 +71,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_kind_of__is_told_by_structure_before_and_after_stripping(folders, name):
+def test_find_adapter__matches_before_and_after_stripping(folders, name):
     plain = tiny_model(FAMILIES[name])
     model = serve(folders[name], budget="100%")
     with model.moecast:
@@ -205,7 +205,7 @@ class _Rows:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dense_experts__rows_are_bitwise_those_of_the_product_over_all(dtype, threads):
+def test_dense_experts__are_bitwise_the_product_over_all_experts(dtype, threads):
     """A batch of one expert is not: with two threads it differs in float32 from five rows on."""
     family = FAMILIES["llama4"]
     before = torch.get_num_threads()
@@ -231,7 +231,7 @@ def test_dense_experts__rows_are_bitwise_those_of_the_product_over_all(dtype, th
         torch.set_num_threads(before)
 
 
-def test_longcat__zero_experts_have_no_bytes_and_need_none_in_the_checkpoint(folders, tmp_path):
+def test_longcat__zero_experts_have_no_bytes(folders, tmp_path):
     """gate_up_proj has 8 + 4 rows, down_proj 8; published checkpoints name the 8 only."""
     folder = save_family(tmp_path, FAMILIES["longcat_flash"])
     tokens = prompts(num_tokens=30)

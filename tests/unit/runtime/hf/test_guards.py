@@ -39,9 +39,7 @@ def test_absent__every_computation_with_it_is_refused():
 
 @pytest.mark.parametrize("num_tokens", [1, 9])
 @pytest.mark.parametrize("implementation", ["batched_mm", "grouped_mm"])
-def test_interface__another_implementation_is_an_error_never_a_number(
-    tmp_path, implementation, num_tokens
-):
+def test_interface__another_implementation_raises_an_error(tmp_path, implementation, num_tokens):
     folder = tiny_qwen2_moe(tmp_path / "model", top_k=1)
     model = serve(folder)
     with model.moecast:

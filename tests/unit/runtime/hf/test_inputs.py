@@ -103,7 +103,7 @@ def test_token__answers_nothing_for_embeddings():
     assert predictor.begin_step(np.array([NO_TOKEN, NO_TOKEN]), requests) == ()
 
 
-def test_recorder__refuses_embeddings_and_tokens_that_it_was_not_given():
+def test_recorder__refuses_embeddings_and_unknown_tokens():
     recorder = SignalRecorder([TraceSignal.EXPERTS], end_tokens=[])
     recorder.begin_batch([0], np.ones((1, 2), dtype=bool))
     with pytest.raises(TraceError, match="input_ids"):

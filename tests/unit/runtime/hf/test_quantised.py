@@ -150,7 +150,7 @@ def test_load__scales_that_do_not_fit_are_named(tmp_path):
         serve(folder)
 
 
-def test_model_class__quantised_checkpoints_load_dequantised_wherever(tmp_path):
+def test_find_model_class__dequantises_quantised_checkpoints(tmp_path):
     """With a GPU Transformers would keep fp8 and mxfp4 for kernels that take whole banks."""
     for name in ("qwen3_moe", "gpt_oss"):
         _, config = find_model_class(AutoConfig.from_pretrained(quantised(tmp_path / name, name)))

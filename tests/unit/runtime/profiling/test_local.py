@@ -48,7 +48,7 @@ class Disk:
         return self.times[threading.get_ident()]
 
 
-def test_measure_reads__finds_fixed_and_marginal_cost_and_contention(monkeypatch):
+def test_measure_reads__fits_fixed_and_marginal_cost(monkeypatch):
     disk = Disk()
     monkeypatch.setattr(reading, "seconds", disk.seconds)
     reads = measure_reads(disk)
@@ -95,7 +95,7 @@ def test_parts_of__a_step_is_taken_apart():
     assert parts.total == pytest.approx(17.25)
 
 
-def test_measure__adds_up_to_a_step_and_leaves_the_model_as_it_was():
+def test_measure__adds_up_to_a_step_and_restores_the_model():
     model = load(budget="50%")
     try:
         engine = model.moecast.engine

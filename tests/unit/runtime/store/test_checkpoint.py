@@ -66,7 +66,7 @@ def test_read_extents__no_header_is_refused(tmp_path, prefix):
 
 
 @pytest.mark.faults
-def test_load__a_file_cut_while_serving_fails_the_request_and_nothing_else(tmp_path):
+def test_load__a_truncated_file_fails_the_request_only(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=16)
     tokens = torch.arange(20).reshape(1, 20)
     expected = plain_eager(folder)(tokens).logits
@@ -84,7 +84,7 @@ def test_load__a_file_cut_while_serving_fails_the_request_and_nothing_else(tmp_p
 
 
 @pytest.mark.faults
-def test_load__an_io_error_names_the_file_and_the_next_request_is_served(tmp_path, monkeypatch):
+def test_load__serves_on_after_an_io_error_that_names_the_file(tmp_path, monkeypatch):
     folder = tiny_qwen2_moe(tmp_path / "model")
     tokens = torch.arange(8).reshape(1, 8)
     expected = plain_eager(folder)(tokens).logits
@@ -116,7 +116,7 @@ def test_load__missing_model_says_what_to_do(tmp_path):
 
 
 @pytest.mark.faults
-def test_store__an_error_names_the_expert_in_a_checkpoint_of_fused_experts(tmp_path):
+def test_store__an_error_names_the_expert_of_a_fused_tensor(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "hub")
     model = Qwen2MoeForCausalLM.from_pretrained(folder)
     model.save_pretrained(tmp_path / "fused", save_original_format=False)

@@ -87,9 +87,7 @@ def test_reader__every_way_of_reading_gives_the_bytes(file, page_cache, size):
 
 
 @pytest.mark.parametrize("refuses", ["open", "read"])
-def test_reader__without_direct_reads_goes_through_the_cache_and_says_so_once(
-    file, monkeypatch, caplog, refuses
-):
+def test_reader__uses_the_cache_and_logs_without_direct_reads(file, monkeypatch, caplog, refuses):
     real = os.open
 
     def no_direct(path, flags, *args):

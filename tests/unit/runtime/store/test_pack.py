@@ -67,7 +67,7 @@ def test_pack__torn_at_any_write_is_resumed(tmp_path, model, monkeypatch, number
     assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "whole"]
 
 
-def test_pack__what_an_interrupted_run_left_is_verified_not_believed(tmp_path, model, monkeypatch):
+def test_pack__verifies_what_an_interrupted_run_left(tmp_path, model, monkeypatch):
     whole = content(packed(model, tmp_path / "whole"))
     source, contents = plan(model)
     with monkeypatch.context() as patch:

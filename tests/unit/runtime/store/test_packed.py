@@ -143,7 +143,7 @@ def test_open_store__another_model_is_refused_with_both_sides(tmp_path, model):
         assert str(getattr(spec, name)) in str(refusal.value)
 
 
-def test_open_store__other_weights_of_the_same_shapes_are_refused(tmp_path, model):
+def test_open_store__rejects_other_weights_of_the_same_shapes(tmp_path, model):
     folder = packed(model, tmp_path / "store")
     trained_on = tiny_qwen2_moe(tmp_path / "other", seed=1)
     with pytest.raises(StoreError, match="packed from other weights"):
@@ -225,9 +225,7 @@ def nearest(how: Coding, weights: torch.Tensor) -> Integers:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_quantised_store__is_served_as_plain_transformers_with_its_weights(
-    tmp_path, monkeypatch, bits, dtype
-):
+def test_quantised_store__matches_transformers_with_its_weights(tmp_path, monkeypatch, bits, dtype):
     monkeypatch.setattr("runtime.store.packed.writer.quantise", nearest)
     model = tiny_qwen2_moe(tmp_path / "model", dtype=dtype, hidden_size=64)
     how = Coding(bits, 32)

@@ -37,7 +37,7 @@ def weights_of(store, layer: int, expert: int) -> dict[str, torch.Tensor]:
     return layout.weights(slot)
 
 
-def test_packed_store__slots_of_an_arena_take_direct_reads_unmoved(tmp_path):
+def test_packed_store__reads_directly_into_arena_slots(tmp_path):
     from runtime.transfer.arena import Arena
 
     model = tiny_qwen2_moe(tmp_path / "model")
