@@ -24,7 +24,7 @@ from collect.traces.layout import Split
 from configs.compose import compose_typed
 from predictors.base import Floats
 from predictors.errors import MoecastError
-from train.context import contexts
+from train.context import read_contexts
 from train.data import Batch, shuffle_rows
 from train.family import PredictorStack
 from train.module import StackFit
@@ -122,7 +122,7 @@ class TrainingData:
             needed = layers if signal is TraceSignal.GATE_INPUT else layers[:1]
             columns = [trace.column(signal, layer) for layer in needed]
             self.states[signal] = np.stack([column[:] for column in columns])
-            self.past[signal], self.weight_GN = contexts(
+            self.past[signal], self.weight_GN = read_contexts(
                 columns, rows, requests=trace.requests, decays=DECAYS
             )
 

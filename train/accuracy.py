@@ -28,7 +28,7 @@ class WeightedStep(RecordedStep, Protocol):
 
 @dataclass(frozen=True)
 class TraceBlock:
-    """Any rows of a trace as if they had been one step."""
+    """Any rows of a trace, treated as one step."""
 
     trace: Trace
     rows: NDArray[np.int64]
@@ -61,12 +61,12 @@ class TraceBlock:
 
 
 def split_rows(trace: Trace, split: str | None) -> NDArray[np.int64]:
-    """Row numbers of one side of the split, ascending; None: of all requests."""
+    """Return the row numbers of one side of the split, ascending; None: of all requests."""
     return np.arange(trace.num_tokens) if split is None else trace.rows(split)
 
 
 def blocks(trace: Trace, split: str | None) -> Iterator[TraceBlock]:
-    """The split's tokens in the trace's order, `BLOCK_TOKENS` at a time."""
+    """Yield the split's tokens in the trace's order, `BLOCK_TOKENS` at a time."""
     rows = split_rows(trace, split)
     for first in range(0, len(rows), BLOCK_TOKENS):
         yield TraceBlock(trace, rows[first : first + BLOCK_TOKENS])
@@ -75,7 +75,7 @@ def blocks(trace: Trace, split: str | None) -> Iterator[TraceBlock]:
 def steps_with_phases(
     trace: Trace, split: str | None, *, grouped: bool
 ) -> Iterator[tuple[WeightedStep, Ints]]:
-    """The split's tokens with the phase of each: in large blocks, or step by step as they ran."""
+    """Yield the split's tokens with the phase of each, in large blocks or step by step."""
     if grouped:
         for block in blocks(trace, split):
             yield block, trace.phases[block.rows].astype(np.int64)
@@ -91,7 +91,7 @@ def replay_forecasts(predictor: Predictor, step: RecordedStep) -> Iterator[Forec
 
 
 class PendingScores:
-    """Forecasts of one layer that wait to be scored together: one token at a time is slow."""
+    """Forecasts of one layer that are scored together, because one token at a time is slow."""
 
     def __init__(self, score: LayerScore):
         self.score = score
@@ -124,7 +124,7 @@ class PendingScores:
 def score_layers(
     predictor: Predictor, trace: Trace, split: str | None = "held_out"
 ) -> list[LayerScore]:
-    """One LayerScore for each target layer; a layer that was never forecast stays empty.
+    """Return a LayerScore for each target layer, empty for one that was never forecast.
 
     A layer forecast several times in a step is scored on the last forecast before its router. A
     predictor that learns while it serves is scored on each step before it learns from it.
@@ -143,7 +143,10 @@ def score_layers(
 
 
 def untouched(predictor: Predictor) -> Predictor:
-    """As it was when it was made: one that learns while it serves would know what it has seen."""
+    """Return the predictor as it was before it served anything.
+
+    One that learns while it serves is loaded anew from its files.
+    """
     if predictor.stateless:
         return predictor
     return load_from_files(
@@ -152,7 +155,7 @@ def untouched(predictor: Predictor) -> Predictor:
 
 
 def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:
-    """Figures per layer and their mean over the layers that were forecast; null: not forecast."""
+    """Return figures per layer and their mean over forecast layers; None: not forecast."""
     extras = scores[0].extras
     return {
         "accuracy": [one.overall.value for one in scores],

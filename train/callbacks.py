@@ -39,7 +39,7 @@ class RunRecord(Callback):
             listed = ", ".join(f"{k}: {was.get(k)!r} then, {self._record[k]!r} now" for k in wrong)
             raise TrainCheckpointError(
                 f"the run folder holds a checkpoint of another run ({listed}); "
-                "name another run_dir, or begin again with fresh=true"
+                "name another run_dir, or start over with fresh=true"
             )
 
 
@@ -100,5 +100,5 @@ class PlainProgress(Callback):
         }
         shown = ", ".join(f"{kind} {mean:.4f}" for kind, mean in means.items())
         seconds = time.perf_counter() - self._started
-        passed = f"pass {trainer.current_epoch + 1} of {trainer.max_epochs}"
-        sys.stderr.write(f"training: {passed}, validation accuracy {shown} ({seconds:.0f} s)\n")
+        epoch = f"epoch {trainer.current_epoch + 1} of {trainer.max_epochs}"
+        sys.stderr.write(f"training: {epoch}, validation accuracy {shown} ({seconds:.0f} s)\n")

@@ -80,7 +80,7 @@ def from_bytes(data: bytes, *, what: str) -> dict[str, Any]:
 
 
 def link_previous(path: Path) -> None:
-    """Gives the file a second name, NAME.previous; the first one stays throughout."""
+    """Give the file a second name, NAME.previous, without removing its first."""
     if path.exists():
         spare = path.with_name(f".{path.name}.previous")
         spare.unlink(missing_ok=True)

@@ -21,8 +21,14 @@ from predictors.registry import KINDS, LEARNED
 from train.config import TrainConfig
 from train.distributed import fit_distributed
 from train.drift import LEARNERS, measure_drift
-from train.fit import FitSettings, fit, settings_for
-from train.kinds import fitting, needed_kinds, options_of, signals_of, wanted_kinds
+from train.fit import FitSettings, fit, make_settings
+from train.kinds import (
+    check_options,
+    compared_kinds,
+    kinds_with_signals,
+    required_kinds,
+    signals_of,
+)
 from train.loggers import finish, log_entries, log_report, log_summary, make_logger
 from train.machines import describe_machines
 from train.nonlearned import count_baselines
@@ -37,7 +43,7 @@ from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
 from train.scoring import EvalContext, score_predictor
 from train.table import show
-from train.tracing import shifted_for, trace_for
+from train.tracing import find_shifted_trace, find_trace
 
 
 class StageTimer:
@@ -63,31 +69,31 @@ def train(config: TrainConfig) -> dict[str, Any]:
     resumes from the last complete epoch and the recorded parts of the trace.
     """
     assert config.run_dir is not None
-    kinds = wanted_kinds(config.predictor.kind)
-    options = options_of(config.predictor)
+    kinds = compared_kinds(config.predictor.kind)
+    options = check_options(config.predictor)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     timer = StageTimer()
     signals = signals_of(kinds)
     with timer.stage("trace", f"trace of {config.model.name} on {config.data.name}"):
-        needed = signals_of(needed_kinds(config.predictor.kind))
-        trace = trace_for(
+        needed = signals_of(required_kinds(config.predictor.kind))
+        trace = find_trace(
             config,
             signals,
             needed=needed,
             launcher=config.launcher,
             logs=config.run_dir / "workers",
         )
-    left_out = set(kinds) - set(fitting(kinds, trace.signals))
+    left_out = set(kinds) - set(kinds_with_signals(kinds, trace.signals))
     if left_out:
         sys.stderr.write(f"left out, because the trace lacks their signals: {sorted(left_out)}\n")
-        kinds = fitting(kinds, trace.signals)
+        kinds = kinds_with_signals(kinds, trace.signals)
         signals = signals_of(kinds)
     shifted = None
     if config.score_shifted:
         message = f"trace of {config.model.name} on {config.shifted.name}"
         with timer.stage("shifted trace", message):
-            shifted = shifted_for(config, signals)
+            shifted = find_shifted_trace(config, signals)
     machines = [config.hardware, config.other_hardware]
     context = EvalContext(
         trace=trace,
@@ -101,7 +107,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     for hardware in context.hardware:
         budget_slots(config.budget, trace.spec, hardware)
     routers = RouterWeights(config.model, trace.spec)
-    settings = settings_for(config, tuple(kind for kind in LEARNED if kind in kinds))
+    settings = make_settings(config, tuple(kind for kind in LEARNED if kind in kinds))
     logger = make_logger(
         config.logger,
         run_dir=config.run_dir,

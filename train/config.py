@@ -47,15 +47,16 @@ class TrainConfig(RunConfig):
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     trace: str | None = None
-    """A trace's folder or address; made when it is not there. Default: runs/traces/MODEL/DATA."""
+    """Folder or address of a trace; recorded if it is missing. Default: runs/traces/MODEL/DATA."""
     shifted: DataConfig = field(default_factory=DataConfig)
     shifted_trace: str | None = None
     """The same for prompts of another distribution, on which predictors are scored too."""
     score_shifted: bool = True
     """Score on the shifted prompts; false saves recording them."""
     drift: bool = False
-    """Measure how the predictors that learn while they serve do from nothing, and on the shifted
-    prompts with and without learning from them: results.json, `drift`."""
+    """Measure how predictors that learn while they serve start from nothing, and how they do on the
+    shifted prompts with and without learning: results.json, `drift`.
+    """
     loss: Loss = Loss.BCE
     """bce: calibrated scores; listwise: softmax cross-entropy against the chosen set."""
     max_epochs: int = 5
@@ -70,7 +71,7 @@ class TrainConfig(RunConfig):
     wherever the cluster has them (Ray Train). Tested with two processes on a CPU, never run on
     several GPUs."""
     batch_size: int = 256
-    """Tokens in a step; every network sees each of them."""
+    """Tokens per step, which every network learns from."""
     lr: float = 4e-3
     """Peak learning rate of AdamW; warmed up, then linearly to zero."""
     weight_decay: float = 1e-2

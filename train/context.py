@@ -15,7 +15,9 @@ WARM_UP = 24
 """Rows read before the first of a run: at a decay of .8 what came before them weighs .005."""
 
 
-def stretches(rows_N: NDArray[np.int64], requests: NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+def request_runs(
+    rows_N: NDArray[np.int64], requests: NDArray[np.int32]
+) -> Iterator[tuple[int, int]]:
     """Places `(first, last)` in `rows_N`, whose rows follow each other within one request."""
     if not len(rows_N):
         return
@@ -24,7 +26,7 @@ def stretches(rows_N: NDArray[np.int64], requests: NDArray[np.int32]) -> Iterato
     yield from zip([0, *ends[:-1]], ends, strict=True)
 
 
-def contexts(
+def read_contexts(
     columns: Sequence[Column],
     rows_N: NDArray[np.int64],
     *,
@@ -39,19 +41,19 @@ def contexts(
     width = columns[0].shape[1]
     found = np.zeros((len(decays), len(columns), len(rows_N), width), np.float16)
     weight_GN = np.zeros((len(decays), len(rows_N)), np.float32)
-    for first, last in stretches(rows_N, requests):
+    for first, last in request_runs(rows_N, requests):
         row = int(rows_N[first])
         start = max(row - WARM_UP, int(np.searchsorted(requests, requests[row])))
         past = np.stack([column[start : int(rows_N[last - 1])] for column in columns], axis=1)
         # The row at `start` has no past that is looked at; row t has the mean over those before.
         for g, decay in enumerate(decays):
-            mean_TLD, weight_T = means(past.astype(np.float32), decay)
+            mean_TLD, weight_T = decaying_means(past.astype(np.float32), decay)
             found[g, :, first:last] = mean_TLD[row - start :].swapaxes(0, 1)
             weight_GN[g, first:last] = weight_T[row - start :]
     return found, weight_GN
 
 
-def means(past_PLD: Floats, decay: float) -> tuple[Floats, Floats]:
+def decaying_means(past_PLD: Floats, decay: float) -> tuple[Floats, Floats]:
     """`([P + 1, L, D], [P + 1])`: the mean before each row and behind the last, and its weight."""
     num_rows = len(past_PLD)
     mean_TLD = np.zeros((num_rows + 1, *past_PLD.shape[1:]), np.float32)

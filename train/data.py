@@ -19,7 +19,7 @@ from collect.traces import Trace, TraceSignal
 from collect.traces.layout import Split
 from predictors.base import Floats, Ints
 from predictors.spec import ModelSpec
-from train.context import contexts
+from train.context import read_contexts
 from train.errors import TrainError
 
 BLOCK_ROWS = 256
@@ -43,7 +43,10 @@ class TraceSubset(StrEnum):
 
 
 def subset_rows(trace: Trace, part: TraceSubset) -> NDArray[np.int64]:
-    """Row numbers of one part, ascending. By request, never by token: a split by token leaks."""
+    """Return the row numbers of a subset, ascending.
+
+    It is split by request, never by token: a split by token leaks.
+    """
     if part is TraceSubset.HELD_OUT:
         return trace.rows("held_out")
     train = [request.index for request in trace.request_table if request.split is Split.TRAIN]
@@ -72,7 +75,7 @@ class Batch:
     contexts: Mapping[TraceSignal, Tensor] = field(default_factory=dict)
     """`[G, L, B, D]`: decaying means of the request's earlier states, if requested."""
     weight_GB: Tensor | None = None
-    """Sum of the weights in `contexts`: 0 for a request's first token, soon 1."""
+    """Sum of the weights in `read_contexts`: 0 for a request's first token, soon 1."""
 
     @property
     def gate_LBD(self) -> Tensor:
@@ -127,7 +130,7 @@ def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: InputSpec) -> Pool
         columns = [trace.column(signal, layer) for layer in layers]
         states[signal] = np.stack([column[rows_N] for column in columns])
         if needs.decays:
-            past[signal], weight_GN = contexts(
+            past[signal], weight_GN = read_contexts(
                 columns, rows_N, requests=trace.requests, decays=needs.decays
             )
     return Pool(np.stack(chosen).astype(np.int64), states, past, weight_GN)
@@ -136,9 +139,9 @@ def read_pool(trace: Trace, rows_N: NDArray[np.int64], needs: InputSpec) -> Pool
 def shuffle_rows(
     rows: NDArray[np.int64], *, pool_rows: int, seed: int, epoch: int
 ) -> Iterator[Ints]:
-    """Pools of rows: blocks in random order, then rows in random order within each pool.
+    """Yield pools of rows: blocks in random order, then rows in random order within each pool.
 
-    The order depends on seed and epoch alone, so that a resumed run sees what it would have seen.
+    The order depends on seed and epoch alone, so that a resumed run sees the same batches.
     """
     random = np.random.default_rng([seed, epoch])
     starts = random.permutation(np.arange(0, len(rows), BLOCK_ROWS))
@@ -147,17 +150,20 @@ def shuffle_rows(
         yield random.permutation(mixed[first : first + pool_rows])
 
 
-def rows_of_pool(
+def pool_rows_for(
     spec: ModelSpec, needs: InputSpec, *, batch_size: int, pool_bytes: int = POOL_BYTES
 ) -> int:
-    """Whole batches; decides, with the seed, which rows meet in a batch."""
+    """Return the rows of a pool, a multiple of the batch size.
+
+    With the seed, it decides which rows meet in a batch.
+    """
     copies = len(needs.signals) * (1 + len(needs.decays))
     row_bytes = spec.num_layers * (2 * spec.hidden_size * copies + 8 * spec.top_k)
     return max(1, pool_bytes // row_bytes // batch_size) * batch_size
 
 
 class TraceBatches(IterableDataset):
-    """Whole batches; a training pass drops the last, smaller one, so that steps are alike."""
+    """Batches of a trace; in training the last, smaller one is dropped, so that steps are alike."""
 
     def __init__(
         self,
@@ -184,7 +190,7 @@ class TraceBatches(IterableDataset):
         self._seed = seed
         self._epoch = epoch
         self._share = share
-        self._pool_rows = pool_rows or rows_of_pool(
+        self._pool_rows = pool_rows or pool_rows_for(
             trace.spec, self._needs, batch_size=batch_size, pool_bytes=pool_bytes
         )
         if epoch is not None and len(self._rows) < batch_size:
@@ -226,7 +232,7 @@ class TraceBatches(IterableDataset):
 
 
 class TraceData(LightningDataModule):
-    """Training and validation batches of one trace; a pass's order is set by seed and epoch."""
+    """Training and validation batches of one trace, in an order set by seed and epoch."""
 
     def __init__(
         self,
@@ -261,7 +267,7 @@ class TraceData(LightningDataModule):
         )
 
     def validation(self) -> TraceBatches:
-        """The requests that decide when to stop, in the trace's order."""
+        """Return the requests that decide when to stop, in the trace's order."""
         return TraceBatches(
             self._trace, TraceSubset.VALIDATION, batch_size=self._batch_size, needs=self.needs
         )

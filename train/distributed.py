@@ -34,11 +34,11 @@ from predictors.spec import ModelSpec
 from runtime.commands.progress import progress
 from runtime.config import ModelConfig
 from train.checkpoint import from_bytes, to_bytes
-from train.data import TraceBatches, TraceData, merge_inputs, rows_of_pool
+from train.data import TraceBatches, TraceData, merge_inputs, pool_rows_for
 from train.errors import TrainCheckpointError
 from train.family import PredictorStack
-from train.fit import FitSettings, Fitted, quiet_lightning, trainer_for
-from train.module import StackFit, accuracies
+from train.fit import FitSettings, Fitted, make_trainer, quiet_lightning
+from train.module import StackFit, mean_accuracies
 from train.networks import NetworkSpec, PlainStack, network_specs
 from train.pipeline import make_stacks
 from train.routers import RouterWeights
@@ -138,7 +138,7 @@ def fit_distributed(
             "model": {**asdict(model), "id": absolute_if_exists(model.id)},
             "settings": asdict(settings),
             "layers": launcher.layers,
-            "pool_rows": rows_of_pool(trace.spec, needs, batch_size=settings.batch_size),
+            "pool_rows": pool_rows_for(trace.spec, needs, batch_size=settings.batch_size),
             "folder": str(folder.resolve()),
         }
         with (
@@ -169,7 +169,7 @@ def fit_distributed(
         steps,
         time.perf_counter() - started,
         resumed=len(missing) < len(units),
-        best_pass=best_epoch,
+        best_epoch=best_epoch,
         validation_accuracy=best_accuracy,
         launched=launched,
     )
@@ -194,7 +194,7 @@ def assemble(
         for outcome in trained.values():
             own = [index[label] for label in outcome["labels"]]
             accuracy_F[own] = outcome["epochs"][epoch]["accuracy"]
-        figures = {key: float(value) for key, value in accuracies(labels, accuracy_F).items()}
+        figures = {key: float(value) for key, value in mean_accuracies(labels, accuracy_F).items()}
         logger.log_metrics({**figures, "epoch": epoch}, step=(epoch + 1) * steps_per_epoch - 1)
         accuracy = figures["val/mean_accuracy"]
         if best_accuracy is None or accuracy > best_accuracy:
@@ -305,7 +305,7 @@ def train_group(
         total_steps=settings.max_epochs * len(first_epoch),
     )
     keep = KeepEveryEpoch()
-    trainer_for(settings, [keep]).fit(module, data)
+    make_trainer(settings, [keep]).fit(module, data)
     return {
         "labels": group.labels(families),
         "steps_per_epoch": len(first_epoch),

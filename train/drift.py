@@ -17,7 +17,7 @@ from predictors.registry import load_from_files
 from train.accuracy import PendingScores, replay_forecasts
 
 MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
-"""Requests served up to which accuracy is reported, each time of those since the mark before."""
+"""Numbers of served requests at which the accuracy since the mark before is reported."""
 
 LEARNERS = EamSequencePredictor | EamRequestPredictor | ExpertMapPredictor | CorrelationPredictor
 """Predictors that learn from the requests that they serve."""
@@ -50,10 +50,7 @@ def rebuild(predictor: Predictor, **changed: Any) -> Predictor:
 
 
 def accuracy_curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dict[str, Any]]:
-    """For each mark that is reached, accuracy over the requests since the mark before.
-
-    Null where nothing was forecast.
-    """
+    """Return the accuracy over the requests between two marks; None where nothing was forecast."""
     points: list[dict[str, Any]] = []
     pending = _pending(predictor)
     seen: set[int] = set()

@@ -4,11 +4,11 @@ from predictors.errors import MoecastError
 
 
 class TrainError(MoecastError):
-    """A setting, a trace or a run folder that training cannot use."""
+    """A setting, a trace or a run folder cannot be used for training."""
 
 
 class TrainCheckpointError(TrainError):
-    """A checkpoint that is torn, altered, or of another run."""
+    """A checkpoint is torn, altered, or of another run."""
 
 
 class ParityError(RuntimeError):

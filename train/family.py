@@ -26,7 +26,7 @@ class ReferenceScores(NamedTuple):
 
 
 class PredictorStack(nn.Module):
-    """Networks of all layers as stacked products; one figure for each thing that they forecast."""
+    """Networks of all layers as stacked products, with one figure for each forecast."""
 
     labels: list[str]
     """Labels of the figures: `mlp/layer_03`, `residual/horizon_2/layer_05`."""

@@ -35,7 +35,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True, kw_only=True)
 class FitSettings:
-    """Everything that the trained weights depend on, except the trace."""
+    """All settings that the trained weights depend on, besides the trace."""
 
     kinds: tuple[str, ...]
     width: int
@@ -68,7 +68,7 @@ class Fitted:
     steps: int
     seconds: float
     resumed: bool
-    best_pass: int
+    best_epoch: int
     """The epoch that the weights are from, counted from 0."""
     validation_accuracy: float | None
     """Mean over all networks, on training requests that were set aside."""
@@ -85,14 +85,14 @@ class Fitted:
             "steps": self.steps,
             "seconds": round(self.seconds, 3),
             "resumed": self.resumed,
-            "best_pass": self.best_pass,
+            "best_pass": self.best_epoch,
             "validation_accuracy": self.validation_accuracy,
-            "weights_digest": digest_of(self.families),
+            "weights_digest": digest_weights(self.families),
             "launched": self.launched,
         }
 
 
-def settings_for(
+def make_settings(
     config: TrainConfig, kinds: tuple[str, ...], *, width: int | None = None
 ) -> FitSettings:
     """Return a run's settings for these kinds; `width` overrides the run's."""
@@ -123,14 +123,15 @@ def fit(
     checkpoints: str = CHECKPOINTS,
     peers: Peers | None = None,
 ) -> Fitted:
-    """Trains all networks together; goes on from the run folder's checkpoint if there is one.
+    """Train all networks together, resuming from the run folder's checkpoint if there is one.
 
-    The weights are those of the best pass, by accuracy on requests set aside; these also set the
-    temperatures. Held-out requests are not looked at.
+    The weights are those of the epoch with the best accuracy on requests set aside; these also
+    calibrate the scores. Held-out requests are not read.
 
     Deterministic: the same trace, settings and number of threads give the same weights, with or
-    without an interruption between two passes. With `peers`, each of them calls this, and has the
-    weights in the end. Raises CheckpointError when the checkpoint is damaged or of another run.
+    without an interruption between two epochs. With `peers`, each of them calls this and has the
+    weights in the end. Raises TrainCheckpointError when the checkpoint is damaged or of another
+    run.
     """
     quiet_lightning()
     if data is None:
@@ -157,7 +158,7 @@ def fit(
     best = BestCheckpoint(folder)
     # Lightning calls checkpoint callbacks last: what they save includes all states of this epoch.
     callbacks = [RunRecord(record), stopping, progress, best, last_checkpoint(folder)]
-    trainer = trainer_for(settings, callbacks, logger=logger, peers=peers)
+    trainer = make_trainer(settings, callbacks, logger=logger, peers=peers)
     started = time.perf_counter()
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
@@ -195,14 +196,14 @@ def load_weights(path: Path, module: nn.Module) -> int:
     return int(saved["epoch"])
 
 
-def trainer_for(
+def make_trainer(
     settings: FitSettings,
     callbacks: list[Callback],
     *,
     logger: Logger | None = None,
     peers: Peers | None = None,
 ) -> Trainer:
-    """Lightning's trainer, with checkpoints that are safe and nothing that we do not use."""
+    """Return Lightning's trainer with safe checkpoints and without unused features."""
     return Trainer(
         accelerator="auto",
         devices=settings.devices if peers is None else "auto",
@@ -222,8 +223,8 @@ def trainer_for(
     )
 
 
-def digest_of(families: Sequence[PredictorStack]) -> str:
-    """sha256 over the weights: equal runs have equal digests."""
+def digest_weights(families: Sequence[PredictorStack]) -> str:
+    """Return the sha256 of the weights: equal runs have equal digests."""
     digest = hashlib.sha256()
     for name, tensor in sorted(nn.ModuleList(families).state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
@@ -231,7 +232,7 @@ def digest_of(families: Sequence[PredictorStack]) -> str:
 
 
 def quiet_lightning() -> None:
-    """Its remarks on devices and workers are not about anything that the user can set."""
+    """Silence Lightning's remarks on devices and workers, which users cannot act on."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\..*")

@@ -1,4 +1,4 @@
-"""Accuracy by distance: what a forecast is worth depends on how long before its layer it comes."""
+"""Accuracy by the distance between a forecast and its layer."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class HorizonPredictor(Predictor):
 
 
 def measure_horizons(predictor: Predictor, trace: Trace, split: str = "held_out") -> dict[str, Any]:
-    """For each horizon the accuracy of every layer (null: not forecast), their mean, the worst.
+    """Return for each horizon the accuracy of every layer (None: not forecast), mean and worst.
 
     Horizon h: from the gate input of layer l to layer l + h; 0: from a layer's own input. All
     forecasts count, also those that a later one replaces.

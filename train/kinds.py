@@ -29,7 +29,7 @@ RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
 """Trace column of each signal of predictors; None: every trace has it."""
 
 
-def wanted_kinds(kind: str) -> tuple[str, ...]:
+def compared_kinds(kind: str) -> tuple[str, ...]:
     """Returns the selected kind, followed by those that it is compared with.
 
     Raises:
@@ -41,9 +41,9 @@ def wanted_kinds(kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((kind, *compared, *BASELINES)))
 
 
-def needed_kinds(kind: str) -> tuple[str, ...]:
-    """Returns the kinds of `wanted_kinds` whose signals a trace must have: all but baselines."""
-    return tuple(one for one in wanted_kinds(kind) if kind in (ALL, one) or one not in BASELINES)
+def required_kinds(kind: str) -> tuple[str, ...]:
+    """Returns the kinds of `compared_kinds` whose signals a trace must have: all but baselines."""
+    return tuple(one for one in compared_kinds(kind) if kind in (ALL, one) or one not in BASELINES)
 
 
 def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
@@ -53,14 +53,17 @@ def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
     return tuple(signal for signal in TraceSignal if signal in needed)
 
 
-def fitting(kinds: Iterable[str], signals: Iterable[TraceSignal]) -> tuple[str, ...]:
-    """Those of the kinds that a trace with these signals can show everything they need."""
+def kinds_with_signals(kinds: Iterable[str], signals: Iterable[TraceSignal]) -> tuple[str, ...]:
+    """Return the kinds whose signals the trace has."""
     have = {TraceSignal.WEIGHTS, *signals}
     return tuple(kind for kind in kinds if set(signals_of([kind])) <= have)
 
 
-def options_of(config: PredictorConfig) -> dict[str, dict[str, Any]]:
-    """Options by kind. PredictorError, with the choices, for one that its kind has not got."""
+def check_options(config: PredictorConfig) -> dict[str, dict[str, Any]]:
+    """Return options by kind.
+
+    Raises PredictorError, with the choices, for an unknown option.
+    """
     if not config.options:
         return {}
     if config.kind == ALL:

@@ -20,7 +20,7 @@ WARM_STEPS = 3
 
 
 def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterator[TraceBlock]:
-    """Steps of `batch` requests that decode together, one token of each, as a server runs them."""
+    """Yield steps in which `batch` requests decode one token each, as a server runs them."""
     rows = trace.rows(split)
     rows = rows[trace.phases[rows] == Phase.DECODE]
     starts = np.flatnonzero(np.diff(trace.requests[rows], prepend=-1))

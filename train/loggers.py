@@ -78,7 +78,7 @@ def log_report(config: LoggerConfig, page: HtmlReport, path: Path, run_dir: Path
 
 
 def log_summary(logger: Logger, table: Mapping[str, Mapping[str, Any]]) -> None:
-    """The final per-layer figures, in wandb also as curves over the layers."""
+    """Log the final per-layer figures, in wandb also as curves over the layers."""
     flat = {
         f"held_out/{name}/{metric}/layer_{layer:02d}": value
         for name, one in table.items()
@@ -91,7 +91,7 @@ def log_summary(logger: Logger, table: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def finish(logger: Logger, status: str) -> None:
-    """Closes the logger's files; a wandb run is ended, so that the process may start another."""
+    """Close the logger's files; a wandb run is ended, so that the process may start another."""
     logger.finalize(status)
     if type(logger).__name__ == "WandbLogger":
         logger.experiment.finish()

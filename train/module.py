@@ -1,4 +1,4 @@
-"""The LightningModule: every network of every layer learns in the same step."""
+"""The LightningModule: all networks of all layers learn in the same step."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class StackFit(LightningModule):
         self._hits_F = torch.zeros(len(self.labels))
         self._wanted_F = torch.zeros(len(self.labels))
         self.accuracy_F = torch.zeros(len(self.labels))
-        """Of the last validation."""
+        """Accuracies of the last validation."""
 
     def transfer_batch_to_device(
         self,
@@ -57,7 +57,7 @@ class StackFit(LightningModule):
     def on_validation_epoch_end(self) -> None:
         # One mean over all tokens, not a mean of the batches' means.
         self.accuracy_F = self._hits_F / self._wanted_F.clamp(min=1)
-        self.log_dict(accuracies(self.labels, self.accuracy_F))
+        self.log_dict(mean_accuracies(self.labels, self.accuracy_F))
         self._hits_F.zero_()
         self._wanted_F.zero_()
 
@@ -75,13 +75,13 @@ class StackFit(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def rate(self, step: int) -> float:
-        """Factor on the learning rate: linear warm-up, then linear decay to zero."""
+        """Return the factor on the learning rate: linear warm-up, then linear decay to zero."""
         warmup = max(1, round(WARMUP_SHARE * self._total_steps))
         left = (self._total_steps - step) / max(1, self._total_steps - warmup)
         return min(1.0, (step + 1) / warmup, max(0.0, left))
 
 
-def accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:
+def mean_accuracies(labels: Sequence[str], accuracy_F: Tensor) -> dict[str, Tensor]:
     """Return a validation's metrics: each figure, the mean of each group, and the mean of all."""
     found = {f"val/accuracy/{label}": one for label, one in zip(labels, accuracy_F, strict=True)}
     groups = [label.rpartition("/")[0] for label in labels]

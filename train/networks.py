@@ -49,7 +49,7 @@ class NetworkSpec:
 
 
 def network_specs(spec: ModelSpec, kinds: Sequence[str]) -> list[NetworkSpec]:
-    """Every network of these kinds of learned predictors, kind by kind, bottom layer first."""
+    """Return every network of these kinds, kind by kind, bottom layer first."""
     found = [
         NetworkSpec(kind, source, source + FEED_FORWARD[kind].horizon)
         for kind in kinds
@@ -64,7 +64,7 @@ def network_specs(spec: ModelSpec, kinds: Sequence[str]) -> list[NetworkSpec]:
 
 
 class NetworkStack(nn.Module):
-    """N networks `hidden -> ReLU(width) -> experts` (promoe 6.3), each with separate weights."""
+    """N networks `hidden -> ReLU(width) -> experts` (ProMoE, section 6.3) with separate weights."""
 
     mean_ND: Tensor
     scale_ND: Tensor

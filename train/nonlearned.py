@@ -43,14 +43,14 @@ STEP_TOKENS = 256
 
 
 def chosen_columns(trace: Trace) -> Iterator[Ints]:
-    """Each layer's chosen experts `[N, K]` over the training tokens, bottom first."""
+    """Yield each layer's chosen experts `[N, K]` over the training tokens, bottom first."""
     rows = trace.rows("train")
     for layer in range(trace.spec.num_layers):
         yield trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
 
 
 def fit_popularity(trace: Trace, **options: Any) -> PopularityPredictor:
-    """Share of the training tokens that each layer routed to each expert."""
+    """Measure the share of the training tokens that each layer routed to each expert."""
     spec = trace.spec
     shares = [
         np.bincount(chosen.ravel(), minlength=spec.num_experts) / max(1, len(chosen))
@@ -74,7 +74,9 @@ def fit_token(trace: Trace) -> TokenPredictor:
 
 
 def fit_correlation(trace: Trace, **options: Any) -> CorrelationPredictor:
-    """Counts each training token's pairs of experts in consecutive layers (klotski 6.2, 8)."""
+    """Count each training token's pairs of experts in consecutive layers (Klotski, sections 6.2,
+    8).
+    """
     spec = trace.spec
     experts = spec.num_experts
     pairs_LFE = np.zeros((spec.num_layers, experts, experts), np.float32)
@@ -142,7 +144,7 @@ def insufficient_share(matrices_NLE: Floats, kept: np.ndarray, top_k: int) -> fl
 
 
 def fit_eam_request(trace: Trace, **options: Any) -> EamRequestPredictor:
-    """Stores the training requests' EAMs one after another, as if they had just been served."""
+    """Store the training requests' EAMs one after another, as if they had just been served."""
     fitted = EamRequestPredictor.empty(trace.spec, **options)
     parts = [request_matrices(trace, phase) for phase in Phase]
     for counts_LE in np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:]):
@@ -152,7 +154,7 @@ def fit_eam_request(trace: Trace, **options: Any) -> EamRequestPredictor:
 
 
 def fit_expert_map(trace: Trace, **options: Any) -> ExpertMapPredictor:
-    """Shows it the training tokens in their order, and keeps the store that this leaves."""
+    """Show the predictor the training tokens in order and keep its store."""
     shown = ExpertMapPredictor.empty(trace.spec, **{**options, "learning": True})
     rows = trace.rows("train")
     for first in range(0, len(rows), STEP_TOKENS):
@@ -194,7 +196,7 @@ FITS: Mapping[str, Callable[..., Predictor]] = MappingProxyType(
         CorrelationPredictor.kind: fit_correlation,
     }
 )
-"""From a trace's training requests, by kind; skip, which is copied from the model, apart."""
+"""Functions that fit each kind on a trace's training requests; skip is copied from the model."""
 
 
 def count_baselines(
@@ -211,7 +213,7 @@ def count_baselines(
         trace: its training requests are counted.
         routers: copied by skip.
         kinds: others than these are left out.
-        options: by kind, as `train.kinds.options_of` returns them.
+        options: by kind, as `train.kinds.check_options` returns them.
         seed: of random choices.
     """
     baselines: dict[str, Predictor] = {}

@@ -1,4 +1,4 @@
-"""The proof that an exported predictor answers as the networks that were trained."""
+"""Check that exported predictors answer as the trained networks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def check_parity(
     *,
     top_k: int,
 ) -> dict[str, Parity]:
-    """Compares scores of torch and onnxruntime, each token as the first of a separate request.
+    """Compare the scores of torch and onnxruntime, each token as the first of a separate request.
 
     Raises ParityError when a kind's top_k sets agree on less than `LEAST_PARITY` of the tokens.
     """

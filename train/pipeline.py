@@ -1,7 +1,4 @@
-"""The front door's steps: trace, training, export, parity, scores, zoo entries.
-
-Each function is one step and takes what it needs; `commands.py` strings them together.
-"""
+"""Stages of `python -m train`: networks, export, parity and zoo entries."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -33,9 +30,9 @@ PARITY_TOKENS = 1_024
 def make_stacks(
     trace: Trace, routers: RouterWeights, settings: FitSettings, kinds: Collection[str]
 ) -> list[PredictorStack]:
-    """Networks of these kinds as they are before training; the same ones for the same seed.
+    """Return the untrained networks of these kinds; the same ones for the same seed.
 
-    Raises TrainError when the trace lacks a signal, or the model routers that can be taken over.
+    Raises TrainError when the trace lacks a signal, or the model's routers cannot be copied.
     """
     from lightning.pytorch import seed_everything
 
@@ -99,7 +96,7 @@ def write_entries(
     model_name: str,
     setting: str,
 ) -> dict[str, Path]:
-    """One zoo entry for each predictor, with its held-out metrics; returns their folders."""
+    """Write a zoo entry for each predictor, with its held-out metrics; return their folders."""
     written = {}
     for name, predictor in predictors.items():
         table = results[name]

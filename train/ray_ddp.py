@@ -95,7 +95,7 @@ def fit_ray_ddp(
         made["steps"],
         time.perf_counter() - started,
         resumed=made["resumed"],
-        best_pass=made["best_pass"],
+        best_epoch=made["best_epoch"],
         validation_accuracy=made["validation_accuracy"],
     )
 
@@ -130,7 +130,7 @@ def train_share(config: dict[str, Any]) -> None:
             "families": [dict(family.state_dict()) for family in fitted.families],
             "steps": fitted.steps,
             "resumed": fitted.resumed,
-            "best_pass": fitted.best_pass,
+            "best_epoch": fitted.best_epoch,
             "validation_accuracy": fitted.validation_accuracy,
         }
         write_atomic(run_dir / RESULT, to_bytes(tree))

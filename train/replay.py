@@ -38,7 +38,7 @@ def budget_slots(budget: str, spec: ModelSpec, hardware: Hardware) -> int:
     return count_slots(Budget.parse(budget), needs)
 
 
-def fetch_table(
+def measure_fetching(
     steps: Iterable[RecordedStep],
     predictor: Predictor | None,
     *,

@@ -16,14 +16,14 @@ from predictors.reuse.forecaster import ReusePredictor
 from runtime.sim.hardware import Hardware
 from train.config import TrainConfig
 from train.eviction_eval import BUDGETS, DEFINITION, HitRates, compare_policies, gap_table
-from train.fit import Fitted, fit, settings_for
+from train.fit import Fitted, fit, make_settings
 from train.loggers import finish, make_logger
 from train.machines import describe_machines
 from train.quantise import quantise
 from train.reuse import KIND, WIDTH, ReuseStack
 from train.reuse_data import ReuseData
 from train.routers import RouterWeights
-from train.tracing import trace_for
+from train.tracing import find_trace
 from zoo.entry import write_entry
 
 CHECKPOINTS = "checkpoints/reuse"
@@ -66,7 +66,7 @@ def train_and_publish(
     tables = compare_policies(trace, predictor, hardware, num_tokens=config.replay_tokens)
     entry = config.run_dir / "entries" / KIND
     publish_reuse(entry, predictor, tables, trace, model_name=config.model.name)
-    training = fitted.record(settings_for(config, (KIND,), width=WIDTH))
+    training = fitted.record(make_settings(config, (KIND,), width=WIDTH))
     return TrainedReuse(predictor=predictor, hit_rates=tables, training=training, entry=entry)
 
 
@@ -81,7 +81,7 @@ def fit_reuse(
     matrices_LED, biases_LE = routers.matrices_LED, routers.biases_LE
     if biases_LE is None:
         biases_LE = np.zeros(matrices_LED.shape[:2], np.float32)
-    settings = settings_for(config, (KIND,), width=WIDTH)
+    settings = make_settings(config, (KIND,), width=WIDTH)
     logger = make_logger(config.logger, run_dir=run_dir, settings={"trace": trace.digest})
     seed_everything(config.seed, verbose=False)
     stack = ReuseStack(trace.spec, matrices_LED, biases_LE)
@@ -157,7 +157,7 @@ def train_reuse(config: TrainConfig) -> dict[str, Any]:
     """Run `python -m train reuse` and return what results.json holds."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    trace = trace_for(config, SIGNALS, needed=SIGNALS)
+    trace = find_trace(config, SIGNALS, needed=SIGNALS)
     (hardware,) = describe_machines([config.hardware], config.shape, config.model)
     routers = RouterWeights(config.model, trace.spec)
     trained = train_and_publish(config, trace, routers, hardware)

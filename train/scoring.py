@@ -12,7 +12,7 @@ from runtime.sim.hardware import Hardware
 from train.accuracy import accuracy_table, score_layers, untouched
 from train.horizons import ENTRY, HorizonPredictor, measure_horizons
 from train.latency import measure_latency
-from train.replay import budget_slots, fetch_table, first_tokens
+from train.replay import budget_slots, first_tokens, measure_fetching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def replay_context(
     predictor: Predictor, context: EvalContext, hardware: Hardware
 ) -> dict[str, Any]:
     spec = context.trace.spec
-    return fetch_table(
+    return measure_fetching(
         first_tokens(context.trace.steps("held_out"), context.replay_tokens),
         predictor,
         system=context.system,

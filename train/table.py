@@ -1,4 +1,4 @@
-"""The tables for people, from the same numbers that go into results.json."""
+"""Tables of the results in the terminal."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from predictors.metrics import DEFINITIONS
 
 SHOWN = ("accuracy", "fetch_rate", "good_pred")
 LAYERS_SHOWN = 7
-"""Predictors up to which their layers are shown too: more columns do not fit a terminal."""
+"""Largest number of predictors whose layers are shown: more columns do not fit a terminal."""
 
 
 def cell(value: float | None) -> str:
@@ -56,7 +56,7 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def machines_of(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Names of the machines, in the order of their columns."""
+    """Return the names of the machines, in the order of their columns."""
     return list(next(iter(results.values()))["hardware"])
 
 

@@ -28,7 +28,7 @@ class Wanted(Protocol):
     seed: int
 
 
-def trace_for(
+def find_trace(
     config: Wanted,
     signals: tuple[TraceSignal, ...],
     *,
@@ -57,8 +57,8 @@ def trace_for(
     )
 
 
-def shifted_for(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
-    """Returns the trace of the shifted prompts, for scoring only; raises as `trace_for`."""
+def find_shifted_trace(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
+    """Returns the trace of the shifted prompts, for scoring only; raises as `find_trace`."""
     return _trace(
         config,
         config.shifted,
@@ -82,10 +82,10 @@ def _trace(
     launcher: LauncherConfig | None,
     logs: Path,
 ) -> Trace:
-    """Opens the trace of this model and data; records it first, or what is missing of it.
+    """Open the trace of this model and data, after recording what is missing of it.
 
-    A finished trace that was named is used with any prompts, if it is of this model. Otherwise, a
-    trace of the same prompts with all signals serves where fewer are requested.
+    A finished trace that was named is used whatever its prompts were, if it is of this model. A
+    trace of the same prompts with all signals is used where fewer are needed.
     """
     if named is not None and has_manifest(named) and read_manifest(named).complete:
         trace = Trace.open(named)
@@ -124,7 +124,7 @@ def _trace(
 
 
 def require_model(trace: Trace, model: ModelConfig, *, key: str) -> None:
-    """TrainError, naming both sides, when the trace is of another model, revision or dtype."""
+    """Raise TrainError, naming both sides, when the trace is of another model or dtype."""
     wanted = identity(resolve(model), model)
     if model.dtype != "auto":
         wanted["dtype"] = model.dtype

@@ -17,7 +17,7 @@ class EvaluateConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     trace: str | None = None
-    """A trace's folder or address; made when it is not there. Default: runs/traces/MODEL/DATA."""
+    """Folder or address of a trace; recorded if it is missing. Default: runs/traces/MODEL/DATA."""
     system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
     """Systems to compare; the baseline and the bound are always among them."""
     hardware: list[HardwareConfig] = field(
@@ -28,10 +28,11 @@ class EvaluateConfig(RunConfig):
     baseline: SystemConfig = field(default_factory=SystemConfig)
     """The system without prefetching that speed-ups are against, at equal budget."""
     bound: SystemConfig = field(default_factory=SystemConfig)
-    """The system that knows the future; the others are reported as a share of it."""
+    """The system that knows the future; others are reported as a share of it."""
     ablated: SystemConfig = field(default_factory=SystemConfig)
-    """The system whose techniques are switched on one after another, and whose forecasts are cut to
-    one distance, for two of the figures."""
+    """The system whose techniques are enabled one after another, and whose forecasts are cut to one
+    distance, for two of the figures.
+    """
     budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%"])
     """Memory for experts: sizes or shares of all experts, with commas between them."""
     batch: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])
@@ -41,7 +42,7 @@ class EvaluateConfig(RunConfig):
     entries: Path | None = None
     """Folder of zoo entries (RUN_DIR/entries of `python -m train`) that come before the zoo's."""
     new_tokens: int = 500
-    """Generated held-out tokens to replay, rounded up to whole requests."""
+    """Generated held-out tokens to replay, in whole requests."""
     figures: bool = True
     """Write report.html, and replay what only its figures need: ablation, prefetch distance."""
     workers: int | None = None

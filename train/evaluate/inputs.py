@@ -26,9 +26,9 @@ def open_trace(config: EvaluateConfig) -> Trace:
     named = config.trace
     if named is not None and has_manifest(named) and read_manifest(named).complete:
         return Trace.open(named)
-    from train.tracing import trace_for
+    from train.tracing import find_trace
 
-    return trace_for(config, ALL_SIGNALS)
+    return find_trace(config, ALL_SIGNALS)
 
 
 def traced_model(trace: Trace, model: ModelConfig) -> ModelConfig | None:

@@ -92,7 +92,7 @@ class ReplayJob:
     predictor: str | None
     reuse_predictor: str | None
     predictors: Mapping[str, StoredPredictor] = field(repr=False)
-    """By key; without those that are the routing itself."""
+    """By key, without the perfect forecasts."""
     cases: Sequence[tuple[str, ReplayCase]] = field(repr=False, default=())
     """With the digest of each."""
 

@@ -70,7 +70,7 @@ class Standing:
     bound_tpot_ms: float | None
     ours_tpot_ms: float | None = None
     rank: int | None = None
-    """From 1; None where our system is not among them."""
+    """From 1; None: our system is not among them."""
     behind_first: float | None = None
     """Share by which ours is slower than the first, or, below 0, faster than the second."""
     close: bool | None = None
@@ -79,7 +79,7 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """In how many conditions our system is first or close to it, and its worst figures."""
+    """Number of conditions in which our system is first or close to it, and its worst figures."""
 
     cells: int
     first: int

@@ -78,7 +78,7 @@ class PredictorSources:
         self._entries = entries
         self._seed = seed
         self.found: dict[str, StoredPredictor] = {}
-        """By the key that `find` returned."""
+        """By the key that `find` returns."""
         self.without: dict[str, str] = {}
         """ReusePredictor predictors that are missing, and why."""
 

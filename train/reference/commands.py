@@ -17,7 +17,7 @@ from train.reference.publish import publish
 
 
 def run(config: ReferenceConfig) -> dict[str, Any]:
-    """Trains and writes the model; a killed run, named again by `run_dir`, goes on."""
+    """Train and write the model; a killed run resumes when it is given the same `run_dir`."""
     assert config.run_dir is not None
     if config.threads is not None:
         torch.set_num_threads(config.threads)

@@ -50,7 +50,7 @@ class FitConfig:
     seed: int = 0
     """Seed of the initial weights and of the order of the windows."""
     save_every: int = 50
-    """Steps between checkpoints; a killed run goes on from the last."""
+    """Steps between checkpoints; a killed run resumes from the last one."""
 
 
 @dataclass(kw_only=True)

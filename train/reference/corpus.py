@@ -1,4 +1,4 @@
-"""From folders of text to packed token files: what the reference model is trained on."""
+"""Training data of the reference model: folders of text packed into token files."""
 
 import hashlib
 import importlib

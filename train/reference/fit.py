@@ -86,7 +86,9 @@ def optimisers(model: Qwen2MoeForCausalLM, config: FitConfig) -> list[torch.opti
 
 
 def windows(tokens: np.ndarray, config: FitConfig, step: int) -> Tensor:
-    """The step's batch, `(batch, context + 1)`: each pass visits every window once, shuffled."""
+    """Return the step's batch, `(batch, context + 1)`: each epoch visits every window once,
+    shuffled.
+    """
     count = (len(tokens) - 1) // config.context
     rows = []
     for i in range(step * config.batch_size, (step + 1) * config.batch_size):
@@ -113,7 +115,7 @@ def save(folder: Path, model, optims: list[torch.optim.Optimizer], step: int) ->
 
 
 def restore(folder: Path, model, optims: list[torch.optim.Optimizer]) -> int:
-    """Loads the last checkpoint and returns the step to go on with; 0 if there is none."""
+    """Load the last checkpoint and return the step to resume at; 0 if there is none."""
     path = folder / "checkpoint.safetensors"
     if not path.exists():
         return 0

@@ -11,9 +11,9 @@ from predictors.metrics import DEFINITIONS
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.table_cells import Cell
 from train.report import forecasts, patterns, serving
-from train.report.growth import growth
+from train.report.growth import measure_growth
 from train.report.hit_rates import measure_hit_rates
-from train.report.routing import routing_of
+from train.report.routing import count_routing
 from train.table import machines_of
 
 FOLDER = "report"
@@ -55,9 +55,9 @@ def make_page(
     serving.latency_table(page, table, spec.num_layers)
     others = list(ceiling["rows"]) if ceiling else own_rows(results)
     source = f"`benchmarks/ceiling.py` on `{ceiling['dataset']}`" if ceiling else None
-    serving.trace_size(page, [*others, *growth(trace)], others=source)
+    serving.trace_size(page, [*others, *measure_growth(trace)], others=source)
     serving.drift(page, results.get("drift"))
-    routing = routing_of(trace)
+    routing = count_routing(trace)
     if routing is None:
         page.text("Routing", ["No held-out request is long enough to show its routing."])
     else:

@@ -24,11 +24,11 @@ def report(config: ReportConfig) -> dict[str, Any]:
     """
     if config.run_dir is None:
         raise TrainError("which run? run_dir=RUN, the folder of a finished `python -m train`")
-    results = results_of(config.run_dir)
+    results = read_results(config.run_dir)
     ceiling = None
     if config.ceiling is not None:
-        ceiling = ceiling_of(config.ceiling, results["trace"]["digest"])
-    trace = trace_of(results, config.trace)
+        ceiling = read_ceiling(config.ceiling, results["trace"]["digest"])
+    trace = open_run_trace(results, config.trace)
     page = make_page(
         results,
         trace,
@@ -39,7 +39,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
     return {"report": str(write_report(page, config.run_dir))}
 
 
-def results_of(run_dir: Path) -> dict[str, Any]:
+def read_results(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "results.json"
     if not path.is_file():
         raise TrainError(
@@ -51,7 +51,7 @@ def results_of(run_dir: Path) -> dict[str, Any]:
     return results
 
 
-def trace_of(results: dict[str, Any], path: str | None) -> Trace:
+def open_run_trace(results: dict[str, Any], path: str | None) -> Trace:
     """The trace that the results were measured on."""
     known = path or results["trace"].get("path")
     if known is None:
@@ -68,7 +68,7 @@ def trace_of(results: dict[str, Any], path: str | None) -> Trace:
     return trace
 
 
-def ceiling_of(path: Path, digest: str) -> dict[str, Any]:
+def read_ceiling(path: Path, digest: str) -> dict[str, Any]:
     """Read the results of `benchmarks/ceiling.py` on the same trace."""
     if not path.is_file():
         raise TrainError(f"ceiling={path} is missing: `python -m benchmarks ceiling` writes it")

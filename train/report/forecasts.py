@@ -21,7 +21,7 @@ AGAIN = "the same `python -m train` command on the same run folder adds it and t
 
 
 def by_mean(table: Table) -> list[str]:
-    """Names of the predictors, the most accurate first."""
+    """Return the names of the predictors, the most accurate first."""
     return sorted(table, key=lambda name: -(table[name]["mean_accuracy"] or 0.0))
 
 

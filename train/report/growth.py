@@ -1,4 +1,4 @@
-"""Accuracy against the size of the trace, for kinds that are fitted by counting."""
+"""Accuracy of counted predictors against the number of training requests."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +26,7 @@ COUNTED: Mapping[str, Callable[[Trace], Predictor]] = {
 """Kinds that take no more than seconds on any trace."""
 
 
-class Fewer(Trace):
+class TraceShare(Trace):
     """A trace of which some training requests are not looked at."""
 
     def __init__(self, whole: Trace, kept: set[int]):
@@ -46,18 +46,18 @@ class Fewer(Trace):
                 yield step
 
 
-def fewer(trace: Trace, share: float) -> Fewer:
+def take_share(trace: Trace, share: float) -> TraceShare:
     """A share of the training requests; a smaller one is part of a larger one."""
     train = [one for one in trace.request_table if one.split is Split.TRAIN]
     train.sort(key=lambda one: hashlib.sha256(f"ceiling {one.digest}".encode()).hexdigest())
-    return Fewer(trace, {one.index for one in train[: max(1, round(len(train) * share))]})
+    return TraceShare(trace, {one.index for one in train[: max(1, round(len(train) * share))]})
 
 
-def growth(trace: Trace) -> list[dict[str, Any]]:
+def measure_growth(trace: Trace) -> list[dict[str, Any]]:
     """Rows as `benchmarks/ceiling.py` writes them, for the kinds that are counted; held out."""
     rows = []
     for share in SHARES:
-        part = fewer(trace, share)
+        part = take_share(trace, share)
         seen = part.rows("train")
         for kind, fit in COUNTED.items():
             layers = [one.overall for one in score_layers(fit(part), trace)]

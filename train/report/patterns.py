@@ -9,7 +9,7 @@ from predictors.spec import ModelSpec
 from runtime.tools.report.figures import muted_color
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.table_cells import Cell
-from train.report.routing import Routing, cumulative_E, entropy_L
+from train.report.routing import RoutingPatterns, cumulative_E, entropy_L
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,7 @@ def even_LE(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts_LE * counts_LE.shape[1] / np.maximum(1, counts_LE.sum(axis=1, keepdims=True))
 
 
-def heatmaps(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
+def heatmaps(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
     """Draw heatmaps of expert choices (fMoE, figure 3 a)."""
     parts = {
         "corpus": (f"corpus ({int(routing.corpus_LE[0].sum()) // spec.top_k:,} held-out tokens)",
@@ -65,7 +65,7 @@ def heatmaps(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
     )
 
 
-def entropies(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
+def entropies(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
     """Draw the entropy of routing by layer (fMoE, figure 3 b)."""
     labels = {"corpus": "corpus", "request": "one request, mean", "step": "one step"}
     layers = range(spec.num_layers)
@@ -94,7 +94,7 @@ def entropies(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
     )
 
 
-def popularity(page: HtmlReport, routing: Routing, spec: ModelSpec) -> None:
+def popularity(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
     """Draw the cumulative share of the most chosen experts (ProMoE, figure 5 a)."""
     corpus_LE = cumulative_E(routing.corpus_LE)
     each_RLE = np.stack([cumulative_E(counts_LE) for counts_LE in routing.requests_RLE])

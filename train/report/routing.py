@@ -21,7 +21,7 @@ MOST_REQUESTS = 200
 
 
 @dataclass(frozen=True)
-class Routing:
+class RoutingPatterns:
     """Counts of choices. All held-out tokens, one request of middling length, one of its steps."""
 
     corpus_LE: NDArray[np.int64]
@@ -61,7 +61,7 @@ def cumulative_E(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
     return ordered_LE.cumsum(axis=1) / np.maximum(1, ordered_LE.sum(axis=1, keepdims=True))
 
 
-def routing_of(trace: Trace) -> Routing | None:
+def count_routing(trace: Trace) -> RoutingPatterns | None:
     """Count the routing of the held-out requests; None if no request is long enough."""
     rows = trace.rows("held_out")
     owner = trace.requests[rows]
@@ -72,10 +72,10 @@ def routing_of(trace: Trace) -> Routing | None:
     corpus, requests = [], []
     for layer in range(trace.spec.num_layers):
         chosen_NK = trace.column(TraceSignal.EXPERTS, layer)[rows].astype(np.int64)
-        corpus.append(counts(chosen_NK, trace.spec.num_experts))
+        corpus.append(count_choices(chosen_NK, trace.spec.num_experts))
         requests.append(
             [
-                counts(chosen_NK[first[r] : first[r] + lengths[r]], trace.spec.num_experts)
+                count_choices(chosen_NK[first[r] : first[r] + lengths[r]], trace.spec.num_experts)
                 for r in kept
             ]
         )
@@ -85,13 +85,13 @@ def routing_of(trace: Trace) -> Routing | None:
     # A prompt's last token where nothing was generated: either is one token's routing.
     row = int((generated if len(generated) else mine)[-1])
     step = [
-        counts(
+        count_choices(
             trace.column(TraceSignal.EXPERTS, layer)[row : row + 1].astype(np.int64),
             trace.spec.num_experts,
         )
         for layer in range(trace.spec.num_layers)
     ]
-    return Routing(
+    return RoutingPatterns(
         corpus_LE=np.stack(corpus),
         requests_RLE=np.array(requests).swapaxes(0, 1),
         place=place,
@@ -100,5 +100,5 @@ def routing_of(trace: Trace) -> Routing | None:
     )
 
 
-def counts(chosen_NK: NDArray[np.int64], num_experts: int) -> NDArray[np.int64]:
+def count_choices(chosen_NK: NDArray[np.int64], num_experts: int) -> NDArray[np.int64]:
     return np.bincount(chosen_NK.ravel(), minlength=num_experts)

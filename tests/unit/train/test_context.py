@@ -8,7 +8,7 @@ import pytest
 
 from collect.traces import Trace, TraceSignal
 from tests.builders.traces import make_spec, make_trace
-from train.context import WARM_UP, contexts
+from train.context import WARM_UP, read_contexts
 from train.data import InputSpec, TraceBatches, TraceSubset
 
 
@@ -24,7 +24,7 @@ def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(
 ) -> None:
     rows = np.array([0, 1, 2, 3, 9, 30, 47, 48, 49, 50, 100, 101])
     columns = [trace.column("gate_input", layer) for layer in range(2)]
-    found, weights = contexts(columns, rows, requests=trace.requests, decays=(decay,))
+    found, weights = read_contexts(columns, rows, requests=trace.requests, decays=(decay,))
     for place, row in enumerate(rows.tolist()):
         first = int(np.searchsorted(trace.requests, trace.requests[row]))
         past = np.arange(row - 1, first - 1, -1)
@@ -39,7 +39,7 @@ def test_contexts__is_the_weighted_sum_over_the_requests_earlier_rows(
 def test_contexts__begins_anew_with_each_request(trace: Trace) -> None:
     starts = np.flatnonzero(np.diff(trace.requests, prepend=-1))
     columns = [trace.column("gate_input", 0)]
-    found, weights = contexts(columns, starts, requests=trace.requests, decays=(0.0, 0.8))
+    found, weights = read_contexts(columns, starts, requests=trace.requests, decays=(0.0, 0.8))
     assert not found.any()
     assert not weights.any()
 

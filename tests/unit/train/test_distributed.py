@@ -21,7 +21,7 @@ from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.distributed import fit_distributed, layer_groups
 from train.family import PredictorStack
-from train.fit import FitSettings, Fitted, digest_of, fit
+from train.fit import FitSettings, Fitted, digest_weights, fit
 from train.networks import PlainStack, network_specs
 from train.pipeline import make_stacks
 from train.routers import RouterWeights
@@ -126,8 +126,8 @@ def test_fit__by_groups_is_bitwise_what_it_is_together(
             one.state_dict().items(), other.state_dict().items(), strict=True
         ):
             assert torch.equal(value, found), name
-    assert digest_of(made.families) == digest_of(together.families)
-    assert (made.steps, made.best_pass) == (together.steps, together.best_pass)
+    assert digest_weights(made.families) == digest_weights(together.families)
+    assert (made.steps, made.best_epoch) == (together.steps, together.best_epoch)
     assert made.validation_accuracy == together.validation_accuracy
 
 
@@ -149,7 +149,7 @@ def test_fit__a_failed_group_stops_no_other_and_a_second_run_trains_only_it(
     assert len(trained) == 1
     assert trained[0].startswith(broken)
     assert made.resumed
-    assert digest_of(made.families) == digest_of(together.families)
+    assert digest_weights(made.families) == digest_weights(together.families)
     # A torn file is trained again; a whole run trains nothing.
     (victim,) = (tmp_path / "groups").glob("plain-layers-00-01-*")
     victim.write_bytes(victim.read_bytes()[:-1])
@@ -158,4 +158,4 @@ def test_fit__a_failed_group_stops_no_other_and_a_second_run_trains_only_it(
     made, trained = by_groups(trace, model, tmp_path, monkeypatch, layers=2)
     assert trained == []
     assert isinstance(made, Fitted)
-    assert digest_of(made.families) == digest_of(together.families)
+    assert digest_weights(made.families) == digest_weights(together.families)

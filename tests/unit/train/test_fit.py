@@ -16,7 +16,7 @@ from train import fit as fit_module
 from train.accuracy import replay_forecasts, score_layers, steps_with_phases
 from train.data import TraceBatches, TraceSubset, shuffle_rows, subset_rows
 from train.errors import TrainCheckpointError, TrainError
-from train.fit import CHECKPOINTS, FitSettings, Fitted, digest_of, fit
+from train.fit import CHECKPOINTS, FitSettings, Fitted, digest_weights, fit
 from train.networks import PlainStack, network_specs
 from train.nonlearned import fit_popularity, fit_token
 from train.pipeline import export_predictors
@@ -84,13 +84,13 @@ def test_fit__resumed_equals_uninterrupted(
     resumed = run(trace, tmp_path / "cut")
     assert resumed.resumed
     assert resumed.steps == whole.steps
-    assert digest_of(resumed.families) == digest_of(whole.families)
+    assert digest_weights(resumed.families) == digest_weights(whole.families)
 
 
 def test_fit__of_a_finished_run_changes_nothing(trace: Trace, tmp_path: Path) -> None:
     first, again = run(trace, tmp_path), run(trace, tmp_path)
     assert again.resumed
-    assert digest_of(first.families) == digest_of(again.families)
+    assert digest_weights(first.families) == digest_weights(again.families)
 
 
 def test_fit__moved_run_folder_keeps_the_best_epoch(
@@ -99,16 +99,16 @@ def test_fit__moved_run_folder_keeps_the_best_epoch(
     """Epoch 1 of 5 is the best, which a run resumed at epoch 2 must still know."""
     changes = {"lr": 0.05, "max_epochs": 8, "patience": 3}
     whole = run(trace, tmp_path / "whole", **changes)
-    assert (whole.best_pass, whole.steps) == (1, 5 * 16)
+    assert (whole.best_epoch, whole.steps) == (1, 5 * 16)
     with monkeypatch.context() as patch:
         patch.setattr(fit_module, "PlainProgress", Stop)
         with pytest.raises(KeyboardInterrupt):
             run(trace, tmp_path / "cut", **changes)
     (tmp_path / "cut").rename(tmp_path / "moved")
     resumed = run(trace, tmp_path / "moved", **changes)
-    assert (resumed.steps, resumed.best_pass) == (whole.steps, whole.best_pass)
+    assert (resumed.steps, resumed.best_epoch) == (whole.steps, whole.best_epoch)
     assert resumed.validation_accuracy == whole.validation_accuracy
-    assert digest_of(resumed.families) == digest_of(whole.families)
+    assert digest_weights(resumed.families) == digest_weights(whole.families)
 
 
 def test_fit__refuses_damaged_best_weights(trace: Trace, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_fit__refuses_damaged_best_weights(trace: Trace, tmp_path: Path) -> None
 def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
     one = run(trace, tmp_path / "0", max_epochs=1)
     other = run(trace, tmp_path / "1", max_epochs=1, seed=1)
-    assert digest_of(one.families) != digest_of(other.families)
+    assert digest_weights(one.families) != digest_weights(other.families)
 
 
 def test_fit__refuses_the_checkpoint_of_another_run(trace: Trace, tmp_path: Path) -> None:

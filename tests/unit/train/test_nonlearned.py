@@ -16,7 +16,7 @@ from predictors.registry import KINDS
 from runtime.config import ModelConfig
 from tests.builders.traces import make_spec, make_trace
 from train.accuracy import accuracy_table, score_layers
-from train.kinds import fitting, options_of, signals_of, wanted_kinds
+from train.kinds import check_options, compared_kinds, kinds_with_signals, signals_of
 from train.nonlearned import (
     FITS,
     count_baselines,
@@ -130,7 +130,7 @@ def test_score__of_one_that_learns_does_not_change_what_is_scored_next(tmp_path:
 
 def test_routing_log__is_enough_for_what_needs_no_hidden_state(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", signals=ROUTING_SIGNALS)
-    kinds = fitting(KINDS, trace.signals)
+    kinds = kinds_with_signals(KINDS, trace.signals)
     assert set(kinds) == {
         "token",
         "popularity",
@@ -146,13 +146,20 @@ def test_routing_log__is_enough_for_what_needs_no_hidden_state(tmp_path: Path) -
 
 
 def test_wanted_kinds__are_the_one_asked_for_then_what_belongs_beside_it() -> None:
-    assert wanted_kinds("correlation") == ("correlation", "skip", "token", "popularity")
-    assert wanted_kinds("token") == ("token", "skip", "popularity")
-    assert wanted_kinds("stride") == ("stride", "mlp", "skip", "token", "popularity")
-    assert wanted_kinds("residual") == ("residual", "mlp", "stride", "skip", "token", "popularity")
-    assert wanted_kinds("all") == tuple(KINDS)
+    assert compared_kinds("correlation") == ("correlation", "skip", "token", "popularity")
+    assert compared_kinds("token") == ("token", "skip", "popularity")
+    assert compared_kinds("stride") == ("stride", "mlp", "skip", "token", "popularity")
+    assert compared_kinds("residual") == (
+        "residual",
+        "mlp",
+        "stride",
+        "skip",
+        "token",
+        "popularity",
+    )
+    assert compared_kinds("all") == tuple(KINDS)
     with pytest.raises(PredictorError, match="'corelation'.*'correlation'"):
-        wanted_kinds("corelation")
+        compared_kinds("corelation")
 
 
 def test_signals_of__are_what_the_kinds_are_shown() -> None:
@@ -168,11 +175,11 @@ def test_signals_of__are_what_the_kinds_are_shown() -> None:
 
 def test_options_of__are_those_of_the_kind_or_an_error() -> None:
     config = PredictorConfig(kind="eam-request", options={"capacity": 9})
-    assert options_of(config) == {"eam-request": {"capacity": 9}}
+    assert check_options(config) == {"eam-request": {"capacity": 9}}
     with pytest.raises(PredictorError, match=r"options\.size: eam-request has the options capac"):
-        options_of(PredictorConfig(kind="eam-request", options={"size": 9}))
+        check_options(PredictorConfig(kind="eam-request", options={"size": 9}))
     with pytest.raises(PredictorError, match="belong to one kind"):
-        options_of(PredictorConfig(kind="all", options={"capacity": 9}))
+        check_options(PredictorConfig(kind="all", options={"capacity": 9}))
 
 
 def test_options__reach_the_kind(tmp_path: Path) -> None:

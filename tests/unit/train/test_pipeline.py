@@ -24,7 +24,7 @@ from train.nonlearned import make_skip
 from train.replay import budget_slots, first_tokens
 from train.routers import RouterWeights
 from train.table import show
-from train.tracing import trace_for
+from train.tracing import find_trace
 
 HARDWARE = RooflineHardware(
     name="test",
@@ -95,7 +95,7 @@ def test_trace_for__refuses_a_trace_of_another_model_naming_both(tmp_path: Path)
         model=ModelConfig(name="tiny", id=str(folder)), trace=tmp_path / "t", run_dir=tmp_path
     )
     with pytest.raises(TrainError, match='model_id: the trace has "synthetic", model=tiny has'):
-        trace_for(config, signals_of(["skip"]))
+        find_trace(config, signals_of(["skip"]))
 
 
 def test_first_tokens__counts_what_was_generated(tmp_path: Path) -> None:

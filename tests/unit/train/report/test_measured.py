@@ -8,9 +8,9 @@ import pytest
 
 from tests.builders.traces import make_spec, make_trace
 from train.nonlearned import fit_token
-from train.report.growth import fewer, growth
+from train.report.growth import measure_growth, take_share
 from train.report.hit_rates import BUDGETS, measure_hit_rates
-from train.report.routing import cumulative_E, entropy_L, routing_of
+from train.report.routing import count_routing, cumulative_E, entropy_L
 
 
 def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_hit_rates__lru_is_a_plain_lru_and_belady_bounds_all(tmp_path: Path) -> 
 
 def test_fewer__parts_are_nested_requests_and_the_whole_is_the_trace(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t")
-    parts = [fewer(trace, share) for share in (0.25, 0.5, 1.0)]
+    parts = [take_share(trace, share) for share in (0.25, 0.5, 1.0)]
     rows = [set(part.rows("train").tolist()) for part in parts]
     assert rows[0] < rows[1] < rows[2] == set(trace.rows("train").tolist())
     for part, mine in zip(parts, rows, strict=True):
@@ -59,7 +59,7 @@ def test_fewer__parts_are_nested_requests_and_the_whole_is_the_trace(tmp_path: P
 
 def test_growth__counts_tokens_and_prompts_of_each_part(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t")
-    rows = [row for row in growth(trace) if row["predictor"] == "token"]
+    rows = [row for row in measure_growth(trace) if row["predictor"] == "token"]
     train = len({int(one) for one in trace.requests[trace.rows("train")]})
     assert [row["prompts"] for row in rows] == [round(train * s) for s in (0.125, 0.25, 0.5, 1)]
     assert [row["train_tokens"] for row in rows] == [10 * row["prompts"] for row in rows]
@@ -74,12 +74,12 @@ def test_routing__entropy_and_share_of_hand_made_counts() -> None:
 
 
 def test_routing__without_long_requests_there_is_none(tmp_path: Path) -> None:
-    assert routing_of(make_trace(tmp_path / "t", prompt_tokens=2, new_tokens=2)) is None
+    assert count_routing(make_trace(tmp_path / "t", prompt_tokens=2, new_tokens=2)) is None
 
 
 def test_routing__request_and_step_are_of_one_request(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", prompt_tokens=12, new_tokens=6)
-    found = routing_of(trace)
+    found = count_routing(trace)
     assert found is not None
     assert found.request_tokens == 18
     assert (found.request_LE.sum(axis=1) == 18 * trace.spec.top_k).all()
