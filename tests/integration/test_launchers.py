@@ -127,7 +127,7 @@ def test_train__has_one_digest_from_every_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.engines
-def test_collect__a_worker_killed_every_five_seconds_loses_nothing(tmp_path: Path) -> None:
+def test_collect__killed_workers_lose_nothing(tmp_path: Path) -> None:
     """The reference model in two dozen parts of about a second each."""
     options = [
         *("data.num_prompts=24", "data.max_prompt_tokens=32", "data.new_tokens=48"),

@@ -67,11 +67,11 @@ def test_text__is_cut(tmp_path: Path) -> None:
         ({"conversation": []}, ["conversation"], ""),
     ],
 )
-def test_text_of__takes_the_users_words(row: dict, fields: list[str], expected: str) -> None:
+def test_extract_text__takes_the_users_words(row: dict, fields: list[str], expected: str) -> None:
     assert extract_text(row, fields, where="here") == expected
 
 
-def test_text_of__unknown_key_lists_what_there_is() -> None:
+def test_extract_text__unknown_key_lists_the_keys() -> None:
     with pytest.raises(PromptError, match=r"has no promt; it has id, prompt.*data\.fields"):
         extract_text({"id": 1, "prompt": "x"}, ["promt"], where="f.jsonl, line 1")
 

@@ -133,7 +133,7 @@ def test_collect__workers_make_the_same_trace(tmp_path: Path) -> None:
     assert len(launched) == 1
 
 
-def test_recording_job__is_the_same_in_a_worker_that_runs_elsewhere(
+def test_recording_job__is_the_same_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

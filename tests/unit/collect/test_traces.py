@@ -204,7 +204,7 @@ def test_writer__refuses_a_folder_with_other_things(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [70_000.0, np.inf, np.nan])
-def test_halved__refuses_what_half_precision_cannot_hold(value: float) -> None:
+def test_to_half__refuses_values_beyond_half_precision(value: float) -> None:
     values = np.zeros((3, 4), np.float32)
     values[1, 2] = value
     with pytest.raises(TraceError, match=r"gate_input of layer 7.*not finite in half precision"):

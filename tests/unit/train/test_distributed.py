@@ -131,7 +131,7 @@ def test_fit__by_groups_is_bitwise_what_it_is_together(
     assert made.validation_accuracy == together.validation_accuracy
 
 
-def test_fit__a_failed_group_stops_no_other_and_a_second_run_trains_only_it(
+def test_fit__a_second_run_trains_only_the_failed_group(
     trace: Trace,
     model: ModelConfig,
     together: Fitted,

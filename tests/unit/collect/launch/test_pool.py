@@ -98,7 +98,7 @@ def test_pool__a_unit_that_kills_its_worker_costs_no_other(retries: int, seed: i
     assert sorted(engine.done) == sorted(set(script) - {"kills"})
 
 
-def test_pool__names_unit_and_logs_of_a_failure_when_the_rest_is_done() -> None:
+def test_pool__reports_unit_and_logs_of_a_failure() -> None:
     engine = ScriptedEngine({"a": ["fails"] * 9, "b": [], "c": []})
     lines: list[str] = []
     with (
