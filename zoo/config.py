@@ -42,7 +42,7 @@ class ShowConfig(RunConfig):
 
 
 @dataclass(kw_only=True)
-class VerifyConfig(RunConfig):
+class VerifyEntryConfig(RunConfig):
     """`python -m zoo verify PATH`."""
 
     name: str = MISSING
@@ -150,7 +150,7 @@ class SignConfig(RunConfig):
 SCHEMAS: dict[str, type] = {
     "zoo_list": ListConfig,
     "zoo_show": ShowConfig,
-    "zoo_verify": VerifyConfig,
+    "zoo_verify": VerifyEntryConfig,
     "zoo_pull": PullConfig,
     "zoo_push": PushConfig,
     "zoo_rm": RemoveConfig,

@@ -14,7 +14,7 @@ from rich.table import Table
 from zoo.card import format_figure
 from zoo.catalog import Zoo
 from zoo.commands.format import EntrySummary, print_line, summarize
-from zoo.config import ListConfig, ShowConfig, VerifyConfig
+from zoo.config import ListConfig, ShowConfig, VerifyEntryConfig
 from zoo.entry import CARD, MANIFEST, ZooEntry, require_tracked_files
 from zoo.index import EntryReference
 from zoo.load import find_entry, local_zoos
@@ -123,7 +123,7 @@ def show(config: ShowConfig) -> dict[str, Any]:
     return results
 
 
-def verify(config: VerifyConfig) -> dict[str, Any]:
+def verify(config: VerifyEntryConfig) -> dict[str, Any]:
     """Reads and checks every file; in a folder, a file not in the manifest is an error."""
     entry = find_entry(config.name)
     entry.verify()
