@@ -26,10 +26,10 @@ from predictors.base import Floats
 from predictors.errors import MoecastError
 from train.context import read_contexts
 from train.data import Batch, shuffle_rows
-from train.family import PredictorStack
 from train.module import StackFit
 from train.networks import PlainStack, network_specs
 from train.pipeline import HORIZONS
+from train.predictor_stack import PredictorStack
 from train.residual import DECAYS, ResidualStack
 from train.routers import RouterWeights
 

@@ -21,6 +21,7 @@ from predictors.registry import KINDS, LEARNED
 from train.config import TrainConfig
 from train.distributed import fit_distributed
 from train.drift import LEARNERS, measure_drift
+from train.find_trace import find_shifted_trace, find_trace
 from train.fit import FitSettings, fit, make_settings
 from train.kinds import (
     check_options,
@@ -43,7 +44,6 @@ from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
 from train.scoring import EvalContext, score_predictor
 from train.table import show
-from train.tracing import find_shifted_trace, find_trace
 
 
 class StageTimer:

@@ -25,8 +25,8 @@ from train.checkpoint import SafeCheckpointIO
 from train.config import TrainConfig
 from train.data import TraceData
 from train.errors import TrainCheckpointError
-from train.family import PredictorStack
 from train.module import StackFit
+from train.predictor_stack import PredictorStack
 from train.reuse_data import ReuseData
 
 CHECKPOINTS = "checkpoints"

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
 from train.data import Batch
-from train.family import PredictorStack
+from train.predictor_stack import PredictorStack
 
 WARMUP_SHARE = 0.05
 """Share of all steps with a rising learning rate, until AdamW's second moments are reliable."""

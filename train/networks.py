@@ -18,7 +18,7 @@ from predictors.spec import ModelSpec
 from train.data import Batch, InputSpec
 from train.errors import TrainError
 from train.export import network_graph
-from train.family import PredictorStack, ReferenceScores
+from train.predictor_stack import PredictorStack, ReferenceScores
 
 SMALLEST_SCALE = 1e-3
 """Features that hardly vary in the trace are not blown up by more than a thousand."""

@@ -9,7 +9,7 @@ from collect.traces import TraceSignal
 from predictors.base import Floats, Forecasts, Predictor, Signal
 from train.data import Batch
 from train.errors import ParityError
-from train.family import PredictorStack, ReferenceScores
+from train.predictor_stack import PredictorStack, ReferenceScores
 
 LEAST_PARITY = 0.999
 """Share of held-out tokens on which torch and onnxruntime must choose the same top_k set."""

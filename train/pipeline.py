@@ -11,10 +11,10 @@ from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
 from train.data import TraceBatches, TraceSubset
 from train.errors import TrainError
-from train.family import PredictorStack
 from train.fit import FitSettings
 from train.networks import PlainStack, network_specs
 from train.parity import Parity, check_parity
+from train.predictor_stack import PredictorStack
 from train.quantise import quantise
 from train.residual import ResidualStack
 from train.routers import RouterWeights

@@ -20,9 +20,9 @@ from collect.traces import Trace
 from predictors.files import write_atomic
 from runtime.config import ModelConfig
 from train.checkpoint import from_bytes, to_bytes
-from train.family import PredictorStack
 from train.fit import CHECKPOINTS, FitSettings, Fitted, Peers, fit
 from train.pipeline import make_stacks
+from train.predictor_stack import PredictorStack
 from train.routers import RouterWeights
 
 RESULT = "ray_ddp.ckpt"

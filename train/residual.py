@@ -37,8 +37,8 @@ from predictors.spec import ModelSpec
 from train.calibration import platt
 from train.data import Batch, InputSpec, merge_inputs
 from train.export import residual_graph
-from train.family import PredictorStack, ReferenceScores
 from train.networks import SMALLEST_SCALE, uniform
+from train.predictor_stack import PredictorStack, ReferenceScores
 
 KIND = "residual"
 DECAYS = (0.0, 0.8)

@@ -19,8 +19,8 @@ from predictors.reuse.history import NUM_FADING
 from predictors.spec import ModelSpec
 from train.data import Batch
 from train.export import skipping_graph
-from train.family import PredictorStack, ReferenceScores
 from train.networks import SMALLEST_SCALE, uniform
+from train.predictor_stack import PredictorStack, ReferenceScores
 from train.reuse_data import ReuseBatch
 
 KIND = "reuse"

@@ -16,6 +16,7 @@ from predictors.reuse.forecaster import ReusePredictor
 from runtime.sim.hardware import Hardware
 from train.config import TrainConfig
 from train.eviction_eval import BUDGETS, DEFINITION, HitRates, compare_policies, gap_table
+from train.find_trace import find_trace
 from train.fit import Fitted, fit, make_settings
 from train.loggers import finish, make_logger
 from train.machines import describe_machines
@@ -23,7 +24,6 @@ from train.quantise import quantise
 from train.reuse import KIND, WIDTH, ReuseStack
 from train.reuse_data import ReuseData
 from train.routers import RouterWeights
-from train.tracing import find_trace
 from zoo.entry import write_entry
 
 CHECKPOINTS = "checkpoints/reuse"

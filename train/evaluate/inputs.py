@@ -26,7 +26,7 @@ def open_trace(config: EvaluateConfig) -> Trace:
     named = config.trace
     if named is not None and has_manifest(named) and read_manifest(named).complete:
         return Trace.open(named)
-    from train.tracing import find_trace
+    from train.find_trace import find_trace
 
     return find_trace(config, ALL_SIGNALS)
 

@@ -30,7 +30,6 @@ def run(config: ReferenceConfig) -> dict[str, Any]:
         model,
         np.fromfile(folder / "train.bin", dtype=np.uint16),
         np.fromfile(folder / "held_out.bin", dtype=np.uint16),
-        num_windows=config.audit_windows,
     )
     fitted = config.fit
     report["trained_tokens"] = fitted.steps * fitted.batch_size * fitted.context

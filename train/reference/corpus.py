@@ -23,6 +23,17 @@ HELD_OUT_SHARE = 0.02
 DOCUMENT_CHARS = 6_000
 """Long books are cut here, so that a batch mixes many subjects and the split has many documents."""
 
+MIXTURE = {
+    "textbooks": 0.30,
+    "novels": 0.18,
+    "templates": 0.20,
+    "instructions": 0.10,
+    "roleplay": 0.08,
+    "arithmetic": 0.06,
+    "docstrings": 0.08,
+}
+"""Share of the training tokens taken from each source."""
+
 STDLIB_MODULES = 120
 """Enough of the standard library's docstrings to teach the register of technical English."""
 
@@ -114,7 +125,7 @@ def pack(config: CorpusConfig, tokenizer: Tokenizer, folder: Path, *, seed: int)
     assert config.root is not None
     for name, texts in documents(config.root).items():
         order = random.Random(f"{seed}/{name}").sample(texts, len(texts))
-        wanted, taken = int(config.num_tokens * config.mixture[name]), 0
+        wanted, taken = int(config.num_tokens * MIXTURE[name]), 0
         held_wanted, held_taken = wanted // 50, 0
         for text in order:
             if taken >= wanted and held_taken >= held_wanted:

@@ -20,6 +20,13 @@ from train.reference.muon import Muon
 
 log = logging.getLogger(__name__)
 
+MUON_LR, ADAM_LR = 0.02, 3e-3
+"""Peak learning rates of the hidden matrices, and of embeddings, routers and norms."""
+Z_LOSS = 1e-4
+"""Weight of the squared log-partition of the router, which keeps its logits small."""
+SAVE_EVERY = 50
+"""Steps between checkpoints; a killed run resumes from the last one."""
+
 
 def architecture() -> Qwen2MoeConfig:
     """28 M parameters: 12 layers, top-4 of 60 narrow experts as in Qwen1.5-MoE, a shared expert.
@@ -71,7 +78,7 @@ def learning_rate(step: int, config: FitConfig) -> float:
     return min(1.0, (step + 1) / config.warmup, left)
 
 
-def optimisers(model: Qwen2MoeForCausalLM, config: FitConfig) -> list[torch.optim.Optimizer]:
+def make_optimisers(model: Qwen2MoeForCausalLM) -> list[torch.optim.Optimizer]:
     """Muon for the hidden matrices, AdamW for embeddings, routers, norms and biases."""
     matrices: list[torch.nn.Parameter] = []
     rest: list[torch.nn.Parameter] = []
@@ -80,8 +87,8 @@ def optimisers(model: Qwen2MoeForCausalLM, config: FitConfig) -> list[torch.opti
         hidden = parameter.dim() >= 2 and "embed" not in name and not router
         (matrices if hidden else rest).append(parameter)
     return [
-        Muon(matrices, lr=config.muon_lr),
-        torch.optim.AdamW(rest, lr=config.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+        Muon(matrices, lr=MUON_LR),
+        torch.optim.AdamW(rest, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -140,7 +147,7 @@ def fit(config: FitConfig, folder: Path) -> Qwen2MoeForCausalLM:
     model = Qwen2MoeForCausalLM._from_config(
         architecture(), experts_implementation="grouped_mm", attn_implementation="sdpa"
     )
-    optims = optimisers(model, config)
+    optims = make_optimisers(model)
     first = restore(folder, model, optims)
     tokens = np.memmap(folder / "train.bin", dtype=np.uint16, mode="r")
     top_k = model.config.num_experts_per_tok
@@ -152,10 +159,10 @@ def fit(config: FitConfig, folder: Path) -> Qwen2MoeForCausalLM:
             logits = F.linear(output.last_hidden_state, model.lm_head.weight)
             loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
             balance, z = balance_losses(output.router_logits, top_k)
-            (loss + config.balance * balance + config.z_loss * z).backward()
+            (loss + config.balance * balance + Z_LOSS * z).backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             factor = learning_rate(step, config)
-            for optimiser, peak in zip(optims, (config.muon_lr, config.adam_lr), strict=True):
+            for optimiser, peak in zip(optims, (MUON_LR, ADAM_LR), strict=True):
                 optimiser.param_groups[0]["lr"] = peak * factor
                 optimiser.step()
                 optimiser.zero_grad()
@@ -169,7 +176,7 @@ def fit(config: FitConfig, folder: Path) -> Qwen2MoeForCausalLM:
             assert math.isfinite(row["loss"]), row
             lines.write(json.dumps(row) + "\n")
             lines.flush()
-            if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
+            if (step + 1) % SAVE_EVERY == 0 or step + 1 == config.steps:
                 save(folder, model, optims, step + 1)
                 log.info("%s", row)
     return model

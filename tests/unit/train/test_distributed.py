@@ -20,10 +20,10 @@ from tests.builders.launched import InlineEngine
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.distributed import fit_distributed, layer_groups
-from train.family import PredictorStack
 from train.fit import FitSettings, Fitted, digest_weights, fit
 from train.networks import PlainStack, network_specs
 from train.pipeline import make_stacks
+from train.predictor_stack import PredictorStack
 from train.routers import RouterWeights
 
 KINDS = ("mlp", "stride", "pre-attention", "residual")

@@ -17,6 +17,7 @@ from tests.builders.traces import make_spec, make_trace
 from train.accuracy import accuracy_table, score_layers
 from train.config import LoggerConfig, TrainConfig
 from train.errors import TrainError
+from train.find_trace import find_trace
 from train.kinds import signals_of
 from train.loggers import finish, make_logger
 from train.machines import describe_machines
@@ -24,7 +25,6 @@ from train.nonlearned import make_skip
 from train.replay import budget_slots, first_tokens
 from train.routers import RouterWeights
 from train.table import show
-from train.tracing import find_trace
 
 HARDWARE = RooflineHardware(
     name="test",
