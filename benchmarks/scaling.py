@@ -28,10 +28,10 @@ BATCH_PER_NODE = 7
 SWITCH_LARGE = ShapeConfig(
     name="switch-large-128",
     source=(
-        "moe-infinity-sequence-level 8.4 and 8.6: 3,072 experts of 33.6 MB in fp32, so 24 layers; "
-        "hidden size 1024 and width 4096 give as much; others, for each such layer: two layers' "
-        "self and cross attention 2 x 8 x 1024 x 1024 and a dense one's 2 x 1024 x 4096, four "
-        "bytes each"
+        "MoE-Infinity (sequence level), sections 8.4 and 8.6: 3,072 experts of 33.6 MB in fp32, so "
+        "24 layers; hidden size 1024 and width 4096 give as much; others, for each such layer: two "
+        "layers' self and cross attention 2 x 8 x 1024 x 1024 and a dense one's 2 x 1024 x 4096, "
+        "four bytes each"
     ),
     num_layers=24,
     num_experts=128,
@@ -49,9 +49,9 @@ V100_NODE = HardwareConfig(
     name="v100-pcie3",
     source=(
         "four V100 and 385 GB of host memory, of which 90 % hold experts: "
-        "moe-infinity-sequence-level 8.1; link 15.75 GB/s: PCIe 3.0 x16, 8 GT/s with 128b/130b "
-        "coding; memory 900 GB/s and 15.7 TFLOPS in fp32: NVIDIA V100 data sheet; latency, kernel "
-        "launches and predictor: as in a5000-pcie4"
+        "MoE-Infinity (sequence level), section 8.1; link 15.75 GB/s: PCIe 3.0 x16, 8 GT/s with "
+        "128b/130b coding; memory 900 GB/s and 15.7 TFLOPS in fp32: NVIDIA V100 data sheet; "
+        "latency, kernel launches and predictor: as in a5000-pcie4"
     ),
     measured=False,
     link_bytes_per_second=15.75e9,

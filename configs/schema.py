@@ -31,7 +31,7 @@ def load_schemas(root: str | None = None) -> dict[str, type]:
     """Returns the dataclass that owns each schema path ("train", "model/base").
 
     With `root`, only of the packages down to the one that owns this root: a package's
-    configuration is made of its own schemas and of those of the packages above it.
+    configuration consists of its schemas and of those of the packages above it.
 
     A root `package.module:Class` is a schema without a YAML file and without groups.
     """

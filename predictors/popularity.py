@@ -46,7 +46,7 @@ class PopularityPredictor(Predictor):
         return self._forecast_layers(range(num_layers))
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
-        assert self.ahead is not None, "asked for with ahead only"
+        assert self.ahead is not None, "called only if `ahead` is set"
         return self._forecast_layers(range(layer + self.ahead, layer + self.ahead + 1))
 
     def _forecast_layers(self, layers: range) -> list[Forecast]:

@@ -15,7 +15,7 @@ that serves a model."""
 
 
 ORACLE = "oracle"
-"""What a system forecasts with that knows the whole routing of a step when it begins."""
+"""Name of the predictor that knows the whole routing of a step when it begins."""
 
 BUILTIN = "builtin"
 """The id of models that ship with the project."""
@@ -47,7 +47,7 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class SystemConfig:
-    """Which experts to fetch, which to evict, and in which order; see `configs/system/`."""
+    """Decides which experts to fetch and to evict, and in which order; see `configs/system/`."""
 
     name: str = "promoe"
     """Short name, as in `system=NAME`."""
@@ -109,7 +109,7 @@ class HardwareConfig:
     name: str = "local"
     """Short name, as in `hardware=NAME`."""
     source: str = "measured on this machine"
-    """Where the figures come from."""
+    """Source of the figures."""
     measured: bool = True
     """Measure this machine and this model; the other fields are then not used."""
     link_bytes_per_second: float = 0.0
@@ -139,7 +139,7 @@ class ShapeConfig:
     name: str = "trace"
     """Short name, as in `shape=NAME`."""
     source: str = "the traced model's own checkpoint"
-    """Where the figures come from."""
+    """Source of the figures."""
     num_layers: int = 0
     """Layers with routed experts."""
     num_experts: int = 0
@@ -162,7 +162,7 @@ class ShapeConfig:
 
 
 class PageCache(StrEnum):
-    """How reads of experts use the operating system's page cache."""
+    """Use of the operating system's page cache by reads of experts."""
 
     BYPASS = "bypass"
     """Direct reads past the cache; `drop` where the file system supports none."""

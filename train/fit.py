@@ -164,7 +164,7 @@ def fit(
     try:
         trainer.fit(module, data, ckpt_path=str(checkpoint) if resumed else None)
     except SystemExit as error:
-        # Lightning turns Ctrl-C into an exit of its own and switches the signal off.
+        # Lightning turns Ctrl-C into SystemExit and switches the signal off.
         signal.signal(signal.SIGINT, on_interrupt)
         raise KeyboardInterrupt from error
     if not trainer.is_global_zero and peers is None:

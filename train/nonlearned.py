@@ -74,9 +74,7 @@ def fit_token(trace: Trace) -> TokenPredictor:
 
 
 def fit_correlation(trace: Trace, **options: Any) -> CorrelationPredictor:
-    """Count each training token's pairs of experts in consecutive layers (Klotski, sections 6.2,
-    8).
-    """
+    """Count each token's pairs of experts in consecutive layers (Klotski, sections 6.2 and 8)."""
     spec = trace.spec
     experts = spec.num_experts
     pairs_LFE = np.zeros((spec.num_layers, experts, experts), np.float32)

@@ -15,7 +15,7 @@ BASELINES = {
     "ProMoE": "promoe",
     "MoE-Infinity": "moe-infinity-request",
 }
-"""6.1: its DeepSpeed is "pure on-demand loading" with a cache, its MoE-Infinity keeps
+"""Section 6.1: its DeepSpeed is "pure on-demand loading" with a cache, its MoE-Infinity keeps
 request-level patterns."""
 SHARE = 0.25
 """Cache limit of figures 9, 10, 12 and 13: the text gives none."""

@@ -9,7 +9,7 @@ from runtime.policy.systems import load_system
 
 PAPER = "promoe"
 SHAPES = ("deepseek-moe", "deepseek-v2-lite", "qwen1.5-moe", "qwen2-moe-int4", "mixtral-8x7b-int4")
-"""Table 1 in the precision of 7.1."""
+"""Table 1 in the precision of section 7.1."""
 SHARE = 0.5
 """Cache rate of figures 10 and 12; their text gives none, so that of the example in section 2.2."""
 RATES = (0.2, 0.4, 0.6, 0.8)

@@ -48,8 +48,8 @@ def predictors_table() -> list[str]:
         "",
         "Accuracy is the mean over held-out tokens of |predicted top_k and chosen| / top_k; "
         "FetchRate the share of predicted experts whose bytes had all arrived before their layer "
-        "was routed; GoodPred their product (promoe 4.1). Means are over the layers that a "
-        "predictor forecasts. `skip` is the next layer's own router on this layer's gate input; "
+        "was routed; GoodPred their product (ProMoE, section 4.1). Means are over the layers that "
+        "a predictor forecasts. `skip` is the next layer's own router on this layer's gate input; "
         "`residual` a correction to it, ours. The shifted prompts are source code, which nothing "
         "was trained on. `results/train.json` has every layer.",
         "",

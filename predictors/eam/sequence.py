@@ -44,8 +44,8 @@ class EamSequencePredictor(Predictor):
     Args:
         counts_NLE: stored matrices, at most `capacity`; none is a cold start.
         insufficient: a sequence is recorded if the accuracy of its forecasts is below this share
-            of that of its own EAM (`attainable_accuracy`): a new distribution may be easier and
-            still be forecast badly.
+            of that of the sequence's EAM (`attainable_accuracy`): a new distribution may be easier
+            and still be forecast badly.
         rebuild_after: number of recorded sequences that trigger the clustering; the paper adapts
             after 10-13 (section 4.3).
     """

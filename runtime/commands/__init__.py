@@ -1,1 +1,1 @@
-"""What each command of `python -m runtime` does with its typed configuration."""
+"""Commands of `python -m runtime`, called with their typed configurations."""

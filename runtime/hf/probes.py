@@ -137,7 +137,7 @@ def _find_generating_parts(model: PreTrainedModel) -> list[nn.Module]:
 class _ForwardWrapper:
     """Calls `begin` before a module's forward pass and `end` after it, however it ends.
 
-    Not a pair of hooks: those that PyTorch always calls do not hear of a Ctrl-C.
+    A pair of hooks would not do: PyTorch calls none after a Ctrl-C.
     """
 
     def __init__(

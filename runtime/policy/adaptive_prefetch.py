@@ -5,7 +5,7 @@ Where misses cost less than that, prefetching loses.
 
 How many bytes to prefetch is not decided here: bounding them by bandwidth x time to the target
 layer was tried and lost 5 to 12 % (benchmarks/README.md, moecast), because an expert that has
-arrived in part is a join and not a miss, and what is left when the layer is routed is dropped.
+arrived in part is a join and not a miss, and the rest is dropped when the layer is routed.
 """
 
 import logging

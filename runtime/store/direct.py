@@ -50,7 +50,7 @@ def _fill(descriptor: int, offset: int, parts: list[memoryview], needed: int) ->
         if count == 0:
             raise EndOfFile
         if count % BLOCK and done + count < needed:
-            # The file's end, or a network file system that gave less than it was asked for: the
+            # The file's end, or a network file system that returned less than requested: the
             # next direct read could not start here. Reads through the page cache can.
             raise OSError(errno.EINVAL, "a direct read ended inside a block")
         done += count

@@ -55,8 +55,10 @@ class FileReader:
 
     @contextmanager
     def _using(self, file: Path) -> Iterator[OpenFile]:
-        """After a failure the next read opens the file anew: a disk that was gone and came back,
-        or a file that was fetched again, is never seen through an old descriptor.
+        """Pin the open file; after a failure the next read opens it again.
+
+        A disk that was unmounted, or a file that was fetched again, is thus not read through an
+        old descriptor.
         """
         with self._lock:
             if file not in self._files:

@@ -1,4 +1,4 @@
-"""Run one function in a child process of its own and return its result.
+"""Run one function in a child process and return its result.
 
 Memory, page faults and threads that a child measures are then its own. A fork server that has
 imported PyTorch and Transformers starts the children: importing these takes several seconds,

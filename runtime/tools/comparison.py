@@ -1,4 +1,4 @@
-"""What is compared, live (`runtime.tools.bench`) or in a replay (`train.evaluate`)."""
+"""Variants and conditions of a comparison, live (`runtime.tools.bench`) or in a replay."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Variant:
     reuse_predictor: str | None = None
     """Key of the reuse forecasts in a replay; None: the eviction policy has none."""
     distance: int | None = None
-    """Replay only forecasts so many layers ahead; None: all."""
+    """Replay only forecasts this many layers ahead; None: all."""
 
 
 @dataclass(frozen=True)

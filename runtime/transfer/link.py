@@ -24,8 +24,9 @@ class Link(Protocol):
         """
 
     def computed(self, slot: int) -> None:
-        """Called on the model's thread when it has issued its last use of the slot: the next
-        transfer into it must wait for that use to end.
+        """Make the next transfer into the slot wait for the uses issued so far.
+
+        Called on the model's thread after the last use.
         """
 
     def close(self) -> None:

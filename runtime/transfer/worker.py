@@ -219,7 +219,7 @@ class TransferWorker:
 
     @property
     def is_frozen(self) -> bool:
-        """True if so many transfers hang that another one would hang too."""
+        """True if all threads hang and another transfer would hang too."""
         return self.num_lost >= MAX_LOST_THREADS
 
     @property

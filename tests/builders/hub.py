@@ -18,7 +18,7 @@ class FakeHub:
         self.requests: list[str] = []
         self.lock = threading.Lock()
         self.between: list[dict[str, bytes]] = []
-        """Files that somebody else commits just before the next commit."""
+        """Files that another user commits just before the next commit."""
 
     def create(self, repo: str) -> None:
         with self.lock:

@@ -1,4 +1,4 @@
-"""A tiny random model with a tokenizer beside it, so that text can be run through it."""
+"""A tiny random model with a tokenizer, so that text can be run through it."""
 
 import json
 from pathlib import Path

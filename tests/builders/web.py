@@ -1,4 +1,4 @@
-"""A web server for a folder, on the loopback: counts what is asked, and fails as it is told."""
+"""A web server for a folder, on the loopback, that counts requests and fails on demand."""
 
 import threading
 from collections import Counter
@@ -18,7 +18,7 @@ class Site:
         """Bytes of bodies, by path."""
         self.has_ranges = True
         self.cut: dict[str, int] = {}
-        """Paths whose next answer ends after so many bytes."""
+        """Paths whose next answer ends after this many bytes."""
         self.status: dict[str, int] = {}
         self.redirects: dict[str, str] = {}
 
@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, Site]]:
-    """The address, and what can be told to it."""
+    """Serves the folder; yields the address and the server's controls."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.site = site = Site(folder)  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -10,16 +10,16 @@ from zoo.storage import FolderStorage
 from zoo.storage.http import HttpStorage
 
 Far = tuple[str, Site]
-"""The address, and what can be told to it."""
+"""Address and controls of a zoo's server."""
 
 
 def zoo(*arguments: object) -> int:
-    """`python -m zoo ...`; its exit code."""
+    """Runs `python -m zoo ...` and returns the exit code."""
     return main("zoo", COMMANDS, [str(one) for one in arguments])
 
 
 def files_of(site: Site) -> dict[str, int]:
-    """Paths of everything that a pull of its entry brings, with their sizes."""
+    """Paths of everything that a pull of its entry downloads, with their sizes."""
     manifest = Zoo(FolderStorage(site.folder)).open(EntryReference("tiny/stride")).manifest
     found = {blob_path(one.sha256): one.size for one in manifest.files.values()}
     return {**found, blob_path(manifest.digest): len(manifest.to_bytes())}

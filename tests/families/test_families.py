@@ -74,13 +74,13 @@ def outputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def outputs_in_a_group(model: PreTrainedModel) -> dict[str, Tensor]:
     """The same, in step with two others, one of which begins later and ends earlier."""
-    beside = torch.tensor([[7, 11, 13, 17, 19]])
-    decoder = {"decoder_input_ids": beside} if model.config.is_encoder_decoder else {}
+    other = torch.tensor([[7, 11, 13, 17, 19]])
+    decoder = {"decoder_input_ids": other} if model.config.is_encoder_decoder else {}
     with LockstepGroup(model) as group:
         member = group.start(partial(outputs, model), seed=0)
         group.start(partial(outputs, model), seed=0)
         group.step()
-        group.start(lambda: model(input_ids=beside, **decoder), seed=1)
+        group.start(lambda: model(input_ids=other, **decoder), seed=1)
         ended = []
         while group.sequences:
             ended += group.step()
@@ -149,7 +149,7 @@ def test_load__checkpoints_as_the_model_holds_them_in_memory(tmp_path, family):
 
 
 def test_load__a_model_of_models_is_served_through_its_parts(tmp_path):
-    """qwen3_omni_moe as the Hub has it: it thinks and talks, and has no forward pass of its own."""
+    """qwen3_omni_moe as the Hub has it: a thinker and a talker without a common forward pass."""
     code = {"num_code_groups": 4, "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1}
     talker = {
         "text_config": {"shared_expert_intermediate_size": 16},

@@ -63,7 +63,7 @@ def test_probes__report_what_the_experts_are_called_with(family):
         routed = heard.routed_to.get(layer.index, [])
         for experts_TK, logits_TE, weights_TK in routed:
             num_tokens = len(experts_TK)
-            # A diffusion model's decoder computes a canvas of tokens that nobody gave it.
+            # A diffusion model's decoder computes a canvas of tokens that are not in the input.
             if not hasattr(model.config, "canvas_length"):
                 assert num_tokens == len(heard.tokens[0])
             assert experts_TK.min() >= 0

@@ -54,7 +54,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen]
 
 @pytest.fixture
 def scenario(host: subprocess.Popen) -> Scenario:
-    """Runs one in a process of its own; a death, a hang or a foreign exception fails the test."""
+    """Runs one in a separate process; a death, a hang or a foreign exception fails the test."""
 
     def run(name: str, *, limit: float = LIMIT_SECONDS, **arguments: Any) -> dict[str, Any]:
         request = {"scenario": name, "arguments": arguments, "seconds": limit}

@@ -1,4 +1,4 @@
-"""Pulls that are killed, and the network that nobody asked for."""
+"""Pulls that are killed, and unwanted use of the network."""
 
 import json
 import os

@@ -122,7 +122,7 @@ def test_reads__a_flipped_bit_of_a_packed_store_is_an_error(scenario, disk):
 
 
 def test_reads__a_flipped_bit_of_a_checkpoint_read_in_place_passes_unseen(scenario, disk):
-    """Safetensors has no checksum of its data: nobody can tell. `python -m runtime pack` is the
-    answer, and for the model that ships here the digests that are checked when it is loaded."""
+    """Safetensors has no checksum of its data. `python -m runtime pack` adds some; the built-in
+    model has digests that are checked when it is loaded."""
     result = spoilt(scenario, disk, "on-demand", Rule("flip"))
     assert outcomes(result)[:2] == ["identical", "wrong"]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "runtime", "chat", "temperature=0", "budget=50%"]
 MANY_TOKENS = 1800
 LONG_ANSWERS = [f"max_new_tokens={MANY_TOKENS}"]
-"""So many that Ctrl-C comes before the last one, however slow this process is."""
+"""Enough tokens that Ctrl-C comes before the last one, even if this process is slow."""
 ON_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
     "os.execv(sys.argv[1], sys.argv[1:])"
@@ -64,7 +64,7 @@ def test_pipe__a_message_too_long_is_refused_and_the_next_one_answered(tmp_path:
 
 
 class Terminal:
-    """A chat on a terminal of its own."""
+    """A chat on a separate terminal."""
 
     def __init__(self, folder: Path):
         self._master, slave = pty.openpty()

@@ -92,7 +92,7 @@ def test_imported_routing__misses_what_a_plain_cache_misses(trace: Trace) -> Non
 )
 def test_imported_routing__no_eviction_beats_belady(trace: Trace, eviction: str) -> None:
     def hits(name: str) -> int:
-        # One at a time: Belady is the bound of what is asked for in the order of the routers.
+        # One at a time: Belady is the bound of requests in the order of the routers.
         system = SystemConfig(prefetch=False, eviction=name, per_layer=False)
         return replay(
             trace.steps(), None, spec=trace.spec, system=system, hardware=MACHINE, budget_slots=12

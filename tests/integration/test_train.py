@@ -98,7 +98,7 @@ def test_train__refuses_other_settings_in_the_same_folder(
 
 
 @pytest.mark.parametrize(
-    ("argument", "told"),
+    ("argument", "message"),
     [
         ("predictor=strid", "Did you mean 'stride'"),
         ("predictor.kind=strid", "Did you mean 'stride'"),
@@ -107,12 +107,12 @@ def test_train__refuses_other_settings_in_the_same_folder(
     ],
 )
 def test_train__refuses_with_one_line(
-    setup: list[str], argument: str, told: str, capsys: pytest.CaptureFixture[str]
+    setup: list[str], argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main("train", COMMANDS, [*setup, argument]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
-    assert told in error
+    assert message in error
 
 
 def test_train__refuses_an_altered_trace(

@@ -44,7 +44,7 @@ def test_train__two_devices_learn_what_one_learns(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        # The other device's process ends with the training: everything after it is told once.
+        # The other device's process ends with the training: everything after it is printed once.
         assert done.stderr.count("zoo entries:") == 1, done.stderr
         found[name] = json.loads((run_dir / "results.json").read_text())
     one = found[1]

@@ -87,7 +87,7 @@ class FolderStorage(FileStorage):
 
     @contextmanager
     def _temporary(self, path: str) -> Iterator[tuple[Path, Path, IO[bytes]]]:
-        """Yields the final path, the temporary one beside it, and the latter opened."""
+        """Yields the final path, the temporary one in the same folder, and the latter opened."""
         at = self.folder / check_path(path)
         at.parent.mkdir(parents=True, exist_ok=True)
         # The random token: containers on two machines may have the same host name and process ids.

@@ -16,7 +16,7 @@ PROTECTED = 1e300
 """A score above all others: evicted only when nothing else may be. Scores must be finite."""
 
 NUM_SINGLE_TRIES = 4
-"""Victims looked up one by one; only a prefill pins so many experts that sorting is cheaper."""
+"""Victims looked up one by one. Sorting is cheaper only while a prefill pins most experts."""
 
 
 class ScoreOrder:

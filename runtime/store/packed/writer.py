@@ -1,6 +1,6 @@
 """Packs a model's experts: resumable at any point, published atomically.
 
-Beside the output PATH, `.NAME.packing/` holds `plan.json` (what is being written), `store/` (the
+Next to the output PATH, `.NAME.packing/` holds `plan.json` (the contents), `store/` (the
 folder to be) and `journal/` (checksums of the records written so far).
 """
 
@@ -116,7 +116,7 @@ def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> Pack
     if found.model_copy(update={"tool": contents.tool}) != contents:
         raise StoreError(
             f"{output} is a packed store of {found.model.model_id} {found.model.revision[:12]} "
-            f"({found.model.dtype}) with other contents than the one asked for "
+            f"({found.model.dtype}) with other contents than the requested one "
             f"({contents.model.model_id} {contents.model.revision[:12]}, {contents.model.dtype}); "
             "choose another output=PATH, or overwrite=true"
         )

@@ -1,4 +1,4 @@
-"""What `python -m runtime bench` can be told."""
+"""Options of `python -m runtime bench`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +8,7 @@ from predictors.errors import MoecastError
 from runtime.config import ModelConfig, StoreConfig, SystemConfig
 
 LEAST_REPETITIONS = 3
-"""Of fewer, a median says nothing."""
+"""Fewest repetitions that a median is taken over."""
 
 PROMPTS = [
     "It was late in the evening when the old man came to the door",
@@ -27,8 +27,8 @@ class BenchConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
-    """What is compared; a bound (oracle) is replayed from the run's own routing, simulated. The
-    system without prefetching, on-demand, is always there."""
+    """Systems to compare; a bound (oracle) is simulated from the run's routing. The system without
+    prefetching, on-demand, is always included."""
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
     """Memory for experts, as for `generate`; every system at each."""
     batch: list[int] = field(default_factory=lambda: [1])
@@ -53,7 +53,7 @@ class BenchConfig(RunConfig):
     verify: bool = False
     """Also compare every token with plain Transformers, all experts in memory."""
     device: str = "auto"
-    """Where the model computes: auto (a GPU if there is one), cpu, cuda, cuda:1."""
+    """Device that the model runs on: auto (a GPU if there is one), cpu, cuda, cuda:1."""
     trace_events: bool = False
     """Also keep a timeline of the first run of each system in `run_dir/timelines`."""
 

@@ -174,7 +174,7 @@ def add_batches(page: HtmlReport, rows: Sequence[BenchRow]) -> None:
 
 
 def add_cdf(page: HtmlReport, rows: Sequence[BenchRow], batch: int, budget: str) -> None:
-    """How the decode steps' times are distributed (fmoe figure 10)."""
+    """Add the distribution of the decode steps' times (fMoE, figure 10)."""
     shares = list(range(0, 101, 2))
     found: dict[str, list[float]] = {
         row_label(row): [1000 * float(t) for t in np.percentile(row.steps, shares)]

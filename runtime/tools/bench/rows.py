@@ -24,7 +24,7 @@ class BenchRow:
     failed: str | None = None
     """The reason why there are no figures."""
     note: str | None = None
-    """How the runs deviate from the system's definition."""
+    """Deviation of the runs from the system's definition."""
     predictor: str | None = None
     reuse_predictor: str | None = None
     adaptive_prefetch: dict[str, Any] | None = None

@@ -54,7 +54,7 @@ class ServedRun:
     """Measurements of one served run; all but `tokens` are of the measured requests alone."""
 
     tokens: Tokens
-    """Of all requests, the warm-up included."""
+    """Tokens of all requests, the warm-up included."""
     ttft_seconds: list[float]
     tpot_seconds: list[float]
     """Times of all decode steps."""
@@ -67,7 +67,7 @@ class ServedRun:
     predictor: str | None
     reuse_predictor: str | None
     note: str | None
-    """How the run deviates from its system's definition, if it does."""
+    """Deviation of the run from its system's definition; None: no deviation."""
     arena_bytes: int
     arena_slots: int
     weights_bytes: int

@@ -81,7 +81,7 @@ class WarmReplay:
     """
 
     stats: ReplayStats
-    """Of both replays."""
+    """Counters and times of both replays."""
     layer_ratio: float
 
     @property

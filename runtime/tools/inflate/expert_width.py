@@ -27,7 +27,7 @@ class ParameterGrowth:
     rows_per_neuron: int
     """2 if gate and up are fused, else 1."""
     elements_per_neuron: int
-    """Of one expert."""
+    """Elements of one expert for each of its neurons."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ExpertWidth:
 
     @property
     def elements_per_neuron(self) -> int:
-        """Of one expert.
+        """Elements of one expert for each of its neurons.
 
         Raises:
             CheckpointError: the layers differ.

@@ -15,9 +15,9 @@ class Family:
 
     name: str
     model_type: str = ""
-    """Where it is not the folder's name."""
+    """Model type, if it is not the folder's name."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """What its tiny configuration needs beside the fields that many share."""
+    """Fields of its tiny configuration in addition to the common ones."""
     served: str = "interface"
     """How moecast reaches its experts: a name in `runtime.hf.layers.ADAPTERS`."""
     layout: str = PER_EXPERT

@@ -35,8 +35,8 @@ class Bench:
         return self.folder / "disk"
 
     def predictor(self) -> PopularityPredictor:
-        """Forecasts the same experts of every layer, some of them rightly: reads run ahead of the
-        router, and some of what they bring is never used."""
+        """Forecasts the same experts of every layer, some of them rightly, so that reads run ahead
+        of the router and some experts are never used."""
         shares = np.random.default_rng(0).random((self.spec.num_layers, self.spec.num_experts))
         return PopularityPredictor(self.spec, shares)
 

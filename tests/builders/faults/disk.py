@@ -1,4 +1,4 @@
-"""Mounts the pass-through in a process of its own, and takes it down whatever happens."""
+"""Mounts the pass-through file system in a separate process and always unmounts it."""
 
 import os
 import subprocess
@@ -21,13 +21,13 @@ class CannotMountError(Exception):
 
 @contextmanager
 def faulty_disk(source: Path, folder: Path) -> Iterator[Disk]:
-    """`source` seen through a file system without faults, until its `Disk` is told otherwise.
+    """Mounts `source` through a file system without faults, until its `Disk` sets some.
 
     Args:
-        folder: where the mount point, the control file and the log go.
+        folder: folder of the mount point, the control file and the log.
 
     Raises:
-        CannotMountError: with what the server said.
+        CannotMountError: with the server's message.
     """
     folder.mkdir(parents=True, exist_ok=True)
     disk = Disk(folder / "mount", folder / "rules.json")

@@ -2,7 +2,7 @@
 
     python -m tests.builders.faults.killed_pulls ADDRESS FOLDER
 
-Each pull runs in a child with a cache of its own, FOLDER/N, whose N-th write, rename or close (of a
+Each pull runs in a child with a separate cache, FOLDER/N, whose N-th write, rename or close (of a
 thread) is answered with SIGKILL; prints a JSON line for each: where it died, and what it left. One
 process forks them all: importing takes far longer than pulling.
 """

@@ -19,7 +19,7 @@ from tests.builders.models import tiny_qwen2_moe
 Result = dict[str, Any]
 
 STEPS = {"write": 4, "fsync": 1, "rename": 1, "renameat2": 1, "unlink": 1, "unlinkat": 2}
-"""System calls that change the disk, and at which of them to kill: each, or each so many."""
+"""System calls that change the disk, and the interval at which to kill: 1 is every call."""
 
 
 def packed(model: Path, output: Path) -> str:
@@ -65,7 +65,7 @@ def packing_fills_the_disk(bench: Bench, *, folder: str, by: str) -> Result:
     """A good store is to be replaced on a disk that fills up meanwhile.
 
     Args:
-        by: `others`, somebody else's file, on a disk of its own in `folder`; `limit`, the limit of
+        by: `others`, another user's file, on a separate disk in `folder`; `limit`, the limit of
             this process on the size of a file.
     """
     output, filler = Path(folder) / "store", Path(folder) / "filler"
@@ -142,7 +142,7 @@ def packing_is_killed(bench: Bench, *, folder: str) -> Result:
 
 
 def _killed(inject: str, model: Path, output: Path) -> str | None:
-    """Packs in a process of its own: None when it was killed, else how it ended."""
+    """Packs in a separate process and returns how it ended; None if it was killed."""
 
     def pack() -> None:
         said = packed(model, output)

@@ -11,7 +11,7 @@ class Rule:
     """One fault for reads that touch bytes `[start, end)` of files that match."""
 
     kind: str
-    """eio, short (half of what was asked for), flip (one bit in the middle of what is read), hang,
+    """eio, short (half of the requested bytes), flip (one bit in the middle of the read), hang,
     freeze (until the rules change), truncate (the file ends at `start`)."""
     file: str = "*"
     start: int = 0

@@ -145,7 +145,7 @@ def worker_hangs(
 
 
 def disk_freezes(bench: Bench, *, mode: str, mount: str, control: str, seconds: float) -> Result:
-    """No read ends, nobody's, until the disk is well again."""
+    """No read of any thread ends until the disk works again."""
     disk = Disk(Path(mount), Path(control))
     result: Result = {}
     model = bench.load(mode, disk.mount, system=SystemConfig(watchdog_seconds=0.3))

@@ -59,7 +59,7 @@ ENDED = "ended"
 
 
 def killed(spec: str, work: Callable[[], None], *, log: Path) -> str | None:
-    """Does `work` in a process of its own, under `spec`, which kills it (`signal=SIGKILL`).
+    """Does `work` in a separate process, under `spec`, which kills it (`signal=SIGKILL`).
 
     Returns:
         None when it was killed, `ENDED` when it came to its end, else why it was not tried.

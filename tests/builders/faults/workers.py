@@ -1,4 +1,4 @@
-"""Ends and disturbs threads as bugs, interpreters and users do: with exceptions nobody expects."""
+"""Ends and disturbs threads with unexpected exceptions, as bugs, interpreters and users do."""
 
 import ctypes
 import os

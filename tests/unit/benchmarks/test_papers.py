@@ -22,12 +22,12 @@ def test_fold__keeps_a_tokens_first_distinct_groups() -> None:
 def test_fold__a_group_is_as_likely_as_any_of_its_experts() -> None:
     scores = np.array([[0.5, 0.5, 0.0, 0.25, 0.0, 0.0]], np.float32)
     order = np.array([1, 5, 2, 3, 0, 9], np.float32)
-    told = FOLD.fold_forecast(RecordedForecast(1, scores, [5, 4, 0], order), most=None)
-    assert told.layer == 1
-    assert told.scores_TE.tolist() == [[0.75, 0.25, 0.0]]
-    assert told.wanted == [2, 0]
-    assert told.priority_E is not None
-    assert told.priority_E.tolist() == [5, 3, 9]
+    forecast = FOLD.fold_forecast(RecordedForecast(1, scores, [5, 4, 0], order), most=None)
+    assert forecast.layer == 1
+    assert forecast.scores_TE.tolist() == [[0.75, 0.25, 0.0]]
+    assert forecast.wanted == [2, 0]
+    assert forecast.priority_E is not None
+    assert forecast.priority_E.tolist() == [5, 3, 9]
     assert FOLD.fold_forecast(RecordedForecast(1, scores, [5, 4, 0]), most=1).wanted == [2]
 
 

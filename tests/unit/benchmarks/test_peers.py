@@ -63,7 +63,7 @@ def test_fused__holds_the_same_values_with_gate_before_up(checkpoint: Path, tmp_
 def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    gguf = pytest.importorskip("gguf", reason="pip install 'moecast[dev]' brings gguf")
+    gguf = pytest.importorskip("gguf", reason="pip install 'moecast[dev]' includes gguf")
     from benchmarks.peers.gguf_file import write_gguf
 
     config = json.loads((checkpoint / "config.json").read_text())

@@ -114,7 +114,7 @@ def test_copy__is_made_once_and_made_good(tmp_path: Path, monkeypatch: pytest.Mo
     victim.write_bytes(victim.read_bytes()[:-1])
     assert Trace.open(storage).digest == first.digest
     assert streamed == [victim.name]
-    assert Trace.open(first.path).digest == first.digest, "the copy is a trace of its own"
+    assert Trace.open(first.path).digest == first.digest, "the copy is a complete trace"
 
 
 def test_copy__needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ def test_trace__opens_with_datasets(tmp_path: Path) -> None:
 def test_trace__size_is_as_announced(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", requests_per_unit=200)
     written = sum(path.stat().st_size for path in (tmp_path / "t").glob("*.arrow"))
-    told = trace.num_tokens * row_bytes(trace.spec, trace.signals)
-    assert told <= written <= told * 1.02
+    expected = trace.num_tokens * row_bytes(trace.spec, trace.signals)
+    assert expected <= written <= expected * 1.02
 
 
 def test_steps__replay_each_request_in_order(tmp_path: Path) -> None:

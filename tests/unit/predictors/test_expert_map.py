@@ -1,4 +1,4 @@
-"""Expert maps against fmoe 4.2 to 4.4, worked out by hand."""
+"""Expert maps against fMoE, sections 4.2 to 4.4, worked out by hand."""
 
 import numpy as np
 import pytest

@@ -29,10 +29,10 @@ def test_quantised__survives_a_feature_that_is_far_from_zero_and_one_that_is_lar
     )
     expected = np.maximum(normal_TD @ weight_DF, 0) @ weights[2]
     expected = 1 / (1 + np.exp(-expected))
-    told = network_graph(*weights, name="n", normaliser=(mean_D, deviation_D))
+    graph = network_graph(*weights, name="n", normaliser=(mean_D, deviation_D))
     silent = network_graph(*weights, name="n")
-    np.testing.assert_allclose(answers(told, hidden_TD), expected, atol=1e-3)
-    error = np.abs(answers(quantise_graph(told), hidden_TD) - expected).mean()
+    np.testing.assert_allclose(answers(graph, hidden_TD), expected, atol=1e-3)
+    error = np.abs(answers(quantise_graph(graph), hidden_TD) - expected).mean()
     error_silent = np.abs(answers(quantise_graph(silent), hidden_TD) - expected).mean()
     assert error < 0.02
     assert error_silent > 3 * error

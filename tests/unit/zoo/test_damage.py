@@ -43,7 +43,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 def forbid_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on, whoever parses fails the test."""
+    """From here on, parsing fails the test."""
 
     def reached(*_: object, **__: object) -> None:
         raise AssertionError("parsed before its digest was checked")

@@ -95,7 +95,7 @@ def test_eight_processes__download_each_file_once(far: Far, tmp_path: Path) -> N
     assert [child.wait(240) for child in children] == [0] * 8
     manifest = blob_path(Zoo(cache_storage()).read_index().resolve(EntryReference("tiny/stride")))
     for path in files_of(site):
-        # The manifest, which says what there is to bring, may be asked for by each.
+        # The manifest, which lists the files, may be requested by each.
         assert site.gets[path] <= (9 if path == manifest else 1), path
     find_entry("tiny/stride").verify()
     assert set(files_of(site)) == {

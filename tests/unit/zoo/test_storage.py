@@ -67,7 +67,7 @@ def hub(_: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     with fake_hub() as (address, _repositories):
-        yield HubStorage("somebody/zoo", endpoint=address)
+        yield HubStorage("publisher/zoo", endpoint=address)
 
 
 KINDS = {"folder": folder, "web": web, "wheel": wheel, "memory": memory, "s3": s3, "hub": hub}
@@ -212,17 +212,17 @@ def test_hub__shows_cards_and_refuses_a_stale_commit(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_test")
     with fake_hub() as (address, repositories):
-        storage = HubStorage("somebody/zoo", endpoint=address)
+        storage = HubStorage("publisher/zoo", endpoint=address)
         fill(storage, tmp_path)
-        _, files = repositories.head("somebody/zoo")
+        _, files = repositories.head("publisher/zoo")
         assert files["README.md"] == open_entry(tmp_path / "entry-0").read("README.md")
         fill(storage, tmp_path, name="tiny/mlp", kind="mlp")
-        _, files = repositories.head("somebody/zoo")
+        _, files = repositories.head("publisher/zoo")
         for name in ("tiny/stride", "tiny/mlp"):
             assert f"name: {name}".encode() in files["README.md"]
         assert files["README.md"].count(b"type: accuracy") == 2
         # One commit an addition: index, blobs and card together.
-        assert len(repositories.commits["somebody/zoo"]) == 3
+        assert len(repositories.commits["publisher/zoo"]) == 3
         repositories.between.append({"mine.txt": b"x"})
         with pytest.raises(UnreachableError, match=r"after a conflict, try again"):
             fill(storage, tmp_path, name="tiny/token")
@@ -232,7 +232,7 @@ def test_hub__shows_cards_and_refuses_a_stale_commit(
 
 def test_unreachable_hub__is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    storage = HubStorage("somebody/zoo", endpoint="http://127.0.0.1:9")
+    storage = HubStorage("publisher/zoo", endpoint="http://127.0.0.1:9")
     with pytest.raises(UnreachableError, match="cannot be read"):
         Zoo(storage).read_index()
     with pytest.raises(UnreachableError, match="check the name, the network and your login"):

@@ -253,9 +253,9 @@ def test_ray__joins_a_cluster_with_a_token_only(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    told, imported = json.loads(done.stdout)
-    assert "missing token to join a Ray cluster" in told
-    assert "ray get-auth-token --generate" in told
+    message, imported = json.loads(done.stdout)
+    assert "missing token to join a Ray cluster" in message
+    assert "ray get-auth-token --generate" in message
     assert not imported, "nothing is reached before there is a token"
 
 

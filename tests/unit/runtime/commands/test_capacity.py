@@ -73,7 +73,7 @@ def mean_tpot(base, slots, batch):
 
 @pytest.mark.parametrize("slots", [5, 9, 14])
 def test_needed__is_the_smallest_budget_that_serves(slots):
-    """What a budget brings is asked for: it is found, or less that brings as much."""
+    """Finds the budget whose throughput is requested, or a smaller one with the same throughput."""
     base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
     target = mean_tpot(base, slots, 2) * 1.0001
     row = plan_machine(base, hardware, UserLoad(users=2, tokens_per_second=1 / target))

@@ -1,4 +1,4 @@
-"""Inflated models: the same text, as many bytes as asked for, whole or not there."""
+"""Inflated models: the same text, the requested size, complete or absent."""
 
 import json
 from pathlib import Path

@@ -138,7 +138,7 @@ def test_answer__is_what_generate_and_forward_give(tmp_path):
     assert torch.equal(found["logits of new tokens"], torch.cat(output.logits))
 
 
-# One tensor per expert, stacked with biases, and a module with a loop of its own in the encoder.
+# One tensor per expert, stacked with biases, and an encoder's module with a custom loop.
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "switch_transformers"])
 def test_load_lazy__is_plain_eager(tmp_path, name):
     folder = save_family(tmp_path / "model", FAMILIES[name])

@@ -1,4 +1,4 @@
-"""What the process keeps beside weights and budget, and what may be given back."""
+"""Memory of the process in addition to weights and budget, and its return to the system."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BOUND_MIB = 300
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
-# What only the developers' extra brings is hidden: Transformers imports accelerate where it is, and
+# Packages of the developers' extra are hidden: Transformers imports accelerate where it is, and
 # with it boto3, 15 MiB that no user's process holds.
 SERVE = """
 import sys
@@ -108,7 +108,7 @@ def test_unmap_weights__copies_unaligned_and_keeps_shared_ones():
 
 @LINUX
 def test_heap__that_a_hole_keeps_goes_back() -> None:
-    """In a process of its own: only there is known what lies on the heap."""
+    """Runs in a separate process, where the contents of the heap are known."""
     code = """
 import ctypes, resource
 from pathlib import Path

@@ -57,7 +57,7 @@ def test_generate__cancel_and_adaptive_change_no_token(folder):
 
 
 class Words:
-    """Decodes a token as a word of its own."""
+    """Decodes a token as a separate word."""
 
     def decode(self, tokens, **_):
         return "".join(f"t{int(token)} " for token in tokens)

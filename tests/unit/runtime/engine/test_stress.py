@@ -76,7 +76,7 @@ def disturb_reads(engine):
 
 
 def compute(engine, banks, seed, counts):
-    """Steps as a model takes them, some of which end early or ask for what nobody announced."""
+    """Steps as a model takes them; some end early or request experts that were not forecast."""
     chance = random.Random(seed)
     for step in range(STEPS):
         engine.begin_step(np.array([1]), np.array([seed * STEPS + step]))
@@ -86,7 +86,7 @@ def compute(engine, banks, seed, counts):
                 engine.routed(layer, np.array([wanted]), None, None)
                 action = chance.random()
                 if action < 0.05:
-                    continue  # asked for and never computed
+                    continue  # requested and never computed
                 if action < 0.1:
                     wanted = sorted(chance.sample(range(EXPERTS), 2))
                 experts = engine.ready(layer, wanted)

@@ -66,20 +66,20 @@ LETTERS = st.text("ab", max_size=12)
 @given(st.lists(LETTERS, max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
 def test_stop_strings__end_the_text_however_it_is_cut(pieces: list[str], stops: list[str]) -> None:
     held = StopStringMatcher(stops)
-    told = [held.push(piece) for piece in pieces]
+    shown = [held.push(piece) for piece in pieces]
     is_hit = held.is_hit
-    told.append(held.end())
+    shown.append(held.end())
     text = "".join(pieces)
-    assert "".join(told) == reference(text, stops)
+    assert "".join(shown) == reference(text, stops)
     assert is_hit == any(stop in text for stop in stops)
 
 
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
 def test_stop_strings__hold_back_no_more_than_could_become_one(text: str, stops: list[str]) -> None:
     held = StopStringMatcher(stops)
-    told = "".join(held.push(character) for character in text)
+    shown = "".join(held.push(character) for character in text)
     if not held.is_hit:
-        rest = text[len(told) :]
+        rest = text[len(shown) :]
         assert any(stop.startswith(rest) for stop in stops) or not rest
 
 

@@ -1,4 +1,4 @@
-"""How a family adds up its experts' outputs is told by the bits, not by its name."""
+"""A family's summation of its experts' outputs is recognised by the bits, not by its name."""
 
 import pytest
 import torch

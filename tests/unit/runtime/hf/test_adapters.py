@@ -247,12 +247,12 @@ def test_longcat__zero_experts_have_no_bytes(folders, tmp_path):
     with model.moecast, Probes(model, {Signal.ROUTED}, Seen()):
         assert model.moecast.spec.num_experts == 8
         assert torch.equal(logits(model, tokens), expected)
-        assert max(seen) == 8, "every zero expert is told as the first id that is none"
+        assert max(seen) == 8, "every zero expert has the first id that is no expert's"
 
 
 @pytest.mark.parametrize("name", ["switch_transformers", "nllb_moe", "jetmoe"])
 def test_load__cast_and_ties_are_the_librarys(tmp_path, name):
-    """Embeddings of these are tied; the checkpoint is float32 and bfloat16 is asked for."""
+    """Models with tied embeddings; the checkpoint is float32 and bfloat16 is requested."""
     folder = save_family(tmp_path, FAMILIES[name])
     model = serve(folder, budget="30%", dtype="bfloat16")
     with model.moecast:

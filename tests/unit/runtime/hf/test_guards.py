@@ -52,7 +52,7 @@ def test_interface__another_implementation_raises_an_error(tmp_path, implementat
 
 
 def test_interface__the_models_own_loop_fetches_too(tmp_path):
-    """`eager` set by somebody: slower, because it does not reorder, and the same bits."""
+    """`eager` set by the user: slower, because it does not reorder, and the same bits."""
     folder = tiny_qwen2_moe(tmp_path / "model")
     model = serve(folder, budget="25%")
     with model.moecast:

@@ -1,4 +1,4 @@
-"""What a forward pass may be given beside token ids, and how its past is told."""
+"""Inputs of a forward pass other than token ids, and how its past is passed."""
 
 import numpy as np
 import pytest

@@ -34,7 +34,7 @@ def test_cache__of_keys_and_values_in_every_layer():
 
 
 def test_cache__of_layers_that_keep_a_state():
-    """Linear attention: the same state at any length, beside one layer's keys and values."""
+    """Linear attention: the same state at any length, and one layer's keys and values."""
     model = tiny_model(FAMILIES["qwen3_next"])
     size = measure_cache_size(model)
     assert min(size.bytes_per_token, size.bytes_fixed) > 0

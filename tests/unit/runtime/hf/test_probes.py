@@ -55,4 +55,4 @@ def test_probes__events_come_in_order_with_the_models_own_values(tmp_path):
         assert np.allclose(scale, 1.0, atol=1e-3)
     with torch.no_grad():
         model(tokens)
-    assert len(recorder.events) == len(names), "closed probes hear nothing"
+    assert len(recorder.events) == len(names), "closed probes record nothing"

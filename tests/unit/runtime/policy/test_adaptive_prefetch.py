@@ -104,12 +104,12 @@ def test_adaptive_prefetch__ignores_slow_first_tokens():
 
 
 def test_adaptive_prefetch__reports_each_change():
-    told = []
-    adaptive = AdaptivePrefetch(report=lambda _: None, on_change=told.append)
+    reported = []
+    adaptive = AdaptivePrefetch(report=lambda _: None, on_change=reported.append)
     settings = run(adaptive, WARM_UP + PROBE_STEPS + 2, with_it=0.02, without=0.03)
     changes = [b for a, b in zip(settings, settings[1:], strict=False) if a != b]
-    assert told == changes
-    assert told[-1] is True
+    assert reported == changes
+    assert reported[-1] is True
 
 
 @pytest.mark.parametrize("idle_prefetch", [True, False])

@@ -23,7 +23,7 @@ def make_tier(slots, *, per_layer, chunked=True, below=None) -> CacheTier:
 
 
 def make_cache(*, slots=(SLOTS,), per_layer=True, **switches) -> DeviceCache:
-    """Tiers of so many slots, the computing one first; only it is divided among the layers."""
+    """Tiers with these numbers of slots, the computing one first; only it is divided by layers."""
     chunked = switches.get("chunked", True)
     tiers: list[CacheTier] = []
     for i, size in reversed(list(enumerate(slots))):
@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
                 experts = sorted(early.union(experts))
             before = self.core.total_counters().requests
             order = self.core.request_routed(layer, once(experts))
-            # Each is counted when it is asked for first.
+            # Each is counted when it is first requested.
             assert self.core.total_counters().requests - before == len(set(experts) - early)
             assert sorted(order) == experts
             if any((layer, e) in self.broken for e in experts):
@@ -199,8 +199,8 @@ class Machine(RuleBasedStateMachine):
                 assert entry.pins >= copying.count(expert), (expert, entry)
 
     def _holders(self, layer, e):
-        """Routers that have asked and, until the whole layer is routed, forecasts that came true so
-        far as to bring it."""
+        """Routers that requested the expert and, until the whole layer is routed, correct forecasts
+        that pinned it."""
         asked = e in self.pending.get(layer, ()) or e in self.early.get(layer, ())
         held = e in self.core._pinned_early.get(layer, ())
         assert layer in self.early or not held
@@ -214,7 +214,7 @@ class Machine(RuleBasedStateMachine):
         assert total.bytes_prefetched == total.bytes_used + total.bytes_wasted + left
 
     def teardown(self):
-        """Whatever happened, everything asked for can still be computed to the end."""
+        """Every requested expert can still be computed to the end."""
         self.core.end_step()
         for one, flying, lost in zip(self.core.tiers, self.flying, self.lost, strict=True):
             for task in flying:
@@ -332,7 +332,7 @@ def test_request_early__pins_predicted_experts_until_routing():
     drain(core)
     core.request_early(1, [2, 3, 4])
     drain(core)
-    # One slot is free for what was asked for; LRU alone would have pushed out what was forecast.
+    # One slot is free for requested experts; LRU alone would have evicted the forecast ones.
     assert all(core.is_ready((1, e)) for e in (0, 1))
     order = core.request_routed(1, once([0, 2, 3, 4]))
     assert sorted(order) == [0, 2, 3, 4]

@@ -87,7 +87,7 @@ def test_score_order__finds_the_one_evictable_expert():
 def test_neighbour__a_use_keeps_the_neighbours_too():
     order = filled(policy_of("neighbour"), [(0, 1), (0, 0), (0, 3), (1, 1)])
     order.on_use((0, 0))
-    # 1 stays with 0; 3 is nobody's neighbour; layer 1 is another layer.
+    # 1 stays with 0; 3 has no neighbour; layer 1 is another layer.
     assert leaving(order) == [(0, 3), (1, 1), (0, 1), (0, 0)]
 
 
@@ -195,11 +195,11 @@ def test_moe_infinity_request__protects_prefetches_until_routing():
     policy.begin_step(False)
     policy.on_routed(0, {0: 1})
     order.on_admit((0, 0))
-    # (0, 0) has 9 tokens but was asked for: no protection. The others await layer 1.
+    # (0, 0) has 9 tokens but was requested: no protection. The others await layer 1.
     assert order.choose_victim(lambda _: True) == (0, 0)
     policy.on_routed(1, {2: 1})
     assert order.choose_victim(lambda _: True) == (1, 3), "not chosen: back to its count of 0"
-    assert leaving(order, stay=[(1, 3)]) == [(0, 0), (1, 2)], "chosen, but not asked for yet"
+    assert leaving(order, stay=[(1, 3)]) == [(0, 0), (1, 2)], "chosen, but not requested yet"
     order = filled(policy, [(1, 2)])
     order.on_use((1, 2))
     order.on_admit((0, 1))

@@ -108,7 +108,7 @@ def test_policy__misses_what_its_plain_version_misses(name, per_layer):
 
 
 def fewest_misses(routing: Routing, *, slots: int) -> int:
-    """Of all runs that fetch only what is asked for, by trying every set that can be kept."""
+    """Fewest misses of all runs that fetch on request only, by trying every set of kept experts."""
     costs: dict[frozenset[Expert], int] = {frozenset(): 0}
     for layers in routing:
         for layer, chosen in enumerate(layers):

@@ -1,4 +1,4 @@
-"""Idle link time is spent on what the eviction policy values most, and costs nobody anything."""
+"""Idle link time fetches experts with the highest eviction scores and delays no request."""
 
 import random
 
@@ -30,7 +30,7 @@ def core(*slots: int, **options) -> DeviceCache:
 
 
 def step(one: DeviceCache, values: dict[int, list[float]], chosen: dict[int, list[int]]) -> None:
-    """A forward pass that computes what it chose, told the value of its layers' experts."""
+    """A forward pass that computes what it chose, given the scores of its layers' experts."""
     one.begin_step(new_request=False)
     for layer in range(LAYERS):
         experts = chosen.get(layer, [0])
@@ -50,7 +50,7 @@ def test_idle_prefetch__replaces_lower_by_higher_scores() -> None:
     one = core(4)
     step(one, {0: [0.5, 0.9, 0.1, 0.8, 0, 0], 2: [0.02, 0.3, 0, 0, 0, 0]}, {})
     drain(one)
-    # (0, 1) and (0, 3) first, (2, 1) next; nobody asked. (1, 0), worth nothing, made way.
+    # (0, 1) and (0, 3) first, (2, 1) next, without requests. (1, 0), with score 0, was evicted.
     assert sorted(one.top.cache) == [(0, 0), (0, 1), (0, 3), (2, 1)]
     assert one.top.total_counters().bytes_prefetched == 3 * sum(CHUNKS)
 

@@ -75,7 +75,7 @@ def test_typical__is_the_mean_without_the_slowest():
 def test_parts_of__a_step_is_taken_apart():
     spans = Spans()
     # 3 s before the first layer, layers of 2 s, experts of 1 s with .5 s around each, 4 s after
-    # the last; the second layer holds a prediction of .25 s and an event that nobody answered.
+    # the last; the second layer holds a prediction of .25 s and an event without an answer.
     spans.computed_dense(0, 0.0, 5.0)
     spans.computed((0, 1), 5.5, 6.5)
     spans.computed((0, 2), 7.0, 8.0)

@@ -113,7 +113,7 @@ def billions(one: ShapeConfig) -> float:
 @pytest.mark.parametrize(
     ("name", "published", "embeddings"),
     [
-        # promoe table 1 and fmoe table 1; vocabulary x hidden size, twice where the head is untied.
+        # Table 1 of ProMoE and of fMoE; vocabulary x hidden size, twice where the head is untied.
         ("deepseek-moe", 16.4, 0.42),
         ("deepseek-v2-lite", 15.7, 0.42),
         ("qwen1.5-moe", 14.3, 0.62),

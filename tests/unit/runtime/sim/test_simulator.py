@@ -216,7 +216,7 @@ def test_replay__in_id_order_later_experts_hold_no_slot():
         hardware=Machine(),
         budget_slots=3,
     )
-    # A layer takes 10 s, then the link brings its experts without a pause (6 s each) and the last
+    # A layer takes 10 s, then the link fetches its experts without a pause (6 s each) and the last
     # one is computed (1 s). Layer 1: 10 s, 6 s, and 4 tokens on one expert. The second prompt finds
     # expert 2, keeps it for its turn, and drops expert 3 for one that comes before it.
     assert stats.ttft_seconds == [10 + 4 * 6 + 1 + 10 + 6 + 4, 10 + 3 * 6 + 1 + 10 + 6 + 4]
@@ -251,7 +251,7 @@ def test_overheads__an_inline_predictor_delays_computing():
 
 
 def test_overheads__the_computation_reads_beside_the_thread():
-    # Layer 0: router at 10. Chunks of expert 0: one at a time, whoever brings them: 16, computed
+    # Layer 0: router at 10. Chunks of expert 0: one at a time, on either reader: 16, computed
     # at 17. A prompt's four experts on two readers: two at a time.
     assert timed(None, [Step((0, 1))], computation_reads=True).tpot_seconds == [34.0]
     (alone,) = timed(None, [Prompt(())], slots=8).ttft_seconds
@@ -271,6 +271,6 @@ def test_overheads__reads_and_computing_slow_each_other():
     # Expert 0 computes 16-18 (1 s at half speed), layer 1 from 18: 4 s at half speed until 22.
     assert stats.tpot_seconds == [18.0 + 4 + 8 + 1]
     stats = timed(Knows(1), steps, transfer_speed_computing=0.5)
-    # The chunks take 4 s each beside computing: 16-28, a second after layer 1's router at 27: its
+    # The chunks take 4 s each while computing: 16-28, a second after layer 1's router at 27: its
     # rest comes at full speed.
     assert stats.tpot_seconds == [27.0 + 0.5 + 1]

@@ -113,7 +113,7 @@ def test_drop_used__caches_nothing_for_the_next_step() -> None:
 
 
 def test_drop_used__keeps_permanent_experts() -> None:
-    # klotski 6.1: six slots, two of them buffers, hold all four experts of the first layer.
+    # Klotski, section 6.1: six slots, two of them buffers, hold the first layer's four experts.
     fixed = {"eviction": "static", "eviction_options": {"first_layers": True, "buffers": 2}}
     options = {**ON_DEMAND, **fixed, "per_layer": False, "drop_used": True}
     assert times(slots=6, **options) == [34.0, 28.0, 28.0]
@@ -159,7 +159,7 @@ SIX = tiny_spec(num_layers=6, num_experts=4, top_k=1)
 
 
 def asked(forecasts, *, layer_now: int, **options):
-    """Experts in the order in which the link would bring them."""
+    """Experts in the order in which the link would fetch them."""
     chosen = SystemConfig(per_layer=False, **options)
     core = build_device_cache(chosen, SIX, num_slots=[24], chunk_bytes=[(1, 1, 1)] * 6)
     build_scheduler(chosen, SIX, core).schedule(forecasts, layer_now=layer_now)
@@ -185,7 +185,7 @@ def test_predictor_priority__can_be_overridden_by_the_system() -> None:
 
 
 def test_priority__of_fmoe_is_probability_over_distance() -> None:
-    # .9 three layers ahead is .3, .4 one layer ahead is .4 (fmoe 4.5).
+    # .9 three layers ahead is .3, .4 one layer ahead is .4 (fMoE, section 4.5).
     both = [forecast(3, 0, chance=0.9, spec=SIX), forecast(1, 0, chance=0.4, spec=SIX)]
     assert asked(both, layer_now=0, priority=load_system("fmoe").priority) == [(1, 0), (3, 0)]
 
@@ -212,11 +212,11 @@ def test_klotski__prefetches_and_computes_as_its_paper_says() -> None:
 
 
 def test_oracle__overlaps_all_it_can_and_predicts_for_free() -> None:
-    # Both experts are on their way at 0: there at 6 and 12, asked for at 10 and 21.
+    # Both experts are in flight at 0: there at 6 and 12, requested at 10 and 21.
     bound = load_system("oracle")
     assert times(bound, steps=((0, 1),)) == [22.0]
     late = times(steps=((0, 1),), predictor=Ahead(1), **ON_DEMAND | {"prefetch": True})
-    # Told at 3, there at 9; layer 0 is not forecast: asked for at 10, there at 16.
+    # Forecast at 3, there at 9; layer 0 is not forecast: requested at 10, there at 16.
     assert late == [28.0]
 
 

@@ -154,7 +154,7 @@ def test_open_store__rejects_other_weights_of_the_same_shapes(tmp_path, model):
 
 
 def altered(folder: Path, change) -> None:
-    """A manifest that somebody wrote: changed, and its digest made to fit."""
+    """A forged manifest: changed, and its digest made to fit."""
     path = folder / "manifest.json"
     value = json.loads(path.read_text())
     change(value["contents"])

@@ -1,4 +1,4 @@
-"""An expert is asked for while an earlier read of it is under way, and that read fails."""
+"""An expert is requested while an earlier read of it is in flight, and that read fails."""
 
 import threading
 
@@ -13,7 +13,7 @@ from tests.builders.predictors import small_spec
 from tests.builders.served import serve_with_links
 
 TOKENS = torch.arange(64).reshape(1, 64)
-"""So many that every expert of every layer is asked for."""
+"""Enough tokens that every expert of every layer is requested."""
 
 
 @pytest.mark.parametrize("host_budget", [None, "60%"])

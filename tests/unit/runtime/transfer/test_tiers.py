@@ -36,7 +36,7 @@ class DeviceLink:
             self.overlaps += bool(self._busy)
             self.violations += task.slot in self._busy
             self._busy[task.slot] = self._busy.get(task.slot, 0) + 1
-        # Spoils the slot first: whoever computes with it too early gives a wrong answer.
+        # Spoils the slot first: computing with it too early gives a wrong answer.
         for target, _ in self._link.parts(task):
             target.fill_(0x7F)
         time.sleep(pause)

@@ -32,8 +32,8 @@ MACHINE = RooflineHardware(
 
 
 class Lazy(Predictor):
-    """Answers every event out of memory of its own, which the next event overwrites, unless it is
-    told to answer with copies."""
+    """Answers every event from a buffer, which the next event overwrites, unless it is to answer
+    with copies."""
 
     kind = "lazy"
     signals = frozenset({Signal.TOKENS, Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.ROUTED})

@@ -197,7 +197,7 @@ def test_report__draws_ceilings_of_the_same_trace_only(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ([], "run_dir=RUN"),
         (["run_dir={}/nothing"], "the folder of a finished `python -m train`"),
@@ -205,7 +205,7 @@ def test_report__draws_ceilings_of_the_same_trace_only(
     ],
 )
 def test_report__of_what_is_not_there_is_refused(
-    options: list[str], told: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    options: list[str], message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     other = make_trace(tmp_path / "other", num_units=1, seed=3)
     named = [
@@ -214,4 +214,4 @@ def test_report__of_what_is_not_there_is_refused(
         for one in options
     ]  # fmt: skip
     assert main("train", COMMANDS, ["report", *named]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -20,7 +20,7 @@ COSTS = PlannerCosts(
     attention=2.0, gate=1.0, expert_fixed=0.5, expert_per_token=0.25, expert_io=10.0,
     attention_io=3.0, gate_io=4.0,
 )  # fmt: skip
-# One expert that every token takes beside one of three others.
+# One expert that every token takes, together with one of three others.
 SKEWED = ExpertPopularity(np.array([[1.0, 0.5, 0.25, 0.25]]), hot=2)
 
 

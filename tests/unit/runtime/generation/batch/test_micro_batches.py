@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
 
 class Logits:
-    """Hears every row of logits of a model, by the tokens that they follow."""
+    """Records every row of logits of a model, by the tokens that they follow."""
 
     def __init__(self, model):
         self.found = []
@@ -143,7 +143,7 @@ def test_run_batches__an_expert_is_read_once_for_the_whole_group(folder):
         model.moecast.engine.swap_timeline(heard)
         together(model, batches, n=6)
     assert max(max(one.values(), default=0) for one in heard.counts) == 1
-    # A quarter of the arena holds experts for good: only the first step brings them.
+    # A quarter of the arena holds experts for good: only the first step fetches them.
     first_layers = [sum(n for (layer, _), n in one.items() if layer == 0) for one in heard.counts]
     assert first_layers[0] > first_layers[1]
 
@@ -269,19 +269,19 @@ def test_generate_many__gives_results_in_the_order_of_the_prompts(folder):
     batches = make_batches([BatchPrompt(i, one.tokens, 5) for i, one in enumerate(prompts)], 3)
     expected, _ = alone(plain_eager(folder), batches)
     model = serve(folder, budget="25%", system=KLOTSKI)
-    told = []
+    results = []
     with model.moecast:
         found = model.generate_many(
             [list(one.tokens) for one in prompts],
             n=2,
             batch_size=3,
             max_new_tokens=5,
-            on_result=told.append,
+            on_result=results.append,
         )
         assert model.generate_many([]) == []
     assert [one.id for one in found] == list(range(8))
     assert {one.id: (one.tokens, one.finish_reason) for one in found} == expected
-    assert sorted(one.id for one in told) == list(range(8))
+    assert sorted(one.id for one in results) == list(range(8))
     assert {one.text for one in found} == {None}
 
 

@@ -193,7 +193,7 @@ def test_group__a_cancelled_member_leaves_the_others_as_they_are(tmp_path):
 
 
 def breaking(broken: set):
-    """Links that can not read these experts, (layer, expert)."""
+    """Links that cannot read these experts, (layer, expert)."""
 
     def wrapped(_name, link):
         read = link.transfer

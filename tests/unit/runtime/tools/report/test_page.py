@@ -1,4 +1,4 @@
-"""The page of results: whole in one file, escaped, with every figure's PNG and CSV beside it."""
+"""The page of results: one file, escaped, with every figure's PNG and CSV in its folder."""
 
 import base64
 import csv
