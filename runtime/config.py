@@ -7,7 +7,6 @@ from typing import Any
 
 from predictors.config import SEVERAL, RunConfig
 from predictors.errors import MoecastError
-from runtime.budget import Budget
 
 MISSING: Any = "???"
 """OmegaConf's value for a mandatory setting. Importing OmegaConf would take 3 MiB of every process
@@ -241,7 +240,6 @@ class GenerateConfig(ServedConfig):
             raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
         if self.temperature < 0:
             raise MoecastError(f"temperature={self.temperature}: must be 0 (greedy) or above")
-        Budget.parse(self.budget)
         if not self.prompt:
             raise MoecastError("prompt is empty: give a text to continue")
 
@@ -254,7 +252,7 @@ class VerifyReference(StrEnum):
 
 
 @dataclass(kw_only=True)
-class VerifyConfig(ServedConfig):
+class VerifyModelConfig(ServedConfig):
     budgets: list[str] = field(default_factory=lambda: ["15%", "50%", "100%"])
     """Budgets to try, as for `generate`."""
     prompts: list[str] = field(
@@ -275,8 +273,6 @@ class VerifyConfig(ServedConfig):
             raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
         if not self.budgets or not self.prompts:
             raise MoecastError("budgets and prompts must not be empty")
-        for budget in self.budgets:
-            Budget.parse(budget, option="budgets")
 
 
 @dataclass(kw_only=True)
@@ -301,8 +297,6 @@ class DoctorConfig(RunConfig):
     """Model sizes to plan for; the routing is that of `model`."""
 
     def __post_init__(self) -> None:
-        for budget in self.budgets:
-            Budget.parse(budget, option="budgets")
         if self.seconds <= 0:
             raise MoecastError(f"seconds={self.seconds}: must be above 0")
         if (self.users is None) != (self.tps is None):
@@ -341,7 +335,7 @@ SCHEMAS: dict[str, type] = {
     "hardware/base": HardwareConfig,
     "shape/base": ShapeConfig,
     "generate": GenerateConfig,
-    "verify": VerifyConfig,
+    "verify": VerifyModelConfig,
     "inflate": InflateConfig,
     "doctor": DoctorConfig,
     "pack": PackConfig,

@@ -5,8 +5,8 @@ from typing import Any
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from runtime.budget import Budget, SlotRequirements, count_slots
 from runtime.config import SystemConfig
+from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.policy.counters import sum_counters
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay

@@ -25,7 +25,7 @@ from benchmarks.peers.run import ALLOWANCE_BYTES, fused_weights, weight_bytes
 from benchmarks.peers.runner import PeerRunner, Questions
 from benchmarks.process import ProcessFailed, python_module, start_worker
 from benchmarks.reports import print_line
-from runtime.budget import Budget
+from runtime.policy.budget import Budget
 
 TIMEOUT_SECONDS = 600.0
 ACCELERATE = Peer(

@@ -36,8 +36,8 @@ from benchmarks.process import ProcessFailed
 from benchmarks.reports import describe_machine, print_line, write_report
 from predictors.errors import MoecastError, unknown
 from predictors.units import MIB
-from runtime.budget import Budget
 from runtime.hf.loading import load_plain
+from runtime.policy.budget import Budget
 
 ALLOWANCE_BYTES = 400 * MIB
 """Memory for an interpreter with PyTorch, activations and KV cache; learned predictors with

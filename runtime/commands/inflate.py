@@ -6,10 +6,10 @@ from typing import Any
 from rich.console import Console
 
 from predictors.units import MIB
-from runtime.budget import parse_size
 from runtime.commands.progress import progress
 from runtime.config import InflateConfig
 from runtime.errors import CheckpointError
+from runtime.policy.budget import parse_size
 from runtime.store.model_source import identity, resolve
 from runtime.tools.inflate.checkpoint import partial_folder, write_checkpoint
 from runtime.tools.inflate.inflation_plan import make_plan

@@ -11,7 +11,7 @@ from rich.table import Table
 from predictors.errors import MoecastError
 from predictors.units import MIB
 from runtime.commands.progress import progress
-from runtime.config import VerifyConfig
+from runtime.config import VerifyModelConfig
 from runtime.engine.memory import available_memory_bytes
 from runtime.store.model_source import resolve
 from runtime.tools.verify.answers import PromptComparison, compare_answers
@@ -49,7 +49,7 @@ class VerifyRow:
     bytes_moved: int
 
 
-def run(config: VerifyConfig) -> dict[str, Any]:
+def run(config: VerifyModelConfig) -> dict[str, Any]:
     """Compare every prompt at every budget; fails at the end if anything differed."""
     console = Console()
     folder = resolve(config.model)
@@ -101,7 +101,7 @@ def run(config: VerifyConfig) -> dict[str, Any]:
     return results
 
 
-def require_memory(folder: Path, config: VerifyConfig) -> None:
+def require_memory(folder: Path, config: VerifyModelConfig) -> None:
     """Refuse a reference that does not fit in memory.
 
     Raises:

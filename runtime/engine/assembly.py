@@ -8,10 +8,10 @@ import torch
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from runtime.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.config import SystemConfig
 from runtime.engine.driver import PredictorDriver, ReuseDriver
 from runtime.engine.engine import Engine
+from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.policy.build import (
     adapt_to_link,
     build_device_cache,

@@ -8,7 +8,6 @@ import torch
 from transformers import PreTrainedModel
 
 from predictors.base import Predictor, Signal
-from runtime.budget import Budget
 from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
 from runtime.engine.assembly import EngineMemory, EngineOptions, build_engine
 from runtime.engine.forecasters import load_reuse_predictor, load_system_predictor
@@ -20,6 +19,7 @@ from runtime.hf.guards import guard_model
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
 from runtime.hf.probes import Probes
+from runtime.policy.budget import Budget
 from runtime.store.base import ExpertStore
 from runtime.store.model_source import resolve
 

@@ -115,9 +115,7 @@ class EngineMonitor:
         )
 
     def cells(self) -> list[str]:
-        """Return where each expert is: a string for each layer, a letter for each of its
-        experts.
-        """
+        """Return where each expert is: a string for each layer, a letter for each expert."""
         tiers = self.engine.cache.tiers
         with self._shared.condition:
             held = [(tier, dict(tier.cache.entries)) for tier in tiers]

@@ -146,8 +146,10 @@ def find_moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
 
 
 def _sort_by_execution(names: Iterable[tuple[str, str]]) -> list[int]:
-    """Places of `(experts module, block)` in the order in which they run: blocks as the model
-    defines them; in a block experts of the attention (jetmoe's) before those of its MLP.
+    """Return the indices of `(experts module, block)` pairs in the order in which they run.
+
+    Blocks run as the model defines them; in a block, experts of the attention (jetmoe) come before
+    those of its MLP.
     """
     pairs = list(names)
     blocks = list(dict.fromkeys(block for _, block in pairs))

@@ -59,8 +59,9 @@ def list_source_tensors(banks: Banks) -> set[str]:
 
 
 def open_unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) -> dict[str, Any]:
-    """The files' tensors, still to be read: with `pread`, where Transformers would map the files,
-    and a page that cannot be read would kill the process. Closed with the stack.
+    """Open the files' tensors for reading with `pread`; they are closed with the stack.
+
+    Transformers would map the files, and a page that cannot be read would kill the process.
     """
     slices = {}
     for file in files:

@@ -2,8 +2,8 @@
 
 from starlette.types import ASGIApp
 
-from runtime.budget import parse_size
 from runtime.engine.memory import freeze_objects
+from runtime.policy.budget import parse_size
 from runtime.serving.app import AppSettings, create_app
 from runtime.serving.config import ServeConfig
 from runtime.serving.generation_requests import RequestLimits

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from transformers import AutoTokenizer, PreTrainedModel
 
-from runtime.budget import parse_size
 from runtime.config import BUILTIN
 from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
 from runtime.generation.lockstep import LockstepGroup
 from runtime.hf.kv import measure_cache_size
+from runtime.policy.budget import parse_size
 from runtime.serving.config import ServeConfig
 from runtime.serving.model_info import KVCacheBudget, ModelInfo, read_model_info
 

@@ -85,8 +85,10 @@ class WeightPlan:
 
     @property
     def is_plain(self) -> bool:
-        """The bytes need no more than a copy or a cast: a slice of a fused tensor, or tensors of
-        one expert joined along their first dimension.
+        """True if the bytes need only a copy or a cast.
+
+        That is a slice of a fused tensor, or tensors of one expert joined along their first
+        dimension.
         """
         names = self.operations
         if not names:
@@ -117,8 +119,9 @@ class WeightPlan:
         return [extents[0].slice(expert) for extents in self.sources.values()]
 
     def view_stacked(self) -> None:
-        """A source that has the parameter's elements in another shape, `(experts * rows, columns)`
-        for `(experts, rows, columns)`, is read as the parameter.
+        """Read stacked sources with the parameter's shape.
+
+        A stacked source is `(experts * rows, columns)`, the parameter `(experts, rows, columns)`.
         """
         if self.converter is not None or self.parameter.members:
             return

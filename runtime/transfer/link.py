@@ -30,7 +30,7 @@ class Link(Protocol):
         """
 
     def close(self) -> None:
-        """No transfer may be under way."""
+        """Close the link; no transfer may be active."""
 
 
 class StoreLink:

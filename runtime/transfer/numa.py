@@ -65,8 +65,9 @@ def _node_of_cuda(device: torch.device, pci: Path) -> int | None:
 
 @contextmanager
 def run_near(cpus: frozenset[int] | None) -> Iterator[None]:
-    """This thread runs on these processors for a while: pages that it touches first, or locks, are
-    taken from their node.
+    """Run this thread on the given processors within the context.
+
+    Pages that it touches first, or pins, are allocated on their node.
     """
     if cpus is None:
         yield

@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 
 from predictors.correlation import CorrelationPredictor
 from predictors.units import MIB
-from runtime.budget import parse_size
 from runtime.config import StoreConfig, SystemConfig
 from runtime.engine.loading import load_served
 from runtime.engine.memory import available_memory_bytes
@@ -31,6 +30,7 @@ from runtime.generation.kv.cache_factory import (
     make_offload_factory,
 )
 from runtime.generation.kv.manager import WORKING_COPIES, KVCacheManager
+from runtime.policy.budget import parse_size
 from runtime.store.base import max_decoded_bytes, max_slot_bytes
 
 FREE_MEMORY_SHARE = 0.75

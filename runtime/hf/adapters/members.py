@@ -61,9 +61,7 @@ def run_member(
 
 
 class MembersAdapter(ExpertsAdapter):
-    """Containers called `...Experts` of numbered modules of one class, in the order of their
-    numbers.
-    """
+    """Adapts containers named `...Experts` of numbered modules of one class."""
 
     name = "members"
 

@@ -72,9 +72,7 @@ class PackedLayout:
 
     @property
     def decoded_bytes(self) -> int:
-        """Memory that `weights` needs in addition to the slot: decoded parameters and one part's
-        buffers.
-        """
+        """Memory that `weights` needs in addition to the slot: parameters and a part's buffers."""
         coded = {part.parameter for part in self.parts if part.coding != RAW}
         return sum(
             math.prod(self.shapes[name]) * self.dtypes[name].itemsize for name in coded
@@ -98,8 +96,9 @@ class PackedLayout:
         return plan
 
     def weights(self, slot: Tensor) -> dict[str, Tensor]:
-        """The slot's bytes `(num_bytes,)` as the expert's parameters: views of it, or new tensors
-        where it holds integers.
+        """Return the expert's parameters from the slot's bytes `(num_bytes,)`.
+
+        They are views of the slot, or new tensors where it holds integers.
         """
         found: dict[str, Tensor] = {}
         for name, shape, dtype, parts, place in self._plan:

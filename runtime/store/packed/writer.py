@@ -222,8 +222,9 @@ def _read_expert(
 
 
 def _publish(store: Path, output: Path, work: Path) -> None:
-    """Rename the complete folder, atomically where the system can, and delete the one it
-    replaces.
+    """Give the complete folder its name, atomically where the system can.
+
+    The folder that had the name is deleted last.
     """
     sync_folder(store)
     if not output.exists():

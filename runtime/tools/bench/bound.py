@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 
 from predictors.base import Signal
 from predictors.spec import ModelSpec
-from runtime.budget import Budget, SlotRequirements, count_slots
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_stripped
 from runtime.hf.probes import Probes
+from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.profiling.local import measure_stripped
 from runtime.sim.replay import ReplayStats, replay
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes

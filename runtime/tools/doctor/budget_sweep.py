@@ -6,9 +6,9 @@ from typing import Any
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from predictors.units import MIB
-from runtime.budget import Budget, SlotRequirements, count_slots
 from runtime.config import SystemConfig
 from runtime.errors import BudgetError
+from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay

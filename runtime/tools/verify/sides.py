@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from predictors.errors import MoecastError
-from runtime.config import VerifyConfig
+from runtime.config import VerifyModelConfig
 from runtime.engine.loading import load_served, primary_device
 from runtime.engine.memory import peak_memory_bytes
 from runtime.hf.loading import load_plain
@@ -35,7 +35,7 @@ class VerifyTask:
     """The prompts for one side."""
 
     side: VerifySide
-    config: VerifyConfig
+    config: VerifyModelConfig
     budget: str = ""
     """For `SERVED` only."""
     prompts: list[list[int]]

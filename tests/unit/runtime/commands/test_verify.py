@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from predictors.errors import MoecastError
 from runtime.commands import verify
-from runtime.config import ModelConfig, VerifyConfig
+from runtime.config import ModelConfig, VerifyModelConfig
 from runtime.tools.child_process import ChildFailure
 from runtime.tools.verify import reference, sides
 from runtime.tools.verify.answers import answer_path, compare_answers, read_answers, write_answers
@@ -21,8 +21,8 @@ from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
-def settings(folder: Path, **kwargs) -> VerifyConfig:
-    return VerifyConfig(
+def settings(folder: Path, **kwargs) -> VerifyModelConfig:
+    return VerifyModelConfig(
         model=ModelConfig(name="tiny", id=str(folder)),
         device="cpu",
         **{"budgets": ["30%"], "max_new_tokens": 5, **kwargs},

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.errors import BudgetError
+from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
 
 NEEDS = SlotRequirements(slot_bytes=100, scratch_bytes=7, top_k=4, num_experts=60)
 
