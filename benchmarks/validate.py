@@ -227,7 +227,7 @@ def compare(cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec) 
         hit_rate_difference=difference,
         tpot_within=abs(ratio - 1) <= TPOT_WITHIN,
         hits_within=abs(difference) <= HITS_WITHIN,
-        profile=profile.as_dict(),
+        profile=asdict(profile),
     )
 
 

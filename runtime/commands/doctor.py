@@ -1,5 +1,6 @@
 """`python -m runtime doctor`: this machine, this model, which budget; or which machines."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         report["model"] = describe_model_sizes(model, spec, store)
         measured = measure_stripped(stripped, store)
         attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available // 2))
-        report["measured"] = measured.as_dict()
+        report["measured"] = asdict(measured)
         advance(1)
         report |= sweep(config, folder, stripped, store, spec, measured)
         store.close()

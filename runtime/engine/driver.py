@@ -66,7 +66,6 @@ class PredictorDriver:
 
     @property
     def predictor(self) -> Predictor | None:
-        """The predictor, unless it is paused."""
         return self._predictor
 
     @contextmanager
@@ -80,12 +79,10 @@ class PredictorDriver:
 
     @property
     def predictor_kind(self) -> str | None:
-        """Kind of the predictor; None without one."""
         return None if self._predictor is None else self._predictor.kind
 
     @property
     def reuse_predictor_kind(self) -> str | None:
-        """Kind of the reuse predictor; None without one."""
         return None if self._reuse_driver is None else self._reuse_driver.kind
 
     def _uses(self, signal: Signal) -> bool:

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from predictors.base import Floats, Ints
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.stats import StepStats
 from runtime.errors import CheckpointError, TransferError
+from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement
@@ -367,16 +369,16 @@ class Engine:
     def report(self) -> dict[str, Any]:
         """Return counters of the policy core, times (seconds) and memory (bytes)."""
         with self._condition:
-            counters = self.cache.total_counters()
+            counters = sum_counters(self.cache.counters)
             pending = self.cache.pending_bytes
             below = {
-                worker.name: worker.tier.total_counters().as_dict()
+                worker.name: asdict(sum_counters(worker.tier.counters))
                 for worker in self.workers
                 if not worker.tier.is_top
             }
-        adaptive_prefetch = self._shared.adaptive_prefetch
+        adaptive = self._shared.adaptive_prefetch
         return {
-            **counters.as_dict(),
+            **asdict(counters),
             "bytes_prefetched_unused_yet": pending,
             "hit_rate": counters.hit_rate,
             "fetch_rate": counters.fetch_rate,
@@ -385,7 +387,9 @@ class Engine:
             "arena_bytes": self.arena_bytes,
             "arena_slots": self.cache.num_slots,
             "lower_tiers": below,
-            "adaptive_prefetch": None if adaptive_prefetch is None else adaptive_prefetch.as_dict(),
+            "adaptive_prefetch": None
+            if adaptive is None
+            else {"prefetching": adaptive.prefetching, "switches": adaptive.num_switches},
             "lost_threads": sum(worker.num_lost for worker in self.workers),
             **self.stats.as_dict(),
         }

@@ -45,7 +45,6 @@ def locate_predictor(
 
 
 def list_model_names(name: str, spec: ModelSpec) -> list[str]:
-    """Return a model's names in the zoo: its own, and the original's if it is inflated."""
     return list(dict.fromkeys((name, spec.model_id)))
 
 

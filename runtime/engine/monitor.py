@@ -47,7 +47,6 @@ class TierState:
 
     @property
     def total(self) -> CacheCounters:
-        """The layers added up."""
         return sum_counters(self.layers)
 
 
@@ -75,7 +74,6 @@ class EngineSnapshot:
 
     @property
     def computing_layers(self) -> list[CacheCounters]:
-        """The same counters by layer."""
         tiers = [tier.layers for tier in self.tiers if tier.computes]
         return [sum_counters(layers) for layers in zip(*tiers, strict=True)]
 
@@ -89,7 +87,6 @@ class EngineMonitor:
         self._names = name_tiers(engine.cache.tiers)
 
     def snapshot(self) -> EngineSnapshot:
-        """Return all figures of one moment."""
         engine = self.engine
         with self._shared.condition:
             tiers = tuple(

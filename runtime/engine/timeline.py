@@ -85,7 +85,6 @@ class ChromeTraceWriter:
     def transferred(
         self, link: str, task: TransferTask, start: float, end: float, *, track: str
     ) -> None:
-        """Record a transfer on the track of its thread."""
         layer, expert = task.expert
         with self._lock:
             if self._closed:
@@ -140,7 +139,6 @@ class ChromeTraceWriter:
                 self._flow("f", number, self._track(COMPUTE), start)
 
     def stalled(self, layer: int, start: float, end: float) -> None:
-        """Record time in which the computation waited for bytes."""
         with self._lock:
             if not self._closed:
                 self._span(COMPUTE, "stall", start, end, layer=layer)
@@ -152,13 +150,11 @@ class ChromeTraceWriter:
                 self._span(COMPUTE, "other layers", start, end, layer=layer)
 
     def predicted(self, event: str, layer: int, start: float, end: float) -> None:
-        """Record a predictor's handling of an event."""
         with self._lock:
             if not self._closed:
                 self._span(PREDICTOR, "predict", start, end, layer=layer, on=event)
 
     def step(self, num_tokens: int, start: float, end: float) -> None:
-        """Record a forward pass."""
         with self._lock:
             if not self._closed:
                 name = "prefill" if num_tokens > 1 else "decode"

@@ -82,10 +82,6 @@ class AdaptivePrefetch:
             self.prefetching = prefetching
             self.on_change(prefetching)
 
-    def as_dict(self) -> dict[str, object]:
-        """Returns the present setting and the number of switches, for statistics."""
-        return {"prefetching": self.prefetching, "switches": self.num_switches}
-
     def _choose(self) -> None:
         """Ends a comparison: changes the setting or waits twice as long for the next one."""
         on_seconds, off_seconds = (median(self._times[setting]) for setting in (True, False))

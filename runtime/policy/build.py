@@ -11,7 +11,7 @@ from runtime.policy.adaptive_prefetch import AdaptivePrefetch
 from runtime.policy.cache import ExpertCache
 from runtime.policy.device_cache import DeviceCache, Techniques
 from runtime.policy.eviction.registry import make_eviction_policy
-from runtime.policy.forecast_scheduler import ForecastScheduler, priority_function
+from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.multi_device_cache import DeviceCaches, MultiDeviceCache
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import CacheTier
@@ -125,7 +125,7 @@ def build_scheduler(
     return ForecastScheduler(
         cache,
         top_k=spec.top_k,
-        priority=priority_function(system.priority),
+        priority=system.priority,
         adaptive_prefetch=adaptive_prefetch,
         lookahead_layers=system.lookahead_layers,
         predictor_priority=system.predictor_priority,

@@ -71,32 +71,26 @@ class ExpertCache:
     # ---- events of a step
 
     def begin_step(self, new_request: bool) -> None:
-        """Starts a forward pass; `new_request`: it is the first of a request."""
         self.num_changes += 1
         self.policy.begin_step(new_request)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        """Records the experts that the layer's router has chosen and their numbers of tokens."""
         self.num_changes += 1
         self.policy.on_routed(layer, tokens_per_expert)
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
-        """Records a forecast: the probability of each expert that some token needs it."""
         self.num_changes += 1
         self.policy.on_forecast(layer, probability_E)
 
     def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
-        """Records how much each of the layer's experts will be used after this step."""
         self.num_changes += 1
         self.policy.on_reuse_scores(layer, score_E)
 
     def end_step(self) -> None:
-        """Ends the forward pass."""
         self.num_changes += 1
         self.policy.end_step()
 
     def next_idle_candidate(self) -> Expert | None:
-        """Returns the missing expert with the highest score, if the policy has scores."""
         return self.policy.next_idle_candidate()
 
     # ---- lookups
@@ -115,11 +109,9 @@ class ExpertCache:
 
     @property
     def num_quarantined(self) -> int:
-        """Slots that hung reads may still write to."""
         return len(self._quarantine)
 
     def get(self, expert: Expert) -> CacheEntry | None:
-        """Returns the expert's entry, if it has a slot."""
         return self.entries.get(expert)
 
     def __iter__(self) -> Iterator[Expert]:
@@ -128,7 +120,6 @@ class ExpertCache:
     # ---- accesses
 
     def on_use(self, expert: Expert) -> None:
-        """Records that a router requested a resident expert."""
         assert expert in self.entries, expert
         self._partition(expert).order.on_use(expert)
 
@@ -173,7 +164,6 @@ class ExpertCache:
         return entry.pins == 0 and not entry.in_flight
 
     def remove(self, expert: Expert) -> CacheEntry:
-        """Frees the expert's slot."""
         assert self._is_evictable(expert), (expert, self.entries[expert])
         entry = self._detach(expert)
         self._partition(expert).free.append(entry.slot)

@@ -1,7 +1,7 @@
 """Counters of a cache: sums only, so that runs and layers can be added up."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 
 @dataclass
@@ -37,12 +37,7 @@ class CacheCounters:
     """Bytes transferred after the router had requested a predicted expert."""
     evictions: int = 0
 
-    def as_dict(self) -> dict[str, int]:
-        """Returns the counters by name."""
-        return asdict(self)
-
     def add(self, other: "CacheCounters") -> None:
-        """Adds another layer's or run's counters."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -68,7 +63,6 @@ class CacheCounters:
 
 
 def sum_counters(layers: Iterable[CacheCounters]) -> CacheCounters:
-    """Returns the sum of the layers' counters."""
     total = CacheCounters()
     for counters in layers:
         total.add(counters)

@@ -85,7 +85,6 @@ class DeviceCache:
     # ---- ownership
 
     def owns(self, expert: Expert) -> bool:
-        """Returns whether the expert is computed on this device."""
         return self._placement is None or self._placement.device(expert) == self._device
 
     def _own(self, layer: int, experts: Collection[int]) -> Collection[int]:
@@ -104,20 +103,14 @@ class DeviceCache:
 
     @property
     def counters(self) -> list[CacheCounters]:
-        """Counters of each layer in the computing tier."""
         return self.top.counters
 
     @counters.setter
     def counters(self, counters: list[CacheCounters]) -> None:
         self.top.counters = counters
 
-    def total_counters(self) -> CacheCounters:
-        """Returns the sum of the layers' counters in the computing tier."""
-        return self.top.total_counters()
-
     @property
     def num_slots(self) -> int:
-        """Experts that fit in the computing tier."""
         return self.top.cache.num_slots
 
     @property
@@ -128,7 +121,6 @@ class DeviceCache:
     # ---- lookups
 
     def is_ready(self, expert: Expert) -> bool:
-        """Returns whether all chunks are in the computing tier."""
         return self.top.is_ready(expert)
 
     def progress(self, expert: Expert) -> float:
@@ -136,7 +128,6 @@ class DeviceCache:
         return self.top.progress(expert)
 
     def entry(self, expert: Expert) -> CacheEntry | None:
-        """Returns the expert's entry in the computing tier."""
         return self.top.cache.get(expert)
 
     def requested_early(self, layer: int) -> Collection[int]:
@@ -146,25 +137,21 @@ class DeviceCache:
     # ---- events of a step
 
     def begin_step(self, *, new_request: bool) -> None:
-        """Starts a forward pass; `new_request`: it is the first of a request."""
         self._cancel_early()
         for tier in self.tiers:
             tier.cache.begin_step(new_request=new_request)
 
     def end_step(self) -> None:
-        """Ends the forward pass."""
         self._cancel_early()
         for tier in self.tiers:
             tier.cache.end_step()
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
-        """Passes a predictor's probabilities for a layer to the eviction policies."""
         probability_E = self._mask(layer, probability_E)
         for tier in self.tiers:
             tier.cache.on_forecast(layer, probability_E)
 
     def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
-        """Passes scores of the layer's experts after this step to the eviction policies."""
         score_E = self._mask(layer, score_E)
         for tier in self.tiers:
             tier.cache.on_reuse_scores(layer, score_E)

@@ -11,47 +11,28 @@ PriorityFunction = Callable[[float, int], float]
 """`(probability, layers ahead) -> priority`; the smallest is fetched first."""
 
 
-def nearest_layer_first(probability: float, distance: int) -> float:
-    """Orders by layer, then by probability (ProMoE, section 4.3)."""
-    return distance - probability
-
-
-def likeliest_first(probability: float, distance: int) -> float:  # noqa: ARG001
-    """Orders by probability alone (MoE-Infinity, request level, table 4, no layer proximity)."""
-    return -probability
-
-
-def probability_over_distance(probability: float, distance: int) -> float:
-    """Orders by `p / (l - l_now)`, largest first (fMoE, section 4.4)."""
-    return -probability / max(1, distance)
-
-
 PRIORITY_FUNCTIONS: dict[str, PriorityFunction] = {
-    "nearest-layer": nearest_layer_first,
-    "probability": likeliest_first,
-    "probability-over-distance": probability_over_distance,
+    # By layer, then by probability (ProMoE, section 4.3).
+    "nearest-layer": lambda probability, distance: distance - probability,
+    # MoE-Infinity (request level), table 4, no layer proximity.
+    "probability": lambda probability, _: -probability,
+    # By `p / (l - l_now)`, largest first (fMoE, section 4.4).
+    "probability-over-distance": lambda probability, distance: -probability / max(1, distance),
 }
-
-
-def priority_function(name: str) -> PriorityFunction:
-    """Returns a system's priority function.
-
-    Raises:
-        MoecastError: There is no function of this name.
-    """
-    if name not in PRIORITY_FUNCTIONS:
-        raise MoecastError(unknown("priority function", name, PRIORITY_FUNCTIONS))
-    return PRIORITY_FUNCTIONS[name]
 
 
 class ForecastScheduler:
     """Turns each forecast into low-priority transfers.
 
     Args:
+        priority: Key of `PRIORITY_FUNCTIONS`.
         lookahead_layers: Layers, counted from the next to be routed, whose forecasts are used;
             None: all.
         predictor_priority: Fetch in the order of the forecast's own `priority_E`, if it has one.
         adaptive_prefetch: Decides whether forecasts are used at all; None: always.
+
+    Raises:
+        MoecastError: There is no function `priority`.
     """
 
     def __init__(
@@ -59,14 +40,16 @@ class ForecastScheduler:
         cache: DeviceCaches,
         *,
         top_k: int,
-        priority: PriorityFunction,
+        priority: str,
         adaptive_prefetch: AdaptivePrefetch | None = None,
         lookahead_layers: int | None = None,
         predictor_priority: bool = True,
     ):
         self._cache = cache
         self._top_k = top_k
-        self._priority = priority
+        if priority not in PRIORITY_FUNCTIONS:
+            raise MoecastError(unknown("priority function", priority, PRIORITY_FUNCTIONS))
+        self._priority = PRIORITY_FUNCTIONS[priority]
         self.adaptive_prefetch = adaptive_prefetch
         self._lookahead_layers = lookahead_layers
         self._predictor_priority = predictor_priority

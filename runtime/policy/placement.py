@@ -27,7 +27,6 @@ class ExpertPlacement:
         assert self.num_devices >= 1, self.num_devices
 
     def device(self, expert: Expert) -> int:
-        """Returns the number of the device that holds and computes the expert."""
         return (expert[0] + expert[1]) % self.num_devices
 
     def mask(self, layer: int, device: int, num_experts: int) -> NDArray[np.bool_]:
@@ -35,7 +34,6 @@ class ExpertPlacement:
         return (np.arange(num_experts) + layer) % self.num_devices == device
 
     def num_owned(self, device: int, *, num_layers: int, num_experts: int) -> int:
-        """Returns the number of the model's experts that are the device's."""
         layers = range(num_layers)
         return sum(int(self.mask(layer, device, num_experts).sum()) for layer in layers)
 

@@ -35,12 +35,10 @@ class TransferQueue:
         heapq.heappush(self._heap, (*ticket, expert))
 
     def remove(self, expert: Expert) -> None:
-        """Removes an expert that has arrived or is not needed any more."""
         self._high.pop(expert, None)
         self._low.pop(expert, None)
 
     def clear(self) -> None:
-        """Removes everything."""
         self._high.clear()
         self._low.clear()
         self._heap.clear()
@@ -55,15 +53,12 @@ class TransferQueue:
         return removed
 
     def is_high(self, expert: Expert) -> bool:
-        """Returns whether the expert has high priority."""
         return expert in self._high
 
     def is_low(self, expert: Expert) -> bool:
-        """Returns whether the expert has low priority."""
         return expert in self._low
 
     def priority(self, expert: Expert) -> float:
-        """Returns the priority of a low-priority expert."""
         return self._low[expert][0]
 
     def high(self) -> list[Expert]:
@@ -79,7 +74,6 @@ class TransferQueue:
         return [item[2] for item in sorted(live)]
 
     def first_low(self) -> Expert | None:
-        """Returns the first low-priority expert, or None."""
         while self._heap:
             priority, ticket, expert = self._heap[0]
             if self._low.get(expert) == (priority, ticket):

@@ -17,7 +17,6 @@ PROMOE = "promoe"
 
 
 def system_names() -> list[str]:
-    """Returns the name of every system, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from runtime.policy.cache import CacheEntry, ExpertCache
-from runtime.policy.counters import CacheCounters, sum_counters
+from runtime.policy.counters import CacheCounters
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.queue import TransferQueue
 
@@ -86,17 +86,12 @@ class CacheTier:
         """Predicted experts that were not ready when their router requested them."""
 
     def attach(self, above: Self) -> None:
-        """Makes `above` the tier that copies from this one."""
         self._above = above
 
     @property
     def is_top(self) -> bool:
         """Whether this is the tier that computes."""
         return self._above is None
-
-    def total_counters(self) -> CacheCounters:
-        """Returns the sum of the layers' counters."""
-        return sum_counters(self.counters)
 
     def fill(self, num_experts: int, *, owns: Callable[[Expert], bool]) -> None:
         """Fills every slot of an empty tier with an expert, from the first layer on.
@@ -115,11 +110,9 @@ class CacheTier:
     # ---- lookups
 
     def num_chunks(self, expert: Expert) -> int:
-        """Returns the number of chunks of the expert."""
         return self._num_chunks[expert[0]]
 
     def is_ready(self, expert: Expert) -> bool:
-        """Returns whether all chunks have arrived."""
         entry = self._entries.get(expert)
         return entry is not None and entry.ready_chunks == self._num_chunks[expert[0]]
 
@@ -131,7 +124,6 @@ class CacheTier:
         return entry.ready_chunks + 0.5 * entry.in_flight
 
     def is_requested(self, expert: Expert) -> bool:
-        """Returns whether the expert is requested or pinned."""
         entry = self._entries.get(expert)
         return self._waiting[expert] > 0 if entry is None else entry.pins > 0
 

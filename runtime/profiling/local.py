@@ -33,8 +33,7 @@ from runtime.profiling.reading import (
     trimmed_mean,
 )
 from runtime.profiling.spans import Spans
-from runtime.sim.hardware import MeasuredHardware
-from runtime.sim.overheads import Overheads
+from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.transfer.arena import Arena
 from runtime.transfer.link import StoreLink

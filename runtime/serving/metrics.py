@@ -10,6 +10,7 @@ Each server has its own registry, so that two servers in one process are counted
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import (
@@ -281,7 +282,7 @@ class EngineCollector(Collector):
     def _samples(self, state: EngineSnapshot) -> Iterable[tuple[str, list[str], float]]:
         """`(name, labels after the model's name, value)`."""
         for tier in state.tiers:
-            total = tier.total.as_dict()
+            total = asdict(tier.total)
             for name, field in TIER_COUNTERS.items():
                 yield name, [tier.name], total[field]
             for name, field in TIER_GAUGES.items():

@@ -1,6 +1,7 @@
 """Observes one server: fills its metrics and reports the status that its page shows."""
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 import psutil
@@ -88,7 +89,7 @@ class Telemetry:
 def engine_status(state: EngineSnapshot) -> dict[str, Any]:
     """The engine's part of the status, without `cells`."""
     return {
-        "experts": state.computing.as_dict(),
+        "experts": asdict(state.computing),
         "layers": [
             {"requests": layer.requests, "hits": layer.hits, "recall": layer.recall}
             for layer in state.computing_layers

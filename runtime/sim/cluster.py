@@ -34,7 +34,6 @@ class Interconnect:
 
     @property
     def num_devices(self) -> int:
-        """Devices of all machines."""
         return self.num_nodes * self.devices_per_node
 
     def travel_seconds(self, num_tokens: int) -> float:
@@ -90,12 +89,10 @@ class SimulatedCluster:
 
     @property
     def now(self) -> float:
-        """Clock of all devices, between events."""
         return self._simulators[0].now
 
     @property
     def predictor_seconds(self) -> float:
-        """Time of predictions, which one device makes for all."""
         return self._simulators[0].predictor_seconds
 
     def begin_step(self) -> None:

@@ -1,11 +1,9 @@
 """Times of computing and transfers: on a described machine, or measured on this one."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
 
 from runtime.config import HardwareConfig, ShapeConfig
-from runtime.sim.overheads import Overheads
 
 NUM_CHUNKS = 3
 """An expert's three linear layers (ProMoE, section 5.1)."""
@@ -17,40 +15,28 @@ KERNELS_PER_EXPERT = 4
 """Launches of an expert: two products, the activation, the weighted sum."""
 
 
-class Hardware(Protocol):
-    """The times that a replay needs, in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class Overheads:
+    """Measured costs of a live run in addition to computing and copying; by default none."""
 
-    @property
-    def name(self) -> str:
-        """Short name, for results."""
-        ...
-
-    @property
-    def predictor_seconds(self) -> float:
-        """Latency of one prediction, which overlaps the computation."""
-        ...
-
-    @property
-    def chunk_bytes(self) -> tuple[int, ...]:
-        """Bytes of an expert's chunks."""
-        ...
-
-    @property
-    def overheads(self) -> Overheads:
-        """Further costs of a live run."""
-        ...
-
-    def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
-        """Returns the time of a transfer into a tier; tier 0 is the one that computes."""
-        ...
-
-    def layer_seconds(self, num_tokens: int) -> float:
-        """Returns the time of a layer without its routed experts."""
-        ...
-
-    def expert_seconds(self, num_tokens: int) -> float:
-        """Returns the time of one expert on its tokens."""
-        ...
+    step_seconds: float = 0.0
+    """Time of a forward pass outside of its layers: embedding, head, the hooks at both ends."""
+    task_seconds: float = 0.0
+    """Time of a transfer thread between two transfers: twice the lock and the interpreter, the
+    queue, and being woken after a wait."""
+    predictor_inline: bool = False
+    """The predictor runs on the thread that computes, which waits for it; off: in parallel."""
+    computation_reads: bool = False
+    """While it waits, the computing thread does requested transfers itself, in parallel with the
+    link's thread (`runtime.transfer.worker`)."""
+    transfer_speed_together: float = 1.0
+    """Speed of each of two simultaneous transfers over one link, against one alone: .5 where they
+    share a bandwidth, 1 where the link serves both at full speed."""
+    transfer_speed_computing: float = 1.0
+    """Speed of a transfer during a computation, for the same reasons as below."""
+    compute_speed_transferring: float = 1.0
+    """Speed of the computation during a transfer of another thread: both use the processor, the
+    memory and the interpreter's lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +50,7 @@ class RooflineHardware:
     flops: float
     kernel_seconds: float
     predictor_seconds: float
+    """Latency of one prediction, which overlaps the computation."""
     chunk_bytes: tuple[int, ...]
     layer_bytes: int
     bytes_per_weight: float = 2.0
@@ -74,6 +61,7 @@ class RooflineHardware:
     """Share of all experts that fit in host memory below the device; 1 or more: one link."""
 
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
+        """Returns the time of a transfer into a tier; tier 0 is the one that computes."""
         if tier == 0:
             return self.link_latency_seconds + num_bytes / self.link_bytes_per_second
         return self.store_latency_seconds + num_bytes / self.store_bytes_per_second
@@ -83,6 +71,7 @@ class RooflineHardware:
         return max(num_bytes / self.memory_bytes_per_second, arithmetic)
 
     def layer_seconds(self, num_tokens: int) -> float:
+        """Returns the time of a layer without its routed experts."""
         launches = KERNELS_PER_LAYER * self.kernel_seconds
         return launches + self._compute_seconds(self.layer_bytes, num_tokens)
 
@@ -108,10 +97,6 @@ class MeasuredHardware:
     """Time of a decode step with all experts resident; the other times are parts of it."""
     overheads: Overheads = Overheads()
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the values, for results."""
-        return asdict(self)
-
     def transfer_seconds(self, num_bytes: int, *, tier: int = 0) -> float:
         assert tier == 0, "only one tier is measured"
         return self.transfer_fixed + self.transfer_per_byte * num_bytes
@@ -123,6 +108,10 @@ class MeasuredHardware:
         return self.expert_fixed + self.expert_per_token * num_tokens
 
 
+Hardware = RooflineHardware | MeasuredHardware
+"""The times that a replay needs, in seconds."""
+
+
 def describe_hardware(config: HardwareConfig, shape: ShapeConfig) -> RooflineHardware:
     """Returns the described machine for experts of the shape's size.
 
@@ -130,6 +119,7 @@ def describe_hardware(config: HardwareConfig, shape: ShapeConfig) -> RooflineHar
     """
     assert not config.measured, config.name
     assert not shape.is_own, shape.name
+    total_bytes = shape.num_layers * shape.num_experts * shape.expert_bytes
     return RooflineHardware(
         name=config.name,
         link_bytes_per_second=config.link_bytes_per_second,
@@ -143,13 +133,8 @@ def describe_hardware(config: HardwareConfig, shape: ShapeConfig) -> RooflineHar
         bytes_per_weight=shape.bytes_per_weight,
         store_latency_seconds=config.store_latency_us * 1e-6,
         store_bytes_per_second=config.store_bytes_per_second or math.inf,
-        host_share=_host_share(config, shape),
+        host_share=config.host_bytes / total_bytes if config.host_bytes and total_bytes else 1.0,
     )
-
-
-def _host_share(config: HardwareConfig, shape: ShapeConfig) -> float:
-    total = shape.num_layers * shape.num_experts * shape.expert_bytes
-    return config.host_bytes / total if config.host_bytes and total else 1.0
 
 
 def split_chunks(num_bytes: int) -> tuple[int, ...]:

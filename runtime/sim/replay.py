@@ -1,8 +1,7 @@
 """Replays recorded steps through a predictor and a system, on a simulated machine."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.sim.cluster import Interconnect, SimulatedCluster
 from runtime.sim.hardware import Hardware, count_tier_slots
-from runtime.sim.oracle import OraclePredictor
-from runtime.sim.routing import RecordedRouting, count_tokens
+from runtime.sim.routing import OraclePredictor, RecordedRouting, count_tokens
 from runtime.sim.simulator import Observer, Simulator
 from runtime.sim.step import RecordedStep, replay_step
 
@@ -56,12 +54,10 @@ class ReplayStats:
 
     @property
     def total_seconds(self) -> float:
-        """Time of all steps."""
         return sum(self.tpot_seconds) + sum(self.ttft_seconds)
 
     @property
     def total(self) -> CacheCounters:
-        """The counters of both phases, summed."""
         return sum_counters([*self.prefill, *self.decode])
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,7 +65,7 @@ class ReplayStats:
         return {
             **{
                 phase: {
-                    **sum_counters(layers).as_dict(),
+                    **asdict(sum_counters(layers)),
                     "hit_rate": sum_counters(layers).hit_rate,
                     "fetch_rate": sum_counters(layers).fetch_rate,
                     "joint_rate": sum_counters(layers).joint_rate,
@@ -131,42 +127,28 @@ def replay(
         observer: Called with what happens; of several devices, with events of the first.
         interconnect: Several devices, over which experts are spread.
     """
-    run = partial(
-        _run,
-        spec=spec,
-        budget_slots=budget_slots,
-        reuse_predictor=reuse_predictor,
-        interconnect=interconnect,
-    )
-    if system.predictor != ORACLE:
-        return run(steps, predictor, system=system, hardware=hardware, observer=observer)
-    steps = list(steps)
-    future = RecordedRouting(steps, spec)
-    # Knowing takes no time.
-    hardware = replace(hardware, predictor_seconds=0.0)  # type: ignore[type-var]
+    if system.predictor == ORACLE:
+        steps = list(steps)
+        future = RecordedRouting(steps, spec)
+        # Knowing takes no time.
+        hardware = replace(hardware, predictor_seconds=0.0)
 
-    def run_oracle(variant: SystemConfig, observer: Observer | None) -> ReplayStats:
-        oracle = OraclePredictor(spec, future)
-        return run(steps, oracle, system=variant, hardware=hardware, observer=observer)
+        def run_oracle(chunked: bool, observer: Observer | None = None) -> ReplayStats:
+            return replay(
+                steps,
+                OraclePredictor(spec, future),
+                spec=spec,
+                system=replace(system, predictor=None, chunked=chunked),
+                hardware=hardware,
+                budget_slots=budget_slots,
+                reuse_predictor=reuse_predictor,
+                observer=observer,
+                interconnect=interconnect,
+            )
 
-    variants = [replace(system, chunked=chunked) for chunked in (False, True)]
-    stats = [run_oracle(variant, None) for variant in variants]
-    best = min(range(len(variants)), key=lambda i: stats[i].total_seconds)
-    return stats[best] if observer is None else run_oracle(variants[best], observer)
-
-
-def _run(
-    steps: Iterable[RecordedStep],
-    predictor: Predictor | None,
-    *,
-    spec: ModelSpec,
-    system: SystemConfig,
-    hardware: Hardware,
-    budget_slots: int | Sequence[int],
-    reuse_predictor: Predictor | None,
-    observer: Observer | None,
-    interconnect: Interconnect | None,
-) -> ReplayStats:
+        bounds = {chunked: run_oracle(chunked) for chunked in (False, True)}
+        best = min(bounds, key=lambda chunked: bounds[chunked].total_seconds)
+        return bounds[best] if observer is None else run_oracle(best, observer)
     if system.eviction == "belady":
         steps = list(steps)
         options = {**system.eviction_options, "future": RecordedRouting(steps, spec)}

@@ -1,16 +1,17 @@
-"""The routing of recorded steps: counts of one layer, and all choices of a trace in memory.
+"""The routing of recorded steps, and the predictor of the bound, which knows it in advance.
 
 Shape suffixes: T tokens of the step, K top_k, E experts.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import overload
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import numpy as np
 
-from predictors.base import Ints
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.spec import ModelSpec
+from runtime.config import ORACLE
 from runtime.sim.step import RecordedStep
 
 
@@ -26,7 +27,7 @@ def count_tokens(experts_TK: Ints, num_experts: int) -> dict[int, int]:
     return dict(zip(chosen.tolist(), count_E[chosen].tolist(), strict=True))
 
 
-class RecordedRouting(Sequence[list[list[int]]]):
+class RecordedRouting:
     """The experts that some token is routed to, ascending, for each step and layer.
 
     Takes two bytes for each expert and eight for each layer of a step: a million steps of twelve
@@ -42,23 +43,35 @@ class RecordedRouting(Sequence[list[list[int]]]):
                 self._experts.extend(count_tokens(step.experts(layer), spec.num_experts))
                 self._starts.append(len(self._experts))
 
-    def __len__(self) -> int:
-        return (len(self._starts) - 1) // self._num_layers
+    def __iter__(self) -> Iterator[list[list[int]]]:
+        for first in range(0, len(self._starts) - 1, self._num_layers):
+            bounds = self._starts[first : first + self._num_layers + 1]
+            yield [self._experts[start:end].tolist() for start, end in pairwise(bounds)]
 
-    @overload
-    def __getitem__(self, step: int) -> list[list[int]]: ...
 
-    @overload
-    def __getitem__(self, step: slice) -> list[list[list[int]]]: ...
+class OraclePredictor(Predictor):
+    """Forecasts exactly what the routers of a step will choose.
 
-    def __getitem__(self, step: int | slice) -> list[list[int]] | list[list[list[int]]]:
-        if isinstance(step, slice):
-            return [self[i] for i in range(*step.indices(len(self)))]
-        if not -len(self) <= step < len(self):
-            raise IndexError(step)
-        first = step % len(self) * self._num_layers
-        bounds = self._starts[first : first + self._num_layers + 1]
-        return [
-            self._experts[start:end].tolist()
-            for start, end in zip(bounds[:-1], bounds[1:], strict=True)
-        ]
+    It answers `begin_step` with all layers, the nearest first, and each router with the later
+    layers once more, whose experts may have been evicted since.
+    """
+
+    kind = ORACLE
+    signals = frozenset({Signal.TOKENS, Signal.ROUTED})
+
+    def __init__(self, spec: ModelSpec, future: RecordedRouting):
+        super().__init__(spec)
+        self._steps = iter(future)
+        self._known: list[Forecast] = []
+        """The routing of each of the step's layers."""
+
+    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
+        self._known = []
+        for layer, chosen in enumerate(next(self._steps)):
+            scores_1E = np.zeros((1, self.spec.num_experts), dtype=np.float32)
+            scores_1E[0, chosen] = 1.0
+            self._known.append(Forecast(layer, scores_1E, wanted=chosen))
+        return self._known
+
+    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
+        return self._known[layer + 1 :]

@@ -111,7 +111,6 @@ class Simulator:
             self._observer("compute", started, end, expert)
 
     def on_reuse_scores(self, layer: int, score_E: Floats) -> None:
-        """Passes scores of the layer's experts after this step to the cache."""
         self._cache.on_reuse_scores(layer, score_E)
 
     def run_experts(

@@ -65,7 +65,7 @@ class LinkTransfers:
 
     def finish_first(self) -> tuple[TransferTask, float]:
         """Removes the transfer that ends first; returns its task and when it started."""
-        first = min(self._running, key=_end)
+        first = min(self._running, key=lambda running: running.end)
         self._running.remove(first)
         if first.by_worker:
             self.is_worker_busy = False
@@ -79,7 +79,3 @@ class LinkTransfers:
             if factor != 1.0:
                 running.end = now + (running.end - now) * factor
             self.first_end = min(self.first_end, running.end)
-
-
-def _end(running: _RunningTransfer) -> float:
-    return running.end

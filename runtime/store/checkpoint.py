@@ -204,5 +204,4 @@ class CheckpointStore:
         self._files.read(extent.file, extent.offset, target, what=extent.key)
 
     def close(self) -> None:
-        """Closes the files; no read may be under way."""
         self._files.close()

@@ -76,7 +76,6 @@ class TransferWorker:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def start(self) -> None:
-        """Start the threads."""
         for _ in range(self.num_threads):
             self._start_thread()
 

@@ -116,7 +116,7 @@ def make_results(
         },
         "new_tokens": config.new_tokens,
         "shape": asdict(config.shape),
-        "machines": [finite(asdict(machine)) for machine in machines],  # type: ignore[call-overload]
+        "machines": [finite(asdict(machine)) for machine in machines],
         "hardware": [asdict(hardware) for hardware in config.hardware],
         "systems": {variant.label: settings(variant.system) for variant in variants.table},
         "predictors": {key: predictor.digest for key, predictor in predictors.items()},

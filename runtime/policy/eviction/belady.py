@@ -4,14 +4,14 @@ Shape suffixes: L layers, E experts.
 """
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
 from runtime.policy.eviction.score_order import ScoreOrder, view_scores
 
-Future = Sequence[Sequence[Collection[int]]]
+Future = Iterable[Sequence[Collection[int]]]
 """The experts that the router will choose, for each step and layer."""
 
 
@@ -41,13 +41,15 @@ class BeladyEviction(EvictionPolicy):
 
     def __init__(self, *, num_layers: int, num_experts: int, future: Future):
         self._num_layers = num_layers
-        self._never = float(num_layers * (len(future) + 1))
         uses = [[array("q") for _ in range(num_experts)] for _ in range(num_layers)]
+        num_steps = 0
         for step, layers in enumerate(future):
+            num_steps += 1
             assert len(layers) == num_layers, (step, len(layers), num_layers)
             for layer, chosen in enumerate(layers):
                 for e in chosen:
                     uses[layer][e].append(step * num_layers + layer)
+        self._never = float(num_layers * (num_steps + 1))
         self._uses = uses
         self._num_past = np.zeros((num_layers, num_experts), dtype=np.int64).tolist()
         """Uses of each expert that are past."""
@@ -69,7 +71,6 @@ class BeladyEviction(EvictionPolicy):
         self._step += 1
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
-        """Returns whether the newcomer is needed sooner than the victim."""
         return bool(self.nearness_LE[victim] < self.nearness_LE[newcomer])
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:

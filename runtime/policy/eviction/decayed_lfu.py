@@ -74,11 +74,9 @@ class DecayedLfuEviction(EvictionPolicy):
 
     @property
     def sampled_layers(self) -> list[int]:
-        """The layers with shadow caches."""
         return list(self._shadows)
 
     def num_shadow_slots(self, layer: int) -> int:
-        """Returns the number of slots of a sampled layer's shadow cache."""
         return self._shadows[layer].num_slots
 
     @property

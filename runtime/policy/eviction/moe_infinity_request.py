@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from runtime.policy.eviction.moe_infinity_sequence import EPSILON, layer_decay
+from runtime.policy.eviction.frequency import EPSILON, layer_decay
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
 from runtime.policy.eviction.score_order import PROTECTED, ScoreOrder, view_scores
 
@@ -95,7 +95,6 @@ class MoeInfinityRequestEviction(EvictionPolicy):
         return order
 
     def is_requested(self, expert: Expert) -> bool:
-        """Returns whether the router that ran last has chosen the expert."""
         return expert[0] == self._layer_now and expert[1] in self._chosen
 
     def reset_score(self, expert: Expert) -> None:

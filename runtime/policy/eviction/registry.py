@@ -8,11 +8,13 @@ from typing import Any
 from predictors.errors import MoecastError, unknown
 from runtime.policy.eviction.belady import BeladyEviction
 from runtime.policy.eviction.decayed_lfu import DecayedLfuEviction
-from runtime.policy.eviction.fmoe import FmoeEviction
+from runtime.policy.eviction.frequency import (
+    FmoeEviction,
+    LfuEviction,
+    MoeInfinitySequenceEviction,
+)
 from runtime.policy.eviction.least_stale import LeastStaleEviction
-from runtime.policy.eviction.lfu import LfuEviction
 from runtime.policy.eviction.moe_infinity_request import MoeInfinityRequestEviction
-from runtime.policy.eviction.moe_infinity_sequence import MoeInfinitySequenceEviction
 from runtime.policy.eviction.protocol import EvictionPolicy
 from runtime.policy.eviction.recency import FifoEviction, LruEviction, NeighbourEviction
 from runtime.policy.eviction.reuse import ReuseEviction

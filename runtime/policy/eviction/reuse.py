@@ -135,7 +135,6 @@ class ReuseEviction(EvictionPolicy):
                 self._score_LE[layer] = self._score_ahead(probability, layer)
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
-        """Returns whether the newcomer has the higher score."""
         return self.score(victim) < self.score(newcomer)
 
     def score(self, expert: Expert) -> float:

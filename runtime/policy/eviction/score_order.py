@@ -42,7 +42,6 @@ class ScoreOrder:
         self._clock = 0
 
     def index(self, expert: Expert) -> int:
-        """Returns the expert's index in `[N]`."""
         return (expert[0] - self._first_layer) * self._num_experts + expert[1]
 
     def touch(self, expert: Expert) -> None:

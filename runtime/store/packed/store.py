@@ -117,7 +117,6 @@ class PackedStore:
         )
 
     def close(self) -> None:
-        """Closes the files; no read may be under way."""
         self._files.close()
 
 

@@ -99,7 +99,6 @@ def pack(
 
 
 def total_bytes(contents: StoreContents) -> int:
-    """Return the bytes of all records."""
     return sum(one.chunks[-1].end * one.num_experts for one in contents.layers)
 
 

@@ -21,6 +21,7 @@ from runtime.engine.loading import choose_device, load
 from runtime.engine.memory import peak_memory_bytes
 from runtime.hf.loading import load_plain
 from runtime.hf.tokens import pad_batch, pad_token_id
+from runtime.policy.counters import sum_counters
 from runtime.store.model_source import identity, resolve
 from runtime.tools.bench.tasks import PlainTask, ServedRun, ServeTask
 from runtime.tools.bench.workload import BenchRequest
@@ -42,7 +43,7 @@ class PrefillMark(LogitsProcessor):
 def read_counters(engine: Engine) -> dict[str, float]:
     """Read all counters of an engine that only grow; times in seconds."""
     return {
-        **engine.cache.total_counters().as_dict(),
+        **asdict(sum_counters(engine.cache.counters)),
         "stall_seconds": engine.stats.stall_seconds,
         "predictor_seconds": engine.driver.seconds,
         "link_seconds": sum(worker.busy_seconds for worker in engine.workers[-1:]),

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
         snapshot, report = EngineMonitor(handle.engine).snapshot(), handle.stats()
     (tier,) = snapshot.tiers
     assert (tier.name, tier.computes) == ("host", True)
-    total = snapshot.computing.as_dict()
+    total = asdict(snapshot.computing)
     assert total["requests"] > 0
     assert {key: report[key] for key in total} == total
     assert len(snapshot.computing_layers) == 3

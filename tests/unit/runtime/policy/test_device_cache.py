@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from runtime.policy.cache import ExpertCache
+from runtime.policy.counters import sum_counters
 from runtime.policy.device_cache import DeviceCache, Techniques
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.tier import CacheTier
@@ -80,9 +81,9 @@ class Machine(RuleBasedStateMachine):
     def route_a_part(self, layer, experts):
         if layer not in self.pending:
             early = self.early.setdefault(layer, set())
-            before = self.core.total_counters().requests
+            before = sum_counters(self.core.counters).requests
             assert self.core.request_early(layer, experts) == sorted(set(experts) - early)
-            assert self.core.total_counters().requests - before == len(set(experts) - early)
+            assert sum_counters(self.core.counters).requests - before == len(set(experts) - early)
             early.update(experts)
 
     @rule(layer=layers, experts=experts, all_of_early=st.booleans())
@@ -91,10 +92,10 @@ class Machine(RuleBasedStateMachine):
             early = self.early.pop(layer, set())
             if all_of_early:
                 experts = sorted(early.union(experts))
-            before = self.core.total_counters().requests
+            before = sum_counters(self.core.counters).requests
             order = self.core.request_routed(layer, once(experts))
             # Each is counted when it is first requested.
-            assert self.core.total_counters().requests - before == len(set(experts) - early)
+            assert sum_counters(self.core.counters).requests - before == len(set(experts) - early)
             assert sorted(order) == experts
             if any((layer, e) in self.broken for e in experts):
                 self.core.cancel(layer, order)
@@ -208,7 +209,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def bytes_add_up(self):
-        total = self.core.total_counters()
+        total = sum_counters(self.core.counters)
         left = sum(entry.speculative_bytes for entry in self.core.top.cache.entries.values())
         assert total.bytes_moved == self.moved
         assert total.bytes_prefetched == total.bytes_used + total.bytes_wasted + left
@@ -262,7 +263,7 @@ def test_device_cache__more_experts_than_slots_stream_through():
         order.remove(expert)
         computed.append(expert)
     assert sorted(computed) == list(range(EXPERTS))
-    assert core.total_counters().bytes_moved == EXPERTS * sum(CHUNKS)
+    assert sum_counters(core.counters).bytes_moved == EXPERTS * sum(CHUNKS)
 
 
 def test_device_cache__requests_preempt_prefetches_after_a_chunk():
@@ -336,7 +337,7 @@ def test_request_early__pins_predicted_experts_until_routing():
     assert all(core.is_ready((1, e)) for e in (0, 1))
     order = core.request_routed(1, once([0, 2, 3, 4]))
     assert sorted(order) == [0, 2, 3, 4]
-    moved = core.total_counters().bytes_moved
+    moved = sum_counters(core.counters).bytes_moved
     assert core.top.cache.get((1, 1)) is None  # forecast in vain: it leaves at once
     while order:
         drain(core)
@@ -345,6 +346,6 @@ def test_request_early__pins_predicted_experts_until_routing():
         core.release((1, ready))
     core.end_step()
     assert (
-        moved + 2 * sum(CHUNKS) == core.total_counters().bytes_moved
+        moved + 2 * sum(CHUNKS) == sum_counters(core.counters).bytes_moved
     )  # expert 0 was not read again
     assert not any(entry.pins for entry in core.top.cache.entries.values())

@@ -7,6 +7,7 @@ import numpy as np
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache
+from runtime.policy.counters import sum_counters
 from runtime.policy.device_cache import DeviceCache
 from tests.unit.runtime.policy.test_device_cache import CHUNKS, EXPERTS, LAYERS, drain, once
 
@@ -52,7 +53,7 @@ def test_idle_prefetch__replaces_lower_by_higher_scores() -> None:
     drain(one)
     # (0, 1) and (0, 3) first, (2, 1) next, without requests. (1, 0), with score 0, was evicted.
     assert sorted(one.top.cache) == [(0, 0), (0, 1), (0, 3), (2, 1)]
-    assert one.top.total_counters().bytes_prefetched == 3 * sum(CHUNKS)
+    assert sum_counters(one.top.counters).bytes_prefetched == 3 * sum(CHUNKS)
 
 
 def test_idle_prefetch__skips_rarely_used_and_lower_scored_experts() -> None:

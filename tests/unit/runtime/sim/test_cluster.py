@@ -8,8 +8,7 @@ import pytest
 
 from runtime.config import ORACLE, HardwareConfig, ShapeConfig, SystemConfig
 from runtime.sim.cluster import Interconnect
-from runtime.sim.hardware import describe_hardware
-from runtime.sim.overheads import Overheads
+from runtime.sim.hardware import Overheads, describe_hardware
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec
 

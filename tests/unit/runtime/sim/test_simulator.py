@@ -8,7 +8,7 @@ import pytest
 from predictors.base import Forecast, Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.sim.overheads import Overheads
+from runtime.sim.hardware import Overheads
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 
