@@ -121,8 +121,11 @@ class Predictor:
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
-        """Returns the options that `from_files` needs, as plain JSON values."""
-        return {}
+        """Returns the options that `from_files` needs, as plain JSON values.
+
+        These are the known options that the predictor keeps as attributes.
+        """
+        return {name: vars(self)[name] for name in known_options(type(self)) if name in vars(self)}
 
     @classmethod
     def from_files(
@@ -139,10 +142,10 @@ RENAMED_OPTIONS = {("residual", "last_word"): "refresh_last"}
 """Kind and former name of an option to its present name."""
 
 
-def known_options(cls: type[Predictor]) -> set[str]:
+def known_options(cls: type[Predictor]) -> list[str]:
     """Returns the names of a kind's options: the keyword-only arguments of its constructor."""
     parameters = inspect.signature(cls).parameters.values()
-    return {item.name for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY}
+    return [item.name for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
 def check_options(cls: type[Predictor], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,3 +158,9 @@ def check_options(cls: type[Predictor], options: Mapping[str, Any]) -> dict[str,
         if name not in known:
             raise PredictorError(f"{cls.kind}: {unknown('option', name, known)}")
     return dict(options)
+
+
+def softmax(logits_E: Floats) -> Floats:
+    """Returns the probabilities of a router's logits, along the last axis."""
+    shifted_E = np.exp(logits_E - logits_E.max(axis=-1, keepdims=True))
+    return shifted_E / shifted_E.sum(axis=-1, keepdims=True)

@@ -3,18 +3,15 @@
 Shape suffixes: T tokens, K top_k, L layers, E experts of a layer, F experts of the layer before.
 """
 
-from collections.abc import Mapping
-from typing import Any, Self
-
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
+from predictors.base import Floats, Forecast, Forecasts, Ints, Signal
 from predictors.errors import PredictorError
 from predictors.spec import ModelSpec
-from predictors.tensors import read_tensors, write_tensors
+from predictors.tensors import Shapes, TensorPredictor, write_tensors
 
 
-class CorrelationPredictor(Predictor):
+class CorrelationPredictor(TensorPredictor):
     """Counts how often tokens went from one expert to another; correlation paths of length 1.
 
     A token's tendency to an expert is the mean, over its experts in the previous layer, of the
@@ -63,13 +60,6 @@ class CorrelationPredictor(Predictor):
         weight = np.float32(min(1.0, prior_tokens / max(1.0, tokens)))
         self._pairs_LFE, self._uses_LE = (table * weight for table in self._fitted)
         self._before_TK: Ints | None = None
-
-    @classmethod
-    def empty(cls, spec: ModelSpec, **options: Any) -> Self:
-        """Makes a predictor without counts: a cold start."""
-        layers, experts = spec.num_layers, spec.num_experts
-        pairs_LFE = np.zeros((layers, experts, experts), np.float32)
-        return cls(spec, pairs_LFE, np.zeros((layers, experts), np.float32), **options)
 
     @property
     def shares_LE(self) -> Floats | None:
@@ -122,22 +112,13 @@ class CorrelationPredictor(Predictor):
         flat = self._before_TK[:, :, None] * num_experts + experts_TK[:, None, :]
         np.add.at(self._pairs_LFE[layer].reshape(-1), flat[both], 1.0)
 
-    # ---- storing
-
     def files(self) -> dict[str, bytes]:
         pairs_LFE, uses_LE = self._fitted
         return write_tensors(
             {"pairs": pairs_LFE.astype(np.uint32), "uses": uses_LE.astype(np.uint32)}
         )
 
-    def options(self) -> dict[str, Any]:
-        return {"hot": self.hot, "prior_tokens": self.prior_tokens, "learning": self.learning}
-
     @classmethod
-    def from_files(
-        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
-    ) -> Self:
+    def shapes(cls, spec: ModelSpec) -> Shapes:
         layers, experts = spec.num_layers, spec.num_experts
-        shapes = {"pairs": (layers, experts, experts), "uses": (layers, experts)}
-        arrays = read_tensors(files, shapes, kind=cls.kind)
-        return cls(spec, arrays["pairs"], arrays["uses"], **check_options(cls, options))
+        return {"pairs": (layers, experts, experts), "uses": (layers, experts)}

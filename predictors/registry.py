@@ -5,24 +5,26 @@ from types import MappingProxyType
 from typing import Any
 
 from predictors.base import Predictor
+from predictors.baselines import (
+    DependencyPredictor,
+    PopularityPredictor,
+    SkipPredictor,
+    TokenPredictor,
+)
 from predictors.correlation import CorrelationPredictor
-from predictors.dependency import DependencyPredictor
 from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.errors import PredictorError, unknown
-from predictors.expert_map.predictor import ExpertMapPredictor
+from predictors.expert_map import ExpertMapPredictor
 from predictors.learned import (
     LearnedPredictor,
     MlpPredictor,
     PreAttentionPredictor,
     StridePredictor,
 )
-from predictors.popularity import PopularityPredictor
 from predictors.residual import ResidualPredictor
-from predictors.reuse.forecaster import ReusePredictor
-from predictors.skip import SkipPredictor
+from predictors.reuse import ReusePredictor
 from predictors.spec import ModelSpec
-from predictors.token import TokenPredictor
 
 CLASSES: tuple[type[Predictor], ...] = (
     MlpPredictor,

@@ -11,7 +11,7 @@ from predictors.base import Predictor
 from predictors.correlation import CorrelationPredictor
 from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
-from predictors.expert_map.predictor import ExpertMapPredictor
+from predictors.expert_map import ExpertMapPredictor
 from predictors.metrics import LayerScore, sum_means
 from predictors.registry import load_from_files
 from train.accuracy import PendingScores, replay_forecasts

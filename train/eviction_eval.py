@@ -9,7 +9,7 @@ from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.metrics import Phase
-from predictors.reuse.forecaster import ReusePredictor
+from predictors.reuse import ReusePredictor
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters

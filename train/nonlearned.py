@@ -12,22 +12,24 @@ import numpy as np
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, Ints, Predictor
+from predictors.baselines import (
+    DependencyPredictor,
+    PopularityPredictor,
+    SkipPredictor,
+    TokenPredictor,
+)
 from predictors.correlation import CorrelationPredictor
-from predictors.dependency import DependencyPredictor
-from predictors.eam.kmeans import choose_representatives
-from predictors.eam.matrix import (
+from predictors.eam.collection import (
     activation_ratios,
     attainable_accuracy,
     choice_probability,
+    choose_representatives,
     normalize_rows,
 )
 from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
-from predictors.expert_map.predictor import ExpertMapPredictor
+from predictors.expert_map import ExpertMapPredictor
 from predictors.metrics import Phase
-from predictors.popularity import PopularityPredictor
-from predictors.skip import SkipPredictor
-from predictors.token import TokenPredictor
 from train.accuracy import TraceBlock, replay_forecasts
 from train.routers import RouterWeights
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from collect.traces import Trace, TraceSignal
-from predictors.base import Floats
-from predictors.reuse.history import NUM_FADING, fade, mark_used, normalize_sums, softmax
+from predictors.base import Floats, softmax
+from predictors.reuse import NUM_FADING, fade, mark_used, normalize_sums
 from train.data import Batch, TraceSubset, subset_rows
 
 GAMMA = 0.7

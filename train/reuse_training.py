@@ -12,7 +12,7 @@ from lightning.pytorch import seed_everything
 from rich.console import Console
 
 from collect.traces import Trace, TraceSignal
-from predictors.reuse.forecaster import ReusePredictor
+from predictors.reuse import ReusePredictor
 from runtime.sim.hardware import Hardware
 from train.config import TrainConfig
 from train.eviction_eval import BUDGETS, DEFINITION, HitRates, compare_policies, gap_table

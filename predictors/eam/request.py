@@ -6,29 +6,23 @@ Shape suffixes: T tokens, K top_k, R requests of the step, S request slots, C ca
 L layers, E experts.
 """
 
-from collections.abc import Mapping
-from enum import IntEnum
-from typing import Any, Self
-
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
-from predictors.eam.collection import EamCollection, find_nearest
-from predictors.eam.matrix import activation_ratios, choice_probability, count_rows, layer_decays
+from predictors.base import Floats, Forecast, Forecasts, Ints
+from predictors.eam.collection import (
+    EamPredictor,
+    activation_ratios,
+    choice_probability,
+    count_rows,
+    find_nearest,
+)
 from predictors.errors import PredictorError
-from predictors.requests import IDLE_STEPS, LiveRequests, StepRequests, expand_to_tokens, grow_rows
+from predictors.metrics import Phase
+from predictors.requests import IDLE_STEPS, expand_to_tokens, grow_rows
 from predictors.spec import ModelSpec
-from predictors.tensors import read_tensors, write_tensors
 
 
-class EamPhase(IntEnum):
-    """Request-level EAMs are "traced for prefilling and decoding separately" (section 4.1)."""
-
-    PREFILL = 0
-    DECODE = 1
-
-
-class EamRequestPredictor(Predictor):
+class EamRequestPredictor(EamPredictor):
     """Forecasts later layers from stored EAMs that begin like this iteration's.
 
     Section 5.1 and figure 7: after each router, rows 0..l of the iteration's EAM are compared with
@@ -41,12 +35,10 @@ class EamRequestPredictor(Predictor):
     one (section 4.2, figure 5).
 
     Args:
-        counts_NLE: stored matrices, at most `capacity`; none is a cold start.
         capacity: the paper's models are served best from 120 on (section 7.5).
     """
 
     kind = "eam-request"
-    signals = frozenset({Signal.TOKENS, Signal.ROUTED})
 
     def __init__(
         self,
@@ -58,35 +50,24 @@ class EamRequestPredictor(Predictor):
         learning: bool = True,
         idle_steps: int = IDLE_STEPS,
     ):
-        super().__init__(spec)
+        super().__init__(
+            spec, counts_NLE, capacity=capacity, learning=learning, idle_steps=idle_steps
+        )
         if matches < 1:
             raise PredictorError(f"{self.kind} with matches={matches}: must be at least 1")
-        self.collection = EamCollection.from_matrices(
-            counts_NLE, spec, capacity=capacity, kind=self.kind
-        )
         self.matches = matches
-        self.learning = learning
-        self._decays_L1 = layer_decays(spec.num_layers)[:, None]
-        self._requests = LiveRequests(idle_steps=idle_steps)
-        self._present: StepRequests | None = None
         self._part_R = np.zeros(0, np.int64)
         self._product_RC = np.zeros((0, capacity), np.float32)
         self._square_R = np.zeros(0, np.float32)
-        self._counts_SPLE = np.zeros(
-            (1, len(EamPhase), spec.num_layers, spec.num_experts), np.float32
-        )
-
-    @classmethod
-    def empty(cls, spec: ModelSpec, **options: Any) -> Self:
-        """Makes a predictor with an empty collection: a cold start."""
-        return cls(spec, np.zeros((0, spec.num_layers, spec.num_experts), np.float32), **options)
+        # "Traced for prefilling and decoding separately" (section 4.1).
+        self._counts_SPLE = np.zeros((1, len(Phase), spec.num_layers, spec.num_experts), np.float32)
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._present = self._requests.begin_step(requests_T)
         self._counts_SPLE = grow_rows(self._counts_SPLE, self._requests.num_slots)
         self._counts_SPLE[present.new] = 0.0
         tokens_R = np.bincount(present.request_T, minlength=present.num_requests)
-        self._part_R = np.where(tokens_R > 1, int(EamPhase.PREFILL), int(EamPhase.DECODE))
+        self._part_R = np.where(tokens_R > 1, int(Phase.PREFILL), int(Phase.DECODE))
         self._product_RC = np.zeros((present.num_requests, self.collection.capacity), np.float32)
         self._square_R = np.zeros(present.num_requests, np.float32)
         return ()
@@ -153,23 +134,3 @@ class EamRequestPredictor(Predictor):
             )
             for offset, layer in enumerate(range(layer_now + 1, self.spec.num_layers))
         ]
-
-    # ---- storing
-
-    def files(self) -> dict[str, bytes]:
-        return write_tensors({"matrices": self.collection.counts.astype(np.uint32)})
-
-    def options(self) -> dict[str, Any]:
-        return {
-            "capacity": self.collection.capacity,
-            "matches": self.matches,
-            "learning": self.learning,
-        }
-
-    @classmethod
-    def from_files(
-        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
-    ) -> Self:
-        shape = (None, spec.num_layers, spec.num_experts)
-        arrays = read_tensors(files, {"matrices": shape}, kind=cls.kind)
-        return cls(spec, arrays["matrices"], **check_options(cls, options))

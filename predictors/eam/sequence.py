@@ -6,18 +6,18 @@ Shape suffixes: T tokens, K top_k, R requests of the step, S request slots, C ca
 E experts.
 """
 
-from collections.abc import Mapping
-from typing import Any, Self
-
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
-from predictors.eam.collection import EamCollection
-from predictors.eam.kmeans import choose_representatives
-from predictors.eam.matrix import attainable_accuracy, count_rows, layer_decays, normalize_rows
-from predictors.requests import IDLE_STEPS, LiveRequests, StepRequests, expand_to_tokens, grow_rows
+from predictors.base import Floats, Forecast, Forecasts, Ints
+from predictors.eam.collection import (
+    EamPredictor,
+    attainable_accuracy,
+    choose_representatives,
+    count_rows,
+    normalize_rows,
+)
+from predictors.requests import IDLE_STEPS, expand_to_tokens, grow_rows
 from predictors.spec import ModelSpec
-from predictors.tensors import read_tensors, write_tensors
 
 EPSILON = 1e-4
 """Added to the ratios, so that unseen experts are ordered by layer too (algorithm 1, step 26); less
@@ -28,7 +28,7 @@ REBUILD_ROUNDS = 3
 than clusters most assignments converge at once."""
 
 
-class EamSequencePredictor(Predictor):
+class EamSequencePredictor(EamPredictor):
     """Forecasts later layers from the stored EAM nearest to the current one.
 
     Algorithm 1 and section 5.2: after each router, the current EAM (all tokens of the sequence so
@@ -42,7 +42,6 @@ class EamSequencePredictor(Predictor):
     every sequence that ends is stored.
 
     Args:
-        counts_NLE: stored matrices, at most `capacity`; none is a cold start.
         insufficient: a sequence is recorded if the accuracy of its forecasts is below this share
             of that of the sequence's EAM (`attainable_accuracy`): a new distribution may be easier
             and still be forecast badly.
@@ -51,7 +50,6 @@ class EamSequencePredictor(Predictor):
     """
 
     kind = "eam-sequence"
-    signals = frozenset({Signal.TOKENS, Signal.ROUTED})
 
     def __init__(
         self,
@@ -65,18 +63,13 @@ class EamSequencePredictor(Predictor):
         idle_steps: int = IDLE_STEPS,
         seed: int = 0,
     ):
-        super().__init__(spec)
-        self.collection = EamCollection.from_matrices(
-            counts_NLE, spec, capacity=capacity, kind=self.kind
+        super().__init__(
+            spec, counts_NLE, capacity=capacity, learning=learning, idle_steps=idle_steps
         )
         self.insufficient = insufficient
         self.rebuild_after = rebuild_after
-        self.learning = learning
-        self._seed = seed
+        self.seed = seed
         self._random = np.random.default_rng(seed)
-        self._decays_L1 = layer_decays(spec.num_layers)[:, None]
-        self._requests = LiveRequests(idle_steps=idle_steps)
-        self._present: StepRequests | None = None
         self._poor: list[Floats] = []
         self._counts_SLE = np.zeros((1, spec.num_layers, spec.num_experts), np.float32)
         self._cosines_SLC = np.zeros((1, spec.num_layers, capacity), np.float32)
@@ -85,11 +78,6 @@ class EamSequencePredictor(Predictor):
         self._tally_S2 = np.zeros((1, 2))
         """Number of choices that were forecast, and of all choices."""
         self._rank()
-
-    @classmethod
-    def empty(cls, spec: ModelSpec, **options: Any) -> Self:
-        """Makes a predictor with an empty collection: a cold start."""
-        return cls(spec, np.zeros((0, spec.num_layers, spec.num_experts), np.float32), **options)
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._present = self._requests.begin_step(requests_T)
@@ -222,25 +210,3 @@ class EamSequencePredictor(Predictor):
         self._similarity_SC = grow_rows(self._similarity_SC, num_slots)
         self._best_S = grow_rows(self._best_S, num_slots)
         self._tally_S2 = grow_rows(self._tally_S2, num_slots)
-
-    # ---- storing
-
-    def files(self) -> dict[str, bytes]:
-        return write_tensors({"matrices": self.collection.counts.astype(np.uint32)})
-
-    def options(self) -> dict[str, Any]:
-        return {
-            "capacity": self.collection.capacity,
-            "insufficient": self.insufficient,
-            "rebuild_after": self.rebuild_after,
-            "learning": self.learning,
-            "seed": self._seed,
-        }
-
-    @classmethod
-    def from_files(
-        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
-    ) -> Self:
-        shape = (None, spec.num_layers, spec.num_experts)
-        arrays = read_tensors(files, {"matrices": shape}, kind=cls.kind)
-        return cls(spec, arrays["matrices"], **check_options(cls, options))

@@ -74,7 +74,7 @@ def load_forecaster(
 
 
 def _dependency(given: Mapping[str, Any]) -> Predictor:
-    from predictors.dependency import DependencyPredictor
+    from predictors.baselines import DependencyPredictor
 
     return DependencyPredictor(**given)
 

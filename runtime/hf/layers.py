@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from predictors.skip import SkipPredictor
+from predictors.baselines import SkipPredictor
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import ExpertsAdapter, ExpertSource, LayerExperts
 from runtime.hf.adapters.dense import DenseAdapter

@@ -9,7 +9,7 @@ import pytest
 from collect.__main__ import COMMANDS
 from collect.traces import Trace
 from configs.cli import main
-from predictors.popularity import PopularityPredictor
+from predictors.baselines import PopularityPredictor
 from runtime.config import SystemConfig
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay

@@ -10,7 +10,7 @@ from collect.__main__ import COMMANDS as COLLECT
 from configs.cli import main
 from predictors.base import Signal
 from predictors.registry import KINDS
-from predictors.reuse.forecaster import ReusePredictor
+from predictors.reuse import ReusePredictor
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
 from train.__main__ import COMMANDS

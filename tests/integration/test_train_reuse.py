@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs.cli import main
-from predictors.reuse.forecaster import ReusePredictor
+from predictors.reuse import ReusePredictor
 from runtime.config import ModelConfig
 from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe

@@ -11,9 +11,8 @@ from collect.traces import Trace
 from collect.traces.layout import Split
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
+from predictors.baselines import PopularityPredictor, TokenPredictor
 from predictors.metrics import sum_means
-from predictors.popularity import PopularityPredictor
-from predictors.token import TokenPredictor
 from train.accuracy import score_layers
 from train.nonlearned import fit_popularity, fit_token
 

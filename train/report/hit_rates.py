@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from collect.traces import Trace
 from predictors.base import Predictor
-from predictors.reuse.forecaster import ReusePredictor
+from predictors.reuse import ReusePredictor
 from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.registry import EVICTIONS
 from runtime.sim.hardware import RooflineHardware

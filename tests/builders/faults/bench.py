@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import runtime
-from predictors.popularity import PopularityPredictor
+from predictors.baselines import PopularityPredictor
 from predictors.spec import ModelSpec
 from runtime.commands import pack
 from runtime.config import ModelConfig, PackConfig, SystemConfig

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
+from predictors.baselines import PopularityPredictor, SkipPredictor, TokenPredictor
 from predictors.errors import PredictorError
-from predictors.popularity import PopularityPredictor
 from predictors.registry import KINDS, load_from_files
-from predictors.skip import SkipPredictor
 from predictors.spec import ModelSpec
 from predictors.tensors import WEIGHTS
-from predictors.token import TokenPredictor
 
 SPEC = ModelSpec(
     model_id="test/two",

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from predictors.baselines import DependencyPredictor
 from predictors.correlation import CorrelationPredictor
-from predictors.dependency import DependencyPredictor
 from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from predictors.eam.matrix import eam_distance
+from predictors.eam.collection import eam_distance
 from predictors.eam.sequence import EPSILON, EamSequencePredictor
 from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec

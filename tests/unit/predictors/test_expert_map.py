@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 from predictors.errors import PredictorError
-from predictors.expert_map.predictor import ExpertMapPredictor, select_experts, selection_threshold
-from predictors.expert_map.store import ExpertMapStore, redundancy_scores
+from predictors.expert_map import (
+    ExpertMapPredictor,
+    ExpertMapStore,
+    redundancy_scores,
+    select_experts,
+    selection_threshold,
+)
 from tests.builders.predictors import serve, small_spec
 
 SPEC = small_spec(num_layers=3, num_experts=4, top_k=1)
@@ -174,4 +179,4 @@ def test_cold_start__finds_an_iteration_that_came_before() -> None:
 
 def test_distance__must_lie_within_the_model() -> None:
     with pytest.raises(PredictorError, match="distance=3: the model has 3 layers"):
-        ExpertMapPredictor(SPEC, distance=3)
+        ExpertMapPredictor.empty(SPEC, distance=3)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from predictors.base import Forecast, Predictor
+from predictors.baselines import DependencyPredictor
 from predictors.correlation import CorrelationPredictor
-from predictors.dependency import DependencyPredictor
 from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.errors import PredictorError
-from predictors.expert_map.predictor import ExpertMapPredictor
+from predictors.expert_map import ExpertMapPredictor
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from tests.builders.predictors import serve, small_spec

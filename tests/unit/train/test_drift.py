@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from predictors.baselines import PopularityPredictor
 from predictors.correlation import CorrelationPredictor
-from predictors.popularity import PopularityPredictor
 from runtime.config import SystemConfig
 from tests.builders.traces import make_trace
 from tests.unit.train.test_pipeline import HARDWARE

@@ -9,8 +9,8 @@ from torch import nn
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Forecast
+from predictors.baselines import SkipPredictor
 from predictors.residual import ResidualPredictor
-from predictors.skip import SkipPredictor
 from tests.builders.traces import make_spec, make_trace
 from train.calibration import platt
 from train.data import InputSpec, TraceBatches, TraceSubset

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from collect.traces import Trace
-from predictors.reuse.forecaster import ReusePredictor
-from predictors.reuse.history import CHANCE_DECAYS, COUNT_DECAYS, softmax
+from predictors.base import softmax
+from predictors.reuse import CHANCE_DECAYS, COUNT_DECAYS, ReusePredictor
 from tests.builders.traces import make_spec, make_trace
 from train.data import TraceSubset, subset_rows
 from train.reuse import ReuseStack

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from predictors.dependency import DependencyPredictor
-from predictors.popularity import PopularityPredictor
-from predictors.skip import SkipPredictor
+from predictors.baselines import DependencyPredictor, PopularityPredictor, SkipPredictor
 from runtime.config import SystemConfig
 from runtime.engine.forecasters import (
     list_model_names,

@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from predictors.skip import SkipPredictor
+from predictors.baselines import SkipPredictor
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 

@@ -11,9 +11,8 @@ from torch import nn
 from transformers import AutoConfig
 
 from predictors.base import Signal
-from predictors.dependency import DependencyPredictor
-from predictors.expert_map.predictor import ExpertMapPredictor
-from predictors.popularity import PopularityPredictor
+from predictors.baselines import DependencyPredictor, PopularityPredictor
+from predictors.expert_map import ExpertMapPredictor
 from runtime.config import SystemConfig
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import LayerExperts
@@ -312,7 +311,7 @@ def test_predictors__run_with_every_kind_and_change_no_bit(folders, name, kind):
     predictor = {
         "dependency": lambda: DependencyPredictor(spec),
         "popularity": lambda: PopularityPredictor(spec, shares),
-        "expert-map": lambda: ExpertMapPredictor(spec, distance=1),
+        "expert-map": lambda: ExpertMapPredictor.empty(spec, distance=1),
     }[kind]()
     plain = load_plain(folders[name], dtype=torch.bfloat16)
     model = serve(folders[name], budget="30%", predictor=predictor)

@@ -10,8 +10,8 @@ from collect.errors import TraceError
 from collect.recorder import SignalRecorder
 from collect.traces.layout import TraceSignal
 from predictors.base import Signal
+from predictors.baselines import TokenPredictor
 from predictors.spec import ModelSpec
-from predictors.token import TokenPredictor
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf import layers

@@ -74,7 +74,7 @@ def test_system__names_parts_that_exist(name: str) -> None:
     if not one.prefetch:
         assert one.predictor is None
     elif one.predictor != ORACLE:
-        assert set(one.predictor_options) <= known_options(KINDS[one.predictor])
+        assert set(one.predictor_options) <= set(known_options(KINDS[one.predictor]))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from predictors.popularity import PopularityPredictor
+from predictors.baselines import PopularityPredictor
 from runtime.errors import TransferError
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.predictors import small_spec

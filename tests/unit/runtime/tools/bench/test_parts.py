@@ -7,8 +7,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from predictors.baselines import PopularityPredictor
 from predictors.errors import MoecastError
-from predictors.popularity import PopularityPredictor
 from runtime.config import ModelConfig, SystemConfig
 from runtime.tools.bench import rounds
 from runtime.tools.bench.config import BenchConfig

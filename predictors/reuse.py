@@ -5,7 +5,8 @@ experts can. The value of an expert is `(1 - gamma) / gamma * sum over t > 0 of 
 [0, 1]: its discounted use over the coming tokens. Belady's policy evicts by the next use; this is
 an expectation of it.
 
-Shape suffixes: T tokens, D hidden size, L layers, E experts, K top_k, F fading sums of an expert.
+Shape suffixes: T tokens, D hidden size, L layers, E experts, K top_k, F fading sums of an expert,
+U decays of the counts, P decays of the probabilities.
 """
 
 from collections.abc import Mapping
@@ -13,16 +14,22 @@ from typing import Any, Self
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, softmax
 from predictors.errors import PredictorError
 from predictors.learned import INPUT, OUTPUT, open_session
-from predictors.reuse.history import NUM_FADING, fade, mark_used, normalize_sums, softmax
 from predictors.spec import ModelSpec
 from predictors.tensors import WEIGHTS, read_tensors, write_tensors
 
 LONGEST_MEMORY = 64
 """Tokens at the end of a prompt that are counted one by one; earlier ones, decayed by half or more,
 are left out."""
+
+COUNT_DECAYS = (0.5, 0.8, 0.95, 0.99)
+CHANCE_DECAYS = (0.8, 0.95)
+"""Decay per token: over one or two tokens, a sentence, a paragraph."""
+
+NUM_FADING = len(COUNT_DECAYS) + len(CHANCE_DECAYS)
+DECAYS = np.array([*COUNT_DECAYS, *CHANCE_DECAYS], np.float32)
 
 
 def network_path(layer: int) -> str:
@@ -43,14 +50,9 @@ class ReusePredictor(Predictor):
 
     kind = "reuse"
     signals = frozenset({Signal.GATE_INPUT, Signal.ROUTED})
-    stateless = False
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        graphs: Mapping[int, bytes],
-        routers_LED: Floats,
-        biases_LE: Floats,
+        self, spec: ModelSpec, graphs: Mapping[int, bytes], routers_LED: Floats, biases_LE: Floats
     ):
         super().__init__(spec)
         if set(graphs) != set(range(spec.num_layers)):
@@ -127,3 +129,22 @@ class ReusePredictor(Predictor):
         arrays = read_tensors(files, shapes, kind=cls.kind)
         graphs = {layer: files[path] for layer, path in paths.items()}
         return cls(spec, graphs, arrays["routers"], arrays["biases"])
+
+
+def mark_used(experts_TK: Ints, num_experts: int) -> Floats:
+    """Returns `[T, E]`: 1 where the token is routed to the expert; the id `num_experts` is none."""
+    used_TE = np.zeros((len(experts_TK), num_experts + 1), np.float32)
+    np.put_along_axis(used_TE, experts_TK, 1.0, axis=1)
+    return used_TE[:, :num_experts]
+
+
+def fade(state: Floats, used_E: Floats, chance_E: Floats) -> None:
+    """Adds a token to `state [..., U + P, E]` in place, for any leading axes."""
+    state *= DECAYS[:, None]
+    state[..., : len(COUNT_DECAYS), :] += used_E[..., None, :]
+    state[..., len(COUNT_DECAYS) :, :] += chance_E[..., None, :]
+
+
+def normalize_sums(state: Floats) -> Any:
+    """Returns each decaying sum as a mean in [0, 1], the input of the networks."""
+    return state * (1 - DECAYS[:, None])

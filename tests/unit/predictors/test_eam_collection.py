@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
-from predictors.eam.collection import EamCollection
-from predictors.eam.kmeans import choose_representatives
-from predictors.eam.matrix import attainable_accuracy, count_rows, eam_distance, layer_decays
+from predictors.eam.collection import (
+    EamCollection,
+    attainable_accuracy,
+    choose_representatives,
+    count_rows,
+    eam_distance,
+    layer_decays,
+)
 
 
 def test_count_rows__counts_each_requests_tokens() -> None:

@@ -3,21 +3,17 @@
 Shape suffixes: T tokens, K top_k, C capacity, L layers, E experts, D hidden size.
 """
 
-from collections.abc import Mapping
-from typing import Any, Self
-
 import numpy as np
 from numpy.typing import NDArray
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal, check_options
-from predictors.eam.matrix import normalize_rows
+from predictors.base import Floats, Forecast, Forecasts, Ints, Signal, softmax
+from predictors.eam.collection import normalize_rows
 from predictors.errors import PredictorError
-from predictors.expert_map.store import ExpertMapStore, redundancy_scores
 from predictors.spec import ModelSpec
-from predictors.tensors import read_tensors, write_tensors
+from predictors.tensors import Shapes, TensorPredictor, write_tensors
 
 
-class ExpertMapPredictor(Predictor):
+class ExpertMapPredictor(TensorPredictor):
     """Forecasts the layer `distance` ahead from the most similar past iteration.
 
     Layers 0..d-1 are forecast by semantic search, which compares the model's inputs (equation 4);
@@ -31,7 +27,7 @@ class ExpertMapPredictor(Predictor):
     by the dense layers below, if there are any.
 
     Args:
-        maps_NLE, embeddings_ND: stored iterations, at most `capacity`; None is a cold start.
+        maps_NLE, embeddings_ND: stored iterations, at most `capacity`.
         distance: d, the paper's choice for three models (section 6.1).
         capacity: C; "e.g. 1K expert maps" (section 3.2).
     """
@@ -42,8 +38,8 @@ class ExpertMapPredictor(Predictor):
     def __init__(
         self,
         spec: ModelSpec,
-        maps_NLE: Floats | None = None,
-        embeddings_ND: Floats | None = None,
+        maps_NLE: Floats,
+        embeddings_ND: Floats,
         *,
         distance: int = 3,
         capacity: int = 1_000,
@@ -55,23 +51,18 @@ class ExpertMapPredictor(Predictor):
                 f"{self.kind} with distance={distance}: the model has {spec.num_layers} layers "
                 "with experts"
             )
+        if len(maps_NLE) > capacity:
+            raise PredictorError(
+                f"{self.kind} with capacity={capacity} is too small for {len(maps_NLE)} maps"
+            )
         self.distance = distance
+        self.capacity = capacity
         self.learning = learning
         self.store = ExpertMapStore(capacity, spec.num_layers, spec.num_experts, spec.hidden_size)
-        if maps_NLE is not None and embeddings_ND is not None:
-            if len(maps_NLE) > capacity:
-                raise PredictorError(
-                    f"{self.kind} with capacity={capacity} is too small for {len(maps_NLE)} maps"
-                )
-            maps_LEN = np.moveaxis(maps_NLE, 0, 2).astype(np.float32)
-            nothing_to_replace = np.zeros((0, 0), np.float32)
-            self.store.add(maps_LEN, embeddings_ND.T.astype(np.float32), nothing_to_replace)
+        maps_LEN = np.moveaxis(maps_NLE, 0, 2).astype(np.float32)
+        nothing_to_replace = np.zeros((0, 0), np.float32)
+        self.store.add(maps_LEN, embeddings_ND.T.astype(np.float32), nothing_to_replace)
         self._begin(0)
-
-    @classmethod
-    def empty(cls, spec: ModelSpec, **options: Any) -> Self:
-        """Makes a predictor with an empty store: a cold start."""
-        return cls(spec, **options)
 
     def _begin(self, num_tokens: int) -> None:
         spec = self.spec
@@ -98,7 +89,7 @@ class ExpertMapPredictor(Predictor):
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
         assert logits_TE is not None, "logits are requested"
-        probability_TE = softmax(logits_TE)
+        probability_TE = softmax(logits_TE).astype(np.float32)
         self._map_LTE[layer] = probability_TE
         self._layers_seen += 1
         store = self.store
@@ -113,12 +104,9 @@ class ExpertMapPredictor(Predictor):
 
     def similarity(self, layer: int) -> Floats:
         """Returns `[T, size]`: equation 5 over layers 0..layer."""
-        lengths_TC = np.sqrt(self._square_T)[:, None] * self.store.lengths_LC[layer][: self._width]
+        stored_C = self.store.lengths_LC[layer][: self._product_TC.shape[1]]
+        lengths_TC = np.sqrt(self._square_T)[:, None] * stored_C
         return self._product_TC / np.maximum(lengths_TC, 1e-12)
-
-    @property
-    def _width(self) -> int:
-        return self._product_TC.shape[1]
 
     def end_step(self) -> None:
         is_whole = self._layers_seen == self.spec.num_layers and self._embeddings_TD is not None
@@ -148,8 +136,6 @@ class ExpertMapPredictor(Predictor):
             forecasts.append(Forecast(layer, scores_TE, wanted=first.tolist()))
         return forecasts
 
-    # ---- storing
-
     def files(self) -> dict[str, bytes]:
         size = self.store.size
         maps_NLE = np.moveaxis(self.store.maps_LEC[:, :, :size], 2, 0)
@@ -158,29 +144,10 @@ class ExpertMapPredictor(Predictor):
             {"maps": maps_NLE.astype(np.float16), "embeddings": embeddings_ND.astype(np.float16)}
         )
 
-    def options(self) -> dict[str, Any]:
-        return {
-            "distance": self.distance,
-            "capacity": self.store.capacity,
-            "learning": self.learning,
-        }
-
     @classmethod
-    def from_files(
-        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
-    ) -> Self:
-        shapes = {
-            "maps": (None, spec.num_layers, spec.num_experts),
-            "embeddings": (None, spec.hidden_size),
-        }
-        arrays = read_tensors(files, shapes, kind=cls.kind)
-        return cls(spec, arrays["maps"], arrays["embeddings"], **check_options(cls, options))
-
-
-def softmax(logits_TE: Floats) -> Floats:
-    """Returns the router's probability distribution over the experts (section 4.1)."""
-    shifted_TE = np.exp(logits_TE - logits_TE.max(axis=1, keepdims=True))
-    return (shifted_TE / shifted_TE.sum(axis=1, keepdims=True)).astype(np.float32)
+    def shapes(cls, spec: ModelSpec) -> Shapes:
+        maps = (None, spec.num_layers, spec.num_experts)
+        return {"maps": maps, "embeddings": (None, spec.hidden_size)}
 
 
 def selection_threshold(score_T: Floats) -> Floats:
@@ -200,3 +167,55 @@ def select_experts(probability_TE: Floats, delta_T: Floats, top_k: int) -> NDArr
     kept_TE = np.zeros(probability_TE.shape, np.bool_)
     kept_TE[tokens_T1, order_TE] = np.arange(probability_TE.shape[1]) < needed_T[:, None]
     return kept_TE
+
+
+class ExpertMapStore:
+    """Expert maps (each layer's router probabilities) and semantic embeddings of past iterations.
+
+    Iterations are the last axis of the arrays, so that a search is one matrix product.
+    """
+
+    def __init__(self, capacity: int, num_layers: int, num_experts: int, hidden_size: int):
+        self.capacity = capacity
+        self.size = 0
+        self.maps_LEC = np.zeros((num_layers, num_experts, capacity), np.float32)
+        self.embeddings_DC = np.zeros((hidden_size, capacity), np.float32)
+        """Each at length 1."""
+        self.lengths_LC = np.zeros((num_layers, capacity), np.float32)
+        """Length of layers 0..l of each flattened map: the divisor of equation 5."""
+
+    def add(self, maps_LET: Floats, embeddings_DT: Floats, redundancy_TC: Floats) -> None:
+        """Adds iterations; in a full store, each replaces the most redundant one (section 4.4).
+
+        `redundancy_TC`, `[T, size]`, compares them with the stored maps.
+        """
+        num_new = maps_LET.shape[2]
+        free = min(num_new, self.capacity - self.size)
+        self._write(np.arange(self.size, self.size + free), slice(0, free), maps_LET, embeddings_DT)
+        old, self.size = self.size, self.size + free
+        if free == num_new or not old:
+            # Of more than the capacity, with nothing to compare with, the first ones are stored.
+            return
+        # Of several that replace the same one, the last is stored.
+        replaced = redundancy_TC[free:].argmax(axis=1)
+        positions, last = np.unique(replaced[::-1], return_index=True)
+        self._write(positions, num_new - 1 - last, maps_LET, embeddings_DT)
+
+    def _write(
+        self, positions: Ints, new: Ints | slice, maps_LET: Floats, embeddings_DT: Floats
+    ) -> None:
+        maps = maps_LET[:, :, new]
+        self.maps_LEC[:, :, positions] = maps
+        self.embeddings_DC[:, positions] = normalize_rows(embeddings_DT[:, new].T).T
+        self.lengths_LC[:, positions] = np.sqrt(np.cumsum(np.square(maps).sum(axis=1), axis=0))
+
+
+def redundancy_scores(
+    semantic_TC: Floats, trajectory_TC: Floats, *, distance: int, num_layers: int
+) -> Floats:
+    """Returns `RDY = d/L score_sem + (L - d)/L score_map` (fMoE, section 4.4).
+
+    Each score is weighted by the share of layers that it forecasts.
+    """
+    share = distance / num_layers
+    return share * semantic_TC + (1.0 - share) * trajectory_TC
