@@ -13,10 +13,9 @@ from runtime.config import PackConfig, Quantise
 from runtime.errors import StoreError
 from runtime.hf.loading import load_stripped
 from runtime.store.model_source import fingerprint, resolve
-from runtime.store.packed.coding import RAW, Coding
+from runtime.store.packed.coding import RAW, Coding, import_torchao
 from runtime.store.packed.layout import PackedLayout, build_packed_layout
 from runtime.store.packed.manifest import describe_contents
-from runtime.store.packed.quantise import import_torchao
 from runtime.store.packed.writer import pack, total_bytes
 
 

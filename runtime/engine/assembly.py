@@ -22,8 +22,7 @@ from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement, RankPart
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.transfer.arena import Arena
-from runtime.transfer.cuda import CudaLink
-from runtime.transfer.link import HostLink, Link, StoreLink
+from runtime.transfer.link import CudaLink, HostLink, Link, StoreLink
 from runtime.transfer.numa import find_near_cpus, run_near
 from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.worker import TransferState, TransferWorker

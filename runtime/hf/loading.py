@@ -5,24 +5,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, PageCache
+from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
-from runtime.hf.classes import find_model_class
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
 from runtime.hf.strip import Banks, make_stripped_class
 from runtime.store.checkpoint import CheckpointStore
+from runtime.store.layout import ALIGNMENT
 from runtime.store.model_source import identity
 from runtime.store.weight_plan import WeightPlan
-
-ALIGNMENT = 64
-"""Bytes. PyTorch aligns its own allocations on the CPU to it."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +125,65 @@ def unmap_weights(model: PreTrainedModel, *, mapped: bool = True) -> PreTrainedM
     for parameter in model.parameters():
         address = parameter.data_ptr()
         if address not in copies:
-            # Nothing on a device is mapped, and a copy would double its memory.
+            # Nothing on a device is mapped, and a copy would double its memory. PyTorch aligns its
+            # own allocations on the CPU to `ALIGNMENT`.
             must_copy = parameter.device.type == "cpu" and (mapped or address % ALIGNMENT)
             copies[address] = parameter.data.clone() if must_copy else parameter.data
         parameter.data = copies[address]
     return model
+
+
+GENERATING = (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+)
+"""Auto classes in order, for checkpoints that do not name their class."""
+
+DEQUANTISED = ("fp8", "mxfp4")
+"""Quantisation methods that Transformers reverses while loading, on request. By default it does
+so only without a GPU that has kernels for them, and those kernels need whole banks of experts."""
+
+NAMED_ONLY = (AutoModelForTokenClassification,)
+"""Models that generate nothing: only for checkpoints made for them."""
+
+
+def _classes(config: PreTrainedConfig, auto: Any) -> tuple[type[PreTrainedModel], ...]:
+    mapping = auto._model_mapping
+    if type(config) not in mapping:
+        return ()
+    found = mapping[type(config)]
+    return tuple(found) if isinstance(found, (list, tuple)) else (found,)
+
+
+def find_model_class(
+    config: PreTrainedConfig,
+) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    """The class, and the part of the configuration that it is built from.
+
+    The checkpoint's own `architectures` come first: a model with vision is loaded with it, and one
+    that was saved as a text model without. Next is the first that Transformers' auto classes know.
+
+    Raises:
+        CheckpointError: no class for this configuration that computes text.
+    """
+    generating = [cls for auto in GENERATING for cls in _classes(config, auto)]
+    others = [cls for auto in NAMED_ONLY for cls in _classes(config, auto)]
+    named = [cls for cls in generating + others if cls.__name__ in (config.architectures or ())]
+    chosen = next(iter(named + generating), None)
+    quantised = getattr(config, "quantization_config", None)
+    if isinstance(quantised, dict) and quantised.get("quant_method") in DEQUANTISED:
+        quantised["dequantize"] = True
+    if chosen is None:
+        raise CheckpointError(
+            f"Transformers has no class that computes text for {type(config).__name__} "
+            f"(architectures: {', '.join(config.architectures or ()) or 'none'})"
+        )
+    text = config.get_text_config()
+    if text is not config and chosen.config_class is type(text):
+        # As the auto classes do: a text class reads its part, and how the whole is quantised.
+        if getattr(config, "quantization_config", None) is not None:
+            text.quantization_config = config.quantization_config
+        return chosen, text
+    return chosen, config

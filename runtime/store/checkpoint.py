@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from runtime.config import PageCache
 from runtime.errors import CheckpointError
-from runtime.store.base import as_memoryview
+from runtime.store.base import ExpertStore, as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.layout import SlotLayout, build_slot_layout
 from runtime.store.scratch import measure_peak_bytes
@@ -41,7 +41,7 @@ class _OneExpertModel:
     get_parameter = get_parameter_or_buffer
 
 
-class CheckpointStore:
+class CheckpointStore(ExpertStore):
     """Reads chunks of experts from a checkpoint into slots. Thread-safe.
 
     Args:
@@ -61,29 +61,13 @@ class CheckpointStore:
         self._files = FileReader(page_cache=page_cache)
         self._known_places: dict[tuple[int, str, int], list[StoredTensor]] = {}
         self._converting = threading.Lock()
-        self._scratch_bytes = self._measure_scratch()
-
-    @property
-    def experts_per_layer(self) -> list[int]:
-        return [max(plan.parameter.num_experts for plan in bank.values()) for bank in self._banks]
-
-    @property
-    def num_experts(self) -> int:
-        return max(self.experts_per_layer)
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._banks)
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Memory that a read may need in addition to the slot; 0 without conversion.
-
-        One thread converts at a time; the others may have read their input already.
-        """
-        return self._scratch_bytes
+        self.experts_per_layer = [
+            max(plan.parameter.num_experts for plan in bank.values()) for bank in banks
+        ]
+        self.scratch_bytes = self._measure_scratch()
 
     def _measure_scratch(self) -> int:
+        """One thread converts at a time; the others may have read their input already."""
         measured: dict[tuple[object, ...], int] = {}
         for bank, layout in zip(self._banks, self.layouts, strict=True):
             for piece in (piece for chunk in layout.chunks for piece in chunk):
@@ -202,6 +186,3 @@ class CheckpointStore:
 
     def _pread(self, extent: StoredTensor, target: memoryview) -> None:
         self._files.read(extent.file, extent.offset, target, what=extent.key)
-
-    def close(self) -> None:
-        self._files.close()

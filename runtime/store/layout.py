@@ -13,8 +13,8 @@ ALIGNMENT = 64
 """Bytes. Kernels take other paths on unaligned weights, and then the last bits differ."""
 
 
-def _aligned(num_bytes: int) -> int:
-    return math.ceil(num_bytes / ALIGNMENT) * ALIGNMENT
+def align(num_bytes: int, alignment: int = ALIGNMENT) -> int:
+    return math.ceil(num_bytes / alignment) * alignment
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def build_slot_layout(plans: Mapping[str, WeightPlan]) -> SlotLayout:
     end = 0
     for name, plan in plans.items():
         shape, dtype = plan.parameter.shape[1:], plan.parameter.dtype
-        offsets[name] = start = _aligned(end)
+        offsets[name] = start = align(end)
         end = start + math.prod(shape) * dtype.itemsize
         if plan.is_plain:
             pieces, place = [], start
@@ -94,5 +94,5 @@ def build_slot_layout(plans: Mapping[str, WeightPlan]) -> SlotLayout:
         shapes={name: plan.parameter.shape[1:] for name, plan in plans.items()},
         dtypes={name: plan.parameter.dtype for name, plan in plans.items()},
         chunks=tuple(tuple(chunk) for chunk in chunks),
-        num_bytes=_aligned(end),
+        num_bytes=align(end),
     )

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from runtime.policy.eviction.protocol import Expert
@@ -13,7 +13,7 @@ from runtime.store.base import ExpertStore
 from runtime.transfer.arena import Arena
 
 
-class Link(Protocol):
+class Link:
     """Fills slots of an arena. Thread-safe: workers transfer concurrently, to different slots."""
 
     def transfer(self, task: TransferTask) -> None:
@@ -22,18 +22,18 @@ class Link(Protocol):
         Raises:
             TransferError: they did not arrive.
         """
+        raise NotImplementedError
 
     def computed(self, slot: int) -> None:
-        """Make the next transfer into the slot wait for the uses issued so far.
-
-        Called on the model's thread after the last use.
+        """Called on the model's thread when it has issued its last use of the slot: the next
+        transfer into it must wait for that use to end. On the CPU it has ended by then.
         """
 
     def close(self) -> None:
-        """Close the link; no transfer may be active."""
+        """No transfer may be under way."""
 
 
-class StoreLink:
+class StoreLink(Link):
     """Reads chunks of a store into an arena in host memory.
 
     Args:
@@ -50,15 +50,12 @@ class StoreLink:
         chunks = range(task.first_chunk, task.end_chunk)
         self._store.read(layer, expert, chunks, self._arena.slot(task.slot))
 
-    def computed(self, slot: int) -> None:
-        """Do nothing: the CPU's computation has ended when this is called."""
-
     def close(self) -> None:
         if self._closes:
             self._store.close()
 
 
-class HostLink:
+class HostLink(Link):
     """Copies from one arena in host memory to another: a device tier's stand-in without one."""
 
     def __init__(self, source: Arena, target: Arena):
@@ -66,26 +63,55 @@ class HostLink:
         self._target = target
 
     def parts(self, task: TransferTask) -> list[tuple[Tensor, Tensor]]:
-        """`(target, source)` bytes of each part of the task's chunks."""
-        return copy_parts(task, self._source, self._target)
+        """`(target, source)` bytes of each part of the task's chunks, uint8."""
+        assert task.source_slot is not None
+        target, source = self._target.slot(task.slot), self._source.slot(task.source_slot)
+        ranges = self._target.chunk_ranges(task.expert[0])[task.first_chunk : task.end_chunk]
+        return [(target[start:end], source[start:end]) for chunk in ranges for start, end in chunk]
 
     def transfer(self, task: TransferTask) -> None:
         for target, source in self.parts(task):
             target.copy_(source)
 
+
+class CudaLink(HostLink):
+    """Copies from a pinned arena to one on the device, concurrent with the computation.
+
+    Two orders must hold. A computation may read a slot only after its copy has ended: `transfer`
+    returns when the copy's event has passed, and only then does the policy core count the chunk as
+    arrived. A copy may overwrite a slot only after the last computation with it has ended, which
+    the CPU has launched but not awaited: `computed` records an event on the computing stream, and
+    the copy stream waits for that event before it writes.
+    """
+
+    def __init__(self, source: Arena, target: Arena, device: torch.device):
+        super().__init__(source, target)
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._computed: dict[int, torch.cuda.Event] = {}
+        # The arena may lie where earlier work of the computing stream, still under way, writes.
+        torch.cuda.synchronize(device)
+
+    def transfer(self, task: TransferTask) -> None:
+        fence = self._computed.pop(task.slot, None) if task.first_chunk == 0 else None
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if fence is not None:
+                self._stream.wait_event(fence)
+            for target, source in self.parts(task):
+                target.copy_(source, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(self._stream)
+        # Releases the GIL while it waits, so that the model's thread continues.
+        done.synchronize()
+
     def computed(self, slot: int) -> None:
-        """Do nothing, as in `StoreLink`."""
+        event = self._computed.get(slot)
+        if event is None:
+            event = self._computed[slot] = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
 
     def close(self) -> None:
-        """Do nothing: there are no files."""
-
-
-def copy_parts(task: TransferTask, source: Arena, target: Arena) -> list[tuple[Tensor, Tensor]]:
-    """`(target, source)` bytes of each part of the task's chunks, uint8."""
-    assert task.source_slot is not None
-    to, of = target.slot(task.slot), source.slot(task.source_slot)
-    ranges = target.chunk_ranges(task.expert[0])[task.first_chunk : task.end_chunk]
-    return [(to[start:end], of[start:end]) for chunk in ranges for start, end in chunk]
+        self._stream.synchronize()
 
 
 @dataclass(frozen=True)

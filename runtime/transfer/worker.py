@@ -57,6 +57,10 @@ class TransferThread:
     is_lost: bool = False
     """It hangs in `task`; another thread has replaced it and the slot is quarantined."""
 
+    @property
+    def is_alive(self) -> bool:
+        return self.handle is not None and self.handle.is_alive()
+
 
 @dataclass(eq=False)
 class TransferWorker:
@@ -143,7 +147,8 @@ class TransferWorker:
                 self.shared.joined.discard(task.expert)
                 self.tier.complete(task)
                 self.busy_seconds += end - start
-                self._record(thread, task, start, end)
+                if self.shared.timeline is not None:
+                    self.shared.timeline.transferred(self.name, task, start, end, track=thread.name)
             else:
                 self.shared.faults[error.fault] += 1
                 if task.expert in self.shared.joined:
@@ -153,10 +158,6 @@ class TransferWorker:
                     self.shared.errors[task.expert] = error
                     self.tier.fail(task)
             self.shared.condition.notify_all()
-
-    def _record(self, thread: TransferThread, task: TransferTask, start: float, end: float) -> None:
-        if self.shared.timeline is not None:
-            self.shared.timeline.transferred(self.name, task, start, end, track=thread.name)
 
     def run_inline(self, thread: TransferThread) -> bool:
         """Run one requested transfer on the caller's thread, which holds the lock once.
@@ -179,8 +180,7 @@ class TransferWorker:
         """Replace threads that have died or that hang in a transfer; called under the lock."""
         now = time.monotonic()
         for thread in list(self._threads):
-            assert thread.handle is not None
-            if not thread.handle.is_alive():
+            if not thread.is_alive:
                 self._threads.remove(thread)
                 if thread.is_lost or self._closing:
                     continue
@@ -211,10 +211,7 @@ class TransferWorker:
     @property
     def num_lost(self) -> int:
         """Threads that hang in a transfer."""
-        return sum(
-            thread.is_lost and thread.handle is not None and thread.handle.is_alive()
-            for thread in self._threads
-        )
+        return sum(thread.is_lost and thread.is_alive for thread in self._threads)
 
     @property
     def is_frozen(self) -> bool:
@@ -224,10 +221,7 @@ class TransferWorker:
     @property
     def num_alive(self) -> int:
         """Threads that neither died nor hang."""
-        return sum(
-            thread.handle is not None and thread.handle.is_alive() and not thread.is_lost
-            for thread in self._threads
-        )
+        return sum(thread.is_alive and not thread.is_lost for thread in self._threads)
 
     @property
     def active_tasks(self) -> list[TransferTask]:
@@ -250,7 +244,5 @@ class TransferWorker:
         for thread in self._threads:
             assert thread.handle is not None
             thread.handle.join(timeout_seconds)
-        if not any(
-            thread.handle is not None and thread.handle.is_alive() for thread in self._threads
-        ):
+        if not any(thread.is_alive for thread in self._threads):
             self.link.close()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.store.direct import BLOCK
-from runtime.store.layout import ALIGNMENT, SlotLayout
+from runtime.store.layout import SlotLayout, align
 from runtime.store.packed.coding import RAW, Coding, decode
 
 
@@ -140,21 +140,17 @@ def build_packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLa
                     name, last.first, last.num_weights + num_weights, how, last.offset
                 )
             else:
-                part = PackedPart(name, first, num_weights, how, _aligned(end, ALIGNMENT))
+                part = PackedPart(name, first, num_weights, how, align(end))
             parts.append(part)
             end = _end(part, source)
         chunks.append(parts)
-        ends.append(_aligned(end, BLOCK))
+        ends.append(align(end, BLOCK))
     return PackedLayout(
         shapes=dict(source.shapes),
         dtypes=dict(source.dtypes),
         chunks=tuple(map(tuple, chunks)),
         ends=tuple(ends),
     )
-
-
-def _aligned(num_bytes: int, alignment: int) -> int:
-    return math.ceil(num_bytes / alignment) * alignment
 
 
 def _end(part: PackedPart, source: SlotLayout) -> int:

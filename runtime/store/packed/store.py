@@ -10,7 +10,7 @@ from torch import Tensor
 from predictors.spec import ModelSpec
 from runtime.config import PageCache
 from runtime.errors import Fault, StoreError, TransferError
-from runtime.store.base import as_memoryview
+from runtime.store.base import ExpertStore, as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
 from runtime.store.packed.layout import PackedLayout
@@ -20,7 +20,7 @@ TRIES = 2
 """Reads per chunk: a checksum may fail because of the bus or a cable."""
 
 
-class PackedStore:
+class PackedStore(ExpertStore):
     """Reads chunks of experts from a packed store into slots. Thread-safe.
 
     Raises:
@@ -75,14 +75,6 @@ class PackedStore:
                     f"(python -m runtime pack output={self.folder} overwrite=true)"
                 )
 
-    @property
-    def num_layers(self) -> int:
-        return len(self.layouts)
-
-    @property
-    def num_experts(self) -> int:
-        return max(self.experts_per_layer)
-
     scratch_bytes = 0
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
@@ -115,9 +107,6 @@ class PackedStore:
             f"(python -m runtime pack output={self.folder} overwrite=true)",
             fault=Fault.DAMAGED,
         )
-
-    def close(self) -> None:
-        self._files.close()
 
 
 def open_store(

@@ -12,16 +12,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from predictors.files import exchange_paths, sync_folder, write_atomic
+from runtime.config import PageCache
 from runtime.errors import StoreError, TransferError
-from runtime.store.base import allocate_aligned
+from runtime.store.base import allocate_aligned, as_memoryview
 from runtime.store.checkpoint import CheckpointStore
-from runtime.store.packed.coding import RAW, encode
-from runtime.store.packed.journal import LayerJournal
+from runtime.store.files import FileReader
+from runtime.store.packed.coding import RAW, encode, quantise
 from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import (
     CHECKSUMS,
@@ -32,7 +36,6 @@ from runtime.store.packed.manifest import (
     restore_layout,
     seal_manifest,
 )
-from runtime.store.packed.quantise import quantise
 from runtime.store.packed.store import PackedStore, open_store
 
 SPARE_BYTES = 16 << 20
@@ -247,3 +250,80 @@ def fill_record(layout: PackedLayout, weights: dict[str, Tensor], record: Tensor
             record[part.offset : end].copy_(flat.view(torch.uint8))
         else:
             encode(part.coding, quantise(part.coding, flat), record[part.offset :])
+
+
+class LayerJournal:
+    """Appends one layer's records; may be opened again after a kill at any point.
+
+    Records and their checksums are appended to two files, in no order that survives a power cut. A
+    record counts if its bytes have the checksum in the journal; the first that has not is written
+    again, with all after it.
+    """
+
+    def __init__(self, data: Path, sums: Path, layout: PackedLayout, *, num_experts: int):
+        self._layout = layout
+        self._data_path, self._sums_path = data, sums
+        self.num_done = self._verified(num_experts)
+        self._data = self._cut(data, self.num_done * layout.num_bytes)
+        self._sums = self._cut(sums, self.num_done * 8 * len(layout.chunks))
+
+    @staticmethod
+    def _cut(path: Path, size: int) -> BinaryIO:
+        opened = path.open("ab", buffering=0)
+        opened.truncate(size)
+        return opened
+
+    def _verified(self, num_experts: int) -> int:
+        """Number of valid records."""
+        if not self._sums_path.exists() or not self._data_path.exists():
+            return 0
+        chunks = len(self._layout.chunks)
+        raw = self._sums_path.read_bytes()
+        table = np.frombuffer(raw[: len(raw) // (8 * chunks) * 8 * chunks], dtype="<u8")
+        reader = FileReader(page_cache=PageCache.BYPASS)
+        record = allocate_aligned(self._layout.num_bytes)
+        try:
+            for i, row in enumerate(table.reshape(-1, chunks)[:num_experts]):
+                try:
+                    reader.read(
+                        self._data_path, i * len(record), as_memoryview(record), what=f"expert {i}"
+                    )
+                except TransferError:
+                    return i
+                if compute_checksums(self._layout, record) != row.tolist():
+                    return i
+            return min(len(table) // chunks, num_experts)
+        finally:
+            reader.close()
+
+    def append(self, record: Tensor) -> None:
+        """Writes the next record, uint8 `(num_bytes,)`; OSError when the disk is full."""
+        write_all(self._data, as_memoryview(record))
+        checksums = np.array(compute_checksums(self._layout, record), dtype="<u8")
+        write_all(self._sums, checksums.tobytes())
+
+    def close(self) -> None:
+        """Makes both files durable and lets the data out of the page cache."""
+        for opened in (self._data, self._sums):
+            os.fsync(opened.fileno())
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the files as they are."""
+        self._data.close()
+        self._sums.close()
+
+
+def write_all(opened: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all data: a nearly full disk accepts a part before it fails."""
+    view = memoryview(data)
+    while view:
+        view = view[opened.write(view) :]
+
+
+def compute_checksums(layout: PackedLayout, record: Tensor) -> list[int]:
+    """xxh3_64 of each chunk, padding included."""
+    view = as_memoryview(record)
+    return [xxhash.xxh3_64_intdigest(view[a:b]) for [(a, b)] in layout.chunk_ranges]

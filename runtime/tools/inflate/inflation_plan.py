@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from runtime.errors import CheckpointError
-from runtime.hf.classes import find_model_class
+from runtime.hf.loading import find_model_class
 from runtime.hf.strip import strip_experts
 from runtime.store.model_source import is_weights
 from runtime.store.planning import plan_weights

@@ -8,8 +8,13 @@ from transformers import Qwen2MoeConfig
 from transformers.integrations.moe import use_experts_implementation
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts
 
-from runtime.hf.accumulation import AccumulationDtype, make_inputs, make_tiny_twin
-from runtime.hf.experts import compute_experts, find_accumulation
+from runtime.hf.experts import (
+    AccumulationDtype,
+    compute_experts,
+    find_accumulation,
+    make_inputs,
+    make_tiny_twin,
+)
 
 
 def experts_that_add(sum_dtype, *, scale=None, needs=None):

@@ -17,9 +17,8 @@ from runtime.config import SystemConfig
 from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.adapters.dense import compute_dense_experts
-from runtime.hf.classes import find_model_class
 from runtime.hf.layers import find_adapter, find_expert_banks, find_moe_layers
-from runtime.hf.loading import load_plain
+from runtime.hf.loading import find_model_class, load_plain
 from runtime.hf.probes import Probes
 from tests.builders.families.build import save_family, tiny_model
 from tests.builders.families.table import FAMILIES

@@ -11,8 +11,7 @@ from transformers import AutoConfig
 from transformers.core_model_loading import Transpose, WeightConverter
 
 from runtime.errors import CheckpointError
-from runtime.hf.classes import find_model_class
-from runtime.hf.loading import load_plain
+from runtime.hf.loading import find_model_class, load_plain
 from runtime.store.scratch import measure_peak_bytes
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan

@@ -49,7 +49,7 @@ def test_coding__int4_takes_half_a_byte_and_the_groups_values():
 @pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.01), (4, 0.12)])
 def test_quantise__torchao_is_near(bits, tolerance):
     pytest.importorskip("torchao", reason="the `quantise` extra is not installed")
-    from runtime.store.packed.quantise import quantise
+    from runtime.store.packed.coding import quantise
 
     torch.manual_seed(0)
     weights = torch.randn(64 * 96, dtype=torch.bfloat16)

@@ -11,7 +11,7 @@ import pytest
 from runtime.commands import pack as command
 from runtime.config import ModelConfig, PackConfig, Quantise
 from runtime.errors import StoreError
-from runtime.store.packed import journal
+from runtime.store.packed import writer
 from runtime.store.packed.store import open_store
 from runtime.store.packed.writer import pack
 from tests.builders.models import tiny_qwen2_moe
@@ -35,7 +35,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def stop_at(number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """The n-th write is torn in its middle."""
-    real, left = journal.write_all, number
+    real, left = writer.write_all, number
 
     def torn(opened, data):
         nonlocal left
@@ -45,7 +45,7 @@ def stop_at(number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) 
         left -= 1
         real(opened, data)
 
-    monkeypatch.setattr(journal, "write_all", torn)
+    monkeypatch.setattr(writer, "write_all", torn)
 
 
 @pytest.mark.parametrize("number", range(2 * EXPERTS))
