@@ -308,9 +308,9 @@ class Engine:
         patience = self._watchdog_seconds / 2
         checked = active = time.monotonic()
         while True:
-            found = self._find_ready(layer, candidates)
-            if found is not None:
-                return found
+            ready = self._find_ready(layer, candidates)
+            if ready is not None:
+                return ready
             for e in candidates:
                 if (error := self._shared.errors.get((layer, e))) is not None:
                     raise error

@@ -66,8 +66,8 @@ def load_forecaster(
     """
     from zoo.load import load_predictor
 
-    where, found = locate_predictor(what, list_model_names(name, spec), entries=entries)
-    if found:
+    where, exists = locate_predictor(what, list_model_names(name, spec), entries=entries)
+    if exists:
         return load_predictor(where, spec=spec, options=options)
     make = {**FROM_NOTHING, **(makers or {})}.get(str(what))
     return None if make is None else make({"spec": spec, **(options or {})})

@@ -202,11 +202,16 @@ def choose_devices(devices: str | Sequence[str | torch.device]) -> list[torch.de
         CheckpointError: one is not available, or they are of different kinds.
     """
     named = devices.split(",") if isinstance(devices, str) and devices else devices
-    chosen = [choose_device(one.strip() if isinstance(one, str) else one) for one in named]
-    if len({one.type for one in chosen}) > 1:
+    chosen = [
+        choose_device(device.strip() if isinstance(device, str) else device) for device in named
+    ]
+    if len({device.type for device in chosen}) > 1:
         raise CheckpointError(
             f"devices={','.join(map(str, chosen))}: an expert's output would depend on where it is "
             "computed; name devices of one kind, such as cuda:0,cuda:1"
         )
     # `cuda` and `cuda:0` are the same device but not equal.
-    return [torch.device(one.type, one.index or 0) if one.type == "cuda" else one for one in chosen]
+    return [
+        torch.device(device.type, device.index or 0) if device.type == "cuda" else device
+        for device in chosen
+    ]

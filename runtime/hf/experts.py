@@ -145,13 +145,13 @@ def _group_by_expert(
     token_N = order_N % len(experts_TK)
     weight_N1 = weights_TK[token_N, order_N // len(experts_TK), None]
     experts, counts = torch.unique_consecutive(sorted_N, return_counts=True)
-    found, start = {}, 0
+    groups, start = {}, 0
     for expert, count in zip(experts.tolist(), counts.tolist(), strict=True):
         part = slice(start, start + count)
         if expert < num_experts:
-            found[expert] = token_N[part], weight_N1[part]
+            groups[expert] = token_N[part], weight_N1[part]
         start += count
-    return found
+    return groups
 
 
 def _compute_one_token(
@@ -201,8 +201,8 @@ def _test_accumulation(module: nn.Module) -> AccumulationDtype | None:
     except (RuntimeError, AttributeError):
         return None  # It needs more than the usual parameters.
     for how in AccumulationDtype:
-        found = [compute_experts(twin, ready, how, *case) for case in cases]
-        if all(map(torch.equal, found, expected)):
+        outputs = [compute_experts(twin, ready, how, *case) for case in cases]
+        if all(map(torch.equal, outputs, expected)):
             return how
     return None
 

@@ -64,16 +64,16 @@ def count_cache_bytes(cache: Any) -> int:
     tensors = (
         value for layer in getattr(cache, "layers", ()) for value in _tensors(vars(layer).values())
     )
-    return sum(one.numel() * one.element_size() for one in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, dict):  # states of linear attention
-            found += _tensors(value.values())
+            tensors += _tensors(value.values())
         elif isinstance(value, list | tuple):
-            found += _tensors(value)
-    return found
+            tensors += _tensors(value)
+    return tensors

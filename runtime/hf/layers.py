@@ -113,22 +113,22 @@ def find_moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
     """
     routers = _find_recorded_classes(model, "router_logits")
     blocks = _find_recorded_classes(model, "hidden_states")
-    found = []
+    candidates = []
     for name, experts in find_expert_banks(model).items():
         adapter = find_adapter(experts)
         assert adapter is not None
         parent = experts if adapter.router_inside else model.get_submodule(name.rpartition(".")[0])
         # What has no router to listen to is served all the same, when its experts are called.
         router = _find_router(parent, routers) or parent
-        found.append(
+        candidates.append(
             (name, experts, router, parent, _find_block_name(model, name, blocks), adapter)
         )
-    if not found:
+    if not candidates:
         raise CheckpointError(
             f"{type(model).__name__} has no routed experts that moecast can serve; "
             "it serves Mixture-of-Experts models only"
         )
-    order = _sort_by_execution([(name, block) for name, _, _, _, block, _ in found])
+    order = _sort_by_execution([(name, block) for name, _, _, _, block, _ in candidates])
     return [
         MoeLayer(
             index=index,
@@ -140,7 +140,7 @@ def find_moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
             adapter=adapter,
         )
         for index, (name, experts, router, parent, block, adapter) in enumerate(
-            found[place] for place in order
+            candidates[place] for place in order
         )
     ]
 
@@ -220,8 +220,8 @@ def build_skip_predictor(
     spec = given["spec"]
     weights = [getattr(layer.router, "weight", None) for layer in layers]
     shape = (spec.num_experts, spec.hidden_size)
-    found = [w for w in weights if isinstance(w, Tensor) and tuple(w.shape) == shape]
-    if spec.num_layers < 2 or len(found) < len(layers):
+    matrices = [w for w in weights if isinstance(w, Tensor) and tuple(w.shape) == shape]
+    if spec.num_layers < 2 or len(matrices) < len(layers):
         return None
-    routers_LED = np.stack([weight.detach().float().cpu().numpy() for weight in found])
+    routers_LED = np.stack([weight.detach().float().cpu().numpy() for weight in matrices])
     return SkipPredictor(routers_LED=routers_LED, **given)

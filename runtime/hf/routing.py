@@ -90,8 +90,8 @@ def read_mask(output: object, *, top_k: int) -> RouterOutput:
     choice, weights, logits = _tensors(output)
     num_experts = logits.shape[-1]
     if choice.ndim == 3:
-        found, indices = choice.max(dim=-1, keepdim=True)
-        return RouterOutput(indices.masked_fill(found == 0, num_experts), logits, weights)
+        chosen, indices = choice.max(dim=-1, keepdim=True)
+        return RouterOutput(indices.masked_fill(chosen == 0, num_experts), logits, weights)
     used_TE = torch.nn.functional.one_hot(choice, num_classes=num_experts)
     weights_TE = (used_TE * weights.unsqueeze(-1)).sum(dim=1)
     found_TK, indices_TK = used_TE.any(dim=1).long().topk(top_k, dim=-1)

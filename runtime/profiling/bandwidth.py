@@ -92,7 +92,7 @@ def measure_memory_bandwidth() -> float:
 
 def measure_link_bandwidth() -> list[float]:
     """Bytes a second from pinned memory to each CUDA device."""
-    found = []
+    bandwidths = []
     for index in range(torch.cuda.device_count()):
         source = torch.ones(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
         target = torch.empty(COPY_BYTES, dtype=torch.uint8, device=f"cuda:{index}")
@@ -101,8 +101,8 @@ def measure_link_bandwidth() -> list[float]:
             target.copy_(source)
             torch.cuda.synchronize(target.device)
 
-        found.append(COPY_BYTES / time_best(copy))
-    return found
+        bandwidths.append(COPY_BYTES / time_best(copy))
+    return bandwidths
 
 
 def time_best(run: Callable[[], object]) -> float:

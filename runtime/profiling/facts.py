@@ -55,8 +55,8 @@ def count_usable_cores() -> int:
 
 def list_gpus() -> list[dict[str, Any]]:
     """Name and memory of each CUDA device."""
-    found = []
+    devices = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        found.append({"name": properties.name, "memory_bytes": properties.total_memory})
-    return found
+        devices.append({"name": properties.name, "memory_bytes": properties.total_memory})
+    return devices

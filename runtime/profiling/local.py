@@ -130,7 +130,7 @@ def _measured(
         engine.swap_timeline(timeline)
     reads = _mean(before, after)
     chunk_seconds = reads.fixed + reads.per_byte * min(reader.sizes)
-    one, many = _expert_seconds(model, layers[0], store)
+    one_token, many_tokens = _expert_seconds(model, layers[0], store)
     return MeasuredHardware(
         name="local",
         chunk_bytes=reader.sizes,
@@ -139,7 +139,7 @@ def _measured(
         layer_fixed=alone.layer,
         layer_per_token=max(0.0, trimmed_mean(prompt_layers) - alone.layer) / (PROMPT_TOKENS - 1),
         expert_fixed=alone.expert,
-        expert_per_token=max(0.0, many - one) / (EXPERT_TOKENS - 1),
+        expert_per_token=max(0.0, many_tokens - one_token) / (EXPERT_TOKENS - 1),
         predictor_seconds=alone.prediction or PREDICTOR_SECONDS,
         step_seconds=alone.total,
         overheads=Overheads(
@@ -154,8 +154,8 @@ def _measured(
     )
 
 
-def _mean(one: Reads, other: Reads) -> Reads:
-    pairs = zip(vars(one).values(), vars(other).values(), strict=True)
+def _mean(first: Reads, second: Reads) -> Reads:
+    pairs = zip(vars(first).values(), vars(second).values(), strict=True)
     return Reads(*(statistics.fmean(pair) for pair in pairs))
 
 
@@ -176,8 +176,8 @@ class StepParts:
 
 def average_steps(spans: Spans) -> StepParts:
     """The steps that were heard as one: the median of each part."""
-    found = [vars(split_step(spans, *step)).values() for step in spans.steps]
-    return StepParts(*(statistics.median(column) for column in zip(*found, strict=True)))
+    steps = [vars(split_step(spans, *step)).values() for step in spans.steps]
+    return StepParts(*(statistics.median(column) for column in zip(*steps, strict=True)))
 
 
 def split_step(spans: Spans, began: float, ended: float) -> StepParts:
@@ -252,8 +252,8 @@ def _expert_seconds(
     width = model.config.get_text_config().hidden_size
     hidden = torch.zeros(EXPERT_TOKENS, width, dtype=model.dtype)
     times = [(seconds(lambda: run(hidden[:1])), seconds(lambda: run(hidden))) for _ in range(7)]
-    one, many = (statistics.median(column) for column in zip(*times, strict=True))
-    return one, many
+    one_token, many_tokens = (statistics.median(column) for column in zip(*times, strict=True))
+    return one_token, many_tokens
 
 
 def make_expert_call(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:

@@ -115,7 +115,7 @@ def measure_reads(store: ExpertStore) -> Reads:
     size = min(reader.sizes)
     # In turns, so that what else the disk is doing falls on both alike.
     pairs = [(seconds(reader.chunk), seconds(reader.expert)) for _ in range(READS)]
-    one, whole = (trimmed_mean(list(times)) for times in zip(*pairs, strict=True))
+    chunk, whole = (trimmed_mean(list(times)) for times in zip(*pairs, strict=True))
     alone, together = [], []
     with BackgroundReads(ProbeReader(store, first=store.num_experts // 2)):
         for _ in range(READS):
@@ -123,9 +123,9 @@ def measure_reads(store: ExpertStore) -> Reads:
     alone = [seconds(reader.chunk) for _ in range(READS)]
     # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.
     rest = sum(reader.sizes) - size
-    per_byte = max(0.0, whole - one) / rest if rest else one / size
+    per_byte = max(0.0, whole - chunk) / rest if rest else chunk / size
     return Reads(
-        fixed=max(0.0, one - per_byte * size),
+        fixed=max(0.0, chunk - per_byte * size),
         per_byte=per_byte,
         speed_together=min(1.0, trimmed_mean(alone) / trimmed_mean(together)),
     )

@@ -72,10 +72,10 @@ def _check_digests(folder: Path) -> None:
         raise CheckpointError(f"{digests} is missing: install moecast again")
     for name, expected in json.loads(digests.read_text()).items():
         with (folder / name).open("rb") as handle:
-            found = hashlib.file_digest(handle, "sha256").hexdigest()
-        if found != expected:
+            digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        if digest != expected:
             raise CheckpointError(
-                f"{folder / name} was altered: sha256 is {found}, expected {expected}; "
+                f"{folder / name} was altered: sha256 is {digest}, expected {expected}; "
                 "install moecast again"
             )
 

@@ -48,7 +48,7 @@ def plan_weights(
             plan.converter = by_pattern[pattern]
         source = pattern or (plan.parameter.target if target in member_plans else key)
         plan.sources.setdefault(source, []).append(extents[key])
-    for plan in [one for one in plans.values() if DEALS_OUT in one.operations]:
+    for plan in [plan for plan in plans.values() if DEALS_OUT in plan.operations]:
         _deal_out(plan, plans)
     _share_tied(plans)
     banks: dict[str, dict[str, WeightPlan]] = {}

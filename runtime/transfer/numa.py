@@ -23,13 +23,13 @@ def find_near_cpus(
     CPU "devices", which are nowhere in particular, take the nodes in turn: `number` is the
     device's.
     """
-    found = {node: cpus for node, cpus in _nodes(nodes).items() if cpus}
-    if len(found) < 2:
+    cpus_by_node = {node: cpus for node, cpus in _nodes(nodes).items() if cpus}
+    if len(cpus_by_node) < 2:
         return None
     if device.type == "cuda":
         node = _node_of_cuda(device, pci)
-        return None if node is None else found.get(node)
-    return found[sorted(found)[number % len(found)]]
+        return None if node is None else cpus_by_node.get(node)
+    return cpus_by_node[sorted(cpus_by_node)[number % len(cpus_by_node)]]
 
 
 def _nodes(folder: Path) -> dict[int, frozenset[int]]:
@@ -45,11 +45,11 @@ def _nodes(folder: Path) -> dict[int, frozenset[int]]:
 
 def parse_cpu_list(cpulist: str) -> frozenset[int]:
     """The kernel's notation: `0-3,8`."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in filter(None, cpulist.strip().split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
 
 
 def _node_of_cuda(device: torch.device, pci: Path) -> int | None:

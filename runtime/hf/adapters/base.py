@@ -94,12 +94,12 @@ class MissingParameter:
     def __torch_function__(
         cls, _function: object, _types: object, args: tuple = (), kwargs: dict | None = None
     ) -> NoReturn:
-        found = next(
+        placeholder = next(
             value
             for value in (*args, *(kwargs or {}).values())
             if isinstance(value, MissingParameter)
         )
-        found._refuse()
+        placeholder._refuse()
 
 
 class LazyParameter(MissingParameter):
@@ -193,9 +193,9 @@ def has_class_suffix(module: nn.Module, suffix: str) -> bool:
 
 def find_parameters(module: nn.Module, dim: int) -> dict[str, Tensor | MissingParameter]:
     """The module's own parameters of `dim` dimensions, or what stands in their place."""
-    found = {**module._parameters, **vars(module)}
+    attributes = {**module._parameters, **vars(module)}
     return {
         name: value
-        for name, value in found.items()
+        for name, value in attributes.items()
         if isinstance(value, Tensor | MissingParameter) and len(value.shape) == dim
     }

@@ -100,17 +100,17 @@ class PackedLayout:
 
         They are views of the slot, or new tensors where it holds integers.
         """
-        found: dict[str, Tensor] = {}
+        parameters: dict[str, Tensor] = {}
         for name, shape, dtype, parts, place in self._plan:
             if place is not None:
-                found[name] = slot[place.start : place.stop].view(dtype).view(shape)
+                parameters[name] = slot[place.start : place.stop].view(dtype).view(shape)
                 continue
-            found[name] = torch.empty(shape, dtype=dtype, device=slot.device)
-            flat = found[name].view(-1)
+            parameters[name] = torch.empty(shape, dtype=dtype, device=slot.device)
+            flat = parameters[name].view(-1)
             for part in parts:
                 target = flat[part.first : part.first + part.num_weights]
                 decode(part.coding, slot[part.offset :], target)
-        return found
+        return parameters
 
 
 def build_packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLayout:
@@ -178,7 +178,7 @@ def _pieces(source: SlotLayout) -> Sequence[Sequence[tuple[str, int, int]]]:
         size = source.dtypes[name].itemsize
         return name, (start - source.offsets[name]) // size, (end - start) // size
 
-    return [[piece(*one) for one in ranges] for ranges in source.chunk_ranges]
+    return [[piece(*bounds) for bounds in ranges] for ranges in source.chunk_ranges]
 
 
 def _coding(wanted: Coding, source: SlotLayout, parameter: str, num_weights: int) -> Coding:

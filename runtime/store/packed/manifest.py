@@ -151,8 +151,8 @@ def restore_layout(record: LayerRecord) -> PackedLayout:
         ValueError: parts outside their chunk, parameters that are not filled, unknown dtypes.
     """
     layout = PackedLayout(
-        shapes={name: tuple(one.shape) for name, one in record.parameters.items()},
-        dtypes={name: DTYPES[one.dtype] for name, one in record.parameters.items()},
+        shapes={name: tuple(parameter.shape) for name, parameter in record.parameters.items()},
+        dtypes={name: DTYPES[parameter.dtype] for name, parameter in record.parameters.items()},
         chunks=tuple(
             tuple(
                 PackedPart(

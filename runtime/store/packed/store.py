@@ -37,12 +37,12 @@ class PackedStore(ExpertStore):
     ):
         self.folder = folder
         self.contents = contents
-        self.experts_per_layer: Sequence[int] = [one.num_experts for one in contents.layers]
+        self.experts_per_layer: Sequence[int] = [layer.num_experts for layer in contents.layers]
         try:
-            self.layouts: list[PackedLayout] = [restore_layout(one) for one in contents.layers]
+            self.layouts: list[PackedLayout] = [restore_layout(layer) for layer in contents.layers]
         except (ValueError, KeyError) as error:
             raise StoreError(f"{folder}: its manifest contradicts itself: {error}") from error
-        self._paths = [folder / one.file for one in contents.layers]
+        self._paths = [folder / layer.file for layer in contents.layers]
         self._checksums = self._tables(checksums)
         self._check_sizes()
         self._files = FileReader(page_cache=page_cache)

@@ -113,12 +113,12 @@ def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> Pack
         raise StoreError(f"{output} is there and is no packed store; choose another output=PATH")
     if overwrite:
         return None
-    found, _ = read_manifest(output)
+    existing, _ = read_manifest(output)
     # A later moecast writes the same store under another version.
-    if found.model_copy(update={"tool": contents.tool}) != contents:
+    if existing.model_copy(update={"tool": contents.tool}) != contents:
         raise StoreError(
-            f"{output} is a packed store of {found.model.model_id} {found.model.revision[:12]} "
-            f"({found.model.dtype}) with other contents than the requested one "
+            f"{output} is a packed store of {existing.model.model_id} "
+            f"{existing.model.revision[:12]} ({existing.model.dtype}) with other contents than the requested one "
             f"({contents.model.model_id} {contents.model.revision[:12]}, {contents.model.dtype}); "
             "choose another output=PATH, or overwrite=true"
         )
@@ -162,7 +162,7 @@ def _workplace(work: Path, contents: StoreContents) -> Iterator[tuple[Path, Path
             folder.mkdir(exist_ok=True)
         # After a kill right behind the exchange of names, `store` is the one that was replaced.
         for file in store.iterdir():
-            if file.name not in {one.file for one in contents.layers}:
+            if file.name not in {layer.file for layer in contents.layers}:
                 file.unlink()
         yield store, journal
     finally:
@@ -170,7 +170,7 @@ def _workplace(work: Path, contents: StoreContents) -> Iterator[tuple[Path, Path
 
 
 def _sums(contents: StoreContents, journal: Path) -> list[Path]:
-    return [(journal / one.file).with_suffix(".sums") for one in contents.layers]
+    return [(journal / layer.file).with_suffix(".sums") for layer in contents.layers]
 
 
 def _require_room(contents: StoreContents, store: Path, output: Path) -> None:
