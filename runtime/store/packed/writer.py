@@ -118,7 +118,8 @@ def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> Pack
     if existing.model_copy(update={"tool": contents.tool}) != contents:
         raise StoreError(
             f"{output} is a packed store of {existing.model.model_id} "
-            f"{existing.model.revision[:12]} ({existing.model.dtype}) with other contents than the requested one "
+            f"{existing.model.revision[:12]} ({existing.model.dtype}) with other contents "
+            "than the requested one "
             f"({contents.model.model_id} {contents.model.revision[:12]}, {contents.model.dtype}); "
             "choose another output=PATH, or overwrite=true"
         )
