@@ -42,7 +42,7 @@ def check_full(result: dict) -> None:
     assert result["verified"] == "whole"
 
 
-def test_packing__on_a_disk_that_fills_up_leaves_the_store_and_carries_on_later(
+def test_packing__on_a_full_disk_keeps_the_store_and_resumes(
     scenario, small_disk
 ):
     result = scenario("packing_fills_the_disk", folder=str(small_disk), by="others")

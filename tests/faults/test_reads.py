@@ -66,7 +66,7 @@ def test_reads__an_error_once_is_read_again(scenario, disk, mode):
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_reads__a_bad_disk_fails_the_request_with_its_place_and_serves_the_next(
+def test_reads__a_bad_disk_fails_one_request_and_names_the_place(
     scenario, disk, mode
 ):
     result = spoilt(scenario, disk, mode, Rule("eio"))
@@ -108,7 +108,7 @@ def test_reads__a_disk_that_goes_and_comes_back_serves_again(scenario, tmp_path)
     assert during.startswith("error: ")
 
 
-def test_reads__a_bit_that_flips_once_on_its_way_is_read_again_from_a_packed_store(scenario, disk):
+def test_reads__a_flipped_bit_of_a_packed_store_is_read_again(scenario, disk):
     result = spoilt(scenario, disk, "packed", Rule("flip", times=1))
     assert result["num_faults"] == 1
     assert outcomes(result) == ["identical"] * 3
@@ -121,7 +121,7 @@ def test_reads__a_flipped_bit_of_a_packed_store_is_an_error(scenario, disk):
     assert re.match(r"error: .*\(layer \d+, expert \d+, chunk \d+\) are damaged", during)
 
 
-def test_reads__a_flipped_bit_of_a_checkpoint_read_in_place_passes_unseen(scenario, disk):
+def test_reads__a_flipped_bit_of_a_checkpoint_is_not_noticed(scenario, disk):
     """Safetensors has no checksum of its data. `python -m runtime pack` adds some; the built-in
     model has digests that are checked when it is loaded."""
     result = spoilt(scenario, disk, "on-demand", Rule("flip"))

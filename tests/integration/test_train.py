@@ -163,7 +163,7 @@ def test_train__of_a_kind_that_is_not_learned_trains_nothing(
     assert entry.manifest.options["capacity"] == 7
 
 
-def test_train__on_a_published_routing_log_leaves_out_what_it_can_not_show(
+def test_train__on_a_routing_log_skips_kinds_without_signals(
     setup: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log.jsonl"

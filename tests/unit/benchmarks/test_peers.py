@@ -222,7 +222,7 @@ def test_limiter__kills_what_needs_more_than_its_limit_for_itself(tmp_path: Path
     assert limiter.was_killed
 
 
-def test_edit_source__refuses_a_source_in_which_the_words_are_not_there_once(
+def test_edit_source__refuses_a_pattern_that_is_not_unique(
     tmp_path: Path,
 ) -> None:
     tree = tmp_path / "package-1"

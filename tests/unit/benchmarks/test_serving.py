@@ -88,7 +88,7 @@ def test_scaled__keeps_the_pattern_and_has_the_rate() -> None:
     assert [one.new_tokens for one in found] == [2, 6, 4]
 
 
-def test_lengths__are_at_least_one_and_cut_where_they_are_far_above_the_mean() -> None:
+def test_lengths__are_at_least_one_and_bounded() -> None:
     found = scale_lengths([0, 1, 1, 1, 997], mean=10)
     assert found == [1, 1, 1, 1, 40]
 

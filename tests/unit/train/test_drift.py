@@ -63,7 +63,7 @@ def test_decode_steps__are_one_generated_token_of_each_request(tmp_path: Path) -
     assert len(set(large.rows.tolist())) == 64
 
 
-def test_latency__is_taken_at_every_batch_size_and_leaves_the_predictor_alone(
+def test_latency__is_measured_per_batch_size_on_a_copy(
     tmp_path: Path,
 ) -> None:
     trace = make_trace(tmp_path / "t")

@@ -145,7 +145,7 @@ def test_routing_log__is_enough_for_what_needs_no_hidden_state(tmp_path: Path) -
         assert accuracy_table(score_layers(made, trace))["mean_accuracy"] is not None, name
 
 
-def test_wanted_kinds__are_the_one_asked_for_then_what_belongs_beside_it() -> None:
+def test_wanted_kinds__begin_with_the_selected_one() -> None:
     assert compared_kinds("correlation") == ("correlation", "skip", "token", "popularity")
     assert compared_kinds("token") == ("token", "skip", "popularity")
     assert compared_kinds("stride") == ("stride", "mlp", "skip", "token", "popularity")

@@ -140,7 +140,7 @@ def shown(results: dict) -> str:
     return out.getvalue()
 
 
-def test_table__has_dashes_for_what_was_not_measured_and_names_its_definitions() -> None:
+def test_table__has_dashes_for_missing_figures_and_definitions() -> None:
     text = " ".join(shown({"mlp": table()}).split())
     assert "mean over held-out tokens of |predicted top_k and chosen| / top_k" in text
     assert "the setting" in text

@@ -14,7 +14,7 @@ def answers(graph: bytes, hidden_TD: np.ndarray) -> np.ndarray:
     return np.concatenate([session.run(None, {"hidden": row[None]})[0] for row in hidden_TD])
 
 
-def test_quantised__survives_a_feature_that_is_far_from_zero_and_one_that_is_large() -> None:
+def test_quantised__tolerates_large_and_shifted_features() -> None:
     normal_TD = RANDOM.standard_normal((300, 64), np.float32)
     mean_D, deviation_D = np.zeros(64, np.float32), np.ones(64, np.float32)
     mean_D[3], deviation_D[5] = 200.0, 100.0

@@ -90,7 +90,7 @@ def test_needed__is_the_smallest_budget_that_serves(slots):
     assert 0 < row.stall_share < 1
 
 
-def test_needed__more_users_than_one_machine_serves_take_more_machines_evenly():
+def test_needed__divides_many_users_evenly_among_machines():
     base, hardware = ground(), describe_hardware(MACHINE, SHAPE)
     alone = plan_machine(base, hardware, UserLoad(users=1, tokens_per_second=1.0))
     several = plan_machine(base, hardware, UserLoad(users=6, tokens_per_second=1.0))

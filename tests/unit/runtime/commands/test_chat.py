@@ -107,7 +107,7 @@ def test_chat__says_what_it_forgets_when_the_context_is_full(
     assert all(room <= 80 for room in answering.room)
 
 
-def test_chat__an_escaped_slash_begins_a_message_and_a_backslash_goes_on(
+def test_chat__escaped_slash_and_trailing_backslash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answering = talk(monkeypatch, "//etc\\\nmore\n/reset\nlast\\")

@@ -166,7 +166,7 @@ def test_prompts__without_tokenizer_are_random_by_seed(tmp_path):
     assert token_prompts(folder, [], seed=3)[0] == tokens != token_prompts(folder, [], seed=4)[0]
 
 
-def test_verify__a_reference_that_does_not_fit_is_refused_with_the_way_out(tmp_path, monkeypatch):
+def test_verify__refuses_a_reference_that_does_not_fit_with_advice(tmp_path, monkeypatch):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
     weights = sum(parameter.nbytes for parameter in plain_eager(folder).parameters())
     assert plain_bytes(folder, "auto") - reference.PROCESS_BYTES == int(1.1 * weights)

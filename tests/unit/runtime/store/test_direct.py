@@ -116,7 +116,7 @@ def test_reader__uses_the_cache_and_logs_without_direct_reads(file, monkeypatch,
 
 
 @pytest.mark.parametrize("page_cache", PageCache)
-def test_reader__leaves_the_page_cache_as_told(tmp_path, page_cache):
+def test_reader__uses_the_page_cache_as_configured(tmp_path, page_cache):
     # Eight reads of 1 MiB, not aligned, of a file that is on the disk and not in memory.
     path = tmp_path / "large"
     path.write_bytes(bytes(16 << 20))

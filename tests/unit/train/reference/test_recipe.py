@@ -39,7 +39,7 @@ def test_muon__a_stack_moves_as_its_matrices_one_by_one():
     assert torch.allclose(stack, torch.stack(list(single)), atol=1e-5)
 
 
-def test_balance_losses__even_routing_costs_one_and_a_collapsed_router_more():
+def test_balance_losses__are_one_for_even_routing_and_more_otherwise():
     even = torch.eye(4).repeat(5, 1) * 3
     balance, _ = balance_losses((even,), top_k=1)
     assert balance.item() == pytest.approx(1.0, abs=1e-5)

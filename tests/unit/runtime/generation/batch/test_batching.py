@@ -19,7 +19,7 @@ def prompts_of(lengths):
 
 
 @given(LENGTHS, st.integers(1, 9))
-def test_in_batches__every_prompt_once_longest_first_and_all_but_one_batch_full(lengths, size):
+def test_in_batches__each_prompt_once_longest_first_in_full_batches(lengths, size):
     prompts = prompts_of(lengths)
     batches = make_batches(prompts, size)
     assert sorted(one.id for batch in batches for one in batch) == list(range(len(prompts)))

@@ -298,7 +298,7 @@ def test_generate_many__plans_by_itself(folder, monkeypatch, tmp_path):
     assert known.stat().st_mtime_ns == written
 
 
-def test_run_batches__a_batch_whose_transfer_fails_is_left_out_and_the_others_go_on(
+def test_run_batches__a_failed_transfer_drops_only_its_batch(
     folder, monkeypatch
 ):
     batches = make_batches(prompts_of(9), 3)

@@ -62,13 +62,13 @@ def test_prompt__one_token_more_and_nothing_is_dropped() -> None:
         assert talk.prompt().num_dropped == num_dropped
 
 
-def test_prompt__a_long_answer_is_not_paid_for_with_the_whole_conversation() -> None:
+def test_prompt__a_long_answer_keeps_some_of_the_conversation() -> None:
     said = ("first", "answer", "second")
     talk = conversation(*said, context=2 * length(*said), max_new_tokens=100_000)
     assert talk.prompt().num_dropped == 0
 
 
-def test_prompt__a_message_that_can_not_fit_is_refused_and_nothing_is_lost() -> None:
+def test_prompt__refuses_a_message_that_cannot_fit() -> None:
     talk = conversation("first", "answer", "words " * 200, context=60)
     with pytest.raises(ChatError, match=r"takes \d+ tokens .* context is 60"):
         talk.prompt()
@@ -92,7 +92,7 @@ def test_reset__forgets_all_but_the_system_prompt() -> None:
     system_prompt=st.none() | st.just("be brief"),
 )
 @settings(max_examples=60, deadline=None)
-def test_prompt__always_fits_begins_with_the_user_and_ends_with_the_last_message(
+def test_prompt__fits_and_keeps_the_last_message(
     said, last, context, system_prompt
 ) -> None:
     contents = [*said[: len(said) // 2 * 2], last]

@@ -20,7 +20,7 @@ SKIPPING = SystemConfig(name="skipping", predictor="skip")
 TRAINED = SystemConfig(name="trained", predictor="mlp")
 
 
-def test_bench__compares_live_arms_and_the_bound_and_goes_on_where_one_fails(tmp_path):
+def test_bench__continues_after_a_failed_variant(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
     config = BenchConfig(
         model=ModelConfig(name="tiny", id=str(folder)),
@@ -80,7 +80,7 @@ def test_bench__bad_input_is_one_line_and_exit_code_2(argument, said, capsys, tm
     assert complaint.count("\n") == 1
 
 
-def test_bench__plain_transformers_that_do_not_fit_are_refused_before_anything_runs(
+def test_bench__refuses_plain_transformers_that_do_not_fit(
     tmp_path, monkeypatch
 ):
     folder = tiny_qwen2_moe(tmp_path / "model")
