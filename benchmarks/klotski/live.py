@@ -98,7 +98,7 @@ class TokenCheck:
         """Compares a run's answers with those of the runs before it.
 
         Raises:
-            TokensDiffer: they are not equal.
+            AnswersDiffer: they are not equal.
         """
         for place, tokens in enumerate(answers):
             if self._known.setdefault((batch_size, place), tokens) != tokens:
@@ -120,7 +120,7 @@ def run_live(config: KlotskiConfig) -> list[LiveRow | FailedRow]:
     """Runs all variants, interleaved; returns a row for each.
 
     Raises:
-        TokensDiffer: two variants gave a prompt different tokens.
+        AnswersDiffer: two variants gave a prompt different tokens.
     """
     requests, check = list_requests(config), TokenCheck()
     runs: dict[str, list[VariantReport]] = {name: [] for name in requests}

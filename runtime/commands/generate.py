@@ -15,7 +15,7 @@ from runtime.hf.loading import load_plain
 from runtime.hf.tokens import context_length
 
 
-class TokensDiffer(RuntimeError):
+class ReferenceMismatch(RuntimeError):
     """An internal error: the served model generated other tokens than plain Transformers."""
 
 
@@ -41,7 +41,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     console.print(make_stats_table(stats, budget=config.budget, system=config.system.name))
     if reference is not None:
         if reference != tokens:
-            raise TokensDiffer(f"plain Transformers generated {reference}, this run {tokens}")
+            raise ReferenceMismatch(f"plain Transformers generated {reference}, this run {tokens}")
         console.print(f"verified: the same {len(new_tokens)} tokens as plain Transformers eager")
     return {
         "model": spec,

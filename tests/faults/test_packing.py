@@ -42,9 +42,7 @@ def check_full(result: dict) -> None:
     assert result["verified"] == "whole"
 
 
-def test_packing__on_a_full_disk_keeps_the_store_and_resumes(
-    scenario, small_disk
-):
+def test_packing__on_a_full_disk_keeps_the_store_and_resumes(scenario, small_disk):
     result = scenario("packing_fills_the_disk", folder=str(small_disk), by="others")
     check_full(result)
     assert not result["after"].endswith(" 0 kept")

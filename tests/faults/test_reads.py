@@ -66,9 +66,7 @@ def test_reads__an_error_once_is_read_again(scenario, disk, mode):
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)
-def test_reads__a_bad_disk_fails_one_request_and_names_the_place(
-    scenario, disk, mode
-):
+def test_reads__a_bad_disk_fails_one_request_and_names_the_place(scenario, disk, mode):
     result = spoilt(scenario, disk, mode, Rule("eio"))
     before, during, after = outcomes(result)
     assert before == after == "identical"

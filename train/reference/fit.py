@@ -93,9 +93,7 @@ def make_optimisers(model: Qwen2MoeForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def windows(tokens: np.ndarray, config: FitConfig, step: int) -> Tensor:
-    """Return the step's batch, `(batch, context + 1)`: each epoch visits every window once,
-    shuffled.
-    """
+    """Return the step's batch, `(batch, context + 1)`; an epoch has each window once, shuffled."""
     count = (len(tokens) - 1) // config.context
     rows = []
     for i in range(step * config.batch_size, (step + 1) * config.batch_size):

@@ -152,9 +152,7 @@ def test_batch__a_bad_line_stops_it_before_the_model_is_loaded(folder, tmp_path,
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_batch__the_next_run_completes_failed_batches(
-    folder, tmp_path, monkeypatch
-):
+def test_batch__the_next_run_completes_failed_batches(folder, tmp_path, monkeypatch):
     real = command.make_kv_caches
 
     def failing(*arguments):

@@ -298,9 +298,7 @@ def test_generate_many__plans_by_itself(folder, monkeypatch, tmp_path):
     assert known.stat().st_mtime_ns == written
 
 
-def test_run_batches__a_failed_transfer_drops_only_its_batch(
-    folder, monkeypatch
-):
+def test_run_batches__a_failed_transfer_drops_only_its_batch(folder, monkeypatch):
     batches = make_batches(prompts_of(9), 3)
     expected, _ = alone(plain_eager(folder), batches)
     model = serve(folder, budget="40%", system=SystemConfig(prefetch=False))

@@ -92,9 +92,7 @@ def test_reset__forgets_all_but_the_system_prompt() -> None:
     system_prompt=st.none() | st.just("be brief"),
 )
 @settings(max_examples=60, deadline=None)
-def test_prompt__fits_and_keeps_the_last_message(
-    said, last, context, system_prompt
-) -> None:
+def test_prompt__fits_and_keeps_the_last_message(said, last, context, system_prompt) -> None:
     contents = [*said[: len(said) // 2 * 2], last]
     talk = conversation(*contents, context=context, system_prompt=system_prompt)
     prompt = talk.prompt()

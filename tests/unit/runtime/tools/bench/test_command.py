@@ -80,9 +80,7 @@ def test_bench__bad_input_is_one_line_and_exit_code_2(argument, said, capsys, tm
     assert complaint.count("\n") == 1
 
 
-def test_bench__refuses_plain_transformers_that_do_not_fit(
-    tmp_path, monkeypatch
-):
+def test_bench__refuses_plain_transformers_that_do_not_fit(tmp_path, monkeypatch):
     folder = tiny_qwen2_moe(tmp_path / "model")
     monkeypatch.setattr(bench, "available_memory_bytes", lambda: 2**20)
     monkeypatch.setattr(bench, "run_rounds", None)
