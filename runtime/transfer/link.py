@@ -25,8 +25,9 @@ class Link:
         raise NotImplementedError
 
     def computed(self, slot: int) -> None:
-        """Called on the model's thread when it has issued its last use of the slot: the next
-        transfer into it must wait for that use to end. On the CPU it has ended by then.
+        """Make the next transfer into the slot wait for the uses issued so far.
+
+        Called on the model's thread after the last use. On the CPU the use has ended by then.
         """
 
     def close(self) -> None:
