@@ -177,7 +177,7 @@ def test_load__a_model_of_models_is_served_through_its_parts(tmp_path):
 
 
 @each(REFUSED)
-def test_load__what_is_not_served_is_refused(tmp_path, family):
+def test_load__refuses_unserved_models(tmp_path, family):
     folder = tmp_path / "model"
     try:
         save_family(folder, family)

@@ -60,7 +60,7 @@ else:
 
 
 @pytest.mark.usefixtures("strace")
-def test_load__of_what_is_here_connects_to_nobody(tmp_path: Path) -> None:
+def test_load__of_a_cached_entry_opens_no_connection(tmp_path: Path) -> None:
     mlp_entry(tmp_path / "e")
     WritableZoo(FolderStorage(tmp_path / "cache/zoo")).add(open_entry(tmp_path / "e"))
     log = tmp_path / "connects"

@@ -126,7 +126,7 @@ def test_batches__put_like_lengths_together() -> None:
     assert [[p.index for p in batch] for batch in make_batches(unit, 2)] == [[1, 3], [2, 0]]
 
 
-def test_pysource__is_code_that_every_python_brings_along() -> None:
+def test_pysource__is_the_standard_library() -> None:
     data = DataConfig(name="pysource", kind=SourceKind.PYSOURCE, num_prompts=40)
     texts = [prompt.text for prompt in load_prompts(data)]
     assert len(texts) == 40

@@ -167,7 +167,7 @@ def test_collect__sampling_repeats_by_seed(tmp_path: Path) -> None:
     assert tokens("a", 1) != tokens("c", 2)
 
 
-def test_collect__only_what_is_asked(tmp_path: Path) -> None:
+def test_collect__records_only_requested_signals(tmp_path: Path) -> None:
     trace = collect(
         recordable(tmp_path / "model"),
         make_data(tmp_path, new_tokens=0),
@@ -178,7 +178,7 @@ def test_collect__only_what_is_asked(tmp_path: Path) -> None:
     assert set(trace.phases.tolist()) == {Phase.PREFILL}
 
 
-def test_collect__full_disk_is_told_before_anything_is_written(
+def test_collect__full_disk_is_reported_before_any_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")

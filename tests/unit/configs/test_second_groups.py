@@ -5,7 +5,7 @@ import pytest
 from configs.compose import ConfigError, compose_defaults, compose_typed
 
 
-def test_second_group__has_a_choice_and_options_of_its_own() -> None:
+def test_second_group__has_its_own_choice_and_options() -> None:
     config, _ = compose_typed(
         "train", ["shifted=text", "shifted.path=some folder", "data=pysource"]
     )

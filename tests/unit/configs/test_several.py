@@ -26,7 +26,7 @@ def test_several__all_are_all() -> None:
     assert compose_typed("bench", [])[0] == config
 
 
-def test_several__refuse_what_is_not_a_choice() -> None:
+def test_several__refuse_unknown_choices() -> None:
     with pytest.raises(ConfigError, match="unknown system 'promo'. Did you mean 'promoe'.*all"):
         compose_typed("bench", ["system=lfu,promo"])
     with pytest.raises(ConfigError, match="unknown option 'system.name'"):

@@ -56,7 +56,7 @@ def test_by_horizon__tells_distances_apart(trace: Trace) -> None:
     assert table["2"]["mean_accuracy"] == pytest.approx(np.mean(expected))
 
 
-def test_only_ahead__hears_one_distance_and_feeds_the_whole(trace: Trace) -> None:
+def test_only_ahead__passes_on_one_distance(trace: Trace) -> None:
     alone = HorizonPredictor(TwoAhead(trace), 2)
     hidden = np.zeros((len(trace.rows("held_out")), trace.spec.hidden_size), np.float32)
     heard = [[one.layer for one in alone.gate_input(layer, hidden)] for layer in range(4)]

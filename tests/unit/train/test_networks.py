@@ -105,7 +105,7 @@ def test_edges__lead_from_every_layer_that_has_a_target() -> None:
     ]
 
 
-def test_stack__a_network_learns_the_same_whatever_stands_beside_it() -> None:
+def test_stack__networks_learn_independently() -> None:
     """Also as the last one, whose weights the optimizer's vectors end in."""
     spec = make_spec(num_layers=4, num_experts=60, top_k=4, hidden_size=16)
     torch.manual_seed(0)

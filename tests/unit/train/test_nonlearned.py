@@ -119,7 +119,7 @@ def test_counted__beats_chance_on_held_out_requests_where_it_can(tmp_path: Path,
     assert accuracy > floor
 
 
-def test_score__of_one_that_learns_does_not_change_what_is_scored_next(tmp_path: Path) -> None:
+def test_score__of_a_learning_predictor_changes_no_later_score(tmp_path: Path) -> None:
     from train.accuracy import untouched
 
     trace = make_trace(tmp_path / "t")
@@ -128,7 +128,7 @@ def test_score__of_one_that_learns_does_not_change_what_is_scored_next(tmp_path:
     assert accuracy_table(score_layers(untouched(made), trace))["accuracy"] == first["accuracy"]
 
 
-def test_routing_log__is_enough_for_what_needs_no_hidden_state(tmp_path: Path) -> None:
+def test_routing_log__is_enough_for_kinds_without_hidden_states(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", signals=ROUTING_SIGNALS)
     kinds = kinds_with_signals(KINDS, trace.signals)
     assert set(kinds) == {

@@ -169,6 +169,6 @@ def test_logger__writes_the_curves_as_csv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["max_epochs", "batch_size", "lr", "weight_decay", "threads"])
-def test_config__names_the_key_and_what_is_allowed(field: str) -> None:
+def test_config__names_the_key_and_the_allowed_values(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field}=-1: must be"):
         TrainConfig(**{field: -1})

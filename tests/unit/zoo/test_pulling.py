@@ -103,7 +103,7 @@ def test_eight_processes__download_each_file_once(far: Far, tmp_path: Path) -> N
     }
 
 
-def test_pull__of_what_is_here_asks_for_the_index_only(far: Far) -> None:
+def test_pull__of_a_cached_entry_requests_the_index_only(far: Far) -> None:
     address, site = far
     pull_tiny(address)
     before = dict(site.gets)

@@ -120,7 +120,7 @@ def test_failed_write__lists_complete_entries_only(
         ({"trace_digest": None}, "the digest of its training trace"),
     ],
 )
-def test_push__lists_what_is_missing(
+def test_push__lists_missing_fields(
     changes: dict[str, object], lacks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_entry(tmp_path / "e", **changes)

@@ -128,7 +128,7 @@ def test_batches__all_users_or_powers_of_two_the_most_first():
     assert candidate_batches(replace(load, users=1), 32) == [1]
 
 
-def test_texts__are_as_many_as_asked_for_and_differ():
+def test_texts__are_of_the_requested_number_and_differ():
     made = sample_texts(REQUESTS)
     assert len(set(made)) == REQUESTS
     assert all(made)

@@ -144,21 +144,21 @@ def test_skip_predictor__needs_one_matrix_for_each_layer(tmp_path):
     ("available", "expected"),
     [(10 * PROCESS_BYTES, 1000), (2 * PROCESS_BYTES, 1000), (PROCESS_BYTES, None)],
 )
-def test_suggestion__all_experts_or_what_is_free_or_nothing(available, expected):
+def test_suggestion__all_experts_or_free_memory_or_nothing(available, expected):
     found = suggest_budget(
         total_bytes=1000, least_bytes=100, resident_bytes=50, available_bytes=available
     )
     assert found == expected
 
 
-def test_suggestion__leaves_a_tenth_of_what_is_free():
+def test_suggestion__leaves_a_tenth_of_free_memory():
     found = suggest_budget(
         total_bytes=2**40, least_bytes=1, resident_bytes=10, available_bytes=10 * PROCESS_BYTES
     )
     assert found == 9 * PROCESS_BYTES - 10 - PROCESS_BYTES
 
 
-def test_files__truncated_missing_and_altered_are_told(tmp_path):
+def test_files__truncated_missing_and_altered_are_reported(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
     files = sorted(folder.glob("*.safetensors"))
     found = check_files(folder, digests=True)

@@ -80,7 +80,7 @@ Anonymous:             0 kB
 """
 
 
-def test_library_code__only_what_is_the_files_own(tmp_path):
+def test_library_code__excludes_names_of_other_files(tmp_path):
     smaps = tmp_path / "smaps"
     smaps.write_text(SMAPS)
     assert list(find_library_code(smaps)) == [

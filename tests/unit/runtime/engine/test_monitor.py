@@ -98,7 +98,7 @@ def test_cells__with_a_tier_below_tell_host_from_device(folder: Path) -> None:
     assert tiers[1].total.requests > 0
 
 
-def test_cells__show_what_is_being_computed_as_pinned(folder: Path) -> None:
+def test_cells__show_computing_experts_as_pinned(folder: Path) -> None:
     model = serve(folder, budget="50%")
     seen: list[str] = []
     with model.moecast as handle:
@@ -164,7 +164,7 @@ def test_snapshot__while_a_model_generates_never_breaks_it(folder: Path) -> None
     assert requests == sorted(requests)
 
 
-def test_several_devices__are_told_apart_and_shown_as_one_map(folder: Path) -> None:
+def test_several_devices__are_distinguished_in_one_map(folder: Path) -> None:
     model = serve(folder, devices=["cpu", "cpu"], budget="50%", host_budget="100%")
     with model.moecast as handle:
         generate(model)

@@ -27,7 +27,7 @@ def test_available__without_limit_is_the_machines(tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss crosses exec on Linux")
-def test_peak__is_the_processs_own_and_not_its_parents():
+def test_peak__excludes_the_parent_process():
     held = bytearray(300 * 2**20)
     held[::4096] = b"x" * len(held[::4096])
     code = "from runtime.engine.memory import peak_memory_bytes; print(peak_memory_bytes())"

@@ -28,7 +28,7 @@ def whole(tokens: list[int]) -> str:
 
 
 @given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=40))
-def test_pieces__concatenate_to_what_is_decoded_at_once(tokens: list[int]) -> None:
+def test_pieces__concatenate_to_the_decoded_text(tokens: list[int]) -> None:
     detokeniser = Detokenizer(TOKENIZER)
     text = "".join([*map(detokeniser.push, tokens), detokeniser.end()])
     assert text == whole(tokens)

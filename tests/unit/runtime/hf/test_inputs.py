@@ -57,7 +57,7 @@ def test_load__prompts_given_as_embeddings_are_served_bitwise(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["no router", "a router that tells nothing"])
-def test_load__routers_that_nobody_can_listen_to(tmp_path, monkeypatch, what):
+def test_load__refuses_routers_that_cannot_be_observed(tmp_path, monkeypatch, what):
     if what == "no router":
         monkeypatch.setattr(layers, "_find_router", lambda *_: None)
     else:

@@ -153,7 +153,7 @@ def test_belady__no_run_misses_less_when_layers_share_the_arena(routing, slots):
     assert found == fewest_misses(routing, slots=slots)
 
 
-def test_belady__nobody_misses_less_on_a_longer_run():
+def test_belady__has_the_fewest_misses_on_a_longer_run():
     routing = random_routing(5, steps=120, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
     for per_layer in (True, False):
         policy = make_eviction_policy(

@@ -123,7 +123,7 @@ def test_replay__misses_what_the_cache_alone_misses(per_layer):
     assert run(steps, eviction="lru", per_layer=per_layer).total.misses == expected
 
 
-def test_replay__belady_is_told_the_future_also_of_an_iterator():
+def test_replay__belady_knows_the_future_of_an_iterator():
     routing = random_routing(4, steps=80, layers=2, experts=8, top_k=2)
     steps = [Step(0, [[layer] for layer in layers]) for layers in routing]
     best = run(iter(steps), eviction="belady").total

@@ -233,7 +233,7 @@ def timed(predictor, steps, *, slots=8, system=None, **overheads):
     )
 
 
-def test_overheads__each_step_pays_for_what_is_outside_of_layers():
+def test_overheads__each_step_pays_for_its_parts_outside_layers():
     assert timed(None, [Step((0, 1))], step_seconds=5.0).tpot_seconds == [39.0]
 
 
@@ -250,7 +250,7 @@ def test_overheads__an_inline_predictor_delays_computing():
     assert stats.total.predicted_in_time == 1
 
 
-def test_overheads__the_computation_reads_beside_the_thread():
+def test_overheads__computation_and_thread_read_concurrently():
     # Layer 0: router at 10. Chunks of expert 0: one at a time, on either reader: 16, computed
     # at 17. A prompt's four experts on two readers: two at a time.
     assert timed(None, [Step((0, 1))], computation_reads=True).tpot_seconds == [34.0]

@@ -108,7 +108,7 @@ def test_pack__a_complete_store_is_verified_and_left(tmp_path, model):
     assert pack(source, contents, output).kept == EXPERTS
 
 
-def test_pack__another_store_is_replaced_only_when_told(tmp_path, model):
+def test_pack__another_store_is_replaced_only_with_overwrite(tmp_path, model):
     other = tiny_qwen2_moe(tmp_path / "other", num_layers=3, num_experts=4, seed=5)
     output = packed(other, tmp_path / "store")
     before = content(output)

@@ -85,7 +85,7 @@ def test_corpus__split_goes_by_content_and_takes_its_share():
     assert is_held_out("a") == is_held_out("a")
 
 
-def test_prepare__without_a_corpus_says_what_is_needed(tmp_path):
+def test_prepare__without_a_corpus_names_the_options(tmp_path):
     with pytest.raises(MoecastError, match=r"corpus\.root=PATH"):
         prepare(ReferenceConfig(), tmp_path)
 

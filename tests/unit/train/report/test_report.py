@@ -164,7 +164,7 @@ def test_report__heatmaps_count_the_held_out_choices(run: Path, trace: Trace) ->
         assert sorted(steps) == [0] * 6 + [1] * 2
 
 
-def test_page__says_what_is_not_measured_and_how_to(run: Path, trace: Trace) -> None:
+def test_page__names_missing_measurements_and_their_commands(run: Path, trace: Trace) -> None:
     results = results_of(run)
     bare = {
         **results,
@@ -204,7 +204,7 @@ def test_report__draws_ceilings_of_the_same_trace_only(
         (["run_dir={run}", "trace={other}"], "the run was trained on"),
     ],
 )
-def test_report__of_what_is_not_there_is_refused(
+def test_report__refuses_missing_inputs(
     options: list[str], message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     other = make_trace(tmp_path / "other", num_units=1, seed=3)

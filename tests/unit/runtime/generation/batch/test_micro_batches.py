@@ -174,7 +174,7 @@ def test_run_batches__sampling_draws_by_batch(folder):
             assert found == expected
 
 
-def test_run_batches__rows_end_at_the_end_token_and_are_told_at_once(folder):
+def test_run_batches__rows_end_at_the_end_token_and_are_reported(folder):
     batches = [tuple(BatchPrompt(i, (5 + i, 9, 3 + i), 12) for i in range(4))]
     plain = plain_eager(folder)
     everything, _ = alone(plain, batches)

@@ -114,7 +114,7 @@ def test_journal__another_file_is_not_taken_for_its_own(tmp_path):
     assert (tmp_path / "out.jsonl").read_text() == "my notes\n"
 
 
-def test_journal__what_is_no_file_is_refused():
+def test_journal__refuses_a_path_that_is_no_file():
     with pytest.raises(ResultFileError, match="not a regular file"):
         ResultJournal(Path("/dev/null"), SETTINGS, known=KNOWN)
 
@@ -144,7 +144,7 @@ def test_journal__a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("fsync", "least", "most"), [("each", 4, 9), ("end", 1, 1)])
-def test_journal__syncs_as_told(tmp_path, monkeypatch, fsync, least, most):
+def test_journal__syncs_as_configured(tmp_path, monkeypatch, fsync, least, most):
     with journal(tmp_path, fsync=Fsync(fsync)) as first:
         real, handles = os.fsync, []
         monkeypatch.setattr(os, "fsync", lambda handle: (handles.append(handle), real(handle)))

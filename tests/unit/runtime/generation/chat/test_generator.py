@@ -62,7 +62,7 @@ def test_answer__is_the_text_that_generate_gives_in_pieces(model: PreTrainedMode
     assert said.tokens_per_second is not None
 
 
-def test_answer__ends_at_the_end_of_the_turn_which_is_not_told(model: PreTrainedModel) -> None:
+def test_answer__ends_at_the_end_of_turn_token_and_omits_it(model: PreTrainedModel) -> None:
     tokens = generated(model, 12)
     place = next(i for i in range(3, 12) if tokens[i] not in tokens[:i])
     said, pieces = answer(model, ending=EndOfTurn(token_ids=(tokens[place],)))

@@ -100,7 +100,7 @@ def test_stored__values_may_be_of_another_width():
     room.close()
 
 
-def test_room__without_room_for_one_layer_says_what_is_the_least():
+def test_room__too_small_for_a_layer_names_the_minimum():
     room = KVCacheManager(WORKING_COPIES * LAYER_BYTES - 1, lambda _: DiskOffload(None))
     layer = OffloadedCacheLayer(room, max_cache_length=MOST)
     with pytest.raises(PlanError, match=rf"kv_budget={WORKING_COPIES * LAYER_BYTES},"):

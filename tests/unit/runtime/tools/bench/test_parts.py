@@ -184,7 +184,7 @@ def test_figures__are_medians_of_runs_and_ratios_within_a_repetition():
     assert row.memory_beside_bytes == 400 - 50 - 100
 
 
-def test_figures__of_a_bound_stand_beside_on_demand_of_the_same_cell():
+def test_figures__of_a_bound_are_relative_to_on_demand():
     live = make_rows([outcome("on-demand", tpot_seconds=[0.4, 0.4]), outcome("lfu", budget="9%")])
     figures = {"batch": 1, "system": "oracle", "simulated": True, "tpot_seconds": 0.1,
                "ttft_seconds": 0.5}  # fmt: skip

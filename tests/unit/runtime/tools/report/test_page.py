@@ -93,14 +93,14 @@ def test_page__both_colour_schemes_are_drawn(written: Path) -> None:
     assert light != dark
 
 
-def test_page__numbers_line_up_and_what_is_missing_is_a_dash(written: Path) -> None:
+def test_page__numbers_line_up_and_missing_ones_are_dashes(written: Path) -> None:
     html = written.read_text()
     assert '<td class="number">0.123</td><td class="number">1.31x</td>' in html
     assert '<td class="number none">–</td>' in html
     assert "<td>a,b</td>" in html
 
 
-def test_page__csv_holds_the_values_in_full_beside_a_png(written: Path) -> None:
+def test_page__each_png_has_a_csv_with_full_values(written: Path) -> None:
     with written.with_name("curve.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows == [["x", "y"], ["1", "0.25"], ["2", ""], ["3", repr(1 / 3)]]
