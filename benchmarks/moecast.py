@@ -34,7 +34,7 @@ from train.evaluate.forecasts import (
 )
 from train.evaluate.steps import RoutedStep, held_out_steps, routing_only
 from train.replay import budget_slots
-from zoo import load_predictor
+from zoo.load import load_predictor
 
 BUDGETS = ("10%", "25%", "50%", "75%")
 MACHINES = ("rtx4090-pcie4", "desktop-nvme4")

@@ -10,7 +10,7 @@ FACES = (
     ("show", "list:show", "name", "Shows an entry's card and manifest."),
     ("verify", "list:verify", "name", "Checks the digest of every file of an entry."),
     ("pull", "pull:pull", "name", "Copies entries from another zoo into the user's."),
-    ("lock", "lock:lock", None, "Writes zoo.lock, the digest of each entry."),
+    ("lock", "pull:lock", None, "Writes zoo.lock, the digest of each entry."),
     ("push", "publish:push", "path", "Publishes an entry's folder in a zoo."),
     ("sign", "publish:sign", "path", "Signs an entry's folder (OpenSSF model signing)."),
     ("index", "publish:index", "path", "Makes a zoo of a folder of entries, for any web server."),

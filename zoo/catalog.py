@@ -58,21 +58,11 @@ class Zoo:
             raise DamagedError(f"{what} is not an index: {reason}") from error
 
     def read_index(self, *, required: bool = False) -> ZooIndex:
-        """Reads and parses `index.json`.
-
-        Raises:
-            ZooError, DamagedError: as `parse_index`.
-            UnreachableError: the storage does not answer.
-        """
+        """Reads and parses `index.json`; raises as `parse_index`, and UnreachableError."""
         return self.parse_index(self.read_index_bytes(), required=required)
 
     def open(self, reference: EntryReference, index: ZooIndex | None = None) -> ZooEntry:
-        """Opens an entry, its manifest checked against the digest in the index.
-
-        Args:
-            reference: the entry.
-            index: the zoo's index, if it was read before.
-        """
+        """Opens an entry, its manifest checked against the digest in the index."""
         index = self.read_index() if index is None else index
         digest = index.resolve(reference)
         version = index.version(reference.name, digest)

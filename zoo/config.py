@@ -15,8 +15,6 @@ from predictors.errors import MoecastError
 
 @dataclass(kw_only=True)
 class ListConfig(RunConfig):
-    """`python -m zoo list`."""
-
     zoo: str | None = None
     """Zoos to list; default: the pulled entries, the built-in zoo and those of MOECAST_ZOO."""
     model: str | None = None
@@ -33,8 +31,6 @@ class ListConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class ShowConfig(RunConfig):
-    """`python -m zoo show NAME`."""
-
     name: str = MISSING
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
     json: bool = False
@@ -43,8 +39,6 @@ class ShowConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class VerifyEntryConfig(RunConfig):
-    """`python -m zoo verify PATH`."""
-
     name: str = MISSING
     """NAME, NAME@latest, NAME@ALIAS, NAME@DIGEST, an entry's folder, or ZOO#NAME."""
     require_signature: Path | None = None
@@ -53,8 +47,6 @@ class VerifyEntryConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class PullConfig(RunConfig):
-    """`python -m zoo pull NAME`."""
-
     name: str | None = None
     """NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST."""
     zoo: str | None = None
@@ -80,8 +72,6 @@ class PullConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class PushConfig(RunConfig):
-    """`python -m zoo push PATH`."""
-
     path: Path = MISSING
     """Folder of the entry."""
     to: str | None = None
@@ -94,8 +84,6 @@ class PushConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class RemoveConfig(RunConfig):
-    """`python -m zoo rm NAME`."""
-
     name: str = MISSING
     """NAME for all its versions, NAME@ALIAS or NAME@DIGEST for one."""
     zoo: str | None = None
@@ -104,16 +92,12 @@ class RemoveConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class CollectGarbageConfig(RunConfig):
-    """`python -m zoo gc`."""
-
     zoo: str | None = None
     """Zoo to clean; default: the pulled entries."""
 
 
 @dataclass(kw_only=True)
 class LockConfig(RunConfig):
-    """`python -m zoo lock`."""
-
     names: list[str] = field(default_factory=list)
     """Entries to lock; default: all pulled entries."""
     output: Path = Path("zoo.lock")
@@ -122,8 +106,6 @@ class LockConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class IndexConfig(RunConfig):
-    """`python -m zoo index PATH`."""
-
     path: Path = MISSING
     """Folder that contains entries, at any depth."""
     output: Path | None = None
@@ -139,8 +121,6 @@ class IndexConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class SignConfig(RunConfig):
-    """`python -m zoo sign PATH`."""
-
     path: Path = MISSING
     """Folder of the entry."""
     key: Path = MISSING

@@ -50,13 +50,9 @@ def check_path(path: str) -> str:
 
 @contextmanager
 def open_inside(folder: Path, path: str) -> Iterator[BinaryIO]:
-    """Opens a plain file below `folder` for reading.
+    """Opens a plain file below `folder` for reading; ZooError if it is not allowed.
 
     Links are refused at every step below the folder, so that no path leads outside it.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ZooError: the path, or what is there, is not allowed.
     """
     current = folder
     for part in PurePosixPath(check_path(path)).parts:

@@ -15,15 +15,15 @@ from predictors.versions import package_version
 from zoo.card import write_card
 from zoo.digest import HEX64, check_digest, hash_bytes, read_inside
 from zoo.errors import DamagedError, ZooError
-from zoo.graph import check_declared, check_graph
+from zoo.graph import check_graph
 from zoo.manifest import (
     FORMAT_VERSION,
     MAX_MANIFEST_BYTES,
     NAME,
     EntryManifest,
+    FileRecord,
     Scalar,
     parse_manifest,
-    record_files,
 )
 
 MANIFEST, MANIFEST_DIGEST = "manifest.json", "manifest.sha256"
@@ -64,7 +64,12 @@ class ZooEntry:
             raise DamagedError(f"{what} is missing; pull the entry again") from error
         data = check_digest(raw, sha256=record.sha256, size=record.size, what=what)
         if path.endswith(".onnx"):
-            check_declared(check_graph(data, what=what), record.graph, what=what)
+            actual, declared = check_graph(data, what=what), record.graph
+            if declared is not None and actual != declared:
+                raise ZooError(
+                    f"{what} maps {actual.inputs} to {actual.outputs}; its manifest declares "
+                    f"{declared.inputs} to {declared.outputs}"
+                )
         return data
 
     def payload(self) -> dict[str, bytes]:
@@ -129,11 +134,16 @@ def write_entry(
         METRICS: (json.dumps(metrics, indent=2, allow_nan=False) + "\n").encode(),
         CARD: write_card(draft, extra=card_extra),
     }
-    graphs = {
-        path: check_graph(data, what=path) for path, data in files.items() if path.endswith(".onnx")
+    records = {
+        path: FileRecord(
+            sha256=hash_bytes(data),
+            size=len(data),
+            graph=check_graph(data, what=path) if path.endswith(".onnx") else None,
+        )
+        for path, data in sorted(all_files.items())
     }
     # Constructed again, not copied, so that the checks of paths, suffixes and sizes run.
-    manifest = EntryManifest(**{**dict(draft), "files": record_files(all_files, graphs)})
+    manifest = EntryManifest(**{**dict(draft), "files": records})
     write_folder(folder, manifest, all_files)
     return manifest
 
@@ -158,9 +168,7 @@ def write_folder(
 def open_entry(folder: Path | str) -> ZooEntry:
     """Opens an entry's folder; the manifest is parsed after `manifest.sha256` agrees with it.
 
-    Raises:
-        ZooError: there is no entry.
-        DamagedError: the manifest is torn or altered.
+    Raises ZooError if there is no entry, DamagedError if its manifest is torn or altered.
     """
     folder = Path(folder)
     try:
@@ -178,9 +186,8 @@ def open_entry(folder: Path | str) -> ZooEntry:
     manifest = parse_manifest(data, what=str(folder / MANIFEST))
 
     def read_signature() -> bytes | None:
-        if not (folder / SIGNATURE).exists():
-            return None
-        return read_inside(folder, SIGNATURE, limit=MAX_SIGNATURE_BYTES)
+        exists = (folder / SIGNATURE).exists()
+        return read_inside(folder, SIGNATURE, limit=MAX_SIGNATURE_BYTES) if exists else None
 
     def fetch(path: str, limit: int) -> bytes:
         return read_inside(folder, path, limit=limit)

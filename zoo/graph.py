@@ -29,7 +29,8 @@ def check_graph(data: bytes, *, what: str) -> GraphRecord:
         model = onnx.load_model_from_string(data)
     except DecodeError as error:
         raise ZooError(f"{what} is not an ONNX model ({error})") from error
-    foreign = sorted({node.domain for node in iterate_nodes(model.graph)} - set(DOMAINS))
+    nodes = (node for graph in iterate_graphs(model.graph) for node in graph.node)
+    foreign = sorted({node.domain for node in nodes} - set(DOMAINS))
     if foreign or model.functions:
         domains = foreign or "functions of the model"
         raise ZooError(f"{what} uses operators of {domains}; allowed are the standard ones")
@@ -43,15 +44,6 @@ def check_graph(data: bytes, *, what: str) -> GraphRecord:
         inputs={value.name: read_shape(value, what=what) for value in inputs},
         outputs={value.name: read_shape(value, what=what) for value in model.graph.output},
     )
-
-
-def check_declared(actual: GraphRecord, declared: GraphRecord | None, *, what: str) -> None:
-    """Raises ZooError if the graph's inputs or outputs differ from the manifest."""
-    if declared is not None and actual != declared:
-        raise ZooError(
-            f"{what} maps {actual.inputs} to {actual.outputs}; its manifest declares "
-            f"{declared.inputs} to {declared.outputs}"
-        )
 
 
 def read_shape(value: "onnx.ValueInfoProto", *, what: str) -> list[int | str]:
@@ -72,12 +64,6 @@ def iterate_graphs(graph: "onnx.GraphProto") -> Iterator["onnx.GraphProto"]:
             inner = [attribute.g] if attribute.HasField("g") else []
             for subgraph in (*inner, *attribute.graphs):
                 yield from iterate_graphs(subgraph)
-
-
-def iterate_nodes(graph: "onnx.GraphProto") -> Iterator["onnx.NodeProto"]:
-    """Yields the operators of a graph and of its subgraphs."""
-    for subgraph in iterate_graphs(graph):
-        yield from subgraph.node
 
 
 def iterate_tensors(graph: "onnx.GraphProto") -> Iterator["onnx.TensorProto"]:

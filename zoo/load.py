@@ -8,6 +8,7 @@ from typing import Any
 
 from predictors.base import Predictor
 from predictors.errors import unknown
+from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
 from zoo.catalog import Zoo
 from zoo.entry import ZooEntry, open_entry
@@ -15,6 +16,9 @@ from zoo.errors import MismatchError, ZooError
 from zoo.index import EntryReference, ZooIndex, parse_reference
 from zoo.locations import builtin_storage, cache_storage, configured_storages, open_zoo_storage
 from zoo.manifest import NAME
+from zoo.pull import PullCache, pull_entry
+from zoo.rollback_protection import check_fresh, read_fresh_index
+from zoo.signing import check_signature
 
 REQUIRE_SIGNATURE = "MOECAST_REQUIRE_SIGNATURE"
 """Path of a public key. Entries that are not signed with it are refused, except built-in ones."""
@@ -45,8 +49,6 @@ def find_entry(reference: str | Path) -> ZooEntry:
     entry = _find_unchecked(reference)
     key = os.environ.get(REQUIRE_SIGNATURE)
     if key and entry.where != builtin_storage().address:
-        from zoo.signing import check_signature
-
         check_signature(entry, key=Path(key))
     return entry
 
@@ -86,8 +88,6 @@ def _find_local(reference: EntryReference) -> ZooEntry | None:
 
 
 def _find_configured(reference: EntryReference) -> ZooEntry | None:
-    from zoo.rollback_protection import check_fresh
-
     for storage in configured_storages():
         zoo = Zoo(storage)
         data = zoo.read_index_bytes()
@@ -104,8 +104,6 @@ def find_by_address(address: str) -> ZooEntry:
     An entry that is named by its whole digest comes from the cache if it is there; any other is
     pulled.
     """
-    from zoo.rollback_protection import read_fresh_index
-
     where, _, name = address.partition("#")
     zoo = Zoo(open_zoo_storage(where))
     if name:
@@ -128,14 +126,8 @@ def find_by_address(address: str) -> ZooEntry:
 def pull_reference(zoo: Zoo, reference: EntryReference, index: ZooIndex | None = None) -> ZooEntry:
     """Pulls an entry, unless the cache has it, and reports that on stderr.
 
-    Args:
-        zoo: the zoo to pull from.
-        reference: the entry.
-        index: the zoo's index, if it was read and checked by `rollback_protection` before.
+    `index` is the zoo's, if it was read and checked by `rollback_protection` before.
     """
-    from zoo.pull import PullCache, pull_entry
-    from zoo.rollback_protection import read_fresh_index
-
     index = read_fresh_index(zoo) if index is None else index
     digest = index.resolve(reference)
     cache = PullCache(cache_storage())
@@ -152,15 +144,13 @@ def load_predictor(
 
     Args:
         reference: as for `find_entry`.
-        spec: the model that it is to serve; None skips the check.
+        spec: the model to be served; None skips the check.
         options: replace the entry's options of the same names.
 
     Raises:
         MismatchError: the entry was made for another model; the message names both sides.
         ZooError: as `find_entry`.
     """
-    from predictors.registry import load_from_files
-
     entry = find_entry(reference)
     manifest = entry.manifest
     if spec is not None:

@@ -33,11 +33,7 @@ def open_zoo_storage(where: str) -> Storage:
 
 
 def open_writable_storage(where: str) -> WritableStorage:
-    """Opens a zoo to publish in.
-
-    Raises:
-        StorageError: the storage is read-only.
-    """
+    """Opens a zoo to publish in; StorageError if the storage is read-only."""
     storage = open_zoo_storage(where)
     if not isinstance(storage, WritableStorage):
         raise StorageError(

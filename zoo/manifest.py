@@ -1,7 +1,6 @@
 """`manifest.json`: the description of an entry, and the digest of each of its files."""
 
 import re
-from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Final, Literal
 
@@ -103,15 +102,3 @@ def parse_manifest(data: bytes, *, what: str) -> EntryManifest:
         return EntryManifest.model_validate_json(data)
     except ValidationError as error:
         raise ZooError(f"{what} is not a manifest: {explain_validation_error(error)}") from error
-
-
-def record_files(
-    files: Mapping[str, bytes], graphs: Mapping[str, GraphRecord]
-) -> dict[str, FileRecord]:
-    """Returns a record of each file, ascending by name."""
-    return {
-        path: FileRecord(
-            sha256=hash_bytes(files[path]), size=len(files[path]), graph=graphs.get(path)
-        )
-        for path in sorted(files)
-    }

@@ -118,10 +118,7 @@ def pull_entry(
 
     Args:
         source: the zoo to pull from.
-        name: of the entry.
-        digest: of the entry.
-        version: its record in the source's index.
-        cache: where it is stored.
+        version: the entry's record in the source's index.
         check: is called with the complete entry before the index lists it; if it raises, the entry
             stays unlisted.
         progress: is called with the total size; returns the function that counts arrived bytes.

@@ -28,12 +28,7 @@ class SeenIndexes(StrictRecord):
 
 
 def read_fresh_index(zoo: Zoo, *, accept_rollback: bool = False) -> ZooIndex:
-    """Reads a zoo's index and checks it as `check_fresh`.
-
-    Raises:
-        StaleError: as `check_fresh`.
-        ZooError, DamagedError, UnreachableError: as `Zoo.read_index`.
-    """
+    """Reads a zoo's index and checks it; raises as `Zoo.read_index` and `check_fresh`."""
     data = zoo.read_index_bytes()
     index = zoo.parse_index(data, required=True)
     assert data is not None
@@ -42,17 +37,11 @@ def read_fresh_index(zoo: Zoo, *, accept_rollback: bool = False) -> ZooIndex:
 
 
 def check_fresh(zoo: Zoo, index: ZooIndex, data: bytes, *, accept_rollback: bool = False) -> None:
-    """Compares an index with the newest one seen of the zoo, and remembers it.
-
-    Args:
-        zoo: the zoo that the index was read from.
-        index: its index.
-        data: the index as it was read.
-        accept_rollback: accept an older index, as after a zoo was made anew.
+    """Compares an index, `data` as it was read, with the newest one seen, and remembers it.
 
     Raises:
-        StaleError: the index has expired, is older than one seen before, or differs from one with
-            the same serial.
+        StaleError: the index has expired; or, unless a rollback is accepted, it is older than one
+            seen before or differs from one with the same serial.
     """
     address = zoo.storage.address
     if index.has_expired():

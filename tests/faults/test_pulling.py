@@ -47,7 +47,7 @@ def test_pull__killed_at_every_call_leaves_nothing_half_and_goes_on(tmp_path: Pa
 
 
 LOADS = """
-from zoo import load_predictor
+from zoo.load import load_predictor
 from zoo.errors import ZooError
 assert load_predictor("tiny/mlp", spec=None).kind == "mlp"
 try:

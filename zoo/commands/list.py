@@ -1,7 +1,6 @@
 """The commands list, show and verify: they only read."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,6 +18,7 @@ from zoo.entry import CARD, MANIFEST, ZooEntry, require_tracked_files
 from zoo.index import EntryReference
 from zoo.load import find_entry, local_zoos
 from zoo.locations import configured_storages
+from zoo.signing import check_signature
 
 WIDE = 160
 """Columns of a table that is not printed on a terminal."""
@@ -28,12 +28,11 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
     """Lists entries, the best first; an entry that two zoos have is listed for both."""
     configured = configured_storages(config.zoo)
     zoos = ([] if config.zoo else local_zoos()) + [Zoo(storage) for storage in configured]
-    rows = [
-        summarize(entry)
-        for zoo in zoos
-        for entry in open_latest(zoo, required=zoo.storage in configured)
-        if matches_filters(entry, config)
-    ]
+    rows = []
+    for zoo in zoos:
+        index = zoo.read_index(required=zoo.storage in configured)
+        entries = (zoo.open(EntryReference(name), index) for name in index.entries)
+        rows += [summarize(entry) for entry in entries if matches_filters(entry, config)]
     rows.sort(key=lambda row: -sort_value(row.metrics.get(config.metric)))
     listed = {"entries": [asdict(row) for row in rows]}
     if config.json:
@@ -48,13 +47,6 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
         print_line(f"no such entries in {addresses}")
         print_line("python -m train makes one; python -m zoo pull NAME zoo=ADDRESS gets one")
     return listed
-
-
-def open_latest(zoo: Zoo, *, required: bool) -> Iterator[ZooEntry]:
-    """Yields the latest version of every entry in the zoo."""
-    index = zoo.read_index(required=required)
-    for name in index.entries:
-        yield zoo.open(EntryReference(name), index)
 
 
 def matches_filters(entry: ZooEntry, config: ListConfig) -> bool:
@@ -130,8 +122,6 @@ def verify(config: VerifyEntryConfig) -> dict[str, Any]:
     if Path(entry.where, MANIFEST).is_file():
         require_tracked_files(Path(entry.where), entry.manifest)
     if config.require_signature is not None:
-        from zoo.signing import check_signature
-
         check_signature(entry, key=config.require_signature)
     files = entry.manifest.files
     signed = "" if config.require_signature is None else f", signed by {config.require_signature}"

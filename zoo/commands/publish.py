@@ -19,6 +19,7 @@ from zoo.errors import RefusedError, ZooError
 from zoo.index import ALIAS, LATEST, PREFIX, parse_reference
 from zoo.locations import cache_storage, open_writable_storage
 from zoo.pull import PARTIAL
+from zoo.signing import sign_folder
 from zoo.storage import FolderStorage
 
 
@@ -34,9 +35,8 @@ def push(config: PushConfig) -> dict[str, Any]:
     target = open_writable_zoo(config.to)
     entry = open_publishable(config.path)
     digest = target.add(entry, replace=config.replace, alias=config.alias)
-    address = target.storage.address
-    print_line(f"published {entry.manifest.name}@{digest[:12]} in {address}")
-    return {"published": asdict(summarize(entry)), "in": address}
+    print_line(f"published {entry.manifest.name}@{digest[:12]} in {target.storage.address}")
+    return {"published": asdict(summarize(entry)), "in": target.storage.address}
 
 
 def open_writable_zoo(where: str | None) -> WritableZoo:
@@ -45,12 +45,7 @@ def open_writable_zoo(where: str | None) -> WritableZoo:
 
 
 def open_publishable(folder: Path) -> ZooEntry:
-    """Opens an entry's folder and checks that it can be published.
-
-    Raises:
-        RefusedError: something is missing.
-        ZooError: the folder is not an entry, or has other files too.
-    """
+    """Opens an entry's folder; RefusedError or ZooError if it cannot be published."""
     entry = open_entry(folder)
     require_tracked_files(folder, entry.manifest)
     check_publishable(entry)
@@ -114,8 +109,6 @@ def index(config: IndexConfig) -> dict[str, Any]:
 
 def sign(config: SignConfig) -> dict[str, Any]:
     """Signs an entry's folder; `push` publishes the signature too."""
-    from zoo.signing import sign_folder
-
     signature = sign_folder(config.path, key=config.key)
     print_line(f"signed {config.path}: {signature}")
     return {"signed": str(config.path), "signature": str(signature)}
@@ -126,11 +119,10 @@ def remove(config: RemoveConfig) -> dict[str, Any]:
     zoo = open_writable_zoo(config.zoo)
     reference = parse_reference(config.name)
     digests = zoo.remove(reference)
-    address = zoo.storage.address
     shown = ", ".join(digest[:12] for digest in digests)
-    print_line(f"removed {reference.name}: {shown} from {address}")
+    print_line(f"removed {reference.name}: {shown} from {zoo.storage.address}")
     print_line("python -m zoo gc frees the bytes")
-    return {"removed": {reference.name: digests}, "zoo": address}
+    return {"removed": {reference.name: digests}, "zoo": zoo.storage.address}
 
 
 def collect_garbage(config: CollectGarbageConfig) -> dict[str, Any]:

@@ -1,32 +1,43 @@
-"""The command pull: copies entries from other zoos into the user's."""
+"""The commands pull and lock: copy entries, and record their digests in `zoo.lock`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from pydantic import Field, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from predictors.files import write_atomic
+from predictors.records import Sha256, StrictRecord, explain_validation_error
 from zoo.catalog import Zoo
 from zoo.commands.format import print_line, summarize
-from zoo.commands.lock import read_lockfile
-from zoo.config import PullConfig
+from zoo.config import LockConfig, PullConfig
 from zoo.entry import ZooEntry, write_folder
 from zoo.errors import ZooError
 from zoo.index import EntryReference, ZooIndex, parse_reference
-from zoo.locations import cache_storage, configured_storages
+from zoo.load import find_entry
+from zoo.locations import builtin_storage, cache_storage, configured_storages
+from zoo.manifest import NAME
 from zoo.pull import PullCache, ReportProgress, pull_entry
 from zoo.rollback_protection import read_fresh_index
+from zoo.signing import check_signature
+from zoo.storage import Storage
 
 
 def pull(config: PullConfig) -> dict[str, Any]:
     """Copies entries into the user's zoo, from which they load without a network."""
     indexes = read_indexes(config)
     cache = PullCache(cache_storage())
+    key = config.require_signature
     entries = []
-    with open_progress() as progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(
+        *columns, TransferSpeedColumn(), console=console, disable=not console.is_terminal
+    ) as bars:
         for zoo, name, digest in choose_entries(config, indexes):
             entry = pull_entry(
                 zoo,
@@ -34,8 +45,8 @@ def pull(config: PullConfig) -> dict[str, Any]:
                 digest,
                 indexes[zoo].version(name, digest),
                 cache=cache,
-                check=lambda entry: require_signature(entry, config.require_signature),
-                progress=lambda total, name=name: add_bar(progress, name, total),  # type: ignore[misc]
+                check=None if key is None else partial(check_signature, key=key),
+                progress=partial(add_bar, bars, name),
             )
             entries.append(entry)
     for entry in entries:
@@ -90,29 +101,80 @@ def choose_entries(config: PullConfig, indexes: dict[Zoo, ZooIndex]) -> list[tup
     return chosen
 
 
-def require_signature(entry: ZooEntry, key: Path | None) -> None:
-    """Raises SignatureError unless the entry is signed with the key, if one is given."""
-    if key is not None:
-        from zoo.signing import check_signature
-
-        check_signature(entry, key=key)
-
-
-@contextmanager
-def open_progress() -> Iterator[Progress]:
-    """Shows a bar for each entry on a terminal, and nothing elsewhere."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        yield progress
-
-
 def add_bar(progress: Progress, name: str, total: int) -> ReportProgress:
     """Adds a bar; returns the function that advances it."""
     task = progress.add_task(name, total=total)
     return lambda arrived: progress.advance(task, arrived)
+
+
+class LockedEntry(StrictRecord):
+    """The digest of an entry."""
+
+    digest: Sha256
+    zoo: str
+    """Address of the zoo; another zoo that has the digest serves as well."""
+
+
+class Lockfile(StrictRecord):
+    """The content of `zoo.lock`."""
+
+    format_version: Literal[1] = 1
+    entries: dict[str, LockedEntry] = Field(default_factory=dict)
+
+
+def lock(config: LockConfig) -> dict[str, Any]:
+    """Writes the present digest of each name to a lock file."""
+    names = config.names or list(Zoo(cache_storage()).read_index().entries)
+    if not names:
+        raise ZooError("nothing was pulled yet; name entries: python -m zoo lock names=[NAME,...]")
+    entries = [find_entry(name) for name in names]
+    origins = find_origins(entries)
+    locked = {
+        entry.manifest.name: LockedEntry(
+            digest=entry.manifest.digest, zoo=origins.get(entry.manifest.digest, entry.where)
+        )
+        for entry in entries
+    }
+    # Sorted by name, so that the file suits version control.
+    lockfile = Lockfile(entries=dict(sorted(locked.items())))
+    write_atomic(config.output, (lockfile.model_dump_json(indent=2) + "\n").encode())
+    for name, record in locked.items():
+        print_line(f"{name}@{record.digest[:12]} from {record.zoo}")
+    print_line(f"written: {config.output}; python -m zoo pull locked={config.output}")
+    return {"entries": {name: record.model_dump() for name, record in locked.items()}}
+
+
+def find_origins(entries: Collection[ZooEntry]) -> dict[str, str]:
+    """Returns digest to the address of the first zoo that lists it: `builtin`, or of MOECAST_ZOO.
+
+    Pulled entries are in the cache, which other machines do not have.
+    """
+    references = {
+        entry.manifest.digest: EntryReference(entry.manifest.name, entry.manifest.digest)
+        for entry in entries
+    }
+    storages: list[tuple[str, Storage]] = [("builtin", builtin_storage())]
+    storages += [(storage.address, storage) for storage in configured_storages()]
+    origins: dict[str, str] = {}
+    for address, storage in storages:
+        if len(origins) == len(references):
+            break
+        index = Zoo(storage).read_index()
+        for digest, reference in references.items():
+            if digest not in origins and index.has(reference):
+                origins[digest] = address
+    return origins
+
+
+def read_lockfile(path: Path) -> Lockfile:
+    """Reads a lock file; ZooError if there is none, or its content is not allowed."""
+    try:
+        lockfile = Lockfile.model_validate_json(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ZooError(f"{path} does not exist; python -m zoo lock writes it") from error
+    except ValidationError as error:
+        raise ZooError(f"{path} is not a lock file: {explain_validation_error(error)}") from error
+    for name in lockfile.entries:
+        if not NAME.fullmatch(name):
+            raise ZooError(f"{path}: {name!r} is not the name of an entry")
+    return lockfile

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from zoo.storage.base import ByteStream, FileStorage, Storage, WritableStorage
-from zoo.storage.folder import FolderStorage
+from zoo.storage.folder import FolderStorage, PackageStorage
 
 __all__ = [
     "ByteStream",
@@ -18,8 +18,7 @@ __all__ = [
 def open_storage(where: str | Path) -> Storage:
     """Returns the storage at a folder or an address; nothing is read yet.
 
-    Raises:
-        ZooError: an hf:// address that names no repository.
+    Raises ZooError for an hf:// address that names no repository.
     """
     if isinstance(where, Path):
         return FolderStorage(where)
@@ -32,8 +31,6 @@ def open_storage(where: str | Path) -> Storage:
 
         return open_hub_storage(where)
     if where.startswith("package://"):
-        from zoo.storage.package import PackageStorage
-
         return PackageStorage(where.removeprefix("package://").rstrip("/"))
     if "://" in where and not where.startswith("file://"):
         from zoo.storage.objects import ObjectStorage

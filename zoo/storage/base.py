@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, ClassVar
 
 from zoo.errors import UnreachableError
 
@@ -39,16 +39,11 @@ class Storage(ABC):
     def stream(self, path: str, *, offset: int = 0) -> AbstractContextManager[ByteStream]:
         """Opens a file to be read chunk by chunk.
 
-        Raises:
-            FileNotFoundError: the storage has no such file.
-            UnreachableError: the storage does not answer, or answers with an error.
+        Raises FileNotFoundError if there is none, UnreachableError if the storage fails to answer.
         """
 
     def read(self, path: str, *, limit: int | None = None) -> bytes:
-        """Reads a file, or its first `limit` + 1 bytes so that an appended byte shows.
-
-        Raises as `stream`.
-        """
+        """Reads a file, or its first `limit` + 1 bytes so that an appended byte shows."""
         data = bytearray()
         with self.stream(path) as stream:
             for chunk in stream.chunks:
@@ -69,10 +64,8 @@ class Storage(ABC):
 class WritableStorage(Storage):
     """Storage in which a zoo can be published."""
 
-    @property
-    def has_front_page(self) -> bool:
-        """Whether the storage shows a `README.md` to its visitors."""
-        return False
+    has_front_page: ClassVar[bool] = False
+    """Whether the storage shows a `README.md` to its visitors."""
 
     @abstractmethod
     def has(self, path: str) -> bool:

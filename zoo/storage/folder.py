@@ -1,4 +1,4 @@
-"""Storage in a folder: the cache of pulled entries, the built-in zoo, a shared disk."""
+"""Storage in a folder (cache, built-in zoo, shared disk) and in an installed wheel."""
 
 import os
 import secrets
@@ -7,6 +7,9 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +17,8 @@ from filelock import FileLock
 
 from predictors.files import sync_folder, write_atomic
 from zoo.digest import check_path, open_inside
-from zoo.storage.base import CHUNK_BYTES, ByteStream, FileStorage
+from zoo.errors import StorageError
+from zoo.storage.base import CHUNK_BYTES, ByteStream, FileStorage, Storage
 
 TEMPORARY = ".tmp"
 
@@ -130,3 +134,37 @@ def _is_alive(process: int) -> bool:
     except PermissionError:
         return True
     return process != os.getpid()
+
+
+@dataclass(frozen=True)
+class PackageStorage(Storage):
+    """Package data (`package://NAME`), read through importlib so that a zipped wheel works too."""
+
+    package: str
+
+    @property
+    def is_remote(self) -> bool:
+        return False
+
+    @property
+    def address(self) -> str:
+        return f"package://{self.package}"
+
+    @cached_property
+    def _root(self) -> Traversable:
+        try:
+            return files(self.package)
+        except ModuleNotFoundError as error:
+            raise StorageError(
+                f"{self.address}: no package {self.package!r} is installed; pip install the wheel "
+                "that contains it"
+            ) from error
+
+    @contextmanager
+    def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:
+        at = self._root.joinpath(*check_path(path).split("/"))
+        if not at.is_file():
+            raise FileNotFoundError(f"{self.address}/{path}")
+        with at.open("rb") as file:
+            file.seek(offset)
+            yield ByteStream(offset, iter(lambda: file.read(CHUNK_BYTES), b""))

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from zoo.digest import check_path
 from zoo.errors import StorageError, UnreachableError
@@ -31,15 +31,12 @@ class HubStorage(WritableStorage):
     revision: str | None = None
     endpoint: str | None = None
     """Default: HF_ENDPOINT."""
+    has_front_page: ClassVar[bool] = True
     _heads: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def address(self) -> str:
         return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
-
-    @property
-    def has_front_page(self) -> bool:
-        return True
 
     @property
     def _branch(self) -> str:

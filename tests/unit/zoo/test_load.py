@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import zoo
 from predictors.errors import PredictorError
 from predictors.learned import graph_path
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry
+from zoo.load import load_predictor
 from zoo.locations import cache_storage
 
 
@@ -32,7 +32,7 @@ def test_load__by_folder_and_by_name_forecast_alike(tmp_path: Path) -> None:
     # W is the unit matrix with four columns of zeros added.
     expected_TE = np.hstack([hidden_TD, np.zeros((2, 4), dtype=np.float32)])
     for reference in ("tiny/mlp", "tiny/mlp@latest", tmp_path / "e", str(tmp_path / "e")):
-        predictor = zoo.load_predictor(reference, spec=tiny_spec())
+        predictor = load_predictor(reference, spec=tiny_spec())
         (forecast,) = predictor.gate_input(0, hidden_TD)
         assert forecast.layer == 1
         assert np.array_equal(forecast.scores_TE, expected_TE)
@@ -41,17 +41,10 @@ def test_load__by_folder_and_by_name_forecast_alike(tmp_path: Path) -> None:
 def test_load__of_an_unknown_kind_lists_the_kinds(tmp_path: Path) -> None:
     mlp_entry(tmp_path / "e", kind="mpl")
     with pytest.raises(PredictorError, match=r"unknown predictor 'mpl'. Did you mean 'mlp'"):
-        zoo.load_predictor(tmp_path / "e", spec=None)
+        load_predictor(tmp_path / "e", spec=None)
 
 
 def test_load__names_missing_networks(tmp_path: Path) -> None:
     mlp_entry(tmp_path / "e", spec=tiny_spec(num_layers=3))
     with pytest.raises(PredictorError, match="missing: predictors/layer_01_to_02.onnx"):
-        zoo.load_predictor(tmp_path / "e", spec=None)
-
-
-def test_zoo__exports_its_names() -> None:
-    for name in zoo.__all__:
-        assert callable(getattr(zoo, name))
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = zoo.nothing
+        load_predictor(tmp_path / "e", spec=None)

@@ -21,10 +21,10 @@ from zoo.load import find_entry
 from zoo.locations import cache_storage
 from zoo.pull import PullCache, pull_entry
 from zoo.storage import FileStorage, FolderStorage, Storage, WritableStorage
+from zoo.storage.folder import PackageStorage
 from zoo.storage.http import HttpStorage
 from zoo.storage.hub import HubStorage
 from zoo.storage.objects import ObjectStorage
-from zoo.storage.package import PackageStorage
 
 
 @contextmanager

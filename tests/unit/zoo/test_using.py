@@ -209,7 +209,7 @@ sys.addaudithook(lambda event, args: seen.append(args) if event == "pickle.find_
 from tests.unit.zoo.test_load import mlp_entry
 from tests.builders.zoos import zoo
 from tests.builders.entries import tiny_spec
-from zoo import load_predictor
+from zoo.load import load_predictor
 folder = Path({str(tmp_path)!r})
 mlp_entry(folder / "e")
 assert zoo("push", folder / "e", f"to={{folder / 'far'}}") == 0
