@@ -22,7 +22,6 @@ from benchmarks.klotski.measures import (
 )
 from benchmarks.klotski.rows import VariantFigures, VariantRequest
 from runtime.config import ModelConfig, SystemConfig
-from runtime.generation.batch.batching import make_batches
 from runtime.generation.batch.config import GroupConfig
 from runtime.generation.batch.memory_plan import (
     make_kv_caches,
@@ -30,7 +29,7 @@ from runtime.generation.batch.memory_plan import (
     with_whole_layer_buffers,
 )
 from runtime.generation.batch.micro_batches import run_micro_batches
-from runtime.generation.batch.prompts import BatchPrompt
+from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.batch.result_journal import BatchResult
 from runtime.policy.systems import ON_DEMAND, load_system
 

@@ -6,24 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from transformers import AutoConfig, PreTrainedModel
 
 from predictors.units import MIB
-from runtime.commands.progress import progress
+from runtime.commands.progress import print_line, progress
 from runtime.engine.memory import peak_memory_bytes
-from runtime.generation.batch.batching import Batch, make_batches, padding_share
 from runtime.generation.batch.config import BatchConfig
 from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches
 from runtime.generation.batch.micro_batches import BatchRunSummary, run_micro_batches
 from runtime.generation.batch.prompts import (
+    Batch,
     load_tokenizer,
+    make_batches,
     make_decoder,
     make_prompt_encoder,
+    padding_share,
     read_prompts,
 )
 from runtime.generation.batch.result_journal import BatchResult, ResultJournal
 from runtime.store.model_source import identity, resolve
+from runtime.tools.report.tables import text_table
 
 
 class PromptsFailed(RuntimeError):
@@ -48,10 +50,10 @@ def run(config: BatchConfig) -> dict[str, Any]:
         left = [
             batch for batch in batches if any(prompt.id not in journal.done for prompt in batch)
         ]
-        console.print(
+        print_line(
+            console,
             f"{len(prompts)} prompts, {len(journal.done)} of them done; {len(left)} batches of "
             f"{config.batch_size} to run, {100 * padding_share(batches):.1f} % padding",
-            highlight=False,
         )
         if not left:
             return {"prompts": len(prompts), "written": 0, "output": str(config.output)}
@@ -68,12 +70,10 @@ def run(config: BatchConfig) -> dict[str, Any]:
             f"{ran.failed[0][1]}; the others are in {config.output}; run the same command "
             "again to retry"
         )
-    console.print(
+    print_line(
+        console,
         f"{ran.num_tokens} tokens in {seconds:.1f} s, {ran.num_tokens / seconds:.1f} tokens/s: "
         f"{config.output}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
     )
     return {
         "prompts": len(prompts),
@@ -157,40 +157,30 @@ def run_left_batches(
     return ran, time.perf_counter() - start
 
 
-def plan_table(planned: PlannedRun) -> Table:
-    """Make a table of both sides of each inequality at the chosen n."""
-    plan = planned.plan
-    table = Table(title=f"group of n={plan.n} batches (Klotski, section 7, inequalities 4 to 7)")
-    table.add_column("")
-    table.add_column("condition")
-    table.add_column("computation", justify="right")
-    table.add_column("transfers", justify="right")
-    table.add_column("hidden")
-    for row in plan.inequalities:
-        table.add_row(
+def show_plan(console: Console, planned: PlannedRun) -> None:
+    """Print both sides of each inequality at the chosen n, the measured costs, memory and notes."""
+    plan, costs = planned.plan, planned.measured.costs
+    cells = [
+        [
             f"({row.number})",
             row.what,
             f"{1000 * row.computes:.2f} ms",
             f"{1000 * row.transfers:.2f} ms",
             "yes" if row.holds else "no",
-        )
-    return table
-
-
-def show_plan(console: Console, planned: PlannedRun) -> None:
-    """Print the plan's table, the measured costs, memory and notes."""
-    plan, costs = planned.plan, planned.measured.costs
-    console.print(plan_table(planned))
-    console.print(
+        ]
+        for row in plan.inequalities
+    ]
+    title = f"group of n={plan.n} batches (Klotski, section 7, inequalities 4 to 7)"
+    columns = ("", "condition", "computation", "transfers", "hidden")
+    console.print(text_table(title, columns, cells, left=2, wrap=True))
+    print_line(
+        console,
         f"{'measured before' if planned.was_known else 'measured'}: attention "
         f"{1000 * costs.attention:.2f} ms, gate {1000 * costs.gate:.2f} ms per batch; an expert "
         f"{1000 * costs.expert_fixed:.2f} ms and {1e6 * costs.expert_per_token:.1f} us per token; "
         f"its transfer {1000 * costs.expert_io:.2f} ms",
-        highlight=False,
     )
     offloaded = f", {plan.offloaded_bytes / MIB:.1f} MiB offloaded" if plan.offloaded_bytes else ""
-    console.print(
-        f"KV caches of {plan.n} batches: {plan.kv_bytes / MIB:.1f} MiB{offloaded}", highlight=False
-    )
+    print_line(console, f"KV caches of {plan.n} batches: {plan.kv_bytes / MIB:.1f} MiB{offloaded}")
     for note in plan.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+        print_line(console, f"note: {note}")

@@ -9,21 +9,25 @@ from typing import Any
 from rich.console import Console
 
 from predictors.errors import MoecastError
-from runtime.commands.progress import progress
-from runtime.engine.memory import available_memory_bytes
+from runtime.commands.progress import print_line, progress
 from runtime.profiling.bandwidth import measure_disk_bandwidth
 from runtime.profiling.facts import hardware, versions
-from runtime.store.model_source import resolve
+from runtime.store.model_source import list_weight_files, resolve
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.rounds import LIMIT_SECONDS, CaseOutcome, find_token_difference, run_rounds
-from runtime.tools.bench.rows import BenchRow, compare_bounds, make_rows, sort_by_condition
+from runtime.tools.bench.rows import (
+    BenchRow,
+    bound_row,
+    compare_bounds,
+    make_rows,
+    sort_by_condition,
+)
 from runtime.tools.bench.table import print_tables, wide_console
-from runtime.tools.bench.tasks import PlainTask, ReplayTask, Tokens
+from runtime.tools.bench.tasks import RequestsTask, Tokens
 from runtime.tools.bench.variants import find_bounds, list_conditions, live_cases
 from runtime.tools.bench.workload import BenchRequest, make_requests
 from runtime.tools.child_process import ChildFailure, run_in_child
-from runtime.tools.doctor.model_files import list_weight_files
-from runtime.tools.verify.reference import plain_bytes
+from runtime.tools.verify.reference import require_memory
 
 
 class TokensDiffer(RuntimeError):
@@ -40,7 +44,8 @@ def run(config: BenchConfig) -> dict[str, Any]:
     folder = resolve(config.model)
     requests, description = make_requests(config, folder)
     if config.verify:
-        require_memory(folder, config)
+        hint = "leave out verify=true (systems are compared with each other)"
+        require_memory(folder, config.model.dtype, otherwise=hint)
     cases = live_cases(config)
     bounds = find_bounds(config.system)
     # Measured before anything runs: the load of other programs.
@@ -70,7 +75,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
     rows = sort_by_condition([*live, *compare_bounds(bound_rows, live)])
     about = describe_comparison(config, description)
     print_tables(console, config.model.name, rows)
-    console.print(about, highlight=False, soft_wrap=True, markup=False)
+    print_line(console, about)
     check(outcomes, expected, console)
     results = {
         "model": config.model.name,
@@ -101,20 +106,6 @@ def describe_comparison(config: BenchConfig, prompts: str) -> str:
     )
 
 
-def require_memory(folder: Path, config: BenchConfig) -> None:
-    """Refuse a verification that does not fit in memory.
-
-    Raises:
-        MoecastError: the message names needed and available bytes.
-    """
-    needed, available = plain_bytes(folder, config.model.dtype), available_memory_bytes()
-    if needed > available:
-        raise MoecastError(
-            f"verify=true: plain Transformers needs {needed} bytes for all experts of {folder}, "
-            f"{available} are available; leave verify out (systems are compared with each other)"
-        )
-
-
 def plain_tokens(
     config: BenchConfig, requests: dict[int, list[BenchRequest]], scratch: Path
 ) -> dict[int, Tokens]:
@@ -123,10 +114,9 @@ def plain_tokens(
     Raises:
         MoecastError: it could not be run.
     """
-    task = PlainTask(model=config.model, device=config.device, requests=requests)
     result = run_in_child(
         "runtime.tools.bench.serve:run_plain_task",
-        task,
+        RequestsTask(config=config, requests=requests),
         scratch / "plain",
         limit_seconds=LIMIT_SECONDS,
     )
@@ -141,32 +131,18 @@ def replay_bounds(
     config: BenchConfig, requests: dict[int, list[BenchRequest]], scratch: Path
 ) -> tuple[dict[str, Any] | None, list[BenchRow]]:
     """Replay the bounds; returns the measured hardware and the rows."""
-    conditions, bounds = list_conditions(config), find_bounds(config.system)
-    task = ReplayTask(
-        model=config.model,
-        systems=bounds,
-        conditions=conditions,
-        device=config.device,
-        requests=requests,
-    )
     result = run_in_child(
         "runtime.tools.bench.bound:replay_bounds",
-        task,
+        RequestsTask(config=config, requests=requests),
         scratch / "bounds",
         limit_seconds=LIMIT_SECONDS,
     )
     if not isinstance(result, ChildFailure):
         return result["hardware"], [BenchRow(**row) for row in result["rows"]]
     rows = [
-        BenchRow(
-            budget=condition.budget,
-            batch=condition.batch,
-            system=system.name,
-            simulated=True,
-            failed=result.reason,
-        )
-        for condition in conditions
-        for system in bounds
+        bound_row(condition, system, result.reason)
+        for condition in list_conditions(config)
+        for system in find_bounds(config.system)
     ]
     return None, rows
 
@@ -185,7 +161,7 @@ def check(outcomes: list[CaseOutcome], expected: dict[int, Tokens], console: Con
         raise TokensDiffer(f"the output depends on the system or the budget: {different}")
     num_runs = sum(len(outcome.runs) for outcome in outcomes)
     plain = " and plain Transformers" if expected else ""
-    console.print(f"the same tokens in all {num_runs} runs{plain}", highlight=False)
+    print_line(console, f"the same tokens in all {num_runs} runs{plain}")
 
 
 def write_report(
@@ -197,4 +173,4 @@ def write_report(
     from runtime.tools.bench.html_report import make_report
 
     path = make_report(results, rows).write(config.run_dir)
-    console.print(str(path), highlight=False, soft_wrap=True, markup=False)
+    print_line(console, str(path))

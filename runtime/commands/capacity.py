@@ -2,19 +2,21 @@
 
 from dataclasses import asdict
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from predictors.base import Predictor
+from predictors.spec import ModelSpec
 from predictors.units import GIB
-from runtime.commands.progress import progress
+from runtime.commands.progress import print_line, progress
 from runtime.config import DoctorConfig, ShapeConfig
 from runtime.engine.forecasters import load_system_predictor
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import CheckpointError
 from runtime.hf.layers import attach_experts, build_skip_predictor
-from runtime.hf.loading import load_stripped
+from runtime.hf.loading import StrippedModel, load_stripped
 from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
 from runtime.profiling.local import measure_stripped
 from runtime.profiling.shapes import read_model_shape
@@ -24,6 +26,7 @@ from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.capacity import CapacityContext, CapacityRow, UserLoad, choose_system
 from runtime.tools.doctor.routing_recorder import record_routing
 from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.tables import text_table
 from runtime.tools.verify.reference import token_prompts
 
 REQUESTS = 32
@@ -86,11 +89,6 @@ def run(config: DoctorConfig) -> dict[str, Any]:
     return report
 
 
-def print_line(console: Console, text: str) -> None:
-    """Print a line without markup or wrapping."""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-
 def prepare_context(config: DoctorConfig) -> tuple[CapacityContext, Hardware, str]:
     """Record routing and measure this machine; also describes both."""
     folder = resolve(config.model)
@@ -107,18 +105,23 @@ def prepare_context(config: DoctorConfig) -> tuple[CapacityContext, Hardware, st
     number = min(REQUESTS, config.users or 1)
     prompts, what = token_prompts(folder, sample_texts(number), seed=config.seed)
     steps = record_routing(model, prompts, seconds=config.seconds)
-    promoe = load_system(PROMOE)
-    predictor = (
-        load_system_predictor(promoe, spec, name=config.model.name, chosen=config.predictor)
-        if config.predictor is not None
-        else build_skip_predictor(stripped.layers, {"spec": spec})
-    )
+    predictor = load_forecaster(config, stripped, spec)
     store.close()
     shape = read_model_shape(config.model) if config.shape.is_own else config.shape
     context = CapacityContext(
-        steps=steps, spec=spec, shape=shape, system=promoe, predictor=predictor
+        steps=steps, spec=spec, shape=shape, system=load_system(PROMOE), predictor=predictor
     )
     return context, local, describe_basis(context, shape, config.model.name, what)
+
+
+def load_forecaster(
+    config: DoctorConfig, stripped: StrippedModel, spec: ModelSpec
+) -> Predictor | None:
+    """Load the predictor for promoe: the configured one, else the next layer's own router."""
+    if config.predictor is None:
+        return build_skip_predictor(stripped.layers, {"spec": spec})
+    name, chosen = config.model.name, config.predictor
+    return load_system_predictor(load_system(PROMOE), spec, name=name, chosen=chosen)
 
 
 def describe_basis(context: CapacityContext, shape: ShapeConfig, name: str, prompts: str) -> str:
@@ -177,15 +180,12 @@ TERMINAL_COLUMNS = ("machine", "machines", "users each", "budget", "TPOT", "TTFT
 
 def make_capacity_table(rows: list[CapacityRow]) -> Table:
     """Make a table with a line for each machine that can serve the load."""
-    table = Table(title="requirements on each machine (simulated)")
-    for column in TERMINAL_COLUMNS:
-        justify: Literal["left", "right"] = "left" if column == "machine" else "right"
-        table.add_column(column, justify=justify, no_wrap=True)
-    for row in rows:
-        if row.error is None:
-            keys = (COLUMNS[name] for name in TERMINAL_COLUMNS)
-            table.add_row(*(format_value(key, getattr(row, key)) for key in keys))
-    return table
+    cells = [
+        [format_value(COLUMNS[name], getattr(row, COLUMNS[name])) for name in TERMINAL_COLUMNS]
+        for row in rows
+        if row.error is None
+    ]
+    return text_table("requirements on each machine (simulated)", TERMINAL_COLUMNS, cells)
 
 
 def make_capacity_report(report: dict[str, Any], rows: list[CapacityRow]) -> HtmlReport:

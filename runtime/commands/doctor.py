@@ -8,18 +8,15 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PreTrainedModel
 
-from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from predictors.units import GIB, MIB
 from runtime.commands import capacity
-from runtime.commands.capacity import print_line
-from runtime.commands.progress import progress
+from runtime.commands.capacity import SPARE_PROMPTS, load_forecaster
+from runtime.commands.progress import print_line, progress
 from runtime.config import DoctorConfig
-from runtime.engine.forecasters import load_system_predictor
 from runtime.engine.memory import available_memory_bytes
-from runtime.hf.layers import attach_experts, build_skip_predictor
+from runtime.hf.layers import attach_experts
 from runtime.hf.loading import StrippedModel, load_stripped
-from runtime.policy.systems import PROMOE, load_system
 from runtime.profiling.bandwidth import (
     measure_disk_bandwidth,
     measure_link_bandwidth,
@@ -28,14 +25,14 @@ from runtime.profiling.bandwidth import (
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_stripped
 from runtime.store.base import ExpertStore, max_slot_bytes
-from runtime.store.model_source import resolve
+from runtime.store.model_source import list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import suggest_budget, sweep_budgets
-from runtime.tools.doctor.model_files import check_files, list_weight_files
+from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.routing_recorder import record_routing
-from runtime.tools.verify.reference import token_prompts
+from runtime.tools.report.tables import fact_table, text_table
+from runtime.tools.verify.reference import count_weight_bytes, token_prompts
 
-PROMPTS = ["The heart pumps blood", "It was a dark and stormy night", "Return a new list"]
 STAGES = 4
 
 
@@ -86,14 +83,13 @@ def describe_model_sizes(
     model: PreTrainedModel, spec: ModelSpec, store: ExpertStore
 ) -> dict[str, Any]:
     """Describe the model's sizes; bytes are those in memory."""
-    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
     format_bytes = max_slot_bytes(store)
     return {
         **spec.as_dict(),
         "class": type(model).__name__,
         "expert_bytes": format_bytes,
         "experts_bytes": format_bytes * spec.num_layers * spec.num_experts,
-        "non_expert_bytes": sum(tensors.values()),
+        "non_expert_bytes": count_weight_bytes(model),
         "scratch_bytes": store.scratch_bytes,
     }
 
@@ -111,18 +107,11 @@ def sweep(
     if model.config.is_encoder_decoder or not model.can_generate():
         reason = "only the routing of decoders is replayed; measure with `bench`"
         return {"outlook": None, "outlook_rests_on": reason}
-    prompts, what = token_prompts(folder, PROMPTS, seed=config.seed)
+    prompts, what = token_prompts(folder, SPARE_PROMPTS, seed=config.seed)
     steps = record_routing(model, prompts, seconds=config.seconds)
     decodes = sum(len(step.tokens_T) == 1 for step in steps)
-    predictor: Predictor | None = (
-        load_system_predictor(
-            load_system(PROMOE), spec, name=config.model.name, chosen=config.predictor
-        )
-        if config.predictor is not None
-        else build_skip_predictor(stripped.layers, {"spec": spec})
-    )
+    predictor = load_forecaster(config, stripped, spec)
     named = config.predictor or ("the next layer's own router" if predictor else "none")
-    resident = describe_model_sizes(model, spec, store)["non_expert_bytes"]
     rows = sweep_budgets(
         steps,
         spec=spec,
@@ -131,7 +120,7 @@ def sweep(
         budgets=config.budgets,
         slot_bytes=max_slot_bytes(store),
         scratch_bytes=store.scratch_bytes,
-        resident_bytes=resident,
+        resident_bytes=count_weight_bytes(model),
     )
     return {
         "outlook": rows,
@@ -166,9 +155,6 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
     """Make the table of versions, hardware, files and the model."""
     hardware, model, files = report["hardware"], report["model"], report["files"]
     gpus = [f"{gpu['name']}, {format_bytes(gpu['memory_bytes'])}" for gpu in hardware["gpus"]]
-    table = Table(title=f"{name} on this machine", show_header=False)
-    table.add_column("what")
-    table.add_column("value", overflow="fold")
     rows = {
         "versions": ", ".join(f"{k} {v or 'not installed'}" for k, v in report["versions"].items()),
         "processor": f"{hardware['processor']}, {hardware['cores']} cores, {hardware['simd']}",
@@ -184,9 +170,7 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
         f"{model['dtype']}, together {format_bytes(model['experts_bytes'])}",
         "other weights": format_bytes(model["non_expert_bytes"]),
     }
-    for what, value in rows.items():
-        table.add_row(what, value)
-    return table
+    return fact_table(f"{name} on this machine", rows)
 
 
 def make_bandwidth_table(bandwidth: dict[str, Any]) -> Table:
@@ -197,20 +181,21 @@ def make_bandwidth_table(bandwidth: dict[str, Any]) -> Table:
         f"to GPU {i} {format_bandwidth(r)}"
         for i, r in enumerate(bandwidth["links_bytes_per_second"])
     ]
-    table = Table(title="reads of the model's files", caption="; ".join(rates))
-    for column in ("size", "direct (as the runtime)", "cold page cache", "page cache"):
-        table.add_column(column, justify="right")
-    for row in bandwidth["disk"]:
-        ways = (format_bandwidth(row[way]) for way in ("direct", "cold", "cached"))
-        table.add_row(f"{row['read_bytes'] // 1024} KiB", *ways)
+    cells = [
+        [f"{row['read_bytes'] // 1024} KiB"]
+        + [format_bandwidth(row[way]) for way in ("direct", "cold", "cached")]
+        for row in bandwidth["disk"]
+    ]
+    columns = ("size", "direct (as the runtime)", "cold page cache", "page cache")
+    table = text_table("reads of the model's files", columns, cells, left=0, wrap=True)
+    table.caption = "; ".join(rates)
     return table
 
 
 def make_budget_table(rows: list[dict[str, Any]]) -> Table:
     """Make the table of memory and speed at each budget."""
-    table = Table(title="estimates for each budget (simulated)")
-    for column in ("budget", "experts", "process", "system", "TPOT", "hits", "stalled"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("budget", "experts", "process", "system", "TPOT", "hits", "stalled")
+    table = text_table("estimates for each budget (simulated)", columns, [], left=0)
     for row in rows:
         if "error" in row:
             table.add_row(row["budget"], "too small")

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from predictors.units import MIB
-from runtime.commands.progress import progress
+from runtime.commands.progress import print_line, progress
 from runtime.config import InflateConfig
 from runtime.errors import CheckpointError
 from runtime.policy.budget import parse_size
@@ -29,16 +29,15 @@ def run(config: InflateConfig) -> dict[str, Any]:
     }
     plan = make_plan(folder, dtype=config.model.dtype, **sizes)
     total = plan.num_experts * plan.expert_bytes
-    console.print(
+    print_line(
+        console,
         f"{plan.width.field} {plan.width.neurons} -> {plan.neurons}: each expert grows from "
         f"{plan.expert_bytes_before / MIB:.2f} MiB to {plan.expert_bytes / MIB:.2f} MiB, "
         f"all {plan.num_experts} take {total / MIB:.1f} MiB; the checkpoint takes "
         f"{plan.num_bytes / MIB:.1f} MiB",
-        highlight=False,
-        soft_wrap=True,
     )
     if partial_folder(output).exists():
-        console.print(f"resuming in {partial_folder(output)}", highlight=False, soft_wrap=True)
+        print_line(console, f"resuming in {partial_folder(output)}")
     started = time.monotonic()
     with progress(console, "inflating", total=plan.num_bytes) as advance:
         shards = write_checkpoint(
@@ -47,10 +46,9 @@ def run(config: InflateConfig) -> dict[str, Any]:
     seconds = time.monotonic() - started
     # The model's short name is needed to find the original's predictors.
     command = f"python -m runtime verify model={config.model.name} model.id={output} budgets=[25%]"
-    console.print(
+    print_line(
+        console,
         f"{output}: {shards} files in {seconds:.1f} s; next: {command}",
-        highlight=False,
-        soft_wrap=True,
     )
     return {
         "output": str(output),

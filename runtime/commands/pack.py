@@ -8,7 +8,7 @@ from rich.console import Console
 
 from predictors.units import MIB
 from predictors.versions import package_version
-from runtime.commands.progress import progress
+from runtime.commands.progress import print_line, progress
 from runtime.config import PackConfig, Quantise
 from runtime.errors import StoreError
 from runtime.hf.loading import load_stripped
@@ -58,11 +58,10 @@ def run(config: PackConfig) -> dict[str, Any]:
     source = stripped.open_store()
     layouts = [build_packed_layout(layout, coding=coding) for layout in source.layouts]
     if left := find_unquantised(layouts, coding):
-        console.print(
+        print_line(
+            console,
             f"not quantised, because groups of {coding.group_size} do not divide them: "
             + ", ".join(left),
-            highlight=False,
-            soft_wrap=True,
         )
     contents = describe_contents(
         layouts,
@@ -76,11 +75,10 @@ def run(config: PackConfig) -> dict[str, Any]:
         for layout, num_experts in zip(source.layouts, source.experts_per_layer, strict=True)
     )
     num_experts = sum(source.experts_per_layer)
-    console.print(
+    print_line(
+        console,
         f"{num_experts} experts of {config.model.name}: {in_memory / MIB:.1f} MiB in memory, "
         f"{total_bytes(contents) / MIB:.1f} MiB packed",
-        highlight=False,
-        soft_wrap=True,
     )
     started = time.monotonic()
     try:
@@ -89,11 +87,10 @@ def run(config: PackConfig) -> dict[str, Any]:
     finally:
         source.close()
     seconds = time.monotonic() - started
-    console.print(
+    print_line(
+        console,
         f"{output}: {done.written} experts written, {done.kept} existing ones verified, in "
         f"{seconds:.1f} s; serve them with store.path={output}",
-        highlight=False,
-        soft_wrap=True,
     )
     return {
         "output": str(output),

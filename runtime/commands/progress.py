@@ -1,4 +1,4 @@
-"""Progress of a command: a bar on a terminal, otherwise a line every few seconds."""
+"""Terminal output of commands: lines, and progress as a bar or as a line every few seconds."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +9,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 LINE_SECONDS = 10.0
 """Seconds between two lines."""
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a line without markup or wrapping."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 @contextmanager

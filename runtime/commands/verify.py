@@ -8,14 +8,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from predictors.errors import MoecastError
 from predictors.units import MIB
-from runtime.commands.progress import progress
+from runtime.commands.progress import print_line, progress
 from runtime.config import VerifyModelConfig
-from runtime.engine.memory import available_memory_bytes
 from runtime.store.model_source import resolve
+from runtime.tools.report.tables import text_table
 from runtime.tools.verify.answers import PromptComparison, compare_answers
-from runtime.tools.verify.reference import plain_bytes, token_prompts
+from runtime.tools.verify.reference import require_memory, token_prompts
 from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_side
 
 BOUND_BYTES = 300 * MIB
@@ -56,7 +55,8 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
     prompts, description = token_prompts(folder, config.prompts, seed=config.seed)
     side = VerifySide(config.reference.value)
     if side is VerifySide.PLAIN:
-        require_memory(folder, config)
+        hint = "use reference=lazy, which reads one expert at a time"
+        require_memory(folder, config.model.dtype, otherwise=hint)
     rows: list[VerifyRow] = []
     with (
         tempfile.TemporaryDirectory(prefix="moecast-verify-") as scratch,
@@ -75,13 +75,12 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
     experts = "all experts in memory" if side is VerifySide.PLAIN else "experts read one at a time"
     what = (
         f"reference: Transformers {reference.transformers} {reference.model_class}, "
-        f"experts_implementation={reference.experts_implementation}, "
-        f"{experts}, "
+        f"experts_implementation={reference.experts_implementation}, {experts}, "
         f"weights aligned, {reference.dtype} on {reference.device}, torch "
         f"{reference.torch}, {reference.threads} threads; {description}; logits of every "
         "prompt position and every new token, bit by bit; greedy tokens"
     )
-    console.print(what, highlight=False, soft_wrap=True)
+    print_line(console, what)
     console.print(exactness_table(rows, config.model.name))
     console.print(memory_table(rows, config.model.name))
     results = {
@@ -99,20 +98,6 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
             f"{asdict(first)}"
         )
     return results
-
-
-def require_memory(folder: Path, config: VerifyModelConfig) -> None:
-    """Refuse a reference that does not fit in memory.
-
-    Raises:
-        MoecastError: the message names needed and available bytes and the alternative.
-    """
-    needed, available = plain_bytes(folder, config.model.dtype), available_memory_bytes()
-    if needed > available:
-        raise MoecastError(
-            f"plain Transformers needs {needed} bytes for all experts of {folder}, {available} are "
-            "available; use reference=lazy, which reads one expert at a time"
-        )
 
 
 def make_row(budget: str, comparisons: list[PromptComparison], report: SideReport) -> VerifyRow:
@@ -144,36 +129,36 @@ def make_row(budget: str, comparisons: list[PromptComparison], report: SideRepor
 
 def exactness_table(rows: list[VerifyRow], model: str) -> Table:
     """Make the table of comparisons at each budget."""
-    table = Table(title=f"{model} against Transformers eager")
     columns = ("budget", "logits at", "tokens", "bitwise equal", "largest difference", "misses")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
+    cells = [
+        [
             row.budget,
             f"{row.logit_positions_compared} positions",
             str(row.tokens_compared),
             "yes" if row.equal else "NO",
             str(row.max_abs_difference),
             str(row.misses),
-        )
-    return table
+        ]
+        for row in rows
+    ]
+    return text_table(f"{model} against Transformers eager", columns, cells, wrap=True)
 
 
 def memory_table(rows: list[VerifyRow], model: str) -> Table:
     """Make the table of the serving process's memory at each budget."""
-    table = Table(title=f"memory of the process that served {model}, MiB")
-    for column in ("budget", "peak", "non-expert weights", "arena", "overhead", "limit"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        sizes = ("peak_memory_bytes", "non_expert_bytes", "arena_bytes")
-        overhead = row.overhead_bytes
-        table.add_row(
+    verdicts = {True: "within 300", False: "OVER 300", None: "not compared"}
+    cells = [
+        [
             row.budget,
-            *(f"{getattr(row, size) / MIB:.0f}" for size in sizes),
-            "on a device" if overhead is None else f"{overhead / MIB:.0f}",
-            {True: "within 300", False: "OVER 300", None: "not compared"}[
-                row.overhead_within_bound
-            ],
-        )
-    return table
+            *(
+                f"{size / MIB:.0f}"
+                for size in (row.peak_memory_bytes, row.non_expert_bytes, row.arena_bytes)
+            ),
+            "on a device" if row.overhead_bytes is None else f"{row.overhead_bytes / MIB:.0f}",
+            verdicts[row.overhead_within_bound],
+        ]
+        for row in rows
+    ]
+    columns = ("budget", "peak", "non-expert weights", "arena", "overhead", "limit")
+    title = f"memory of the process that served {model}, MiB"
+    return text_table(title, columns, cells, wrap=True)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
 import torch
 
@@ -95,12 +94,7 @@ class BackgroundReads:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
 
@@ -116,10 +110,8 @@ def measure_reads(store: ExpertStore) -> Reads:
     # In turns, so that what else the disk is doing falls on both alike.
     pairs = [(seconds(reader.chunk), seconds(reader.expert)) for _ in range(READS)]
     chunk, whole = (trimmed_mean(list(times)) for times in zip(*pairs, strict=True))
-    alone, together = [], []
     with BackgroundReads(ProbeReader(store, first=store.num_experts // 2)):
-        for _ in range(READS):
-            together.append(seconds(reader.chunk))
+        together = [seconds(reader.chunk) for _ in range(READS)]
     alone = [seconds(reader.chunk) for _ in range(READS)]
     # Whole experts minus one chunk leave the marginal cost; what a chunk costs beyond is fixed.
     rest = sum(reader.sizes) - size

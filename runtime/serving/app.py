@@ -65,15 +65,12 @@ def create_app(
             "default": {"model": ErrorResponse, "description": "An error in OpenAI's shape"}
         },
     )
-    app.include_router(server_routes(service, settings.version))
-    app.include_router(
-        generation_routes(service, settings.limits, log_prompts=settings.log_prompts)
-    )
-    app.include_router(token_routes(service))
-    for router in routers:
+    generation = generation_routes(service, settings.limits, log_prompts=settings.log_prompts)
+    server = server_routes(service, settings.version)
+    for router in (server, generation, token_routes(service), *routers):
         app.include_router(router)
     app.add_exception_handler(RequestError, handle_request_error)
-    app.add_exception_handler(ChatError, handle_chat_error)
+    app.add_exception_handler(ChatError, handle_request_error)
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(Exception, handle_failure)
@@ -91,6 +88,8 @@ def create_app(
 
 
 def handle_request_error(_request: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, ChatError):
+        error = RequestError(str(error), param="messages")
     assert isinstance(error, RequestError)
     headers = {}
     if error.retry_after_seconds is not None:
@@ -102,10 +101,6 @@ def handle_failure(request: Request, _error: Exception) -> JSONResponse:
     """Answer an unexpected exception; Starlette raises it again for the log."""
     message = failure_message(request.state.request_id)
     return JSONResponse(error_body(message, kind="server_error"), 500)
-
-
-def handle_chat_error(request: Request, error: Exception) -> JSONResponse:
-    return handle_request_error(request, RequestError(str(error), param="messages"))
 
 
 def handle_validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -143,8 +138,7 @@ def escape_message(text: str) -> str:
 def handle_http_error(_request: Request, error: Exception) -> JSONResponse:
     """Answer Starlette's own errors: unknown path, wrong method, unreadable body."""
     assert isinstance(error, HTTPException)
-    kind = ERROR_KINDS.get(error.status_code, "invalid_request_error")
-    if error.status_code >= 500:
-        kind = "server_error"
+    kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
+    kind = ERROR_KINDS.get(error.status_code, kind)
     body = error_body(escape_message(str(error.detail)), kind=kind)
     return JSONResponse(body, error.status_code, dict(error.headers or {}))

@@ -1,17 +1,20 @@
 """Creates a server's service and application from its configuration."""
 
+import time
+from collections.abc import Callable
+
 from starlette.types import ASGIApp
 
-from runtime.engine.memory import freeze_objects
+from runtime.engine.memory import freeze_objects, return_free_heap
 from runtime.policy.budget import parse_size
 from runtime.serving.app import AppSettings, create_app
+from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
 from runtime.serving.generation_requests import RequestLimits
-from runtime.serving.heap_trim import HeapTrimmer
 from runtime.serving.middleware import RequestLogMiddleware
 from runtime.serving.model_loading import LoadedModel, load_model
 from runtime.serving.routes import metrics_routes, status_routes
-from runtime.serving.service import GenerationService
+from runtime.serving.service import GenerationService, ServiceObserver
 from runtime.serving.telemetry import Telemetry
 
 
@@ -26,8 +29,14 @@ def create_server(
     Raises:
         MoecastError: an invalid size.
     """
+
+    def load_permanently() -> LoadedModel:
+        loaded = load_model(config)
+        freeze_objects()
+        return loaded
+
     service = GenerationService(
-        lambda: _load_permanently(config),
+        load_permanently,
         max_running=config.max_running,
         max_waiting=config.max_waiting,
         observers=[HeapTrimmer()],
@@ -50,8 +59,33 @@ def create_server(
     return service, RequestLogMiddleware(create_app(service, settings, routers=routers))
 
 
-def _load_permanently(config: ServeConfig) -> LoadedModel:
-    """Load the model that this process serves until it ends."""
-    loaded = load_model(config)
-    freeze_objects()
-    return loaded
+TRIM_INTERVAL_SECONDS = 30.0
+"""Long enough that the milliseconds of one trim do not matter."""
+
+
+class HeapTrimmer(ServiceObserver):
+    """Trims the heap when the server becomes idle, and at intervals between two steps.
+
+    When the server is idle, everything that its last answers needed has been freed.
+    """
+
+    def __init__(
+        self,
+        *,
+        interval_seconds: float = TRIM_INTERVAL_SECONDS,
+        trim: Callable[[], None] = return_free_heap,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._interval, self._trim_heap, self._clock = interval_seconds, trim, clock
+        self._last_trim = clock()
+
+    def on_step(self, seconds: float, choices: list[CompletionChoice]) -> None:  # noqa: ARG002
+        if self._clock() - self._last_trim >= self._interval:
+            self._trim()
+
+    def on_idle(self) -> None:
+        self._trim()
+
+    def _trim(self) -> None:
+        self._trim_heap()
+        self._last_trim = self._clock()

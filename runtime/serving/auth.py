@@ -61,7 +61,10 @@ class ApiKeys:
         scheme, _, key = authorization.strip().partition(b" ")
         key = key.strip()
         if scheme.lower() == b"basic":
-            key = basic_password(key)
+            try:
+                key = base64.b64decode(key, validate=True).partition(b":")[2]
+            except binascii.Error:
+                key = b""
         elif scheme.lower() != b"bearer":
             key = b""
         given = digest(key)
@@ -70,11 +73,3 @@ class ApiKeys:
 
 def digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
-
-
-def basic_password(credentials: bytes) -> bytes:
-    """The password of Basic credentials; empty if they are malformed."""
-    try:
-        return base64.b64decode(credentials, validate=True).partition(b":")[2]
-    except binascii.Error:
-        return b""

@@ -109,7 +109,7 @@ class CompletionChoice:
 
     def run(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Read the prompt and generate; `flush` delivers the events."""
-        sampling, num_prompt = self.sampling, len(self.prompt)
+        sampling = self.sampling
         self._detokenizer = Detokenizer(tokenizer)
         inputs = torch.tensor([self.prompt], device=model.device)
         if sampling.prompt_logprobs:
@@ -126,7 +126,7 @@ class CompletionChoice:
             attention_mask=torch.ones_like(inputs),
             generation_config=make_generation_config(model, sampling),
             logits_processor=make_logits_processors(
-                sampling, num_prompt=num_prompt, recorder=self._recorder, device=model.device
+                sampling, num_prompt=len(self.prompt), recorder=self._recorder, device=model.device
             ),
             stopping_criteria=StoppingCriteriaList([TokenListener(self.on_token)]),
         )
@@ -165,19 +165,18 @@ class CompletionChoice:
             if rest:
                 self._pending_events.append(TokenDelta(text=rest, token=None))
         is_stopped = self._is_stopped or self._stops.is_hit
-        self._end(FinishReason.STOP if is_stopped else FinishReason.LENGTH)
+        reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
+        self._end(reason, ChoiceFinished(reason))
 
     def abort(self) -> None:
         """End the answer after its cancellation."""
-        self._end(FinishReason.ABORT)
+        self._end(FinishReason.ABORT, ChoiceFinished(FinishReason.ABORT))
 
     def fail(self, error: RequestError) -> None:
         """End the answer in an error; events before it are still delivered."""
-        self.finish_reason, self.ended_at = FinishReason.ERROR, time.monotonic()
-        self._pending_events.append(ChoiceFailed(error))
-        self.flush()
+        self._end(FinishReason.ERROR, ChoiceFailed(error))
 
-    def _end(self, reason: FinishReason) -> None:
+    def _end(self, reason: FinishReason, event: ChoiceEvent) -> None:
         self.finish_reason, self.ended_at = reason, time.monotonic()
-        self._pending_events.append(ChoiceFinished(reason))
+        self._pending_events.append(event)
         self.flush()

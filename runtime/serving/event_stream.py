@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from runtime.serving.errors import RequestError
 from runtime.serving.output_stream import ClientDisconnected, KeepAlive, OutputStream
@@ -54,7 +54,7 @@ async def cancel_on_disconnect(
     finally:
         stream.cancel()
         watcher.cancel()
-        log_fields |= stream.usage_log
+        log_fields |= {"choices": len(stream.choices), **stream.usage()}
 
 
 async def stream_events(response: ResponseBuilder, *, with_usage: bool) -> AsyncIterator[str]:
@@ -97,26 +97,17 @@ class EventStreamResponse(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         async with cancel_on_disconnect(self._response.stream, receive, self._log_fields):
             try:
-                await send(
-                    {
-                        "type": "http.response.start",
-                        "status": self.status_code,
-                        "headers": self.raw_headers,
-                    }
-                )
+                start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                await send(start)
                 async for event in stream_events(self._response, with_usage=self._with_usage):
-                    await send_in_time(send, body_message(event, more=True))
-                await send_in_time(send, body_message("", more=False))
+                    await send_in_time(send, event, more=True)
+                await send_in_time(send, "", more=False)
             except (ClientDisconnected, OSError):
                 log.info("the client disconnected: its generation is cancelled")
             except TimeoutError:
                 log.warning("the client reads nothing: its generation is cancelled")
 
 
-def body_message(text: str, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": text.encode(), "more_body": more}
-
-
-async def send_in_time(send: Send, message: Message) -> None:
+async def send_in_time(send: Send, text: str, *, more: bool) -> None:
     async with asyncio.timeout(STALL_SECONDS):
-        await send(message)
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": more})

@@ -72,7 +72,9 @@ def parse_completion(
         RequestError: the subclass names the cause.
     """
     check_limits(body, info, limits)
-    prompts = [encode_prompt(prompt, body, info) for prompt in list_prompts(body)]
+    is_single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+    given: list[Any] = [body.prompt] if is_single else body.prompt  # type: ignore[assignment]
+    prompts = [encode_prompt(prompt, body, info) for prompt in given]
     num_choices = len(prompts) * (body.n or 1)
     if num_choices > limits.max_total_choices:
         raise RequestError(
@@ -156,28 +158,18 @@ def require_model(name: str | None, info: ModelInfo, *, param: str | None = "mod
         )
 
 
-def list_prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
-    """The prompts as a list, also if there is one only."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt[0], int):
-        return [prompt]
-    return prompt
-
-
 def encode_prompt(
     prompt: str | list[int], body: CompletionRequest, info: ModelInfo
 ) -> RequestPrompt:
     if isinstance(prompt, str):
         tokens = encode_text(prompt, info, add_special_tokens=body.add_special_tokens)
-        text = prompt
+        echoed = prompt if body.echo else ""
     else:
         require_tokens(prompt, info, param="prompt")
-        tokens, text = prompt, decode_tokens(prompt, info) if body.echo else ""
+        tokens, echoed = prompt, decode_tokens(prompt, info) if body.echo else ""
     if not tokens:
         raise RequestError("prompt: it is empty; send at least one token", param="prompt")
-    return RequestPrompt(tokens=tokens, echoed=text if body.echo else "")
+    return RequestPrompt(tokens=tokens, echoed=echoed)
 
 
 def encode_text(text: str, info: ModelInfo, *, add_special_tokens: bool) -> list[int]:
@@ -212,11 +204,9 @@ def tokenize_body(body: TokenizeRequest, info: ModelInfo) -> list[int]:
 
 def template_messages(messages: list[ChatMessage]) -> list[Mapping[str, str]]:
     """Messages for a chat template; few templates know OpenAI's newer role `developer`."""
+    roles = {"developer": "system"}
     return [
-        {
-            "role": "system" if message.role == "developer" else message.role,
-            "content": message.text,
-        }
+        {"role": roles.get(message.role, message.role), "content": message.text}
         for message in messages
     ]
 

@@ -10,7 +10,7 @@ Each server has its own registry, so that two servers in one process are counted
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client import (
@@ -33,42 +33,14 @@ from runtime.serving.errors import RequestError
 from runtime.serving.metric_definitions import (
     DEFINITIONS,
     EXPERT_METRICS,
+    LAYER,
     REQUEST_METRICS,
+    TIER_LAYER,
     MetricDefinition,
     MetricKind,
 )
 from runtime.serving.model_info import KVCacheBudget
 from runtime.serving.service import ServiceObserver
-
-TIER_LAYER_COUNTERS = {
-    "moecast_expert_cache_hits_total": "hits",
-    "moecast_expert_cache_joins_total": "joins",
-    "moecast_expert_cache_misses_total": "misses",
-    "moecast_expert_cache_evictions_total": "evictions",
-}
-"""Fields of `runtime.policy.counters.Counters`, by tier and layer."""
-TIER_COUNTERS = {
-    "moecast_expert_bytes_total": "bytes_moved",
-    "moecast_prefetch_issued_bytes_total": "bytes_prefetched",
-    "moecast_prefetch_used_bytes_total": "bytes_used",
-    "moecast_prefetch_wasted_bytes_total": "bytes_wasted",
-    "moecast_prefetch_late_bytes_total": "bytes_late",
-}
-"""Fields of `Counters`, summed over a tier's layers."""
-LAYER_COUNTERS = {
-    "moecast_predicted_experts_total": "predicted",
-    "moecast_predicted_experts_in_time_total": "predicted_in_time",
-    "moecast_predicted_experts_needed_total": "needed_predicted",
-}
-"""Fields of `Counters`, by layer of the tiers that compute."""
-TIER_GAUGES = {
-    "moecast_cache_bytes": "used_bytes",
-    "moecast_cache_budget_bytes": "budget_bytes",
-    "moecast_pinned_experts": "num_pinned",
-    "moecast_in_flight_experts": "num_in_flight",
-    "moecast_lost_slots": "num_quarantined",
-}
-"""Fields of `runtime.engine.monitor.TierState`."""
 
 
 class ServerMetrics:
@@ -76,7 +48,6 @@ class ServerMetrics:
 
     Args:
         model_name: label of all metrics.
-        max_running: sequences that may run at once.
         max_length: longest sequence that the server accepts; None while it is unknown.
     """
 
@@ -281,18 +252,22 @@ class EngineCollector(Collector):
 
     def _samples(self, state: EngineSnapshot) -> Iterable[tuple[str, list[str], float]]:
         """`(name, labels after the model's name, value)`."""
-        for tier in state.tiers:
-            total = asdict(tier.total)
-            for name, field in TIER_COUNTERS.items():
-                yield name, [tier.name], total[field]
-            for name, field in TIER_GAUGES.items():
-                yield name, [tier.name], getattr(tier, field)
-            for layer, counters in enumerate(tier.layers):
-                for name, field in TIER_LAYER_COUNTERS.items():
-                    yield name, [tier.name, str(layer)], getattr(counters, field)
+        for metric in EXPERT_METRICS:
+            if not metric.source:
+                continue
+            read = attrgetter(metric.source)
+            if metric.labels == LAYER:
+                for layer, counters in enumerate(state.computing_layers):
+                    yield metric.name, [str(layer)], read(counters)
+                continue
+            for tier in state.tiers:
+                if metric.labels == TIER_LAYER:
+                    for layer, counters in enumerate(tier.layers):
+                        yield metric.name, [tier.name, str(layer)], read(counters)
+                else:
+                    source = tier if metric.kind is MetricKind.GAUGE else tier.total
+                    yield metric.name, [tier.name], read(source)
         for layer, counters in enumerate(state.computing_layers):
-            for name, field in LAYER_COUNTERS.items():
-                yield name, [str(layer)], getattr(counters, field)
             if counters.recall is not None:
                 yield "moecast_predictor_recall", [str(layer)], counters.recall
         for link, seconds in state.link_seconds.items():

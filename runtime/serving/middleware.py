@@ -81,10 +81,8 @@ class RequestLogMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", request_id.encode()),
-                ]
+                own = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message.get("headers", ()), own]
             await send(message)
 
         try:
@@ -93,9 +91,8 @@ class RequestLogMiddleware:
             # The outermost layer: one failed request must not end the server.
             log.exception("a request failed", extra={"fields": {"request_id": request_id}})
             if not status:
-                await send_error(
-                    send_with_id, 500, failure_message(request_id), kind="server_error"
-                )
+                message = failure_message(request_id)
+                await send_error(send_with_id, 500, message, kind="server_error")
         finally:
             fields |= {
                 "method": scope["method"],
@@ -105,9 +102,8 @@ class RequestLogMiddleware:
                 "client": (scope.get("client") or ("",))[0],
             }
             is_quiet = scope["path"] in POLLED_PATHS and status < 400
-            log.log(
-                logging.DEBUG if is_quiet else logging.INFO, "request", extra={"fields": fields}
-            )
+            level = logging.DEBUG if is_quiet else logging.INFO
+            log.log(level, "request", extra={"fields": fields})
 
 
 def failure_message(request_id: str) -> str:
@@ -144,8 +140,7 @@ class AuthMiddleware:
     """Requires a key on every path except `OPEN_PATHS`, including paths that do not exist."""
 
     def __init__(self, app: ASGIApp, *, keys: ApiKeys):
-        self._app = app
-        self._keys = keys
+        self._app, self._keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:

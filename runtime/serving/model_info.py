@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runtime.errors import BudgetError
 from runtime.generation.chat_template import (
@@ -83,6 +83,7 @@ class ModelInfo:
     special_tokens: dict[str, int] = field(default_factory=dict)
     """Ids of special tokens by their text."""
     default_sampling: dict[str, float] = field(default_factory=dict)
+    """The model's recommended options, without those that it does not set."""
     has_template: bool = True
     kv_budget: KVCacheBudget | None = None
     """None: only `max_running` bounds the KV caches."""
@@ -133,7 +134,11 @@ def read_model_info(
         eos_token_ids=frozenset(eos_token_ids(model)),
         end_of_turn=end_of_turn(tokenizer),
         special_tokens={str(tokenizer.convert_ids_to_tokens(i)): i for i in special_ids(tokenizer)},
-        default_sampling=recommended_sampling(model.generation_config),
+        default_sampling={
+            name: value
+            for name in RECOMMENDED_OPTIONS
+            if (value := getattr(model.generation_config, name, None)) is not None
+        },
         has_template=has_template(tokenizer),
         kv_budget=kv_budget,
     )
@@ -147,9 +152,3 @@ def make_thread_safe(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerB
     """
     tokenizer("ready")
     return tokenizer
-
-
-def recommended_sampling(generation_config: GenerationConfig) -> dict[str, float]:
-    """The model's recommended sampling options, without those that it does not set."""
-    options = {name: getattr(generation_config, name, None) for name in RECOMMENDED_OPTIONS}
-    return {name: value for name, value in options.items() if value is not None}

@@ -41,26 +41,20 @@ def load_model(config: ServeConfig) -> LoadedModel:
         model = load_served(config, budget=config.budget)
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
-        info = _read_info(config, model, budget)
+        folder = model.moecast.folder
+        try:
+            info = read_model_info(
+                model,
+                AutoTokenizer.from_pretrained(folder, local_files_only=True),
+                name=served_name(config),
+                aliases=frozenset({config.model.name, config.model.id} - {BUILTIN}),
+                chat_template=config.chat_template,
+                kv_budget=budget,
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder}: cannot read the tokenizer or the chat template ({error}); a server "
+                "needs tokenizer.json in the model's folder"
+            ) from error
         on_failure.pop_all()
     return LoadedModel(model=model, group=LockstepGroup(model), info=info)
-
-
-def _read_info(
-    config: ServeConfig, model: PreTrainedModel, kv_budget: KVCacheBudget | None
-) -> ModelInfo:
-    folder = model.moecast.folder
-    try:
-        return read_model_info(
-            model,
-            AutoTokenizer.from_pretrained(folder, local_files_only=True),
-            name=served_name(config),
-            aliases=frozenset({config.model.name, config.model.id} - {BUILTIN}),
-            chat_template=config.chat_template,
-            kv_budget=kv_budget,
-        )
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder}: cannot read the tokenizer or the chat template ({error}); a server needs "
-            "tokenizer.json in the model's folder"
-        ) from error

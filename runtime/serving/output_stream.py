@@ -102,19 +102,9 @@ class OutputStream:
         if open_choices:
             self._service.cancel(open_choices)
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        return sum(len(prompt.tokens) for prompt in self.request.prompts)
-
-    @property
-    def num_completion_tokens(self) -> int:
-        return sum(choice.num_tokens for choice in self.choices)
-
-    @property
-    def usage_log(self) -> dict[str, int]:
-        """Fields of the request's log line."""
+    def usage(self) -> dict[str, int]:
+        """Numbers of tokens, with OpenAI's keys."""
         return {
-            "choices": len(self.choices),
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_completion_tokens,
+            "prompt_tokens": sum(len(prompt.tokens) for prompt in self.request.prompts),
+            "completion_tokens": sum(choice.num_tokens for choice in self.choices),
         }

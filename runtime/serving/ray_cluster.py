@@ -49,8 +49,14 @@ def prepare(address: str | None) -> None:
         os.environ.setdefault(EXTERNAL_VARIABLE, "0")
         # A token for this run only; otherwise Ray writes one to the user's home folder.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    else:
-        require_token()
+        return
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    if not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():
+        raise ClusterError(
+            "missing token to join a Ray cluster: set RAY_AUTH_TOKEN_PATH to the cluster's token "
+            f"file, or put the token in {file} (ray get-auth-token --generate creates one; start "
+            "the cluster with RAY_AUTH_MODE=token)"
+        )
 
 
 def join(address: str | None, *, num_cpus: int, option: str) -> bool:
@@ -125,14 +131,3 @@ def keep_to_loopback() -> None:
         return bind(server, address.replace("[::]", LOOPBACK))
 
     replica.add_port_to_grpc_server = bind_to_loopback
-
-
-def require_token() -> None:
-    """Raise ClusterError if there is no token to join a cluster with."""
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
-    if not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():
-        raise ClusterError(
-            "missing token to join a Ray cluster: set RAY_AUTH_TOKEN_PATH to the cluster's token "
-            f"file, or put the token in {file} (ray get-auth-token --generate creates one; start "
-            "the cluster with RAY_AUTH_MODE=token)"
-        )

@@ -45,16 +45,11 @@ class OutputDelta:
 
 
 class ResponseBuilder(ABC):
-    """JSON of one request's response: plain dictionaries.
-
-    Args:
-        id: `id` of the response and of all its chunks.
-    """
+    """JSON of one request's response: plain dictionaries."""
 
     kind: str
-    """`object` of a whole response."""
     chunk_kind: str
-    """`object` of a chunk."""
+    """`object` of a whole response, and of a chunk."""
 
     def __init__(self, stream: OutputStream, info: ModelInfo, *, id: str):
         self.stream = stream
@@ -115,15 +110,8 @@ class ResponseBuilder(ABC):
         }
 
     def _usage(self) -> dict[str, int]:
-        num_prompt, num_completion = (
-            self.stream.num_prompt_tokens,
-            self.stream.num_completion_tokens,
-        )
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_completion,
-            "total_tokens": num_prompt + num_completion,
-        }
+        usage = self.stream.usage()
+        return usage | {"total_tokens": sum(usage.values())}
 
     @property
     def _wants_logprobs(self) -> bool:
@@ -142,12 +130,11 @@ class CompletionResponse(ResponseBuilder):
     def choice_delta(self, index: int, output: OutputDelta, *, is_first: bool) -> dict[str, Any]:
         request = self.stream.request
         echoed = request.prompts[index // request.num_choices].echoed
-        reason = output.finish_reason
         return {
             "index": index,
             "text": echoed * is_first + output.text,
             "logprobs": self._logprobs(output, len(echoed)),
-            "finish_reason": None if reason is None else str(reason),
+            "finish_reason": output.finish_reason,
         }
 
     def _logprobs(self, output: OutputDelta, answer_start: int) -> dict[str, Any] | None:
@@ -158,11 +145,10 @@ class CompletionResponse(ResponseBuilder):
         """
         if not self._wants_logprobs or not (output.tokens or output.prompt_logprobs):
             return None
-        entries: list[TokenLogprob] = []
+        entries = [*output.prompt_logprobs]
         offsets: list[int] = []
         detokenizer = Detokenizer(self._info.tokenizer, skip_special_tokens=False)
         for entry in output.prompt_logprobs:
-            entries.append(entry)
             offsets.append(detokenizer.num_characters)
             detokenizer.push(entry.token)
         for delta in output.tokens:
@@ -196,24 +182,22 @@ class ChatResponse(ResponseBuilder):
     chunk_kind = "chat.completion.chunk"
 
     def choice(self, index: int, output: OutputDelta) -> dict[str, Any]:
-        assert output.finish_reason is not None
         return {
             "index": index,
             "message": {"role": "assistant", "content": output.text, "refusal": None},
             "logprobs": self._logprobs(output),
-            "finish_reason": str(output.finish_reason),
+            "finish_reason": output.finish_reason,
         }
 
     def choice_delta(self, index: int, output: OutputDelta, *, is_first: bool) -> dict[str, Any]:
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
         if is_first or output.text:
             delta["content"] = output.text
-        reason = output.finish_reason
         return {
             "index": index,
             "delta": delta,
             "logprobs": self._logprobs(output),
-            "finish_reason": None if reason is None else str(reason),
+            "finish_reason": output.finish_reason,
         }
 
     def _logprobs(self, output: OutputDelta) -> dict[str, Any] | None:

@@ -38,7 +38,6 @@ from runtime.serving.service import GenerationService, ServiceState
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that disconnected; it appears in the log only."""
 
-FOLDER = Path(__file__).parent
 PAGE_FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -205,14 +204,13 @@ def status_routes(status: Callable[[], dict[str, Any]]) -> APIRouter:
         """Totals since the start, and the current state."""
         return status()
 
+    def add_file(path: str, name: str, content_type: str) -> None:
+        content = Path(__file__).with_name(name).read_bytes()
+
+        @router.get(path, include_in_schema=False)
+        async def respond() -> Response:
+            return Response(content, headers={**PAGE_HEADERS, "Content-Type": content_type})
+
     for path, (name, content_type) in PAGE_FILES.items():
-        endpoint = static_endpoint((FOLDER / name).read_bytes(), content_type)
-        router.add_api_route(path, endpoint, include_in_schema=False)
+        add_file(path, name, content_type)
     return router
-
-
-def static_endpoint(content: bytes, content_type: str) -> Callable[[], Any]:
-    async def respond() -> Response:
-        return Response(content, headers={**PAGE_HEADERS, "Content-Type": content_type})
-
-    return respond

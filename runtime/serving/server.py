@@ -94,25 +94,6 @@ def server_url(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def uvicorn_server(app: ASGIApp, *, grace_seconds: float) -> HttpServer:
-    return HttpServer(
-        uvicorn.Config(
-            app,
-            http=HeaderTimeoutProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=IDLE_SECONDS,
-            timeout_graceful_shutdown=round(max(1, min(FLUSH_SECONDS, grace_seconds))),
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        )
-    )
-
-
 class ShutdownRequest:
     """Asks the server to shut down; a second call of `request` skips the grace period."""
 
@@ -150,7 +131,22 @@ async def serve(
     if handle_signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, shutdown.request, signal.Signals(number).name)
-    server = uvicorn_server(app, grace_seconds=grace_seconds)
+    server = HttpServer(
+        uvicorn.Config(
+            app,
+            http=HeaderTimeoutProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=round(max(1, min(FLUSH_SECONDS, grace_seconds))),
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        )
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: shutdown.request("the HTTP server ended"))
 

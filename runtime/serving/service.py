@@ -72,8 +72,6 @@ class GenerationService:
 
     Args:
         open_model: loads the model; called in the engine thread.
-        max_running: choices that are generated together.
-        max_waiting: choices beyond these that may wait.
         idle_after_seconds: time without work before observers' `on_idle`.
     """
 
@@ -95,7 +93,7 @@ class GenerationService:
         self._condition = threading.Condition()
         self._waiting: deque[CompletionChoice] = deque()
         self._running: dict[CompletionChoice, SequenceTask] = {}
-        self._state = ServiceState.LOADING
+        self.state = ServiceState.LOADING
         self.error: BaseException | None = None
         """The exception that ended the engine thread."""
         self.loaded: LoadedModel | None = None
@@ -106,13 +104,9 @@ class GenerationService:
         self._thread.start()
 
     @property
-    def state(self) -> ServiceState:
-        return self._state
-
-    @property
     def is_alive(self) -> bool:
         """Whether the engine thread runs and has not failed."""
-        return self._thread.is_alive() and self._state is not ServiceState.FAILED
+        return self._thread.is_alive() and self.state is not ServiceState.FAILED
 
     @property
     def num_running(self) -> int:
@@ -136,7 +130,7 @@ class GenerationService:
         with self._condition:
             rejection = self._rejection(num_choices)
         if rejection is not None:
-            self._notify_rejected(rejection)
+            self._notify("on_rejected", rejection)
             raise rejection
 
     def submit(self, choices: Sequence[CompletionChoice]) -> None:
@@ -155,15 +149,15 @@ class GenerationService:
                     self._notify("on_queued", choice)
                 self._condition.notify_all()
         if rejection is not None:
-            self._notify_rejected(rejection)
+            self._notify("on_rejected", rejection)
             raise rejection
 
     def _rejection(self, num_choices: int) -> RequestError | None:
-        if self._state is ServiceState.LOADING:
+        if self.state is ServiceState.LOADING:
             return NotReady("the model is loading; try again when /ready answers 200")
-        if self._state in (ServiceState.DRAINING, ServiceState.ENDED):
+        if self.state in (ServiceState.DRAINING, ServiceState.ENDED):
             return Draining("the server is shutting down; try another server, or this one later")
-        if self._state is ServiceState.FAILED:
+        if self.state is ServiceState.FAILED:
             return EngineDead(f"the engine has failed: {self.error}; restart the server")
         num_accepted = len(self._running) + len(self._waiting)
         if num_accepted + num_choices > self.max_running + self.max_waiting:
@@ -191,7 +185,7 @@ class GenerationService:
     def drain(self) -> None:
         """Reject new choices from now on."""
         with self._condition:
-            if self._state in (ServiceState.LOADING, ServiceState.READY):
+            if self.state in (ServiceState.LOADING, ServiceState.READY):
                 self._set_state(ServiceState.DRAINING)
 
     def wait_idle(self, timeout_seconds: float | None = None) -> bool:
@@ -201,7 +195,7 @@ class GenerationService:
                 lambda: (
                     not (self._running or self._waiting)
                     or not self.is_alive
-                    or self._state is ServiceState.ENDED
+                    or self.state is ServiceState.ENDED
                 ),
                 timeout_seconds,
             )
@@ -213,14 +207,15 @@ class GenerationService:
         ended without it.
         """
         with self._condition:
-            if self._state is not ServiceState.FAILED:
+            if self.state is not ServiceState.FAILED:
                 self._set_state(ServiceState.ENDED)
             self._condition.notify_all()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
-        if is_left := self._thread.is_alive():
-            self._fail_all()
-        return not is_left
+        if not self._thread.is_alive():
+            return True
+        self._fail_all()
+        return False
 
     # ---- the engine thread
 
@@ -228,7 +223,7 @@ class GenerationService:
         try:
             self.loaded = self._open_model()
             with self._condition:
-                if self._state is ServiceState.LOADING:
+                if self.state is ServiceState.LOADING:
                     self._set_state(ServiceState.READY)
             try:
                 while self._wait_for_work():
@@ -255,10 +250,10 @@ class GenerationService:
             self._notify("on_idle")
             with self._condition:
                 self._condition.wait_for(self._has_to_act)
-        return self._state is not ServiceState.ENDED
+        return self.state is not ServiceState.ENDED
 
     def _has_to_act(self) -> bool:
-        return self._state is ServiceState.ENDED or bool(self._running or self._waiting)
+        return self.state is ServiceState.ENDED or bool(self._running or self._waiting)
 
     def _step(self) -> None:
         """Cancel, start, run one forward pass, deliver events."""
@@ -281,8 +276,13 @@ class GenerationService:
             choice.flush()
         self._notify("on_step", seconds, choices)
         for choice in choices:
-            if self._running[choice].is_done:
-                self._finish(choice)
+            task = self._running[choice]
+            if task.is_done:
+                if task.error is None:
+                    choice.complete()
+                else:
+                    choice.fail(to_request_error(task.error, choice))
+                self._remove(choice)
 
     def _start_waiting(self) -> None:
         assert self.loaded is not None
@@ -310,14 +310,6 @@ class GenerationService:
             running.max_cached_tokens for running in (*self._running, choice)
         )
 
-    def _finish(self, choice: CompletionChoice) -> None:
-        error = self._running[choice].error
-        if error is None:
-            choice.complete()
-        else:
-            choice.fail(to_request_error(error, choice))
-        self._remove(choice)
-
     def _remove(self, choice: CompletionChoice) -> None:
         with self._condition:
             del self._running[choice]
@@ -336,16 +328,13 @@ class GenerationService:
             self._notify("on_ended", choice)
 
     def _set_state(self, state: ServiceState) -> None:
-        self._state = state
+        self.state = state
         for listener in self._state_listeners:
             listener(state)
 
     def _notify(self, event: str, *arguments: Any) -> None:
         for observer in self._observers:
             getattr(observer, event)(*arguments)
-
-    def _notify_rejected(self, error: RequestError) -> None:
-        self._notify("on_rejected", error)
 
 
 def to_request_error(error: Exception, choice: CompletionChoice) -> RequestError:

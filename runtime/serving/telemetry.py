@@ -5,13 +5,16 @@ from dataclasses import asdict
 from typing import Any
 
 import psutil
-from transformers import PreTrainedModel
 
 from runtime.engine.monitor import EngineMonitor, EngineSnapshot
 from runtime.serving.config import ServeConfig
 from runtime.serving.metrics import ServerMetrics
 from runtime.serving.model_loading import served_name
 from runtime.serving.service import GenerationService, ServiceState
+
+TIER_FIELDS = ("name", "num_slots", "num_used", "num_pinned", "num_in_flight", "used_bytes",
+               "budget_bytes")  # fmt: skip
+"""Fields of `TierState` in the status."""
 
 
 class Telemetry:
@@ -40,22 +43,19 @@ class Telemetry:
         if state is ServiceState.READY and loaded is not None:
             self.metrics.requests.max_length = loaded.info.max_length
             self.metrics.requests.kv_budget = loaded.info.kv_budget
-            self._observe_engine(loaded.model)
-
-    def _observe_engine(self, model: PreTrainedModel) -> None:
-        handle = model.moecast
-        monitor = EngineMonitor(handle.engine)
-        # The predictor in use: the model may have no zoo entry of the system's own.
-        names = {**self._names, "predictor": handle.engine.driver.predictor_kind or "none"}
-        self.metrics.add_engine(monitor, info={"version": self._version, **names})
-        self._served = {
-            **names,
-            "num_layers": handle.spec.num_layers,
-            "num_experts": handle.spec.num_experts,
-            "top_k": handle.spec.top_k,
-            "budget_bytes": handle.budget_bytes,
-        }
-        self._monitor = monitor
+            handle = loaded.model.moecast
+            monitor = EngineMonitor(handle.engine)
+            # The predictor in use: the model may have no zoo entry of the system's own.
+            names = {**self._names, "predictor": handle.engine.driver.predictor_kind or "none"}
+            self.metrics.add_engine(monitor, info={"version": self._version, **names})
+            self._served = {
+                **names,
+                "num_layers": handle.spec.num_layers,
+                "num_experts": handle.spec.num_experts,
+                "top_k": handle.spec.top_k,
+                "budget_bytes": handle.budget_bytes,
+            }
+            self._monitor = monitor
 
     def status(self) -> dict[str, Any]:
         """Totals since the start, and the current state.
@@ -68,11 +68,8 @@ class Telemetry:
             "version": self._version,
             "state": str(self._service.state),
             "uptime_seconds": time.monotonic() - self._started,
-            "queue": {
-                "running": requests.num_running,
-                "waiting": requests.num_waiting,
-                **self._queue,
-            },
+            "queue": {"running": requests.num_running, "waiting": requests.num_waiting}
+            | self._queue,
             "tokens": {
                 "prompt": requests.num_prompt_tokens,
                 "generated": requests.num_generated_tokens,
@@ -94,18 +91,7 @@ def engine_status(state: EngineSnapshot) -> dict[str, Any]:
             {"requests": layer.requests, "hits": layer.hits, "recall": layer.recall}
             for layer in state.computing_layers
         ],
-        "tiers": [
-            {
-                "name": tier.name,
-                "num_slots": tier.num_slots,
-                "num_used": tier.num_used,
-                "num_pinned": tier.num_pinned,
-                "num_in_flight": tier.num_in_flight,
-                "used_bytes": tier.used_bytes,
-                "budget_bytes": tier.budget_bytes,
-            }
-            for tier in state.tiers
-        ],
+        "tiers": [{field: getattr(tier, field) for field in TIER_FIELDS} for tier in state.tiers],
         "seconds": {"stall": state.stall_seconds, "predictor": state.predictor_seconds},
         "prefetching": state.prefetching,
         "faults": state.faults,

@@ -89,7 +89,7 @@ def find_revision(folder: Path) -> str:
     if folder.parent.name == "snapshots":
         return folder.name
     digest = hashlib.sha256()
-    for file in sorted(path for path in folder.iterdir() if is_weights(path.name)):
+    for file in list_weight_files(folder):
         with file.open("rb") as handle:
             length = int.from_bytes(handle.read(8), "little")
             digest.update(file.name.encode() + handle.read(min(length, 100_000_000)))
@@ -104,6 +104,11 @@ def find_revision(folder: Path) -> str:
 def is_weights(name: str) -> bool:
     """Return whether a file of a model's folder holds tensors."""
     return name.endswith(".safetensors")
+
+
+def list_weight_files(folder: Path) -> list[Path]:
+    """List the model's safetensors files in order."""
+    return sorted(file for file in folder.iterdir() if is_weights(file.name))
 
 
 def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
@@ -133,7 +138,7 @@ def fingerprint(folder: Path) -> str:
     It distinguishes checkpoints before and after training, not ones that differ in a few bytes.
     """
     digest = hashlib.sha256()
-    for file in sorted(path for path in folder.iterdir() if is_weights(path.name)):
+    for file in list_weight_files(folder):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb", buffering=0) as handle:

@@ -39,7 +39,7 @@ def run_in_child(
 
     Args:
         function: "module:name"; its result must be plain JSON values.
-        task: argument, which must be picklable.
+        task: a picklable argument.
         folder: a new folder for the child's files.
         limit_seconds: a child that takes longer is killed.
 

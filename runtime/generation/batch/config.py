@@ -52,8 +52,6 @@ class GroupConfig:
     """Number of first tokens that attention keeps if `window` is not 0."""
     window: int = 0
     """Attend to the first `sinks` and the last `window` tokens only; outputs change. 0: to all."""
-    measure_again: bool = False
-    """Measure this machine again and replace the stored measurement."""
 
     def __post_init__(self) -> None:
         for name, least in {"batch_size": 1, "max_new_tokens": 1, "sinks": 0, "window": 0}.items():

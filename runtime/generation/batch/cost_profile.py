@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from predictors.files import cache_folder, write_json
 from runtime.config import StoreConfig
-from runtime.generation.batch.batching import Batch
 from runtime.generation.batch.group_planner import PlannerCosts
+from runtime.generation.batch.prompts import Batch
 from runtime.hf.kv import CacheSize, count_cache_bytes
 from runtime.hf.layers import MoeLayer
 from runtime.hf.tokens import pad_batch, pad_token_id
@@ -70,8 +70,7 @@ def measure_costs(model: PreTrainedModel, batch: Batch) -> CostProfile:
 
 def _cpu_costs(model: PreTrainedModel, attention: float, gate: float) -> PlannerCosts:
     """Costs on a CPU, where reads and computation share the cores and slow each other down."""
-    driver = model.moecast.engine.driver
-    with driver.paused():
+    with model.moecast.engine.driver.paused():
         machine = measure(model)
     slow = 1 / max(0.05, machine.overheads.compute_speed_transferring)
     read = machine.transfer_seconds(sum(machine.chunk_bytes))
@@ -165,12 +164,10 @@ class LayerClock:
                 ("router", layer.router),
                 ("experts", layer.experts),
             ):
-                self._add(module.register_forward_pre_hook(self._hook(layer.index, name)))
-                self._add(module.register_forward_hook(self._hook(layer.index, f"{name} end")))
+                start, end = (self._hook(layer.index, event) for event in (name, f"{name} end"))
+                self._hooks.callback(module.register_forward_pre_hook(start).remove)
+                self._hooks.callback(module.register_forward_hook(end).remove)
         return self
-
-    def _add(self, handle: Any) -> None:
-        self._hooks.callback(handle.remove)
 
     def __exit__(self, *_: object) -> None:
         self._hooks.close()
@@ -193,10 +190,10 @@ class LayerClock:
     def _count(self, at: dict[str, float]) -> None:
         """All of a block but its router and what its experts module does."""
         whole = at["block end"] - at["block"]
-        gate = at["router end"] - at["router"] if "router" in at and "router end" in at else 0.0
-        experts = 0.0
-        if "experts" in at and "experts end" in at:
-            experts = at["experts end"] - at["experts"]
+        gate, experts = (
+            at[f"{name} end"] - at[name] if {name, f"{name} end"} <= at.keys() else 0.0
+            for name in ("router", "experts")
+        )
         self._gate.append(gate)
         self._attention.append(max(0.0, whole - gate - experts))
 
@@ -211,7 +208,7 @@ class LayerClock:
 
 
 def load_or_measure(
-    model: PreTrainedModel, batch: Batch, *, store: StoreConfig, again: bool = False
+    model: PreTrainedModel, batch: Batch, *, store: StoreConfig
 ) -> tuple[CostProfile, bool]:
     """Load the measurement for this model, machine and batch, or measure now.
 
@@ -219,8 +216,7 @@ def load_or_measure(
         The costs, and whether they were loaded.
     """
     path = cache_folder("measured") / f"{_cache_key(model, batch, store)}.json"
-    known = None if again else _read_profile(path)
-    if known is not None:
+    if (known := _read_profile(path)) is not None:
         return known, True
     found = measure_costs(model, batch)
     write_json(path, {"format": FORMAT, **asdict(found)})

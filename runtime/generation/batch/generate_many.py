@@ -8,12 +8,12 @@ from transformers import PreTrainedModel
 
 from runtime.config import StoreConfig
 from runtime.errors import TransferError
-from runtime.generation.batch.batching import make_batches
 from runtime.generation.batch.config import AUTO, GroupConfig, Offload
 from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_batches
 from runtime.generation.batch.micro_batches import run_micro_batches
 from runtime.generation.batch.prompts import (
     load_tokenizer,
+    make_batches,
     make_decoder,
     make_prompt_encoder,
     parse_prompts,
@@ -41,7 +41,6 @@ def generate_many(
         prompts: texts, lists of token ids, lists of messages, or mappings as in the lines of
             `python -m runtime batch`. The default id of a prompt is its index.
         n: batches per group; "auto" measures this machine once and plans.
-        seed: seed of sampling.
         on_result: called with each result when its prompt ends, in any order.
         options: the other fields of `runtime.generation.batch.config.GroupConfig`: batch_size,
             max_new_tokens, temperature, kv_budget...

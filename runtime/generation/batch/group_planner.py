@@ -105,14 +105,14 @@ def make_inequalities(
 ) -> list[Inequality]:
     """Evaluate inequalities (4) to (7) of Klotski, section 7, for a decode step."""
     used = popularity.expected(n * batch_size)
-    hot, c, k = popularity.hot, costs, popularity.hot
+    c, k = costs, popularity.hot
     gates = n * (c.attention + c.gate)
     hot_compute = c.experts(used.hot, used.hot_tokens)
     others_compute = c.experts(used.others, used.other_tokens)
     return [
         Inequality(4, "the gate has arrived when attention ends", n * c.attention, c.gate_io),
         Inequality(
-            5, "hot experts have arrived when the gates end", gates, c.gate_io + hot * c.expert_io
+            5, "hot experts have arrived when the gates end", gates, c.gate_io + k * c.expert_io
         ),
         Inequality(
             6,
@@ -181,11 +181,7 @@ def plan_group(
     input allow.
 
     Args:
-        demand: KV-cache bytes of the batches.
-        costs: measured times.
-        popularity: distribution of tokens over experts.
-        kv_budget: bytes for KV caches.
-        offloads: KV caches beyond the budget are offloaded.
+        offloads: KV caches beyond `kv_budget` bytes are offloaded.
         asked: the user's n.
 
     Raises:
@@ -206,8 +202,7 @@ def plan_group(
         )
     notes: list[str] = []
     wanted = min(smallest or MAX_GROUP_SIZE, most)
-    n = asked or min(wanted, fitting)
-    n = min(n, demand.num_batches)
+    n = min(asked or min(wanted, fitting), demand.num_batches)
     if asked is not None and asked != wanted:
         notes.append(f"n={asked} as requested; the planner would choose {wanted}")
     if smallest is None:
@@ -250,14 +245,6 @@ def max_fitting_group(demand: KVDemand, kv_budget: int, most: int, *, offloads: 
     return max(n for n in range(1, most + 1) if demand.kv_bytes(n) <= kv_budget)
 
 
-@dataclass(frozen=True)
-class MemorySplit:
-    """Bytes for experts and for KV caches (Klotski, section 6.1)."""
-
-    experts: int
-    caches: int
-
-
 def split_memory(
     memory: int,
     demand: KVDemand,
@@ -266,18 +253,14 @@ def split_memory(
     *,
     least_experts: int,
     asked: int | None = None,
-) -> tuple[MemorySplit, GroupPlan]:
-    """Split memory between KV caches and experts.
+) -> tuple[int, GroupPlan]:
+    """Split memory between KV caches and experts; returns the experts' bytes and the plan.
 
     The KV caches of the smallest n that hides transfers come first. The rest holds experts, which
     then need no transfer (Klotski, section 6.1: "when there is ample free memory, it can be
     further utilized to reduce some I/O").
 
     Args:
-        memory: bytes to split.
-        demand: KV-cache bytes of the batches.
-        costs: measured times.
-        popularity: distribution of tokens over experts.
         least_experts: bytes of the slots for experts in transfer.
         asked: the user's n.
 
@@ -291,15 +274,9 @@ def split_memory(
             f"batch's KV cache {demand.kv_bytes(1)}; the least is memory={least}, or use a smaller "
             "batch_size"
         )
-    made = plan_group(
-        demand,
-        costs,
-        popularity,
-        kv_budget=memory - least_experts,
-        offloads=False,
-        asked=asked,
-    )
-    return MemorySplit(experts=memory - made.kv_bytes, caches=made.kv_bytes), made
+    room = memory - least_experts
+    made = plan_group(demand, costs, popularity, kv_budget=room, offloads=False, asked=asked)
+    return memory - made.kv_bytes, made
 
 
 def cumulative_bytes(per_batch: Sequence[int]) -> Callable[[int], int]:

@@ -1,6 +1,7 @@
 """Plan the group size and the memory of experts and KV caches for a batch run."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +12,6 @@ from predictors.units import MIB
 from runtime.config import StoreConfig, SystemConfig
 from runtime.engine.loading import load_served
 from runtime.engine.memory import available_memory_bytes
-from runtime.generation.batch.batching import Batch, max_cache_length
 from runtime.generation.batch.config import BatchConfig, GroupConfig, Offload
 from runtime.generation.batch.cost_profile import CostProfile, load_or_measure
 from runtime.generation.batch.group_planner import (
@@ -22,10 +22,10 @@ from runtime.generation.batch.group_planner import (
     plan_group,
     split_memory,
 )
+from runtime.generation.batch.prompts import Batch, max_cache_length
 from runtime.generation.kv.cache_factory import (
     BudgetedCacheFactory,
     KVCacheFactory,
-    PlainCacheFactory,
     SinkCacheFactory,
     make_offload_factory,
 )
@@ -83,18 +83,13 @@ def expert_popularity(model: PreTrainedModel) -> ExpertPopularity:
     return ExpertPopularity.even(spec.num_layers, spec.num_experts, spec.top_k, hot)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Free bytes of the memory that computes."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return available_memory_bytes()
-
-
 def parse_kv_budget(config: GroupConfig, device: torch.device) -> int:
     """Bytes for KV caches: the configured budget, or a share of free memory."""
-    if config.kv_budget is None:
-        return int(FREE_MEMORY_SHARE * free_bytes(device))
-    return parse_size(config.kv_budget, name="kv_budget")
+    if config.kv_budget is not None:
+        return parse_size(config.kv_budget, name="kv_budget")
+    on_gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_memory_bytes()
+    return int(FREE_MEMORY_SHARE * free)
 
 
 def plan_batches(
@@ -105,7 +100,7 @@ def plan_batches(
     Raises:
         PlanError: KV caches would not fit.
     """
-    found, was_known = load_or_measure(model, batches[0], store=store, again=config.measure_again)
+    found, was_known = load_or_measure(model, batches[0], store=store)
     budget = parse_kv_budget(config, model.device)
     made = plan_group(
         kv_demand(model, batches, found, config),
@@ -127,7 +122,7 @@ def make_kv_caches(model: PreTrainedModel, config: GroupConfig, kv_budget: int) 
     if config.window:
         return SinkCacheFactory(model, sinks=config.sinks, window=config.window)
     if config.kv_budget is None:
-        return PlainCacheFactory()
+        return KVCacheFactory()
     outside = make_offload_factory(config.kv_offload, model.device, config.kv_folder)
     return BudgetedCacheFactory(model, KVCacheManager(kv_budget, outside))
 
@@ -159,15 +154,17 @@ def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTraine
     """
     config = replace(config, system=with_whole_layer_buffers(config.system))
     if config.memory is None:
-        model = load_served(config, budget=config.budget)
-        return model, _plan_or_close(model, batches, config)
+        with ExitStack() as on_failure:
+            model = load_served(config, budget=config.budget)
+            on_failure.callback(model.moecast.close)
+            planned = plan_batches(model, batches, config, store=config.store)
+            on_failure.pop_all()
+        return model, planned
     memory = parse_size(config.memory, name="memory")
     model = load_served(config, budget=memory // 2)
     with model.moecast:
-        found, was_known = load_or_measure(
-            model, batches[0], store=config.store, again=config.measure_again
-        )
-        division, made = split_memory(
+        found, was_known = load_or_measure(model, batches[0], store=config.store)
+        expert_bytes, made = split_memory(
             memory,
             kv_demand(model, batches, found, config),
             found.costs,
@@ -176,14 +173,14 @@ def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTraine
             asked=config.asked_n,
         )
     note = (
-        f"memory split: {division.experts / MIB:.1f} MiB for experts, "
-        f"{division.caches / MIB:.1f} MiB for KV caches"
+        f"memory split: {expert_bytes / MIB:.1f} MiB for experts, "
+        f"{made.kv_bytes / MIB:.1f} MiB for KV caches"
     )
     made = replace(made, notes=[*made.notes, note])
     # Nothing counts the bytes of Transformers' own caches: the plan alone keeps them within memory.
     return (
-        load_served(replace(config, memory=None), budget=division.experts),
-        PlannedRun(made, found, was_known, division.caches),
+        load_served(replace(config, memory=None), budget=expert_bytes),
+        PlannedRun(made, found, was_known, made.kv_bytes),
     )
 
 
@@ -192,12 +189,3 @@ def _least_expert_bytes(model: PreTrainedModel) -> int:
     store, spec = model.moecast.engine.store, model.moecast.spec
     slots = min(max(BUFFERS, spec.top_k + 1), spec.num_layers * spec.num_experts)
     return slots * max_slot_bytes(store) + store.scratch_bytes + max_decoded_bytes(store)
-
-
-def _plan_or_close(model: PreTrainedModel, batches: list[Batch], config: BatchConfig) -> PlannedRun:
-    """Plan, and close the model if that fails."""
-    try:
-        return plan_batches(model, batches, config, store=config.store)
-    except BaseException:
-        model.moecast.close()
-        raise

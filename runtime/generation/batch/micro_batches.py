@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from runtime.errors import TransferError
-from runtime.generation.batch.batching import Batch, max_cache_length
-from runtime.generation.batch.prompts import BatchPrompt, PromptId
+from runtime.generation.batch.prompts import Batch, BatchPrompt, PromptId, max_cache_length
 from runtime.generation.batch.result_journal import BatchResult
 from runtime.generation.kv.cache_factory import KVCacheFactory
 from runtime.generation.lockstep import LockstepGroup, SequenceTask
 from runtime.hf.tokens import eos_token_ids, pad_batch, pad_token_id
+
+log = logging.getLogger(__name__)
 
 STOP, LENGTH = "stop", "length"
 
@@ -28,12 +30,7 @@ OnRowEnd = Callable[[BatchPrompt, list[int], str], None]
 
 
 class RowStoppingCriteria(StoppingCriteria):
-    """Ends each row at its own limit and reports it while the others continue.
-
-    Args:
-        ends: the model's end-of-text tokens.
-        ended: receives each row that has ended.
-    """
+    """Ends each row at its own limit and reports it to `ended` while the others continue."""
 
     def __init__(self, batch: Batch, ends: Collection[int], ended: OnRowEnd):
         self._batch = batch
@@ -43,7 +40,7 @@ class RowStoppingCriteria(StoppingCriteria):
         self.eos_token_id = sorted(self._ends)
         self._ended = ended
         self._start: int | None = None
-        self._is_over = [False] * len(batch)
+        self.is_over = [False] * len(batch)
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         del scores, kwargs
@@ -51,20 +48,14 @@ class RowStoppingCriteria(StoppingCriteria):
             self._start = input_ids.shape[1] - 1
         count = input_ids.shape[1] - self._start
         for row, last in enumerate(input_ids[:, -1].tolist()):
-            if self._is_over[row]:
+            if self.is_over[row]:
                 continue
-            reason = STOP if last in self._ends else None
-            if reason is None and count >= self._batch[row].max_new_tokens:
-                reason = LENGTH
-            if reason is not None:
-                self._is_over[row] = True
-                tokens = input_ids[row, self._start :].tolist()
-                self._ended(self._batch[row], tokens, reason)
-        return torch.tensor(self._is_over, device=input_ids.device)
-
-    @property
-    def all_ended(self) -> bool:
-        return all(self._is_over)
+            prompt = self._batch[row]
+            if last in self._ends or count >= prompt.max_new_tokens:
+                self.is_over[row] = True
+                reason = STOP if last in self._ends else LENGTH
+                self._ended(prompt, input_ids[row, self._start :].tolist(), reason)
+        return torch.tensor(self.is_over, device=input_ids.device)
 
 
 def generate_batch(
@@ -99,10 +90,8 @@ def generate_batch(
         )
     finally:
         caches.end(cache)
-    assert rows.all_ended, "generation ended before its rows did"
+    assert all(rows.is_over), "generation ended before its rows did"
 
-
-log = logging.getLogger(__name__)
 
 SEED_STRIDE = 1_000_003
 """Distance between the seeds of two runs: every batch has its own seed."""
@@ -139,7 +128,6 @@ def run_micro_batches(
     whose transfers fail is skipped; the others continue.
 
     Args:
-        n: batches that run at a time.
         text: decodes new tokens; None for results without text.
     """
     ran = BatchRunSummary()
@@ -155,6 +143,7 @@ def run_micro_batches(
         for place, batch in enumerate(batches)
         if any(one.id not in done for one in batch)
     )
+    generate = partial(generate_batch, model, caches=caches, ended=ended, temperature=temperature)
     living: dict[SequenceTask, Batch] = {}
     group = LockstepGroup(model)
     try:
@@ -163,8 +152,7 @@ def run_micro_batches(
                 place, batch = waiting.popleft()
                 # Swapping random states costs time at every switch: only sampling needs it.
                 own = seed * SEED_STRIDE + place if temperature > 0 else None
-                member = group.start(_run(model, batch, caches, ended, temperature), seed=own)
-                living[member] = batch
+                living[group.start(partial(generate, batch), seed=own)] = batch
             for member in group.step():
                 batch = living.pop(member)
                 if isinstance(member.error, TransferError):
@@ -176,16 +164,3 @@ def run_micro_batches(
     finally:
         group.close()
     return ran
-
-
-def _run(
-    model: PreTrainedModel,
-    batch: Batch,
-    caches: KVCacheFactory,
-    ended: OnRowEnd,
-    temperature: float,
-) -> Callable[[], None]:
-    def run() -> None:
-        generate_batch(model, batch, caches=caches, ended=ended, temperature=temperature)
-
-    return run

@@ -1,4 +1,4 @@
-"""Parse prompts from JSON lines or Python values into token ids; errors name the line."""
+"""Parse prompts from JSON lines or Python values into token ids, and batch similar lengths."""
 
 import hashlib
 import json
@@ -30,6 +30,9 @@ class BatchPrompt:
     max_new_tokens: int
 
 
+Batch = tuple[BatchPrompt, ...]
+
+
 @dataclass(frozen=True)
 class PromptEncoder:
     """Encodes text and messages for one model and knows its limits."""
@@ -58,12 +61,10 @@ def read_prompts(
         raise PromptFileError(
             f"input={path}: {error.strerror}; give a file of JSON lines"
         ) from error
-    lines = (
-        (number, line) for number, line in enumerate(raw.split(b"\n"), start=1) if line.strip()
-    )
     entries = (
         (f"{path}, line {number}", number, _parse_line(path, number, line))
-        for number, line in lines
+        for number, line in enumerate(raw.split(b"\n"), start=1)
+        if line.strip()
     )
     found = _parse_entries(entries, encoder, max_new_tokens=max_new_tokens)
     if not found:
@@ -182,11 +183,8 @@ def _parse_tokens(where: str, kind: str, value: Any, encoder: PromptEncoder) -> 
 
 
 def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and set(value) == {"role", "content"}
-        and all(isinstance(part, str) for part in value.values())
-    )
+    is_mapping = isinstance(value, Mapping) and set(value) == {"role", "content"}
+    return is_mapping and all(isinstance(part, str) for part in value.values())
 
 
 def _encode(where: str, encode: Callable[[], list[int]]) -> list[int]:
@@ -213,14 +211,14 @@ def make_prompt_encoder(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> PromptEncoder:
     """Make the encoder for a model with this configuration."""
-    text = config.get_text_config()
+    vocabulary, context = config.get_text_config().vocab_size, context_length(config)
+    if tokenizer is None:
+        return PromptEncoder(_refuse_text, _refuse_text, vocabulary, context)
     return PromptEncoder(
-        of_text=_refuse_text
-        if tokenizer is None
-        else lambda one: list(tokenizer(one)["input_ids"]),
-        of_messages=_refuse_text if tokenizer is None else lambda one: render(one, tokenizer),
-        vocabulary=text.vocab_size,
-        context=context_length(config),
+        lambda text: list(tokenizer(text)["input_ids"]),
+        lambda messages: render(messages, tokenizer),
+        vocabulary,
+        context,
     )
 
 
@@ -233,3 +231,26 @@ def make_decoder(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[list[in
 
 def _refuse_text(_: object) -> NoReturn:
     raise PromptFileError("this model has no tokenizer; give token ids as `tokens`")
+
+
+def make_batches(prompts: Sequence[BatchPrompt], batch_size: int) -> list[Batch]:
+    """Make batches in the order in which they run.
+
+    The longest come first: a batch that does not fit in memory fails at once, and the last group
+    is short. The batches depend on the prompts and `batch_size` alone: padding may change a row's
+    last bits, so a resumed run must compute the same batches.
+    """
+    order = sorted(prompts, key=lambda prompt: (-len(prompt.tokens), -prompt.max_new_tokens))
+    return [tuple(order[at : at + batch_size]) for at in range(0, len(order), batch_size)]
+
+
+def max_cache_length(batch: Batch) -> int:
+    """Columns of the batch's KV cache when its last row ends."""
+    return max(len(one.tokens) for one in batch) + max(one.max_new_tokens for one in batch)
+
+
+def padding_share(batches: Sequence[Batch]) -> float:
+    """Share of padding in all prompt columns."""
+    used = sum(len(one.tokens) for batch in batches for one in batch)
+    computed = sum(len(batch) * max(len(one.tokens) for one in batch) for batch in batches)
+    return 1 - used / computed if computed else 0.0

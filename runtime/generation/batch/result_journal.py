@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from predictors.files import sync_folder, write_json
@@ -46,8 +45,6 @@ class ResultJournal:
     Args:
         settings: everything that results depend on, as plain values.
         known: ids of the input.
-        fsync: when results are flushed.
-        overwrite: delete existing results.
 
     Raises:
         ResultFileError: existing results have another input or other settings, are damaged, or
@@ -76,7 +73,12 @@ class ResultJournal:
         try:
             if not stat.S_ISREG(os.fstat(self._handle).st_mode):
                 raise ResultFileError(f"output={path} is not a regular file; give another path")
-            self._lock()
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ResultFileError(
+                    f"output={path}: another process is writing it; wait, or give another file"
+                ) from error
             if overwrite:
                 os.ftruncate(self._handle, 0)
                 self.settings_path.unlink(missing_ok=True)
@@ -89,14 +91,6 @@ class ResultJournal:
     def settings_path(self) -> Path:
         """Path of the settings that the results belong to."""
         return self.path.with_name(f"{self.path.name}.settings.json")
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ResultFileError(
-                f"output={self.path}: another process is writing it; wait, or give another file"
-            ) from error
 
     def _continue(self, known: Collection[PromptId]) -> dict[PromptId, None]:
         raw = self.path.read_bytes()
@@ -196,12 +190,7 @@ class ResultJournal:
     def __enter__(self) -> "ResultJournal":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

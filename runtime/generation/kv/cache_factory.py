@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +11,12 @@ from transformers.cache_utils import DynamicLayer
 
 from runtime.errors import PlanError
 from runtime.generation.batch.config import Offload
-from runtime.generation.kv.manager import KVCacheManager
+from runtime.generation.kv.manager import KVCacheManager, OffloadedCacheLayer
 from runtime.generation.kv.offload import DiskOffload, HostOffload, OffloadTarget
-from runtime.generation.kv.offloaded_layer import OffloadedCacheLayer
 
 
-class KVCacheFactory(Protocol):
-    """Makes a KV cache for each batch."""
+class KVCacheFactory:
+    """Makes a KV cache for each batch; this one leaves it to Transformers, without a budget."""
 
     def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache | None:
         """Make a cache; None for Transformers' own.
@@ -26,32 +25,19 @@ class KVCacheFactory(Protocol):
             padding_B: columns of padding on the left of each row.
             max_cache_length: tokens per row when the last row ends.
         """
-        ...
-
-    def end(self, cache: Cache | None) -> None:
-        """Free the cache of a batch that has ended."""
-        ...
-
-    def close(self) -> None:
-        """Free what the factory itself holds."""
-        ...
-
-
-class PlainCacheFactory:
-    """Transformers' own caches, without a budget."""
-
-    def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache | None:
         del padding_B, max_cache_length
         return None
 
     def end(self, cache: Cache | None) -> None:
-        """Do nothing: `generate` owns the cache."""
+        """Free the cache of a batch that has ended."""
+        for layer in cache.layers if cache is not None else ():
+            layer.close()
 
     def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Free what the factory itself holds."""
 
 
-class BudgetedCacheFactory:
+class BudgetedCacheFactory(KVCacheFactory):
     """KV caches of a group within a memory budget.
 
     Raises:
@@ -67,15 +53,11 @@ class BudgetedCacheFactory:
         make = partial(OffloadedCacheLayer, self._manager, max_cache_length=max_cache_length)
         return Cache(layers=[make() for _ in range(self._num_layers)])
 
-    def end(self, cache: Cache | None) -> None:
-        for layer in cache.layers if cache is not None else ():
-            layer.close()
-
     def close(self) -> None:
         self._manager.close()
 
 
-class SinkCacheFactory:
+class SinkCacheFactory(KVCacheFactory):
     """KV caches of the first tokens (sinks) and a window of last ones.
 
     Raises:
@@ -84,20 +66,11 @@ class SinkCacheFactory:
 
     def __init__(self, model: PreTrainedModel, *, sinks: int, window: int):
         self._num_layers = count_full_layers(model, "window")
-        self._sinks = sinks
-        self._window = window
+        self._make_layer = partial(SinkCacheLayer, sinks=sinks, window=window)
 
     def make(self, padding_B: Tensor, *, max_cache_length: int) -> Cache:
         del max_cache_length
-        make = partial(SinkCacheLayer, padding_B, sinks=self._sinks, window=self._window)
-        return Cache(layers=[make() for _ in range(self._num_layers)])
-
-    def end(self, cache: Cache | None) -> None:
-        for layer in cache.layers if cache is not None else ():
-            layer.close()
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        return Cache(layers=[self._make_layer(padding_B) for _ in range(self._num_layers)])
 
 
 def count_full_layers(model: PreTrainedModel, option: str) -> int:
@@ -153,8 +126,6 @@ class SinkCacheLayer(DynamicLayer):
 
     Args:
         padding_B: columns of padding on the left of each row.
-        sinks: number of first tokens to keep.
-        window: number of last tokens to keep.
     """
 
     is_croppable = False
@@ -173,10 +144,8 @@ class SinkCacheLayer(DynamicLayer):
         before, self._seen = self._seen, self._seen + key_states.shape[-2]
         if keys.shape[-2] > self._keep:
             columns_BT = self._columns(keys, before)
-            self.keys, self.values = (
-                _gather_columns(keys, columns_BT),
-                _gather_columns(values, columns_BT),
-            )
+            self.keys = _gather_columns(keys, columns_BT)
+            self.values = _gather_columns(values, columns_BT)
         return keys, values
 
     def _columns(self, keys: Tensor, before: int) -> Tensor:

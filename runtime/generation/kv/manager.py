@@ -1,10 +1,14 @@
-"""The KV-cache manager: which cache layers stay in memory, and which is read next."""
+"""KV-cache layers within a memory budget: which stay in memory, and which is read next.
+
+Shape suffixes: B rows, H heads, T tokens, D width of a head.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Any
 
 from torch import Tensor
+from transformers.cache_utils import DynamicLayer
 
 from runtime.errors import PlanError
 from runtime.generation.kv.offload import OffloadTarget
@@ -12,19 +16,6 @@ from runtime.generation.kv.offload import OffloadTarget
 WORKING_COPIES = 3
 """Copies of one cache layer in memory at once: the old one, the one with new tokens, and the one
 being read for the next layer."""
-
-
-class CacheLayer(Protocol):
-    """One layer of one batch's KV cache, as the manager sees it."""
-
-    @property
-    def final_bytes(self) -> int:
-        """Bytes at its final length."""
-        ...
-
-    def read(self) -> tuple[Tensor, Tensor]:
-        """Read its offloaded keys and values."""
-        ...
 
 
 class KVCacheManager:
@@ -45,15 +36,15 @@ class KVCacheManager:
     def __init__(self, budget_bytes: int | None, outside: Callable[[int], OffloadTarget] | None):
         self.budget_bytes = budget_bytes
         self._outside = outside
-        self._admitted: dict[CacheLayer, int] = {}
+        self._admitted: dict[OffloadedCacheLayer, int] = {}
         self._largest = 0
         self.num_read = 0
         self.peak_bytes = 0
         """Most bytes admitted and in use at once."""
-        self._next: dict[CacheLayer, CacheLayer] = {}
+        self._next: dict[OffloadedCacheLayer, OffloadedCacheLayer] = {}
         """The layer used after each layer in the last step."""
-        self._last: CacheLayer | None = None
-        self._ahead: tuple[CacheLayer, Future[tuple[Tensor, Tensor]]] | None = None
+        self._last: OffloadedCacheLayer | None = None
+        self._ahead: tuple[OffloadedCacheLayer, Future[tuple[Tensor, Tensor]]] | None = None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="moecast kv")
 
     @property
@@ -61,7 +52,7 @@ class KVCacheManager:
         """Bytes of the admitted layers at their final lengths."""
         return sum(self._admitted.values())
 
-    def admit(self, layer: CacheLayer) -> bool:
+    def admit(self, layer: "OffloadedCacheLayer") -> bool:
         """Return whether the layer may stay in memory; once admitted, it stays until `remove`.
 
         Raises:
@@ -95,13 +86,13 @@ class KVCacheManager:
         assert self._outside is not None
         return self._outside(num_tokens)
 
-    def record_use(self, layer: CacheLayer) -> None:
+    def record_use(self, layer: "OffloadedCacheLayer") -> None:
         """Record that the layer is used now, in memory or not."""
         if self._last is not None:
             self._next[self._last] = layer
         self._last = layer
 
-    def read(self, layer: CacheLayer) -> tuple[Tensor, Tensor]:
+    def read(self, layer: "OffloadedCacheLayer") -> tuple[Tensor, Tensor]:
         """Return an offloaded layer's keys and values, read ahead or now."""
         self.num_read += 1
         if self._ahead is not None:
@@ -112,7 +103,7 @@ class KVCacheManager:
             future.exception()  # of another layer, which will read again itself
         return layer.read()
 
-    def read_ahead(self, layer: CacheLayer) -> None:
+    def read_ahead(self, layer: "OffloadedCacheLayer") -> None:
         """Start reading the next layer; the current one has written its new tokens."""
         follows = self._next.get(layer)
         is_outside = follows is not None and follows not in self._admitted
@@ -120,19 +111,107 @@ class KVCacheManager:
             assert follows is not None
             self._ahead = follows, self._reader.submit(follows.read)
 
-    def remove(self, layer: CacheLayer) -> None:
+    def remove(self, layer: "OffloadedCacheLayer") -> None:
         """Remove a layer whose batch has ended."""
         if self._ahead is not None and self._ahead[0] is layer:
             self._ahead[1].exception()  # wait: the offload target is closed next
             self._ahead = None
         self._admitted.pop(layer, None)
-        before = [one for one, after in self._next.items() if after is layer]
-        for one in before:
-            del self._next[one]
-        self._next.pop(layer, None)
+        self._next = {one: after for one, after in self._next.items() if layer not in (one, after)}
         if self._last is layer:
             self._last = None
 
     def close(self) -> None:
         """End the reading thread."""
         self._reader.shutdown()
+
+
+class OffloadedCacheLayer(DynamicLayer):
+    """A `DynamicLayer`, `[B, H, T, D]`, offloaded unless admitted; bitwise Transformers' own."""
+
+    is_croppable = False
+
+    def __init__(self, manager: KVCacheManager, *, max_cache_length: int):
+        super().__init__()
+        self._manager = manager
+        self._max_cache_length = max_cache_length
+        self._length = 0
+        self.final_bytes = 0
+        """Bytes at its final length."""
+        self.keys: Tensor | None
+        self.values: Tensor | None
+        self._outside: tuple[OffloadTarget, OffloadTarget] | None = None
+        self._written = 0
+        """Number of offloaded tokens."""
+        self._is_admitted = False
+        self._is_closed = False
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        del args, kwargs
+        if not self.final_bytes:
+            per_token = key_states[:, :, :1].numel() + value_states[:, :, :1].numel()
+            self.final_bytes = per_token * key_states.element_size() * self._max_cache_length
+        manager = self._manager
+        manager.record_use(self)
+        is_offloaded = self._length > 0 and not self._is_admitted
+        if is_offloaded:
+            past_keys, past_values = manager.read(self)
+            full = _append_tokens(past_keys, key_states), _append_tokens(past_values, value_states)
+            del past_keys, past_values
+        else:
+            full = super().update(key_states, value_states)
+        self._length += key_states.shape[-2]
+        assert self._length <= self._max_cache_length, (self._length, self._max_cache_length)
+        if manager.admit(self):
+            self.keys, self.values = full
+            self._is_admitted = True
+        else:
+            self._write(*full)
+            self.keys = self.values = key_states.new_empty(0)
+        manager.read_ahead(self)
+        return full
+
+    def _write(self, *full: Tensor) -> None:
+        if self._outside is None:
+            most = self._max_cache_length
+            self._outside = self._manager.make_target(most), self._manager.make_target(most)
+        for place, tensor in zip(self._outside, full, strict=True):
+            place.write(self._written, tensor[:, :, self._written :].permute(2, 0, 1, 3))
+        self._written = self._length
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Read the offloaded keys and values, `[T, B, H, D]` each."""
+        assert self._outside is not None
+        keys, values = self._outside
+        return keys.read(self._written), values.read(self._written)
+
+    def get_seq_length(self) -> int:
+        return self._length
+
+    def reset(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the memory and the offload targets."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._manager.remove(self)
+        self.keys = self.values = None
+        for place in self._outside or ():
+            place.close()
+
+
+def _append_tokens(past_TBHD: Tensor, new_BHTD: Tensor) -> Tensor:
+    """Join past and new tokens to one contiguous `[B, H, T, D]`.
+
+    The memory layout is that of a concatenation: another layout may change a product's last bits.
+    """
+    rows, heads, num_new, width = new_BHTD.shape
+    num_past = len(past_TBHD)
+    full = new_BHTD.new_empty(rows, heads, num_past + num_new, width)
+    full[:, :, :num_past].copy_(past_TBHD.permute(1, 2, 0, 3), non_blocking=True)
+    full[:, :, num_past:].copy_(new_BHTD)
+    return full

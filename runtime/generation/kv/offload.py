@@ -5,32 +5,12 @@ Shape suffixes: T tokens, B rows, H heads, D width of a head.
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.errors import TransferError
-
-Fetch = Callable[[], Tensor]
-
-
-class OffloadTarget(Protocol):
-    """Append-only storage for the keys or the values of one cache layer."""
-
-    def write(self, first: int, part_TBHD: Tensor) -> None:
-        """Write tokens from index `first` on; all earlier ones have been written."""
-        ...
-
-    def read(self, num_tokens: int) -> Tensor:
-        """Read the first tokens as `[T, B, H, D]` on the CPU."""
-        ...
-
-    def close(self) -> None:
-        """Free the storage."""
-        ...
 
 
 class DiskOffload:
@@ -55,9 +35,10 @@ class DiskOffload:
         self._dtype = torch.float32
 
     def write(self, first: int, part_TBHD: Tensor) -> None:
+        """Write tokens from index `first` on; all earlier ones have been written."""
         self._shape, self._dtype = part_TBHD.shape[1:], part_TBHD.dtype
         view = memoryview(_as_bytes(part_TBHD.cpu().contiguous()).numpy())
-        position = first * self._token_bytes
+        position = first * self._shape.numel() * self._dtype.itemsize
         while view:
             try:
                 done = os.pwrite(self._handle, view, position)
@@ -69,6 +50,7 @@ class DiskOffload:
             view, position = view[done:], position + done
 
     def read(self, num_tokens: int) -> Tensor:
+        """Read the first tokens as `[T, B, H, D]` on the CPU."""
         assert self._shape is not None
         found = torch.empty((num_tokens, *self._shape), dtype=self._dtype)
         view = memoryview(_as_bytes(found).numpy())
@@ -87,21 +69,12 @@ class DiskOffload:
             view, position = view[done:], position + done
         return found
 
-    @property
-    def _token_bytes(self) -> int:
-        assert self._shape is not None
-        return self._shape.numel() * self._dtype.itemsize
-
     def close(self) -> None:
         self._file.close()
 
 
 class HostOffload:
-    """Host memory for a model on a GPU, pinned so that copies overlap with computation.
-
-    Args:
-        num_tokens: most tokens that will be written.
-    """
+    """Host memory for a model on a GPU, pinned so that copies overlap with computation."""
 
     def __init__(self, num_tokens: int):
         self._num_tokens = num_tokens
@@ -122,6 +95,10 @@ class HostOffload:
 
     def close(self) -> None:
         self._memory = None
+
+
+OffloadTarget = DiskOffload | HostOffload
+"""Append-only storage for the keys or the values of one cache layer."""
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from transformers import PreTrainedModel
 
 from predictors.base import Signal
-from predictors.spec import ModelSpec
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
 from runtime.hf.layers import attach_experts
@@ -18,17 +17,18 @@ from runtime.hf.probes import Probes
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.profiling.local import measure_stripped
 from runtime.sim.replay import ReplayStats, replay
-from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
+from runtime.store.base import max_decoded_bytes, max_slot_bytes
 from runtime.store.model_source import resolve
 from runtime.store.on_demand import OnDemandReader
-from runtime.tools.bench.rows import BenchRow
+from runtime.tools.bench.rows import BenchRow, bound_row
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
-from runtime.tools.bench.tasks import ReplayTask
+from runtime.tools.bench.tasks import RequestsTask
+from runtime.tools.bench.variants import find_bounds, list_conditions
 from runtime.tools.bench.workload import BenchRequest
 from runtime.tools.doctor.routing_recorder import CapturedStep, RoutingRecorder
 
 
-def replay_bounds(task: ReplayTask) -> dict[str, Any]:
+def replay_bounds(task: RequestsTask) -> dict[str, Any]:
     """Measure this machine and replay each bound in each condition.
 
     The routing of the same requests is recorded first; it does not depend on the budget.
@@ -36,24 +36,23 @@ def replay_bounds(task: ReplayTask) -> dict[str, Any]:
     Returns:
         `hardware`, and `rows` of `BenchRow` as dictionaries.
     """
-    folder = resolve(task.model)
-    stripped = load_stripped(folder, task.model.dtype)
+    config = task.config
+    folder = resolve(config.model)
+    stripped = load_stripped(folder, config.model.dtype)
     model, store = stripped.model, stripped.open_store()
-    spec = stripped.spec(folder, task.model)
+    spec = stripped.spec(folder, config.model)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available_memory_bytes() // 2))
     recorded = {batch: record_steps(model, requests) for batch, requests in task.requests.items()}
     hardware = measure_stripped(stripped, store)
     rows: list[dict[str, Any]] = []
-    for condition in task.conditions:
-        for system in task.systems:
-            row = BenchRow(
-                budget=condition.budget,
-                batch=condition.batch,
-                system=system.name,
-                simulated=True,
-            )
+    for condition in list_conditions(config):
+        for system in find_bounds(config.system):
+            row = bound_row(condition, system)
             try:
-                slots = count_budget_slots(condition.budget, store, spec)
+                scratch = store.scratch_bytes + max_decoded_bytes(store)
+                size = max_slot_bytes(store)
+                needs = SlotRequirements.of(spec, slot_bytes=size, scratch_bytes=scratch)
+                slots = count_slots(Budget.parse(condition.budget), needs)
             except BudgetError as error:
                 row.failed = str(error)
             else:
@@ -65,13 +64,6 @@ def replay_bounds(task: ReplayTask) -> dict[str, Any]:
             rows.append(asdict(row))
     store.close()
     return {"hardware": asdict(hardware), "rows": rows}
-
-
-def count_budget_slots(budget: str, store: ExpertStore, spec: ModelSpec) -> int:
-    """Count the experts that the live runs' arena holds with this budget."""
-    scratch_bytes = store.scratch_bytes + max_decoded_bytes(store)
-    needs = SlotRequirements.of(spec, slot_bytes=max_slot_bytes(store), scratch_bytes=scratch_bytes)
-    return count_slots(Budget.parse(budget), needs)
 
 
 @torch.no_grad()

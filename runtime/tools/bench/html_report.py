@@ -8,16 +8,16 @@ import numpy as np
 from predictors.units import GIB
 from runtime.policy.systems import ON_DEMAND, PROMOE
 from runtime.tools.bench.rows import BenchRow
-from runtime.tools.bench.table import BYTES, SPEED, list_remarks, row_label
+from runtime.tools.bench.table import BYTES, SPEED, list_remarks, make_cells, row_label
 from runtime.tools.bench.variants import ABLATIONS
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.line_styles import system_styles
-from runtime.tools.report.tables import FigureColumn
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Series = dict[str, tuple[list[str], list[float]]]
+Series = dict[str, tuple[list[Any], list[float]]]
 """Label to positions on the axis and values."""
 
 
@@ -27,16 +27,11 @@ def make_report(results: dict[str, Any], rows: Sequence[BenchRow]) -> HtmlReport
     page = HtmlReport(f"Systems side by side, live: {results['model']}", results["compared"])
     page.text("Machine", describe_machine(results))
     page.table("Speed", *make_cells(SPEED, good), note=SPEED_NOTE)
-    page.table("Bytes and memory", *make_cells(BYTES, [r for r in good if not r.simulated]),
-               note=BYTES_NOTE)  # fmt: skip
-    said = list_remarks(rows)
-    if said:
-        columns = ["budget", "batch", "system", "reason"]
-        page.table(
-            "Failures and deviations",
-            columns,
-            [[r.budget, r.batch, row_label(r), r.failed or r.note] for r in said],
-        )
+    live = [row for row in good if not row.simulated]
+    page.table("Bytes and memory", *make_cells(BYTES, live), note=BYTES_NOTE)
+    if remarks := list_remarks(rows):
+        cells = [[r.budget, r.batch, row_label(r), r.failed or r.note] for r in remarks]
+        page.table("Failures and deviations", ["budget", "batch", "system", "reason"], cells)
     for batch in dict.fromkeys(row.batch for row in good):
         of_batch = [row for row in good if row.batch == batch]
         add_budgets(page, of_batch, batch)
@@ -87,19 +82,6 @@ def describe_machine(results: dict[str, Any]) -> list[str]:
     ]
 
 
-def make_cells(
-    columns: Sequence[FigureColumn], rows: Sequence[BenchRow]
-) -> tuple[list[str], list[list[Any]]]:
-    """Make the cells of the terminal's table."""
-    return (
-        ["budget", "batch", "system", *(column.heading for column in columns)],
-        [
-            [row.budget, row.batch, row_label(row), *(column.text(row) for column in columns)]
-            for row in rows
-        ],
-    )
-
-
 def collect_series(rows: Sequence[BenchRow], axis: str, key: str, scale: float) -> Series:
     """Collect each system's values along an axis, in the order of the rows."""
     found: Series = {}
@@ -119,12 +101,17 @@ def draw_lines(found: Series, x_label: str, y_label: str) -> Callable[["Figure"]
         styles = label_styles(found)
         for name, (places, values) in found.items():
             axes.plot(places, values, label=name, **styles[name])
-        axes.set_xlabel(x_label)
-        axes.set_ylabel(y_label)
         axes.set_ylim(bottom=0)
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        label_axes(axes, x_label, y_label)
 
     return draw
+
+
+def label_axes(axes: "Axes", x_label: str, y_label: str) -> None:
+    """Label both axes and put the legend on their right."""
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def label_styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -176,8 +163,8 @@ def add_batches(page: HtmlReport, rows: Sequence[BenchRow]) -> None:
 def add_cdf(page: HtmlReport, rows: Sequence[BenchRow], batch: int, budget: str) -> None:
     """Add the distribution of the decode steps' times (fMoE, figure 10)."""
     shares = list(range(0, 101, 2))
-    found: dict[str, list[float]] = {
-        row_label(row): [1000 * float(t) for t in np.percentile(row.steps, shares)]
+    found: Series = {
+        row_label(row): (shares, [1000 * float(t) for t in np.percentile(row.steps, shares)])
         for row in rows
         if row.steps
     }
@@ -185,23 +172,17 @@ def add_cdf(page: HtmlReport, rows: Sequence[BenchRow], batch: int, budget: str)
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         styles = label_styles(found)
-        for name, times in found.items():
+        for name, (_, times) in found.items():
             axes.plot(times, shares, label=name, **{**styles[name], "marker": None})
-        axes.set_xlabel("decode step, ms")
-        axes.set_ylabel("% of steps")
         axes.set_xlim(left=0)
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        label_axes(axes, "decode step, ms", "% of steps")
 
     page.figure(
         f"cdf-{file_label(budget)}-batch-{batch}",
         f"Decode steps' times, budget {budget}, batch {batch}",
         draw,
         ["system", "share of steps", "ms"],
-        [
-            [name, share, time]
-            for name, times in found.items()
-            for share, time in zip(shares, times, strict=True)
-        ],
+        long_rows(found),
     )
 
 
@@ -221,9 +202,7 @@ def add_ablation(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None
             x = [budgets.index(place) + width * (i - (len(found) - 1) / 2) for place in places]
             axes.bar(x, values, width * 0.9, color=f"C{i}", label=name)
         axes.set_xticks(range(len(budgets)), budgets)
-        axes.set_xlabel("memory for experts")
-        axes.set_ylabel("TPOT, ms")
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        label_axes(axes, "memory for experts", "TPOT, ms")
 
     page.figure(
         f"ablation-batch-{batch}",

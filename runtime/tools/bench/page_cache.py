@@ -1,18 +1,10 @@
-"""Drop files from the operating system's page cache and count their cached bytes."""
+"""Count files' bytes in the operating system's page cache."""
 
 import ctypes
 import mmap
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from runtime.profiling.bandwidth import drop
-
-
-def drop_pages(files: Sequence[Path]) -> None:
-    """Ask the operating system to drop the files' pages."""
-    for file in files:
-        drop(file)
 
 
 def cached_bytes(files: Sequence[Path]) -> int | None:

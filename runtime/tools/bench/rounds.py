@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runtime.profiling.bandwidth import drop
+from runtime.store.model_source import list_weight_files
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.page_cache import cached_bytes, drop_pages
+from runtime.tools.bench.page_cache import cached_bytes
 from runtime.tools.bench.tasks import ServedRun, ServeTask, Tokens
 from runtime.tools.bench.workload import BenchRequest
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.comparison import Case
-from runtime.tools.doctor.model_files import list_weight_files
 
 LIMIT_SECONDS = 900.0
 """A run that takes longer hangs: its row says so, and the others continue."""
@@ -40,10 +41,7 @@ def run_rounds(
     from the page cache.
 
     Args:
-        config: settings of the bench.
-        cases: cases in the order of each round.
         requests: by batch size.
-        folder: the model's folder.
         scratch: existing folder for the children's files.
         advance: called with 1 for each run that has ended or is skipped.
     """
@@ -54,10 +52,18 @@ def run_rounds(
     for repetition in range(config.repetitions):
         for number, outcome in enumerate(outcomes):
             if outcome.failed is None:
-                task = make_task(
-                    config, outcome.case, requests, first=repetition == 0, number=number
+                trace = None
+                if config.trace_events and repetition == 0 and config.run_dir is not None:
+                    name = f"{number:02d}-{outcome.case.variant.label}.json"
+                    trace = config.run_dir / "timelines" / name
+                task = ServeTask(
+                    config=config,
+                    case=outcome.case,
+                    requests=requests[outcome.case.condition.batch],
+                    trace_events=trace,
                 )
-                drop_pages(files)
+                for file in files:
+                    drop(file)
                 result = run_in_child(
                     "runtime.tools.bench.serve:run_serve_task",
                     task,
@@ -73,38 +79,12 @@ def run_rounds(
     return outcomes
 
 
-def make_task(
-    config: BenchConfig,
-    case: Case,
-    requests: dict[int, list[BenchRequest]],
-    *,
-    first: bool,
-    number: int,
-) -> ServeTask:
-    """Make the task of one run of a case."""
-    trace = None
-    if config.trace_events and first and config.run_dir is not None:
-        trace = config.run_dir / "timelines" / f"{number:02d}-{case.variant.label}.json"
-    return ServeTask(
-        model=config.model,
-        store=config.store,
-        system=case.variant.system,
-        budget=case.condition.budget,
-        predictor=config.predictor,
-        entries=config.entries,
-        device=config.device,
-        requests=requests[case.condition.batch],
-        trace_events=trace,
-    )
-
-
 def find_token_difference(
     outcomes: Sequence[CaseOutcome], expected: dict[int, Tokens]
 ) -> str | None:
     """Describe where tokens of one batch size first differ; None if nowhere.
 
     Args:
-        outcomes: the cases' runs.
         expected: reference tokens by batch size; the first case's first run by default.
     """
     known = {batch: ("plain Transformers", tokens) for batch, tokens in expected.items()}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.config import SystemConfig
 from runtime.policy.systems import ON_DEMAND
 from runtime.tools.bench.rounds import CaseOutcome
 from runtime.tools.bench.tasks import ServedRun
@@ -111,18 +112,10 @@ def make_row(outcome: CaseOutcome, baselines: dict[Condition, list[ServedRun]]) 
     row.tpot_p99_seconds = float(np.percentile(row.steps, 99))
     row.tpot_of_runs = [statistics.median(run.tpot_seconds) for run in runs]
     pairs = list(zip(runs, baselines.get(case.condition, []), strict=False))
-    row.tpot_speed_up = median_of_known(
-        [
-            statistics.median(base.tpot_seconds) / statistics.median(run.tpot_seconds)
-            for run, base in pairs
-        ]
-    )
-    row.ttft_speed_up = median_of_known(
-        [
-            statistics.median(base.ttft_seconds) / statistics.median(run.ttft_seconds)
-            for run, base in pairs
-        ]
-    )
+    for name in ("tpot", "ttft"):
+        times = FIGURES[f"{name}_seconds"]
+        ratios = [speed_up(times(base), times(run)) for run, base in pairs]
+        setattr(row, f"{name}_speed_up", median_of_known(ratios))
     first = runs[0]
     row.predictor, row.reuse_predictor = first.predictor, first.reuse_predictor
     row.note, row.adaptive_prefetch = first.note, runs[-1].adaptive_prefetch
@@ -174,6 +167,12 @@ def compare_bounds(bounds: Sequence[BenchRow], live: Sequence[BenchRow]) -> list
 def speed_up(base: float | None, own: float | None) -> float | None:
     """Divide the baseline's time by the own one; None if one was not measured."""
     return base / own if base is not None and own else None
+
+
+def bound_row(condition: Condition, system: SystemConfig, failed: str | None = None) -> BenchRow:
+    """Make the row of a bound, without figures."""
+    budget, batch = condition.budget, condition.batch
+    return BenchRow(budget=budget, batch=batch, system=system.name, simulated=True, failed=failed)
 
 
 def sort_by_condition(rows: Sequence[BenchRow]) -> list[BenchRow]:

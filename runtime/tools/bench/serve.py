@@ -19,12 +19,13 @@ from runtime.engine.engine import Engine
 from runtime.engine.forecasters import locate_predictor
 from runtime.engine.loading import choose_device, load
 from runtime.engine.memory import peak_memory_bytes
-from runtime.hf.loading import load_plain
 from runtime.hf.tokens import pad_batch, pad_token_id
 from runtime.policy.counters import sum_counters
 from runtime.store.model_source import identity, resolve
-from runtime.tools.bench.tasks import PlainTask, ServedRun, ServeTask
+from runtime.tools.bench.config import BenchConfig
+from runtime.tools.bench.tasks import RequestsTask, ServedRun, ServeTask
 from runtime.tools.bench.workload import BenchRequest
+from runtime.tools.verify.reference import count_weight_bytes, load_plain_model
 
 
 class PrefillMark(LogitsProcessor):
@@ -88,20 +89,21 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
     Raises:
         MoecastError: the model or the system's predictor is missing.
     """
-    task = replace(task, system=with_counts(task.system, task.model, task.entries))
+    config = task.config
+    system = with_counts(task.case.variant.system, config.model, config.entries)
     model = load(
-        task.model,
-        predictor=task.predictor if task.system.prefetch else None,
-        budget=task.budget,
-        system=task.system,
-        device=task.device,
-        store=task.store,
-        entries=task.entries,
+        config.model,
+        predictor=config.predictor if system.prefetch else None,
+        budget=task.case.condition.budget,
+        system=system,
+        device=config.device,
+        store=config.store,
+        entries=config.entries,
         trace_events=task.trace_events,
     )
     with model.moecast as handle:
         engine = handle.engine
-        require_predictor(task, engine)
+        require_predictor(config, system, engine)
         phases, tokens = PhaseCounters(), []
         ttft, tpot, seconds = [], [], 0.0
         for request in task.requests:
@@ -126,7 +128,7 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             adaptive_prefetch=engine.report()["adaptive_prefetch"],
             predictor=engine.driver.predictor_kind,
             reuse_predictor=engine.driver.reuse_predictor_kind,
-            note=describe_deviation(task, engine),
+            note=describe_deviation(config, system, engine),
             arena_bytes=engine.arena_bytes,
             arena_slots=engine.cache.top.cache.num_slots,
             weights_bytes=count_weight_bytes(model),
@@ -136,40 +138,33 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
         return asdict(run)
 
 
-def require_predictor(task: ServeTask, engine: Engine) -> None:
+def require_predictor(config: BenchConfig, system: SystemConfig, engine: Engine) -> None:
     """Refuse to run a system without the predictor that its definition names.
 
     Raises:
         MoecastError: no entry was found; the message tells how to make one.
     """
-    wanted = task.predictor or task.system.predictor
-    if task.system.prefetch and wanted is not None and engine.driver.predictor_kind is None:
+    wanted = config.predictor or system.predictor
+    if system.prefetch and wanted is not None and engine.driver.predictor_kind is None:
         raise MoecastError(
-            f"no zoo entry of kind {wanted} for {task.model.name}: python -m train "
+            f"no zoo entry of kind {wanted} for {config.model.name}: python -m train "
             f"predictor={wanted} makes one; or name another with entries=FOLDER or predictor=NAME"
         )
 
 
-def describe_deviation(task: ServeTask, engine: Engine) -> str | None:
+def describe_deviation(config: BenchConfig, system: SystemConfig, engine: Engine) -> str | None:
     """Describe how the run deviates from its system's definition; None if it does not."""
-    if needs_counts(task.system):
-        return f"LRU for its first steps: no zoo entry of kind popularity for {task.model.name}"
-    wanted = task.system.reuse_predictor
+    if needs_counts(system):
+        return f"LRU for its first steps: no zoo entry of kind popularity for {config.model.name}"
+    wanted = system.reuse_predictor
     if wanted is None or engine.driver.reuse_predictor_kind is not None:
         return None
-    return f"evicts by usage counts: no zoo entry of kind {wanted} for {task.model.name}"
+    return f"evicts by usage counts: no zoo entry of kind {wanted} for {config.model.name}"
 
 
-def count_weight_bytes(model: PreTrainedModel) -> int:
-    """Count the bytes of all weights but the routed experts'."""
-    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
-    return sum(tensors.values())
-
-
-def run_plain_task(task: PlainTask) -> dict[str, Any]:
+def run_plain_task(task: RequestsTask) -> dict[str, Any]:
     """Generate with Transformers' eager experts; tokens by batch size and request."""
-    dtype = "auto" if task.model.dtype == "auto" else getattr(torch, task.model.dtype)
-    model = load_plain(resolve(task.model), dtype=dtype).to(choose_device(task.device))
+    model = load_plain_model(task.config.model, choose_device(task.config.device))
     return {
         str(batch): [generate_tokens(model, request, PrefillMark(None)) for request in requests]
         for batch, requests in task.requests.items()

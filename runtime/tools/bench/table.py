@@ -1,5 +1,6 @@
 """Print the comparison as tables in the terminal."""
 
+import itertools
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -80,15 +81,21 @@ def list_remarks(rows: Sequence[BenchRow]) -> list[BenchRow]:
 
 def make_table(title: str, columns: Sequence[FigureColumn], rows: Sequence[BenchRow]) -> Table:
     """Make a table with a line per row; budget and batch are written where they change."""
-    body = []
-    previous = None
-    for row in rows:
-        condition = row.budget, str(row.batch)
-        shown = condition if condition != previous else ("", "")
-        body.append([*shown, row_label(row), *(column.text(row) for column in columns)])
-        previous = condition
-    headings = ["budget", "batch", "system", *(column.heading for column in columns)]
+    headings, body = make_cells(columns, rows)
+    for above, row in reversed(list(itertools.pairwise(body))):
+        if row[:2] == above[:2]:
+            row[:2] = ["", ""]
     return text_table(title, headings, body, left=3)
+
+
+def make_cells(
+    columns: Sequence[FigureColumn], rows: Sequence[BenchRow]
+) -> tuple[list[str], list[list[str]]]:
+    """Make the headings and the cells of a table with a line per row."""
+    return ["budget", "batch", "system", *(column.heading for column in columns)], [
+        [row.budget, str(row.batch), row_label(row), *(column.text(row) for column in columns)]
+        for row in rows
+    ]
 
 
 def row_label(row: BenchRow) -> str:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.config import ModelConfig, StoreConfig, SystemConfig
+from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.workload import BenchRequest
-from runtime.tools.comparison import Condition
+from runtime.tools.comparison import Case
 
 Tokens = list[list[list[int]]]
 """New token ids by request and row."""
@@ -14,37 +14,19 @@ Tokens = list[list[list[int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class ServeTask:
-    """Serve the requests with a system from an empty arena and measure."""
+    """Serve the requests with a case's system from an empty arena and measure."""
 
-    model: ModelConfig
-    store: StoreConfig
-    system: SystemConfig
-    budget: str
-    predictor: str | None
-    entries: Path | None
-    device: str
+    config: BenchConfig
+    case: Case
     requests: list[BenchRequest]
     trace_events: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlainTask:
-    """Generate the tokens of plain Transformers with all experts in memory."""
+class RequestsTask:
+    """Generate with plain Transformers, or record the routing and replay the bounds."""
 
-    model: ModelConfig
-    device: str
-    requests: dict[int, list[BenchRequest]]
-    """By batch size."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayTask:
-    """Record the requests' routing, measure the machine, and replay the bounds."""
-
-    model: ModelConfig
-    systems: list[SystemConfig]
-    conditions: list[Condition]
-    device: str
+    config: BenchConfig
     requests: dict[int, list[BenchRequest]]
     """By batch size."""
 

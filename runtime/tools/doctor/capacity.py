@@ -67,11 +67,6 @@ class CapacityContext:
         shape = self.shape
         return shape.num_layers * shape.num_experts * shape.expert_bytes
 
-    @property
-    def other_bytes(self) -> int:
-        """Bytes of the layers' non-expert weights, without embeddings."""
-        return self.shape.num_layers * self.shape.layer_bytes
-
 
 @dataclass(frozen=True)
 class WarmReplay:
@@ -201,7 +196,7 @@ def make_row(
     warm: WarmReplay,
 ) -> CapacityRow:
     """Compute the requirements for a batch and a number of slots."""
-    share = slots / context.num_experts
+    shape, share = context.shape, slots / context.num_experts
     budget = math.ceil(share * context.experts_bytes)
     cold = run_replay(context, hardware, slots=slots, batch=batch, passes=1)
     first, both = sum_counters(cold.decode), sum_counters(warm.stats.decode)
@@ -218,7 +213,8 @@ def make_row(
         machines=math.ceil(load.users / batch),
         budget_share=share,
         budget_bytes=budget,
-        memory_bytes=budget + context.other_bytes + PROCESS_BYTES,
+        # Without embeddings.
+        memory_bytes=budget + shape.num_layers * shape.layer_bytes + PROCESS_BYTES,
         behind_link_bytes=context.experts_bytes if share < 1 else 0,
         tokens_per_second_of_a_user=1 / warm.tpot_seconds,
         tokens_per_second=load.users / warm.tpot_seconds,

@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
-from runtime.store.model_source import DIGESTS, is_weights
+from runtime.store.model_source import DIGESTS, list_weight_files
 from runtime.store.tensor_index import read_tensor_index
 
 INDEX = "model.safetensors.index.json"
-
-
-def list_weight_files(folder: Path) -> list[Path]:
-    """List the model's safetensors files in order."""
-    return sorted(file for file in folder.iterdir() if is_weights(file.name))
 
 
 def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:

@@ -38,11 +38,8 @@ def write_checkpoint(
     """Write the checkpoint, resuming an interrupted run; returns the number of files written.
 
     Args:
-        plan: plan of the checkpoint.
-        output: new folder.
         origin: `identity` of the source model, whose predictors stay valid.
         advance: called with the number of bytes written.
-        shard_bytes: most bytes of a file.
 
     Raises:
         CheckpointError: `output` exists, or the disk is too small.

@@ -63,14 +63,20 @@ def find_width(cls: type[PreTrainedModel], config: PreTrainedConfig) -> ExpertWi
     """
     model = make_meta_model(cls, config)
     before = read_shapes(model)
-    experts = find_expert_parameters(model)
+    experts = {
+        f"{bank}.{name}"
+        for bank, module in find_expert_banks(model).items()
+        for name, value in module.named_parameters(recurse=False)
+        if value.shape[:1] == (getattr(module, "num_experts", None),)
+    }
     text = config.get_text_config()
     values = {name: value for name, value in text.to_dict().items() if isinstance(value, int)}
     refused = []
     for name in sorted(values, key=lambda name: ("moe" not in name and "expert" not in name, name)):
         if isinstance(values[name], bool) or not any(word in name for word in WIDTH_WORDS):
             continue
-        grown = copy_with_width(config, name, values[name] + PROBE_NEURONS)
+        grown = copy.deepcopy(config)
+        setattr(grown.get_text_config(), name, values[name] + PROBE_NEURONS)
         try:
             after = read_shapes(make_meta_model(cls, grown))
         except (RuntimeError, ValueError, TypeError, ZeroDivisionError):
@@ -99,23 +105,6 @@ def make_meta_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> Pre
 def read_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Read the shape of every parameter by dotted name."""
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
-def find_expert_parameters(model: nn.Module) -> set[str]:
-    """Return the dotted names of the fused parameters `(experts, ...)`."""
-    return {
-        f"{bank}.{name}"
-        for bank, module in find_expert_banks(model).items()
-        for name, value in module.named_parameters(recurse=False)
-        if value.shape[:1] == (getattr(module, "num_experts", None),)
-    }
-
-
-def copy_with_width(config: PreTrainedConfig, field: str, neurons: int) -> PreTrainedConfig:
-    """Copy a configuration with another value of a field of its text part."""
-    changed = copy.deepcopy(config)
-    setattr(changed.get_text_config(), field, neurons)
-    return changed
 
 
 def infer_growth(before: tuple[int, ...], after: tuple[int, ...], key: str) -> ParameterGrowth:

@@ -15,13 +15,12 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from runtime.errors import CheckpointError
 from runtime.hf.loading import find_model_class
 from runtime.hf.strip import strip_experts
-from runtime.store.model_source import is_weights
+from runtime.store.model_source import list_weight_files
 from runtime.store.planning import plan_weights
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import WeightPlan
 from runtime.tools.inflate.expert_width import (
     ExpertWidth,
-    ParameterGrowth,
     find_width,
     make_meta_model,
     replace_field,
@@ -91,11 +90,8 @@ def make_plan(
     """Plan the smallest width at which each expert has `expert_bytes`, or all have `total_bytes`.
 
     Args:
-        folder: the source checkpoint.
         dtype: dtype of the stored experts (`float32`...); `auto` keeps theirs. Other tensors keep
             theirs.
-        expert_bytes: size of each expert.
-        total_bytes: size of all experts.
 
     Raises:
         CheckpointError: the experts are not stored as plain weights, or are already larger.
@@ -107,7 +103,7 @@ def make_plan(
         raise CheckpointError(
             f"{cls.__name__} has no routed experts that Transformers' experts interface reaches"
         )
-    extents = read_tensor_index(sorted(file for file in folder.iterdir() if is_weights(file.name)))
+    extents = read_tensor_index(list_weight_files(folder))
     banks = plan_weights(model, parameters, extents, get_model_conversion_mapping(model))
     recipes = {r.parameter.target: r for bank in banks.values() for r in bank.values()}
     for recipe in recipes.values():
@@ -192,13 +188,9 @@ def plan_expert_tensors(
                 rows = growth.rows_per_neuron // len(recipe.sources)
                 shape = list(extent.shape)
                 shape[axis] += extra * rows
+                # Gate and up in one tensor: two blocks, unless their rows are interleaved.
+                is_fused = rows == 2 and bool(getattr(experts, "is_concatenated", True))
                 targets[extent.key] = TensorTarget(
-                    extent, tuple(shape), stored, axis, count_blocks(growth, rows, experts)
+                    extent, tuple(shape), stored, axis, blocks=2 if is_fused else 1
                 )
     return targets
-
-
-def count_blocks(growth: ParameterGrowth, rows: int, experts: torch.nn.Module) -> int:
-    """Count a fused tensor's blocks: 2 for concatenated gate and up, 1 for interleaved rows."""
-    concatenated = bool(getattr(experts, "is_concatenated", True))
-    return 2 if rows == 2 and growth.rows_per_neuron == 2 and concatenated else 1

@@ -112,23 +112,16 @@ def use_scheme(colours: ColorScheme) -> Iterator[None]:
 
 def text_color() -> str:
     """Colour of text in the current scheme."""
-    return _setting("text.color")
+    import matplotlib
+
+    return str(matplotlib.rcParams["text.color"])
 
 
 def muted_color() -> str:
     """Colour of labels and secondary series in the current scheme."""
-    return _setting("axes.labelcolor")
-
-
-def background_color() -> str:
-    """Colour of the background in the current scheme."""
-    return _setting("figure.facecolor")
-
-
-def _setting(name: str) -> str:
     import matplotlib
 
-    return str(matplotlib.rcParams[name])
+    return str(matplotlib.rcParams["axes.labelcolor"])
 
 
 def render_figure(

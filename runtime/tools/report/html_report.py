@@ -64,21 +64,13 @@ class HtmlReport:
         `NAME.csv` has the exact values; `name` defaults to the heading's slug. None is shown as a
         dash.
         """
-        self._add(
-            ReportSection(
-                name=name or slug(heading),
-                heading=heading,
-                paragraphs=(note,) if note else (),
-                columns=tuple(columns),
-                rows=tuple(map(tuple, rows)),
-            )
-        )
+        self.figure(name or slug(heading), heading, None, columns, rows, note=note)
 
     def figure(
         self,
         name: str,
         heading: str,
-        draw: Draw,
+        draw: Draw | None,
         columns: Sequence[str],
         rows: Sequence[Sequence[Cell]],
         *,

@@ -17,7 +17,6 @@ def format_cell(value: Cell, *, largest: float | None = None) -> str:
     """Format a cell: a dash for None, and decimals by the largest number of the column.
 
     Args:
-        value: the cell's value.
         largest: largest absolute value of the column; the value itself by default.
     """
     if value is None:

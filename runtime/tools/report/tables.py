@@ -68,21 +68,29 @@ def text_table(
     *,
     left: int = 1,
     narrow: bool = False,
+    wrap: bool = False,
 ) -> Table:
     """Return a table whose columns are aligned to the right, all but the first `left`.
 
     Args:
-        title: stands above it.
-        columns: headings.
-        rows: texts of each row.
-        left: number of columns that are names.
         narrow: without space between columns, for many of them in a small terminal.
+        wrap: break long cells into lines.
     """
     spacing = {"padding": (0, 0), "collapse_padding": True} if narrow else {}
     table = Table(title=title, title_justify="left", **spacing)  # type: ignore[arg-type]
     for number, heading in enumerate(columns):
         justify = "left" if number < left else "right"
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column(heading, justify=justify, no_wrap=not wrap)  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*row)
+    return table
+
+
+def fact_table(title: str, facts: Mapping[str, str]) -> Table:
+    """Return a table of names and values without headings."""
+    table = Table(title=title, show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, value)
     return table

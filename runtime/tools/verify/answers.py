@@ -94,10 +94,9 @@ def answer_path(folder: Path, number: int, what: str) -> Path:
 
 def read_answers(folder: Path, number: int) -> dict[str, Tensor]:
     """Read all parts of the answer to a prompt."""
-    parts = ("prompt", "tokens")
-    answers = {
-        k: v for part in parts for k, v in load_file(answer_path(folder, number, part)).items()
-    }
+    answers: dict[str, Tensor] = {}
+    for part in ("prompt", "tokens"):
+        answers |= load_file(answer_path(folder, number, part))
     steps = np.fromfile(answer_path(folder, number, "steps"), dtype=np.float32)
     answers["logits of new tokens"] = torch.from_numpy(steps).view(-1, answers["logits"].shape[-1])
     return answers

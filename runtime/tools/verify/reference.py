@@ -3,16 +3,17 @@
 import json
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from predictors.errors import MoecastError
 from predictors.units import MIB
+from runtime.config import ModelConfig
+from runtime.engine.memory import available_memory_bytes
 from runtime.hf.layers import attach_experts
-from runtime.hf.loading import load_stripped
-from runtime.store.model_source import is_weights
+from runtime.hf.loading import load_plain, load_stripped
+from runtime.store.model_source import list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.store.tensor_index import read_tensor_index
 
@@ -25,12 +26,38 @@ PROCESS_BYTES = 600 * MIB
 def plain_bytes(folder: Path, dtype: str) -> int:
     """Estimate the memory that plain Transformers needs for this checkpoint."""
     target = None if dtype == "auto" else getattr(torch, dtype).itemsize
-    extents = read_tensor_index(sorted(file for file in folder.iterdir() if is_weights(file.name)))
+    extents = read_tensor_index(list_weight_files(folder))
     weights = sum(
         extent.num_bytes * max(1, target // extent.dtype.itemsize) if target else extent.num_bytes
         for extent in extents.values()
     )
     return int(weights * HEADROOM) + PROCESS_BYTES
+
+
+def require_memory(folder: Path, dtype: str, *, otherwise: str) -> None:
+    """Refuse to load plain Transformers if it does not fit in memory.
+
+    Raises:
+        MoecastError: the message names needed and available bytes, and `otherwise` the way out.
+    """
+    needed, available = plain_bytes(folder, dtype), available_memory_bytes()
+    if needed > available:
+        raise MoecastError(
+            f"plain Transformers needs {needed} bytes for all experts of {folder}, {available} are "
+            f"available; {otherwise}"
+        )
+
+
+def load_plain_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
+    """Load the model with Transformers, all experts in memory."""
+    dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
+    return load_plain(resolve(config), dtype=dtype).to(device)
+
+
+def count_weight_bytes(model: PreTrainedModel) -> int:
+    """Count the bytes of all parameters and buffers, shared memory once."""
+    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
+    return sum(tensors.values())
 
 
 def load_lazy(folder: Path, dtype: str) -> PreTrainedModel:
@@ -66,7 +93,7 @@ def token_prompts(folder: Path, prompts: list[str], *, seed: int) -> tuple[list[
         Token ids, and their description.
 
     Raises:
-        MoecastError: a prompt has no tokens.
+        MoecastError: a prompt has no tokens, or the model names no vocabulary size.
     """
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -75,25 +102,16 @@ def token_prompts(folder: Path, prompts: list[str], *, seed: int) -> tuple[list[
             if not ids:
                 raise MoecastError(f"prompts: {prompt!r} has no tokens")
         return tokens, f"{len(tokens)} prompts as text"
-    vocabulary = vocabulary_size(json.loads((folder / "config.json").read_text()))
+    config = json.loads((folder / "config.json").read_text())
+    parts = (config, config.get("text_config") or {}, config.get("llm_config") or {})
+    size = next((part["vocab_size"] for part in parts if part.get("vocab_size")), None)
+    if size is None:
+        raise MoecastError("config.json has no vocab_size, and the model has no tokenizer")
     random = Random(seed)
     tokens = [
-        [random.randrange(FIRST_TOKEN, vocabulary) for _ in range(length)]
-        for length in RANDOM_LENGTHS
+        [random.randrange(FIRST_TOKEN, size) for _ in range(length)] for length in RANDOM_LENGTHS
     ]
     return (
         tokens,
         f"{len(tokens)} prompts of random tokens, seed {seed} (the model has no tokenizer)",
     )
-
-
-def vocabulary_size(config: dict[str, Any]) -> int:
-    """Read the vocabulary size from a `config.json`.
-
-    Raises:
-        MoecastError: it has none.
-    """
-    for part in (config, config.get("text_config"), config.get("llm_config")):
-        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
-            return part["vocab_size"]
-    raise MoecastError("config.json has no vocab_size, and the model has no tokenizer")

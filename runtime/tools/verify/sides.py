@@ -12,11 +12,10 @@ from predictors.errors import MoecastError
 from runtime.config import VerifyModelConfig
 from runtime.engine.loading import load_served, primary_device
 from runtime.engine.memory import peak_memory_bytes
-from runtime.hf.loading import load_plain
 from runtime.store.model_source import resolve
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.verify.answers import write_answers
-from runtime.tools.verify.reference import load_lazy
+from runtime.tools.verify.reference import count_weight_bytes, load_lazy, load_plain_model
 
 
 class VerifySide(StrEnum):
@@ -88,18 +87,10 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
     elif task.side is VerifySide.LAZY:
         model = load_lazy(resolve(config.model), config.model.dtype)
     else:
-        dtype = "auto" if config.model.dtype == "auto" else getattr(torch, config.model.dtype)
-        model = load_plain(resolve(config.model), dtype=dtype).to(primary_device(config))
+        model = load_plain_model(config.model, primary_device(config))
     for number, prompt in enumerate(task.prompts):
-        write_answers(
-            model,
-            prompt,
-            task.output,
-            number,
-            max_new_tokens=config.max_new_tokens,
-            seed=config.seed,
-        )
-    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
+        limits = {"max_new_tokens": config.max_new_tokens, "seed": config.seed}
+        write_answers(model, prompt, task.output, number, **limits)
     report = SideReport(
         model_class=type(model).__name__,
         transformers=transformers.__version__,
@@ -108,7 +99,7 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
         device=str(model.device),
         threads=torch.get_num_threads(),
         experts_implementation=model.config._experts_implementation,
-        weights_bytes=sum(tensors.values()),
+        weights_bytes=count_weight_bytes(model),
         peak_memory_bytes=peak_memory_bytes(),
         stats=model.moecast.stats() if task.side is VerifySide.SERVED else None,
     )

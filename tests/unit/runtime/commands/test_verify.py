@@ -172,7 +172,7 @@ def test_verify__refuses_a_reference_that_does_not_fit_with_advice(tmp_path, mon
     assert plain_bytes(folder, "auto") - reference.PROCESS_BYTES == int(1.1 * weights)
     needed = plain_bytes(folder, "float32")
     assert needed - reference.PROCESS_BYTES == int(1.1 * 2 * weights)
-    monkeypatch.setattr(verify, "available_memory_bytes", lambda: needed - 1)
+    monkeypatch.setattr(reference, "available_memory_bytes", lambda: needed - 1)
     config = settings(folder)
     config.model.dtype = "float32"
     with pytest.raises(MoecastError, match=rf"{needed} bytes.*{needed - 1} are.*reference=lazy"):

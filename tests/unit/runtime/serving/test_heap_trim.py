@@ -1,6 +1,6 @@
 """The heap is trimmed at intervals and when the server becomes idle, not at every step."""
 
-from runtime.serving.heap_trim import HeapTrimmer
+from runtime.serving.app_factory import HeapTrimmer
 
 
 class Clock:

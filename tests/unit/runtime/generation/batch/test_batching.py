@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.generation.batch.batching import (
+from runtime.generation.batch.prompts import (
+    BatchPrompt,
     make_batches,
     max_cache_length,
     padding_share,
 )
-from runtime.generation.batch.prompts import BatchPrompt
 from runtime.hf.tokens import pad_batch
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=40)

@@ -111,11 +111,11 @@ def test_divided__caches_of_the_smallest_n_first_the_rest_holds_experts():
     costs = PlannerCosts(
         attention=2.0, gate=0.0, expert_fixed=0.0, expert_per_token=0.0, expert_io=2.0
     )
-    division, made = split_memory(5_000, demand(), costs, SKEWED, least_experts=300)
+    experts, made = split_memory(5_000, demand(), costs, SKEWED, least_experts=300)
     assert made.n == 4  # 4 * 2 >= 4 * 2
-    assert (division.caches, division.experts) == (400, 4_600)
-    division, made = split_memory(550, demand(), costs, SKEWED, least_experts=300)
+    assert (made.kv_bytes, experts) == (400, 4_600)
+    experts, made = split_memory(550, demand(), costs, SKEWED, least_experts=300)
     assert made.n == 2
-    assert (division.caches, division.experts) == (200, 350)
+    assert (made.kv_bytes, experts) == (200, 350)
     with pytest.raises(PlanError, match="the least is memory=400"):
         split_memory(399, demand(), costs, SKEWED, least_experts=300)

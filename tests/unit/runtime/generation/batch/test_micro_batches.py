@@ -8,15 +8,14 @@ import torch
 
 from runtime.config import ModelConfig, SystemConfig
 from runtime.errors import PlanError, TransferError
-from runtime.generation.batch.batching import make_batches
 from runtime.generation.batch.config import Offload
 from runtime.generation.batch.generate_many import generate_many
 from runtime.generation.batch.memory_plan import with_whole_layer_buffers
 from runtime.generation.batch.micro_batches import generate_batch, run_micro_batches
-from runtime.generation.batch.prompts import BatchPrompt
+from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.kv.cache_factory import (
     BudgetedCacheFactory,
-    PlainCacheFactory,
+    KVCacheFactory,
     SinkCacheFactory,
     make_offload_factory,
 )
@@ -77,7 +76,7 @@ def alone(model, batches, caches=None, temperature=0.0, seed=0):
         generate_batch(
             model,
             batch,
-            caches=caches or PlainCacheFactory(),
+            caches=caches or KVCacheFactory(),
             ended=lambda prompt, tokens, why: found.__setitem__(prompt.id, (tokens, why)),
             temperature=temperature,
         )
@@ -92,7 +91,7 @@ def together(model, batches, *, n=3, caches=None, **options):
         found[result.id] = result.tokens, result.finish_reason
 
     ran = run_micro_batches(
-        model, batches, n=n, caches=caches or PlainCacheFactory(), emit=emit, **options
+        model, batches, n=n, caches=caches or KVCacheFactory(), emit=emit, **options
     )
     return found, logits.taken(), ran
 
@@ -303,7 +302,7 @@ def test_run_batches__a_failed_transfer_drops_only_its_batch(folder, monkeypatch
     expected, _ = alone(plain_eager(folder), batches)
     model = serve(folder, budget="40%", system=SystemConfig(prefetch=False))
 
-    class Failing(PlainCacheFactory):
+    class Failing(KVCacheFactory):
         """The second batch's cache cannot be written."""
 
         def make(self, padding_B, *, max_cache_length):

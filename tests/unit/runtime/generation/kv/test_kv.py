@@ -11,9 +11,8 @@ from transformers.cache_utils import DynamicLayer
 from runtime.errors import PlanError, TransferError
 from runtime.generation.batch.config import Offload
 from runtime.generation.kv.cache_factory import SinkCacheLayer, make_offload_factory
-from runtime.generation.kv.manager import WORKING_COPIES, KVCacheManager
+from runtime.generation.kv.manager import WORKING_COPIES, KVCacheManager, OffloadedCacheLayer
 from runtime.generation.kv.offload import DiskOffload, HostOffload
-from runtime.generation.kv.offloaded_layer import OffloadedCacheLayer
 
 ROWS, HEADS, WIDTH, MOST = 2, 3, 4, 13
 LAYER_BYTES = ROWS * HEADS * 2 * WIDTH * MOST * 4

@@ -16,7 +16,7 @@ from runtime.tools.bench.page_cache import cached_bytes
 from runtime.tools.bench.rounds import run_rounds
 from runtime.tools.bench.rows import BenchRow, compare_bounds, make_rows
 from runtime.tools.bench.serve import with_counts
-from runtime.tools.bench.tasks import PlainTask
+from runtime.tools.bench.tasks import RequestsTask
 from runtime.tools.bench.variants import find_bounds, live_cases
 from runtime.tools.bench.workload import batch_prompts, make_requests
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
@@ -95,8 +95,9 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
     asked = []
 
     def run_in_child(_function, task, _folder, **_):
-        asked.append((task.system.name, task.budget))
-        if task.system.name == "lfu" and task.budget == "20%":
+        system, budget = task.case.variant.system.name, task.case.condition.budget
+        asked.append((system, budget))
+        if system == "lfu" and budget == "20%":
             return ChildFailure("no room")
         return asdict(made_run())
 
@@ -118,14 +119,18 @@ def test_rounds__go_through_all_arms_in_turns_and_leave_out_what_failed(tmp_path
 PLAIN = "runtime.tools.bench.serve:run_plain_task"
 
 
+def plain_task(model, device):
+    return RequestsTask(config=BenchConfig(model=model, device=device, system=[LFU]), requests={})
+
+
 def test_run_in_child__a_failing_child_gives_its_reason(tmp_path):
-    nowhere = PlainTask(model=ModelConfig(id="nowhere"), device="cpu", requests={})
+    nowhere = plain_task(ModelConfig(id="nowhere"), "cpu")
     failure = run_in_child(PLAIN, nowhere, tmp_path / "refused")
     assert isinstance(failure, ChildFailure)
     assert failure.is_user_error
     assert failure.reason.startswith("model 'nowhere' is not on this machine")
     folder = tiny_qwen2_moe(tmp_path / "model")
-    broken = PlainTask(model=ModelConfig(id=str(folder)), device="no device", requests={})
+    broken = plain_task(ModelConfig(id=str(folder)), "no device")
     failure = run_in_child(PLAIN, broken, tmp_path / "broken")
     assert isinstance(failure, ChildFailure)
     assert "no device" in failure.reason
@@ -136,7 +141,7 @@ def test_run_in_child__a_failing_child_gives_its_reason(tmp_path):
 
 
 def test_run_in_child__a_child_over_its_limit_is_killed(tmp_path):
-    task = PlainTask(model=ModelConfig(id="nowhere"), device="cpu", requests={})
+    task = plain_task(ModelConfig(id="nowhere"), "cpu")
     failure = run_in_child(PLAIN, task, tmp_path / "late", limit_seconds=0.0)
     assert failure == ChildFailure("took more than 0 s and was ended")
 
