@@ -1,5 +1,6 @@
 """The engine: runs the policy core on a model's events with real memory and transfers."""
 
+import contextlib
 import sys
 import threading
 import time
@@ -89,6 +90,7 @@ class Engine:
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
         self._forward_lock.begin()
+        release_held(self._condition)
         requests = frozenset(np.unique(requests_T).tolist())
         new_request = not requests <= self._requests
         self._requests = requests
@@ -141,7 +143,10 @@ class Engine:
             self._timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())
 
     def end_step(self) -> None:
+        # Ctrl-C may arrive after a lock was acquired and before the block that releases it.
+        release_held(self._condition)
         if not self._forward_lock.is_mine:
+            self._forward_lock.release_held()
             return  # the step did not begin: its input was rejected
         try:
             self._end_step()
@@ -421,6 +426,19 @@ class ForwardPassLock:
         """Release the lock, which this thread must have."""
         assert self.is_mine
         self._depth -= 1
-        if self._depth == 0:
-            self._owner = None
-        self._lock.release()
+        if self._depth > 0:
+            self._lock.release()
+            return
+        self._depth, self._owner = 0, None
+        release_held(self._lock)
+
+    def release_held(self) -> None:
+        """Release the lock if an interrupted `begin` of this thread left it acquired."""
+        release_held(self._lock)
+
+
+def release_held(lock: Any) -> None:
+    """Release a reentrant lock however often this thread has acquired it."""
+    with contextlib.suppress(RuntimeError):  # raised when this thread does not hold it
+        while True:
+            lock.release()
