@@ -24,12 +24,10 @@ from collect.traces.layout import Split
 from configs.compose import compose_typed
 from predictors.base import Floats
 from predictors.errors import MoecastError
-from train.context import read_contexts
-from train.data import Batch, shuffle_rows
-from train.module import StackFit
+from train.data import Batch, read_contexts, shuffle_rows
 from train.networks import PlainStack, network_specs
 from train.pipeline import HORIZONS
-from train.predictor_stack import PredictorStack
+from train.predictor_stack import PredictorStack, StackFit
 from train.residual import DECAYS, ResidualStack
 from train.routers import RouterWeights
 

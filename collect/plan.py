@@ -10,8 +10,7 @@ from collect.config import DataConfig
 from collect.errors import DiskSpaceError, PromptError
 from collect.prompts import PromptText
 from collect.traces.layout import TraceSignal
-from collect.traces.manifest import TraceModel, TracePlan, digest_of
-from collect.traces.storage import open_writable_storage
+from collect.traces.manifest import TraceModel, TracePlan, digest_of, open_writable_storage
 from predictors.spec import ModelSpec
 
 RECORDING_VERSION = 1

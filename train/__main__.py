@@ -27,7 +27,7 @@ COMMANDS = [
     Command(
         name="report",
         config="report",
-        run="train.report.commands:report",
+        run="train.report.build:report",
         summary="Makes report.html of a finished run again, from its results and its trace.",
         keeps_run=False,
         records=False,

@@ -31,14 +31,11 @@ from train.kinds import (
     signals_of,
 )
 from train.loggers import finish, log_entries, log_report, log_summary, make_logger
-from train.machines import describe_machines
 from train.nonlearned import count_baselines
-from train.parity import Parity
-from train.pipeline import export_predictors, make_stacks, write_entries
+from train.pipeline import Parity, export_predictors, make_stacks, write_entries
 from train.ray_ddp import fit_ray_ddp
-from train.replay import budget_slots
-from train.report.build import make_page, write_report
-from train.report.commands import load_reuse
+from train.replay import budget_slots, describe_machines
+from train.report.build import load_reuse, make_page, write_report
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
 from train.routers import RouterWeights

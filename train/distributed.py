@@ -37,10 +37,9 @@ from train.checkpoint import from_bytes, to_bytes
 from train.data import TraceBatches, TraceData, merge_inputs, pool_rows_for
 from train.errors import TrainCheckpointError
 from train.fit import FitSettings, Fitted, make_trainer, quiet_lightning
-from train.module import StackFit, mean_accuracies
 from train.networks import NetworkSpec, PlainStack, network_specs
 from train.pipeline import make_stacks
-from train.predictor_stack import PredictorStack
+from train.predictor_stack import PredictorStack, StackFit, mean_accuracies
 from train.routers import RouterWeights
 
 GROUPS_VERSION = 2

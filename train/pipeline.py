@@ -1,21 +1,22 @@
 """Stages of `python -m train`: networks, export, parity and zoo entries."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from collect.traces import Trace
-from predictors.base import Predictor
+import numpy as np
+
+from collect.traces import Trace, TraceSignal
+from predictors.base import Floats, Forecasts, Predictor, Signal
 from predictors.metrics import DEFINITIONS
 from predictors.registry import FEED_FORWARD
-from train.data import TraceBatches, TraceSubset
-from train.errors import TrainError
+from train.data import Batch, TraceBatches, TraceSubset
+from train.errors import ParityError, TrainError
+from train.export import quantise
 from train.fit import FitSettings
 from train.networks import PlainStack, network_specs
-from train.parity import Parity, check_parity
-from train.predictor_stack import PredictorStack
-from train.quantise import quantise
+from train.predictor_stack import PredictorStack, ReferenceScores
 from train.residual import ResidualStack
 from train.routers import RouterWeights
 from zoo.entry import write_entry
@@ -25,6 +26,83 @@ HORIZONS = 3
 
 PARITY_TOKENS = 1_024
 """Tokens compared at once, each as a separate request."""
+
+
+LEAST_PARITY = 0.999
+"""Share of held-out tokens on which torch and onnxruntime must choose the same top_k set."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Agreement of the exported networks with torch on held-out tokens."""
+
+    tokens: int
+    """(token, network) pairs compared."""
+    same_top_k: float
+    max_abs_difference: float
+    """Largest difference of scores, which lie in [0, 1]."""
+
+
+@dataclass
+class _Count:
+    same: int = 0
+    seen: int = 0
+    worst: float = 0.0
+
+    def add(self, expected_BE: Floats, found_BE: Floats, top_k: int) -> None:
+        self.same += same_sets(expected_BE, found_BE, top_k)
+        self.seen += len(expected_BE)
+        self.worst = max(self.worst, float(np.abs(expected_BE - found_BE).max(initial=0.0)))
+
+
+def check_parity(
+    family: PredictorStack,
+    exported: Mapping[str, Predictor],
+    batches: Iterable[Batch],
+    *,
+    top_k: int,
+) -> dict[str, Parity]:
+    """Compare the scores of torch and onnxruntime, each token as the first of a separate request.
+
+    Raises ParityError when a kind's top_k sets agree on less than `LEAST_PARITY` of the tokens.
+    """
+    counts = {kind: _Count() for kind in exported}
+    first_request = 0
+    for batch in batches:
+        num_tokens = batch.chosen_LBK.size(1)
+        requests = np.arange(first_request, first_request + num_tokens)
+        first_request += num_tokens
+        for predictor in exported.values():
+            predictor.begin_step(np.zeros(num_tokens, np.int64), requests)
+        answered: dict[tuple[str, Signal, int], Forecasts] = {}
+        for answer in family.answers(batch):
+            key = answer[:3]
+            if key not in answered:
+                answered[key] = answer_event(exported[answer.kind], answer, batch)
+            (forecast,) = (one for one in answered[key] if one.layer == answer.target)
+            counts[answer.kind].add(answer.scores_BE, forecast.scores_TE, top_k)
+    found = {kind: Parity(one.seen, one.same / one.seen, one.worst) for kind, one in counts.items()}
+    for kind, one in found.items():
+        if one.same_top_k < LEAST_PARITY:
+            raise ParityError(
+                f"the exported {kind} networks choose torch's top {top_k} on "
+                f"{one.same_top_k:.4%} of {one.tokens:,} tokens; at least {LEAST_PARITY:.1%} must"
+            )
+    return found
+
+
+def answer_event(predictor: Predictor, answer: ReferenceScores, batch: Batch) -> Forecasts:
+    """Returns the predictor's forecasts at the event of the reference scores."""
+    hidden = batch.states[TraceSignal(str(answer.signal))][answer.source].cpu().numpy()
+    if answer.signal is Signal.LAYER_INPUT:
+        return predictor.layer_input(answer.source, hidden)
+    return predictor.gate_input(answer.source, hidden)
+
+
+def same_sets(one_BE: Floats, other_BE: Floats, top_k: int) -> int:
+    """Rows on which both choose the same `top_k` experts, in whatever order."""
+    best = [np.argsort(-one, axis=1, kind="stable")[:, :top_k] for one in (one_BE, other_BE)]
+    return int((np.sort(best[0]) == np.sort(best[1])).all(axis=1).sum())
 
 
 def make_stacks(

@@ -1,14 +1,14 @@
-"""FetchRate and what hangs on it: held-out requests replayed on a simulated machine."""
+"""FetchRate of held-out requests that are replayed on simulated machines."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from runtime.config import SystemConfig
+from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.policy.counters import sum_counters
-from runtime.sim.hardware import Hardware
+from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
 
@@ -58,3 +58,33 @@ def measure_fetching(
         "mean_joint": sum_counters(stats.decode).joint_rate,
         "replay": stats.as_dict(),
     }
+
+
+def describe_machines(
+    configs: Sequence[HardwareConfig], shape: ShapeConfig, model: ModelConfig
+) -> list[Hardware]:
+    """Return each describe_hardware machine with experts of the shape's size.
+
+    The model is loaded for `shape=trace` and for machines that are measured, once for each.
+    """
+    if shape.is_own and not all(config.measured for config in configs):
+        from runtime.profiling.shapes import read_model_shape
+
+        shape = read_model_shape(model)
+    measured = measure_machine(model) if any(config.measured for config in configs) else None
+    return [
+        measured if config.measured and measured else describe_hardware(config, shape)
+        for config in configs
+    ]
+
+
+def measure_machine(model: ModelConfig) -> Hardware:
+    """Load the model and return the times of this machine with it."""
+    from runtime.engine.loading import load
+    from runtime.profiling.local import measure
+
+    loaded = load(model)
+    try:
+        return measure(loaded)
+    finally:
+        loaded.moecast.close()

@@ -16,11 +16,11 @@ from predictors.reuse import ReusePredictor
 from runtime.sim.hardware import Hardware
 from train.config import TrainConfig
 from train.eviction_eval import BUDGETS, DEFINITION, HitRates, compare_policies, gap_table
+from train.export import quantise
 from train.find_trace import find_trace
 from train.fit import Fitted, fit, make_settings
 from train.loggers import finish, make_logger
-from train.machines import describe_machines
-from train.quantise import quantise
+from train.replay import describe_machines
 from train.reuse import KIND, WIDTH, ReuseStack
 from train.reuse_data import ReuseData
 from train.routers import RouterWeights

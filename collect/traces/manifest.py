@@ -9,10 +9,9 @@ from pydantic import Field, JsonValue, ValidationError
 
 from collect.errors import TraceError
 from collect.traces.layout import Split, TraceSignal
-from collect.traces.storage import open_trace_storage
 from predictors.records import Count, ModelRecord, Sha256, StrictRecord
 from predictors.spec import ModelSpec
-from zoo.storage import Storage
+from zoo.storage import FileStorage, Storage, open_storage
 
 SCHEMA_VERSION: Final = 1
 MANIFEST = "trace.json"
@@ -162,3 +161,22 @@ def read_manifest(where: str | Path | Storage) -> TraceManifest:
             "Collect the trace again into another folder."
         )
     return manifest
+
+
+def open_trace_storage(where: str | Path | Storage) -> Storage:
+    """Returns the storage that a user named; a storage is returned as it is."""
+    return open_storage(where) if isinstance(where, str | Path) else where
+
+
+def open_writable_storage(where: str | Path | Storage) -> FileStorage:
+    """Returns the storage that a trace is written to.
+
+    Raises:
+        TraceError: the storage is read-only, or has no operations on single files.
+    """
+    storage = open_trace_storage(where)
+    if not isinstance(storage, FileStorage):
+        raise TraceError(
+            f"a trace cannot be written to {storage.address}; name a folder or s3://BUCKET/PATH"
+        )
+    return storage

@@ -21,9 +21,9 @@ from collect.traces.manifest import (
     TraceFile,
     TraceManifest,
     TraceRequest,
+    open_trace_storage,
     read_manifest,
 )
-from collect.traces.storage import open_trace_storage
 from predictors.base import Floats, Ints
 from predictors.errors import unknown
 from predictors.metrics import Phase

@@ -29,11 +29,11 @@ from collect.traces.manifest import (
     TraceRequest,
     has_manifest,
     make_manifest,
+    open_writable_storage,
     read_manifest,
     to_json,
 )
 from collect.traces.reader import REQUESTS, Trace, check_file
-from collect.traces.storage import open_writable_storage
 from predictors.versions import package_version
 from zoo.storage import FileStorage, Storage
 

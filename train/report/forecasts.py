@@ -10,7 +10,7 @@ from runtime.tools.report.figures import muted_color
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.line_styles import draw_legend, draw_lines, line_style
 from runtime.tools.report.table_cells import Cell
-from train.horizons import ENTRY
+from train.accuracy import ENTRY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Routing of the model over the corpus, a request and a step.
+"""Routing of the model over the corpus, a request and a step, and its figures.
 
 The figures are those of fMoE, figure 3, and ProMoE, figure 5 a.
 
@@ -7,12 +7,21 @@ Shape suffixes: L layers, E experts, R requests.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import Trace, TraceSignal
 from predictors.metrics import Phase
+from predictors.spec import ModelSpec
+from runtime.tools.report.figures import muted_color
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.table_cells import Cell
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 LEAST_TOKENS = 16
 """Requests with fewer tokens are left out."""
@@ -102,3 +111,138 @@ def count_routing(trace: Trace) -> RoutingPatterns | None:
 
 def count_choices(chosen_NK: NDArray[np.int64], num_experts: int) -> NDArray[np.int64]:
     return np.bincount(chosen_NK.ravel(), minlength=num_experts)
+
+
+FULL_SCALE = 4.0
+"""Times the even share at which a heatmap is darkest: a step lies above it, a corpus below."""
+
+
+def even_LE(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Choices of each expert, as multiples of what an even spread would give it."""
+    return counts_LE * counts_LE.shape[1] / np.maximum(1, counts_LE.sum(axis=1, keepdims=True))
+
+
+def heatmaps(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
+    """Draw heatmaps of expert choices (fMoE, figure 3 a)."""
+    parts = {
+        "corpus": (f"corpus ({int(routing.corpus_LE[0].sum()) // spec.top_k:,} held-out tokens)",
+                   routing.corpus_LE),
+        "request": (f"one request ({routing.request_tokens:,} tokens)", routing.request_LE),
+        "step": ("one step (1 token)", routing.step_LE),
+    }  # fmt: skip
+    shares = {name: even_LE(counts_LE) for name, (_, counts_LE) in parts.items()}
+
+    def draw(figure: "Figure") -> None:
+        panels = figure.subplots(3, 1, sharex=True)
+        for axes, (name, (title, _)) in zip(panels, parts.items(), strict=True):
+            shown = axes.imshow(
+                shares[name], aspect="auto", vmin=0, vmax=FULL_SCALE, interpolation="nearest"
+            )
+            entropy = entropy_L(parts[name][1]).mean()
+            axes.set(title=f"{title}, entropy {entropy:.2f} of even", ylabel="layer")
+            axes.grid(visible=False)
+            axes.locator_params(axis="y", integer=True, nbins=4)
+        panels[-1].set_xlabel("expert")
+        bar = figure.colorbar(shown, ax=panels, shrink=0.6, aspect=28, extend="max")
+        bar.set_label("times the even share")
+        bar.outline.set_visible(False)
+
+    rows: list[list[Cell]] = [
+        [layer, expert, *(int(counts_LE[layer, expert]) for _, counts_LE in parts.values())]
+        for layer in range(spec.num_layers)
+        for expert in range(spec.num_experts)
+    ]
+    page.figure(
+        "expert-heatmaps",
+        "Which experts are chosen: corpus, request, step",
+        draw,
+        ["layer", "expert", *(f"choices_{name}" for name in parts)],
+        rows,
+        note="The finer one looks, the more uneven it is: what is to be foreseen is the step. As "
+        "figure 3 of fmoe. All three on one scale.",
+        inches=(8, 6.2),
+    )
+
+
+def entropies(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
+    """Draw the entropy of routing by layer (fMoE, figure 3 b)."""
+    labels = {"corpus": "corpus", "request": "one request, mean", "step": "one step"}
+    layers = range(spec.num_layers)
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        for place, (name, label) in enumerate(labels.items()):
+            axes.plot(layers, routing.entropies[name], color=f"C{place}", marker="o", label=label)
+        axes.set(xlabel="layer", ylabel="entropy, share of even", ylim=(0, 1.03))
+        axes.locator_params(axis="x", integer=True)
+        figure.legend(loc="outside right upper")
+
+    rows = [
+        [layer, *(float(routing.entropies[name][layer]) for name in labels)] for layer in layers
+    ]
+    page.figure(
+        "routing-entropy",
+        "Entropy of routing by layer",
+        draw,
+        ["layer", *labels],
+        rows,
+        note="Shannon entropy of a layer's choices over that of choosing every expert as often: 1 "
+        f"is even. A request is the mean of {len(routing.requests_RLE):,} held-out ones. One step "
+        "chooses top_k different experts, once each. As figure 3 b of fmoe.",
+        inches=(8, 3.2),
+    )
+
+
+def popularity(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> None:
+    """Draw the cumulative share of the most chosen experts (ProMoE, figure 5 a)."""
+    corpus_LE = cumulative_E(routing.corpus_LE)
+    each_RLE = np.stack([cumulative_E(counts_LE) for counts_LE in routing.requests_RLE])
+    request_E = each_RLE.mean(axis=(0, 1))
+    share_E = np.arange(1, spec.num_experts + 1) / spec.num_experts
+
+    def draw(figure: "Figure") -> None:
+        axes = figure.subplots()
+        x = np.concatenate([[0.0], share_E])
+
+        def from_zero(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.concatenate([[0.0], values])
+
+        axes.plot(x, from_zero(request_E), color="C1", label="one request, mean")
+        axes.plot(x, from_zero(corpus_LE.mean(axis=0)), color="C0", label="corpus, mean of layers")
+        axes.fill_between(
+            x,
+            from_zero(corpus_LE.min(axis=0)),
+            from_zero(corpus_LE.max(axis=0)),
+            color="C0",
+            alpha=0.22,
+            linewidth=0,
+            label="corpus, all layers",
+        )
+        axes.plot(
+            [0, 1], [0, 1], color=muted_color(), linewidth=1.2, linestyle=(0, (2, 2)), label="even"
+        )
+        axes.set(xlim=(0, 1), ylim=(0, 1.01))
+        axes.set(xlabel="share of the experts, most chosen first", ylabel="share of the choices")
+        figure.legend(loc="outside right upper")
+
+    rows: list[list[Cell]] = [
+        [
+            float(share_E[e]),
+            float(corpus_LE[:, e].mean()),
+            float(corpus_LE[:, e].min()),
+            float(corpus_LE[:, e].max()),
+            float(request_E[e]),
+        ]
+        for e in range(spec.num_experts)
+    ]
+    page.figure(
+        "popularity",
+        "How uneven routing is: cumulative share of choices",
+        draw,
+        ["share_of_experts", "corpus_mean", "corpus_lowest", "corpus_highest", "request_mean"],
+        rows,
+        note="On the dotted line all experts are chosen as often, as load balancing wants it. The "
+        "further above it, the more a fixed set of popular experts covers (corpus), or the more a "
+        "cache has from what was used before (request). As figure 5 a of promoe.",
+        inches=(8, 3.8),
+    )

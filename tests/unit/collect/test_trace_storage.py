@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from collect.errors import DiskSpaceError, TraceError
 from collect.traces import Trace, TraceWriter
-from collect.traces.manifest import TracePlan, read_manifest
-from collect.traces.storage import open_writable_storage
+from collect.traces.manifest import TracePlan, open_writable_storage, read_manifest
 from collect.traces.writer import RECORD, committed_units
 from predictors.files import cache_folder
 from tests.builders.stores import s3_bucket

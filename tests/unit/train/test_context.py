@@ -8,8 +8,7 @@ import pytest
 
 from collect.traces import Trace, TraceSignal
 from tests.builders.traces import make_spec, make_trace
-from train.context import WARM_UP, read_contexts
-from train.data import InputSpec, TraceBatches, TraceSubset
+from train.data import WARM_UP, InputSpec, TraceBatches, TraceSubset, read_contexts
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ from tests.builders.traces import make_trace
 from tests.unit.train.test_pipeline import HARDWARE
 from train.accuracy import accuracy_table, score_layers
 from train.drift import MARKS, accuracy_curve, measure_drift
-from train.latency import BATCHES, decode_steps, measure_latency
 from train.nonlearned import fit_correlation, fit_eam_request, fit_eam_sequence, fit_expert_map
-from train.scoring import EvalContext, score_predictor
+from train.scoring import BATCHES, EvalContext, decode_steps, measure_latency, score_predictor
 
 
 def test_curve__is_the_accuracy_between_the_marks(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.builders.traces import make_spec
 from train.data import Batch
 from train.errors import ParityError
 from train.networks import PlainStack, network_specs
-from train.parity import LEAST_PARITY, check_parity
+from train.pipeline import LEAST_PARITY, check_parity
 
 SPEC = make_spec(num_layers=3)
 EDGES = network_specs(SPEC, ("mlp", "stride", "pre-attention"))

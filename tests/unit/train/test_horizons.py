@@ -9,9 +9,9 @@ import torch
 from collect.traces import Trace
 from predictors.base import Forecast, Predictor, Signal
 from tests.builders.traces import make_spec, make_trace
-from train.horizons import HorizonPredictor, measure_horizons
+from train.accuracy import HorizonPredictor, measure_horizons
+from train.export import quantise
 from train.networks import PlainStack, network_specs
-from train.quantise import quantise
 from train.residual import ResidualStack
 
 

@@ -20,9 +20,8 @@ from train.errors import TrainError
 from train.find_trace import find_trace
 from train.kinds import signals_of
 from train.loggers import finish, make_logger
-from train.machines import describe_machines
 from train.nonlearned import make_skip
-from train.replay import budget_slots, first_tokens
+from train.replay import budget_slots, describe_machines, first_tokens
 from train.routers import RouterWeights
 from train.table import show
 

@@ -3,8 +3,7 @@
 import numpy as np
 import onnxruntime
 
-from train.export import network_graph
-from train.quantise import quantise_graph
+from train.export import network_graph, quantise_graph
 
 RANDOM = np.random.default_rng(0)
 

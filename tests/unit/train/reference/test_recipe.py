@@ -12,8 +12,14 @@ from train.reference.audit import entropy_share, lru_hit_rate, ngram_losses
 from train.reference.commands import prepare
 from train.reference.config import FitConfig, ReferenceConfig
 from train.reference.corpus import chat, is_held_out
-from train.reference.fit import architecture, balance_losses, learning_rate, windows
-from train.reference.muon import Muon, orthogonalise
+from train.reference.fit import (
+    Muon,
+    architecture,
+    balance_losses,
+    learning_rate,
+    orthogonalise,
+    windows,
+)
 
 
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8), (5, 6, 12)])
