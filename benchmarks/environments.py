@@ -89,7 +89,7 @@ def is_built(name: str, folder: Path) -> bool:
 
 
 def build_environment(name: str, folder: Path) -> None:
-    """Builds one environment anew.
+    """Rebuilds one environment.
 
     Raises:
         ProcessFailed: pip or a compiler failed.

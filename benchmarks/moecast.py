@@ -48,7 +48,7 @@ GAMMA = 0.7
 
 @dataclass(frozen=True)
 class SystemVariant:
-    """A system and what it knows."""
+    """A system and its predictors."""
 
     name: str
     system: SystemConfig

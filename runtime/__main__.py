@@ -7,14 +7,14 @@ from configs.command import Command
 
 SUMMARIES = {
     "generate": "continue a prompt with a model whose experts stay within a memory budget",
-    "chat": "talk to a model in the terminal, as fast as its experts are brought",
-    "serve": "an OpenAI-compatible server: all clients share one budget and what is read",
-    "batch": "continue a file of prompts, at the highest tokens a second; it may be interrupted",
+    "chat": "talk to a model in the terminal",
+    "serve": "run an OpenAI-compatible server, whose clients share one budget and its experts",
+    "batch": "continue a file of prompts at the highest throughput; can be interrupted and resumed",
     "verify": "compare logits and tokens with plain Transformers eager, for several budgets",
-    "pack": "repack a model's experts for direct reads, with checksums, on request quantised",
+    "pack": "repack a model's experts for direct reads, with checksums, optionally quantised",
     "bench": "compare systems on this machine: same model and prompts, every token checked",
-    "doctor": "what this machine and this model can do together, and which budget to give",
-    "inflate": "write a copy of a model whose experts are larger and compute the same",
+    "doctor": "measure this machine with this model and suggest a budget",
+    "inflate": "write a copy of a model with larger experts that compute the same",
 }
 
 COMMANDS = tuple(

@@ -1,4 +1,4 @@
-"""Scores predictors on held-out requests through the protocol: what is scored is what ships.
+"""Scores predictors on held-out requests through their serving interface.
 
 Shape suffixes: T tokens, D hidden, E experts, K top_k, L layers.
 """

@@ -21,7 +21,7 @@ from train.export import network_graph
 from train.predictor_stack import PredictorStack, ReferenceScores
 
 SMALLEST_SCALE = 1e-3
-"""Features that hardly vary in the trace are not blown up by more than a thousand."""
+"""Smallest deviation: features that hardly vary are scaled by at most a thousand."""
 
 WHOLE_VECTORS = 16
 """Floats in the widest vector register. The optimizer's last, broken vector is computed apart, with

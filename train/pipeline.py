@@ -158,7 +158,7 @@ def export_predictors(
             needs=replace(family.needs, decays=()),
         )
         agreement |= check_parity(family, own, batches, top_k=trace.spec.top_k)
-        # Made anew: those that were asked just now remember it.
+        # Made again: the compared predictors have state from the comparison.
         again = dict(family.export(trace.spec))
         made |= {kind: quantise(one) for kind, one in again.items()} if int8 else again
     return made, agreement

@@ -177,7 +177,7 @@ def _timed(predictor: Predictor, steps: list[TraceBlock]) -> dict[str, float] | 
     layers: list[float] = []
     ends: list[float] = []
     for place, step in enumerate(steps):
-        # Requests of their own, so that no id stands for two tokens of a step.
+        # Separate requests, so that no id is that of two tokens of a step.
         requests = np.arange(len(step.rows))
         inputs = [
             (

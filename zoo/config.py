@@ -60,7 +60,7 @@ class PullConfig(RunConfig):
     require_signature: Path | None = None
     """Public key (PEM) with which the entry must be signed."""
     accept_rollback: bool = False
-    """Accept an index that is older than one seen before, as after a zoo was made anew."""
+    """Accept an index that is older than one seen before, as after a zoo was recreated."""
 
     def __post_init__(self) -> None:
         selections = [self.name is not None, self.all, self.locked is not None]

@@ -1,4 +1,4 @@
-"""Refuses an index older than one seen before: an old one would hide what was withdrawn since."""
+"""Refuses an index older than one seen before, which would hide withdrawn entries."""
 
 from filelock import FileLock
 from pydantic import ValidationError

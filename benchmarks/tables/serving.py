@@ -1,4 +1,4 @@
-"""Tables of the server: what it withstands, its clients, and latency under a trace's arrivals."""
+"""Tables of the server: disconnects, its clients, and latency under a trace's arrivals."""
 
 from collections.abc import Iterator, Mapping
 

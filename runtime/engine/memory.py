@@ -1,4 +1,4 @@
-"""Memory of this process: what it may use, its peak, and giving back what serving does not need."""
+"""Memory of this process: its limit, its peak, and the release of unused memory."""
 
 import ctypes
 import functools

@@ -1,4 +1,4 @@
-"""Refuses what would silently leave a model's experts out: they are not in it but in an arena."""
+"""Refuses operations that would silently omit a model's experts, which are in an arena."""
 
 from collections.abc import Iterable
 from typing import Any, NoReturn

@@ -24,9 +24,9 @@ TURNS = 4
 """Turns of a comparison."""
 PROBE_STEPS = TURNS * PERIOD
 REMEMBERED = 4
-"""Comparisons whose times count: sixteen turns may show what four do not."""
+"""Recent comparisons that are taken into account."""
 WARM_UP = 16
-"""Decode steps before the first comparison: times while the cache fills say nothing."""
+"""Decode steps before the first comparison, while the cache fills."""
 FIRST_STRETCH = 256
 """Decode steps before the next comparison; doubles while the choice stays."""
 LONGEST_STRETCH = 4096

@@ -106,7 +106,7 @@ def measure_link_bandwidth() -> list[float]:
 
 
 def time_best(run: Callable[[], object]) -> float:
-    """The shortest of a few runs: what else the machine does can only lengthen one."""
+    """Return the shortest time of a few runs, the one least disturbed by other processes."""
     times = []
     for _ in range(COPIES):
         started = time.perf_counter()

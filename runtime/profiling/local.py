@@ -175,7 +175,7 @@ class StepParts:
 
 
 def average_steps(spans: Spans) -> StepParts:
-    """The steps that were heard as one: the median of each part."""
+    """Return the median of each part over the recorded steps."""
     steps = [vars(split_step(spans, *step)).values() for step in spans.steps]
     return StepParts(*(statistics.median(column) for column in zip(*steps, strict=True)))
 

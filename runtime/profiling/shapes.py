@@ -1,4 +1,4 @@
-"""The shape of a model that is here: what `shape=trace` means."""
+"""The shape of a downloaded model, for `shape=trace`."""
 
 from runtime.config import ModelConfig, ShapeConfig
 from runtime.hf.layers import find_top_k

@@ -137,7 +137,7 @@ def build_request(
 
 
 def check_limits(body: GenerationBody, info: ModelInfo, limits: RequestLimits) -> None:
-    """Raise RequestError for what is invalid whatever the prompt is."""
+    """Raise RequestError for options that are invalid with any prompt."""
     require_model(body.model, info)
     if (body.n or 1) > limits.max_choices:
         raise RequestError(

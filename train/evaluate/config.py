@@ -44,7 +44,7 @@ class EvaluateConfig(RunConfig):
     new_tokens: int = 500
     """Generated held-out tokens to replay, in whole requests."""
     figures: bool = True
-    """Write report.html, and replay what only its figures need: ablation, prefetch distance."""
+    """Write report.html, with replays for its figures of ablation and prefetch distance."""
     workers: int | None = None
     """Processes that replay; default: one for each core."""
     fresh: bool = False

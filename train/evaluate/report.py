@@ -40,7 +40,7 @@ def write_report(
     subject = results["ablated"]
     page = HtmlReport("Systems compared", subtitle(results))
     columns, body = winners_grid(results)
-    page.table("Who is first", columns, body, note=winners_note(results))
+    page.table("First system of each condition", columns, body, note=winners_note(results))
     columns, body = bound_grid(results)
     if results["tally"]["cells"]:
         page.table(

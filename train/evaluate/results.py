@@ -47,7 +47,7 @@ class ComparedRow:
     speedup_decode: float | None
     speedup_prefill: float | None
     share_of_bound: float | None
-    """Above 1, the system beats what was meant as a bound."""
+    """Above 1, the system is faster than the bound."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return one flat row for results.json."""

@@ -118,7 +118,7 @@ FULL_SCALE = 4.0
 
 
 def even_LE(counts_LE: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Choices of each expert, as multiples of what an even spread would give it."""
+    """Choices of each expert, as multiples of an even share."""
     return counts_LE * counts_LE.shape[1] / np.maximum(1, counts_LE.sum(axis=1, keepdims=True))
 
 
@@ -158,8 +158,8 @@ def heatmaps(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> Non
         draw,
         ["layer", "expert", *(f"choices_{name}" for name in parts)],
         rows,
-        note="The finer one looks, the more uneven it is: what is to be foreseen is the step. As "
-        "figure 3 of fmoe. All three on one scale.",
+        note="Routing is more uneven in a request than in the corpus, and most in a step, which is "
+        "what a predictor forecasts (fMoE, figure 3). All three have the same scale.",
         inches=(8, 6.2),
     )
 

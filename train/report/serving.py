@@ -1,4 +1,4 @@
-"""Figures and tables of what forecasts are worth and cost: caches, trace size, drift, latency."""
+"""Figures and tables of the value and cost of forecasts: caches, trace size, drift, latency."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -212,7 +212,7 @@ def shifted_table(page: HtmlReport, table: Table) -> None:
         ["predictor", "held out", "shifted", "difference", "shifted, worst layer"],
         rows,
         note=f"Accuracy on {first['tokens']:,} tokens of `{first['dataset']}`, none of which was "
-        "trained on. Those that learn while they serve learn on the way.",
+        "trained on. Predictors that learn while they serve learn from these requests.",
         name="shifted",
     )
 

@@ -135,7 +135,7 @@ class ShadowCache:
         """Admits the chosen experts and evicts the lowest scores; returns `[A]` hits."""
         hits_A = self._resident_EA[chosen_K].sum(axis=0)
         if len(chosen_K) >= self.num_slots:
-            # More than fits: the best of them stay, and the hits say nothing about what to keep.
+            # More than fits: the best of them stay, and the hits are no evidence of what to keep.
             key_EA = np.full_like(score_EA, -1.0)
             key_EA[chosen_K] = (score_EA * self._tie_E1)[chosen_K]
             self._keep(key_EA)

@@ -127,7 +127,7 @@ def decode(coding: Coding, stored: Tensor, target: Tensor) -> None:
 
 
 def import_torchao():
-    """The primitives of torchao, imported only by who quantises: four seconds.
+    """Import torchao's primitives, only to quantise, because it takes four seconds.
 
     Raises:
         StoreError: it is not installed.

@@ -97,7 +97,7 @@ def test_evaluate__report_holds_its_figures_and_loads_nothing(finished) -> None:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert len((folder / f"{name}.csv").read_text().splitlines()) > 2
     page = (folder / "report.html").read_text()
-    assert "Who is first" in page
+    assert "First system of each condition" in page
     assert "http" not in page.replace("http://www.w3.org", "")
 
 

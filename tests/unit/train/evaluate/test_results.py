@@ -1,4 +1,4 @@
-"""Who is first, worked out by hand."""
+"""Ranks of systems, worked out by hand."""
 
 import pytest
 
