@@ -1,4 +1,4 @@
-"""Ablation of the system moecast: its way from promoe to the bound, replayed.
+"""Ablation of the system moecast: replays of the steps from promoe to the bound.
 
 The bound knows a step's routing when it begins, and all later routing for eviction. These two parts
 of knowledge are removed one by one; then eviction knows the true routing of the next few tokens

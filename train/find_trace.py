@@ -102,7 +102,7 @@ def _trace(
         if missing:
             raise TrainError(
                 f"{key}={named} has no {', '.join(missing)}; collect one with signals="
-                f"[{','.join(needed)}], or name a folder that is not there yet"
+                f"[{','.join(needed)}], or name a new folder"
             )
         return trace
     settings = recording_settings(data, seed=config.seed)

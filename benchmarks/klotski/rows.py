@@ -200,7 +200,7 @@ Point = tuple[int, int, float]
 
 
 def live_points(rows: list[LiveRow]) -> list[Point]:
-    """Returns klotski's throughput by batch size and n, with the KV cache in memory."""
+    """Returns Klotski's throughput by batch size and n, with the KV cache in memory."""
     return sorted(
         (row.batch_size, row.n, row.tokens_per_second)
         for row in rows
@@ -209,7 +209,7 @@ def live_points(rows: list[LiveRow]) -> list[Point]:
 
 
 def simulated_points(rows: list[SimulatedRow]) -> dict[str, list[Point]]:
-    """Returns klotski's simulated throughput by batch size and n for each environment."""
+    """Returns Klotski's simulated throughput by batch size and n for each environment."""
     points: dict[str, list[Point]] = {}
     for row in rows:
         if row.system == "klotski":

@@ -27,7 +27,7 @@ BASE, OURS = "single batch, on demand", "+ order (klotski)"
 def summarize(
     live: Sequence[LiveRow | FailedRow], accelerate: AccelerateRow | None
 ) -> KlotskiFigures | None:
-    """Returns the ratios of the variants; None if the baseline or klotski failed."""
+    """Returns the ratios of the variants; None if the baseline or Klotski failed."""
     rows = {row.name: row for row in live if isinstance(row, LiveRow)}
     base, ours = rows.get(BASE), rows.get(OURS)
     if base is None or ours is None:

@@ -35,7 +35,7 @@ from runtime.policy.systems import ON_DEMAND, load_system
 
 VARIANTS = ("on-demand", "simple", "multi", "hot", "klotski")
 """Single batches on demand; then the rows of table 3: whole next layers in single batches, the same
-in groups, only hot experts, and in klotski's order."""
+in groups, only hot experts, and in Klotski's order."""
 MODULES = (
     "argparse", "asyncio", "collections", "csv", "dataclasses", "datetime", "decimal", "difflib",
     "email", "enum", "fractions", "functools", "heapq", "html", "http.client", "inspect",

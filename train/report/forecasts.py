@@ -26,7 +26,7 @@ def by_mean(table: Table) -> list[str]:
 
 
 def accuracy_by_layer(page: HtmlReport, table: Table) -> None:
-    """promoe, figure 8."""
+    """Draw the accuracy of each layer (ProMoE, figure 8)."""
     names, num_layers = list(table), len(next(iter(table.values()))["accuracy"])
 
     def draw(figure: "Figure") -> None:

@@ -82,7 +82,9 @@ class MembersAdapter(ExpertsAdapter):
             for member in members.values()
         ]
         if any(shape != shapes[0] for shape in shapes):
-            raise CheckpointError(f"{bank}: its experts differ in shape; moecast wants them alike")
+            raise CheckpointError(
+                f"{bank}: its experts differ in shape; moecast needs equal shapes"
+            )
         taken = []
         for name, (shape, dtype) in shapes[0].items():
             targets = tuple(f"{bank}.{member}.{name}" for member in members)

@@ -110,7 +110,7 @@ def _existing(output: Path, contents: StoreContents, *, overwrite: bool) -> Pack
     if not output.exists() and not output.is_symlink():
         return None
     if not (output / MANIFEST).is_file() or output.is_symlink():
-        raise StoreError(f"{output} is there and is no packed store; choose another output=PATH")
+        raise StoreError(f"{output} exists and is no packed store; choose another output=PATH")
     if overwrite:
         return None
     existing, _ = read_manifest(output)

@@ -34,7 +34,7 @@ class BenchConfig(RunConfig):
     batch: list[int] = field(default_factory=lambda: [1])
     """Prompts that are continued together; every system and budget at each."""
     ablation: bool = False
-    """Also promoe without chunks, without early preemption, without reordering (figure 12)."""
+    """Also promoe without each of chunks, early preemption and reordering (ProMoE, figure 12)."""
     predictor: str | None = None
     """Kind, zoo entry or folder of one, in place of what each system names itself."""
     entries: Path | None = None

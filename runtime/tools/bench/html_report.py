@@ -130,7 +130,7 @@ def long_rows(found: Series) -> list[list[Any]]:
 
 
 def add_budgets(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None:
-    """Latency against the share of experts in memory (promoe figure 10, fmoe figure 9)."""
+    """Latency against the share of experts in memory (ProMoE, figure 10; fMoE, figure 9)."""
     if len({row.budget for row in rows}) < 2:
         return
     for name, key in (("TPOT", "tpot_seconds"), ("TTFT", "ttft_seconds")):
@@ -145,7 +145,7 @@ def add_budgets(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None:
 
 
 def add_batches(page: HtmlReport, rows: Sequence[BenchRow]) -> None:
-    """Latency against the batch size (promoe figure 14)."""
+    """Latency against the batch size (ProMoE, figure 14)."""
     if len({row.batch for row in rows}) < 2:
         return
     for budget in dict.fromkeys(row.budget for row in rows):

@@ -14,7 +14,7 @@ ABLATIONS: dict[str, Any] = {
     "promoe without early preemption": {"early_preemption": False},
     "promoe without reordering": {"reordered": False},
 }
-"""promoe figure 12: each technique has a switch."""
+"""Techniques of ProMoE, figure 12, each with a switch."""
 
 
 def is_bound(system: SystemConfig) -> bool:
