@@ -23,9 +23,8 @@ from runtime.tools.bench.rows import (
     sort_by_condition,
 )
 from runtime.tools.bench.table import print_tables, wide_console
-from runtime.tools.bench.tasks import RequestsTask, Tokens
+from runtime.tools.bench.tasks import BenchRequest, RequestsTask, Tokens, make_requests
 from runtime.tools.bench.variants import find_bounds, list_conditions, live_cases
-from runtime.tools.bench.workload import BenchRequest, make_requests
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.verify.reference import require_memory
 
@@ -87,17 +86,17 @@ def run(config: BenchConfig) -> dict[str, Any]:
         "measured": measured,
         "rows": [asdict(row) for row in rows],
     }
-    write_report(config, results, rows, console)
+    if config.run_dir is not None:
+        from runtime.tools.bench.html_report import make_report
+
+        print_line(console, str(make_report(results, rows).write(config.run_dir)))
     return results
 
 
 def describe_comparison(config: BenchConfig, prompts: str) -> str:
     """Describe what was run, for the reader of the table."""
-    warm_up = (
-        f"a warm-up request of {config.warm_up_tokens} tokens"
-        if config.warm_up_tokens
-        else "no warm-up"
-    )
+    tokens = config.warm_up_tokens
+    warm_up = f"a warm-up request of {tokens} tokens" if tokens else "no warm-up"
     return (
         f"each run in its own process, from an empty arena: {warm_up}, then "
         f"{config.requests} requests of {config.max_new_tokens} greedy tokens for each row of the "
@@ -162,15 +161,3 @@ def check(outcomes: list[CaseOutcome], expected: dict[int, Tokens], console: Con
     num_runs = sum(len(outcome.runs) for outcome in outcomes)
     plain = " and plain Transformers" if expected else ""
     print_line(console, f"the same tokens in all {num_runs} runs{plain}")
-
-
-def write_report(
-    config: BenchConfig, results: dict[str, Any], rows: list[BenchRow], console: Console
-) -> None:
-    """Write report.html and its figures to the run folder."""
-    if config.run_dir is None:
-        return
-    from runtime.tools.bench.html_report import make_report
-
-    path = make_report(results, rows).write(config.run_dir)
-    print_line(console, str(path))

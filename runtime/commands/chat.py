@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import unicodedata
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ def run(config: ChatConfig) -> dict[str, Any]:
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
         tokenizer = load_chat_tokenizer(handle.folder, config.chat_template)
+
+        def show(text: str) -> None:
+            console.out(strip_control_characters(text), end="", highlight=False)
+
         chat = ChatTerminal(
             console,
             handle,
@@ -50,9 +55,7 @@ def run(config: ChatConfig) -> dict[str, Any]:
                 end_of_turn=end_of_turn(tokenizer),
                 temperature=config.temperature,
                 top_p=config.top_p,
-                on_text=lambda text: console.out(
-                    strip_control_characters(text), end="", highlight=False
-                ),
+                on_text=show,
             ),
         )
         chat.talk()
@@ -77,23 +80,18 @@ def load_chat_tokenizer(folder: Path, chat_template: Path | None) -> PreTrainedT
     return tokenizer
 
 
+@dataclass
 class ChatTerminal:
     """The chat's input and output; without a terminal, only answers are printed."""
 
-    def __init__(
-        self,
-        console: Console,
-        handle: ModelHandle,
-        config: ChatConfig,
-        conversation: Conversation,
-        answering: ChatGenerator,
-    ):
-        self._console = console
-        self._handle = handle
-        self._config = config
-        self._conversation = conversation
-        self._answering = answering
-        self._is_terminal = console.is_terminal and sys.stdin.isatty()
+    console: Console
+    handle: ModelHandle
+    config: ChatConfig
+    conversation: Conversation
+    answering: ChatGenerator
+
+    def __post_init__(self) -> None:
+        self._is_terminal = self.console.is_terminal and sys.stdin.isatty()
         self.counts = {"num_answers": 0, "num_tokens": 0, "num_interrupted": 0}
 
     def talk(self) -> None:
@@ -146,7 +144,7 @@ class ChatTerminal:
         try:
             return input(prompt)
         except EOFError:
-            self._console.print()
+            self.console.print()
             return None
 
     def _obey(self, command: str) -> bool:
@@ -155,20 +153,20 @@ class ChatTerminal:
             case "/quit" | "/exit":
                 return False
             case "/reset":
-                self._conversation.reset()
+                self.conversation.reset()
                 self._note("conversation reset")
             case "/stats":
-                config, stats = self._config, self._handle.stats()
+                config, stats = self.config, self.handle.stats()
                 table = make_stats_table(stats, budget=config.budget, system=config.system.name)
-                self._console.print(table)
+                self.console.print(table)
             case "/help":
-                self._console.print(HELP, markup=False)
+                self.console.print(HELP, markup=False)
             case other:
                 self._note(f"{other} is not a command; /help lists them")
         return True
 
     def _answer(self, message: str) -> None:
-        conversation = self._conversation
+        conversation = self.conversation
         conversation.append("user", message)
         try:
             prompt = conversation.prompt()
@@ -177,20 +175,20 @@ class ChatTerminal:
                     f"the oldest {prompt.num_dropped} messages exceed the model's context of "
                     f"{conversation.context} tokens and were dropped"
                 )
-            room = prompt.room or self._config.max_new_tokens
-            before = self._handle.stats()
-            answer = self._answering.answer(
-                prompt.tokens, max_new_tokens=min(room, self._config.max_new_tokens)
+            room = prompt.room or self.config.max_new_tokens
+            before = self.handle.stats()
+            answer = self.answering.answer(
+                prompt.tokens, max_new_tokens=min(room, self.config.max_new_tokens)
             )
         except (ChatError, TransferError) as error:
             conversation.remove_last()
-            self._console.print()
+            self.console.print()
             self._note(f"error: {error}")
             return
         except KeyboardInterrupt:
             conversation.remove_last()
             raise
-        self._console.print()
+        self.console.print()
         conversation.append("assistant", answer.text)
         self.counts["num_answers"] += 1
         self.counts["num_tokens"] += answer.num_tokens
@@ -198,12 +196,12 @@ class ChatTerminal:
         if answer.interrupted:
             self._note("stopped")
         if self._is_terminal:
-            self._note(summarize_answer(answer, before, self._handle.stats()))
+            self._note(summarize_answer(answer, before, self.handle.stats()))
 
     def _note(self, text: str) -> None:
         """Print a note, dim on a terminal, else to stderr."""
         if self._is_terminal:
-            self._console.print(text, style="dim", markup=False)
+            self.console.print(text, style="dim", markup=False)
         else:
             sys.stderr.write(f"{text}\n")
 

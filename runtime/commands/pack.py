@@ -19,20 +19,6 @@ from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
 
 
-def make_coding(config: PackConfig) -> Coding:
-    """Make the coding of the weights.
-
-    Raises:
-        StoreError: the quantisation library is missing.
-    """
-    if config.quantise is Quantise.NONE:
-        return RAW
-    import_torchao()  # raises early if the library is missing
-    return Coding(
-        bits={Quantise.INT8: 8, Quantise.INT4: 4}[config.quantise], group_size=config.group_size
-    )
-
-
 def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[str]:
     """List matrices that cannot be quantised with these groups.
 
@@ -51,7 +37,11 @@ def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[st
 def run(config: PackConfig) -> dict[str, Any]:
     """Pack the experts, resume an interrupted run, or verify a complete store."""
     console = Console()
-    coding = make_coding(config)
+    coding = RAW
+    if config.quantise is not Quantise.NONE:
+        import_torchao()  # raises early if the library is missing
+        bits = {Quantise.INT8: 8, Quantise.INT4: 4}[config.quantise]
+        coding = Coding(bits=bits, group_size=config.group_size)
     output = config.output.expanduser().resolve()
     folder = resolve(config.model)
     stripped = load_stripped(folder, config.model.dtype)

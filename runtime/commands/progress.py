@@ -27,21 +27,13 @@ def progress(console: Console | None, what: str, *, total: int) -> Iterator[Call
             task = bar.add_task("", total=total)
             yield lambda amount: bar.advance(task, amount)
     else:
-        yield _Lines(console, what, total)
+        done, printed = 0, time.monotonic()
 
+        def advance(amount: int) -> None:
+            nonlocal done, printed
+            done += amount
+            if time.monotonic() - printed >= LINE_SECONDS:
+                printed = time.monotonic()
+                print_line(console, f"{what}: {100 * done / max(1, total):.0f} %")
 
-class _Lines:
-    def __init__(self, console: Console, what: str, total: int):
-        self._console = console
-        self._what = what
-        self._total = total
-        self._done = 0
-        self._told = time.monotonic()
-
-    def __call__(self, amount: int) -> None:
-        self._done += amount
-        now = time.monotonic()
-        if now - self._told >= LINE_SECONDS:
-            self._told = now
-            share = 100 * self._done / max(1, self._total)
-            self._console.print(f"{self._what}: {share:.0f} %", highlight=False)
+        yield advance

@@ -90,9 +90,8 @@ def exit_without_thread() -> None:
     The thread is still in a load or a forward pass, which nothing can interrupt.
     """
 
+    @atexit.register
     def exit_now() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-    atexit.register(exit_now)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from functools import cache, cached_property
+from functools import cache
 
 from transformers import PreTrainedTokenizerBase
 
@@ -34,7 +34,7 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Add a token and return the text that is complete now, often none."""
         self._tokens.append(token)
-        returned, text = self._decode_both()
+        returned, text = self._decode(self._num_returned), self._decode()
         if len(text) <= len(returned) or text.endswith(REPLACEMENT):
             return ""
         self._tokens = self._tokens[self._num_returned :]
@@ -43,7 +43,7 @@ class Detokenizer:
 
     def end(self) -> str:
         """Return the rest: bytes that never became a character."""
-        returned, text = self._decode_both()
+        returned, text = self._decode(self._num_returned), self._decode()
         self._num_returned = len(self._tokens)
         return self._new(returned, text)
 
@@ -52,12 +52,9 @@ class Detokenizer:
         self.num_characters += len(piece)
         return piece
 
-    def _decode_both(self) -> tuple[str, str]:
-        return self._text(self._tokens[: self._num_returned]), self._text(self._tokens)
-
-    def _text(self, tokens: Sequence[int]) -> str:
+    def _decode(self, num_tokens: int | None = None) -> str:
         text = self._tokenizer.decode(
-            list(tokens),
+            self._tokens[:num_tokens],
             skip_special_tokens=self._skip_special_tokens,
             clean_up_tokenization_spaces=False,
         )
@@ -130,17 +127,13 @@ class Vocabulary:
         spelling = str(self._tokenizer.convert_ids_to_tokens(token))
         if byte := BYTE_TOKEN.fullmatch(spelling):
             return [int(byte[1], 16)]
-        table = self._byte_of_character
+        table = byte_level_alphabet()
         if all(character in table for character in spelling):
             return [table[character] for character in spelling]
         return list(text.encode())
 
     def _decode(self, token: int) -> str:
         return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False))
-
-    @cached_property
-    def _byte_of_character(self) -> dict[str, int]:
-        return byte_level_alphabet()
 
 
 @cache

@@ -15,14 +15,12 @@ if TYPE_CHECKING:
 @functools.wraps(loading.load)
 def load(*args: Any, **options: Any) -> PreTrainedModel:
     model = loading.load(*args, **options)
-    model.generate_many = functools.partial(_generate_many, model)
+
+    def generate_many(prompts: Iterable[Any], **settings: Any) -> "list[BatchResult]":
+        # Imported here because serving one prompt at a time needs none of it.
+        from runtime.generation.batch.generate_many import generate_many
+
+        return generate_many(model, prompts, **settings)
+
+    model.generate_many = generate_many
     return model
-
-
-def _generate_many(
-    model: PreTrainedModel, prompts: Iterable[Any], **options: Any
-) -> "list[BatchResult]":
-    # Imported here because serving one prompt at a time needs none of it.
-    from runtime.generation.batch.generate_many import generate_many
-
-    return generate_many(model, prompts, **options)

@@ -167,9 +167,7 @@ class BodyLimitMiddleware:
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_seconds: float):
-        self._app = app
-        self._max_bytes = max_bytes
-        self._timeout_seconds = timeout_seconds
+        self._app, self._max_bytes, self._timeout_seconds = app, max_bytes, timeout_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] not in METHODS_WITH_BODY:
@@ -181,9 +179,8 @@ class BodyLimitMiddleware:
             return
         kind = (read_header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
-            await send_error(
-                send, 415, "the body must be JSON: send Content-Type: application/json"
-            )
+            problem = "the body must be JSON: send Content-Type: application/json"
+            await send_error(send, 415, problem)
             return
         content = bytearray()
         try:

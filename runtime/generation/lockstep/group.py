@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from runtime.errors import GroupError
 from runtime.generation.lockstep.scheduler import LockstepScheduler
-from runtime.generation.lockstep.sequence import SeededRandom, SequenceTask
+from runtime.generation.lockstep.sequence import SeededRandom, SequenceTask, SyncPoint
 
 
 class LockstepGroup:
@@ -79,7 +79,7 @@ class LockstepGroup:
         return self._remove_ended()
 
     def _select_tasks(self) -> list[SequenceTask]:
-        waiting = [sequence for sequence in self._sequences if sequence.is_at_forward_pass]
+        waiting = [s for s in self._sequences if s.is_at(-1, SyncPoint.FORWARD_PASS)]
         if not waiting:
             return []
         part = max(waiting, key=lambda sequence: sequence.num_steps_waited).lane.part

@@ -121,19 +121,13 @@ class SequenceTask:
             del self
 
     @property
-    def is_at_forward_pass(self) -> bool:
-        return self.pending is not None and self.pending.point is SyncPoint.FORWARD_PASS
-
-    @property
     def is_inside_forward_pass(self) -> bool:
         """True within the layers of a forward pass."""
         return self.pending is not None and self.pending.point <= SyncPoint.LAYER_DONE
 
     def is_at(self, layer: int, point: SyncPoint) -> bool:
-        return self.pending is not None and (self.pending.layer, self.pending.point) == (
-            layer,
-            point,
-        )
+        pending = self.pending
+        return pending is not None and (pending.layer, pending.point) == (layer, point)
 
     @property
     def wanted(self) -> set[int]:

@@ -22,9 +22,8 @@ from runtime.store.model_source import resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.bench.rows import BenchRow, bound_row
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
-from runtime.tools.bench.tasks import RequestsTask
+from runtime.tools.bench.tasks import BenchRequest, RequestsTask
 from runtime.tools.bench.variants import find_bounds, list_conditions
-from runtime.tools.bench.workload import BenchRequest
 from runtime.tools.doctor.routing_recorder import CapturedStep, RoutingRecorder
 
 

@@ -1,5 +1,8 @@
 """Run every case in turns, A B C A B C, and compare their tokens."""
 
+import ctypes
+import mmap
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,9 +10,7 @@ from pathlib import Path
 from runtime.profiling.bandwidth import drop
 from runtime.store.model_source import list_weight_files
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.page_cache import cached_bytes
-from runtime.tools.bench.tasks import ServedRun, ServeTask, Tokens
-from runtime.tools.bench.workload import BenchRequest
+from runtime.tools.bench.tasks import BenchRequest, ServedRun, ServeTask, Tokens
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.comparison import Case
 
@@ -108,3 +109,27 @@ def describe_difference(left: Tokens, right: Tokens, named: str, other: str) -> 
                         f"{token}, {other} gave {expected}"
                     )
     raise AssertionError("they are equal")
+
+
+def cached_bytes(files: Sequence[Path]) -> int | None:
+    """Count the files' bytes in the page cache; None on systems other than Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return sum(map(_cached_file_bytes, files))
+
+
+def _cached_file_bytes(file: Path) -> int:
+    size = file.stat().st_size
+    if not size:
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) as view:
+        # Mapping a file without touching it loads no page.
+        first = ctypes.c_char.from_buffer(view)
+        failed = libc.mincore(ctypes.addressof(first), size, pages)
+        del first
+    if failed:
+        raise OSError(ctypes.get_errno(), f"mincore of {file}")
+    return mmap.PAGESIZE * sum(byte & 1 for byte in pages.raw)

@@ -23,8 +23,7 @@ from runtime.hf.tokens import pad_batch, pad_token_id
 from runtime.policy.counters import sum_counters
 from runtime.store.model_source import identity, resolve
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.tasks import RequestsTask, ServedRun, ServeTask
-from runtime.tools.bench.workload import BenchRequest
+from runtime.tools.bench.tasks import BenchRequest, RequestsTask, ServedRun, ServeTask
 from runtime.tools.verify.reference import count_weight_bytes, load_plain_model
 
 

@@ -40,7 +40,13 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
     if digests:
         known = known_digests(folder, files)
         for file, expected in known.items():
-            check_digest(file, expected)
+            with file.open("rb") as handle:
+                actual = hashlib.file_digest(handle, "sha256").hexdigest()
+            if actual != expected:
+                raise CheckpointError(
+                    f"{file} was altered: sha256 is {actual}, expected {expected}; download the "
+                    "model again"
+                )
         found["digests"] = f"{len(known)} of {len(files)} files equal their known sha256"
     return found
 
@@ -55,17 +61,3 @@ def known_digests(folder: Path, files: list[Path]) -> dict[Path, str]:
         if digest is not None:
             known[file] = digest
     return known
-
-
-def check_digest(file: Path, expected: str) -> None:
-    """Check a file's sha256.
-
-    Raises:
-        CheckpointError: it differs.
-    """
-    with file.open("rb") as handle:
-        found = hashlib.file_digest(handle, "sha256").hexdigest()
-    if found != expected:
-        raise CheckpointError(
-            f"{file} was altered: sha256 is {found}, expected {expected}; download the model again"
-        )

@@ -12,13 +12,11 @@ from predictors.errors import MoecastError
 from runtime.config import ModelConfig, SystemConfig
 from runtime.tools.bench import rounds
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.page_cache import cached_bytes
-from runtime.tools.bench.rounds import run_rounds
+from runtime.tools.bench.rounds import cached_bytes, run_rounds
 from runtime.tools.bench.rows import BenchRow, compare_bounds, make_rows
 from runtime.tools.bench.serve import with_counts
-from runtime.tools.bench.tasks import RequestsTask
+from runtime.tools.bench.tasks import RequestsTask, batch_prompts, make_requests
 from runtime.tools.bench.variants import find_bounds, live_cases
-from runtime.tools.bench.workload import batch_prompts, make_requests
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
 from tests.builders.entries import tiny_entry, tiny_spec
 from tests.builders.models import tiny_qwen2_moe
