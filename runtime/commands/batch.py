@@ -131,7 +131,7 @@ def run_left_batches(
     text: Callable[[list[int]], str] | None,
 ) -> tuple[BatchRunSummary, float]:
     """Run the unfinished batches; also returns the seconds that they took."""
-    num_left = sum(one.id not in journal.done for batch in batches for one in batch)
+    num_left = sum(prompt.id not in journal.done for batch in batches for prompt in batch)
     caches = make_kv_caches(model, config, made.kv_budget)
     start = time.perf_counter()
     try:

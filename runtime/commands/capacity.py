@@ -163,7 +163,6 @@ NOTE = (
 
 
 def format_value(key: str, value: Any) -> str:
-    """Format a value by its key's unit."""
     if value is None:
         return "-"
     if key.endswith("_bytes"):

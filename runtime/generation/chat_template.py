@@ -39,7 +39,6 @@ class EndOfTurn:
 
 
 def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether the tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
@@ -67,7 +66,6 @@ def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> l
 
 
 def plain_text(messages: Sequence[Message]) -> str:
-    """Write the conversation as plain text."""
     turns = [f"{one['role'].capitalize()}: {one['content'].strip()}\n\n" for one in messages]
     return "".join(turns) + "Assistant:"
 

@@ -62,7 +62,6 @@ class ProbeReader:
         self._read(range(self._smallest, self._smallest + 1))
 
     def expert(self) -> None:
-        """Read all chunks."""
         self._read(range(len(self.sizes)))
 
 

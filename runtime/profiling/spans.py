@@ -23,19 +23,16 @@ class Spans:
     steps: list[tuple[float, float]] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Forget all spans."""
         for spans in vars(self).values():
             spans.clear()
 
     def transferred(
         self, link: str, task: TransferTask, start: float, end: float, *, track: str
     ) -> None:
-        """Record a transfer."""
         del link
         self.transfers.append((track, task.expert, start, end))
 
     def computed(self, expert: Expert, start: float, end: float) -> None:
-        """An expert was computed."""
         del expert
         self.experts.append((start, end))
 
@@ -54,7 +51,6 @@ class Spans:
         self.predictions.append((start, end))
 
     def step(self, num_tokens: int, start: float, end: float) -> None:
-        """A forward pass."""
         del num_tokens
         self.steps.append((start, end))
 

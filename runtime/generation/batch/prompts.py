@@ -210,7 +210,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
 def make_prompt_encoder(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
 ) -> PromptEncoder:
-    """Make the encoder for a model with this configuration."""
     vocabulary, context = config.get_text_config().vocab_size, context_length(config)
     if tokenizer is None:
         return PromptEncoder(_refuse_text, _refuse_text, vocabulary, context)
@@ -250,7 +249,6 @@ def max_cache_length(batch: Batch) -> int:
 
 
 def padding_share(batches: Sequence[Batch]) -> float:
-    """Share of padding in all prompt columns."""
     used = sum(len(one.tokens) for batch in batches for one in batch)
     computed = sum(len(batch) * max(len(one.tokens) for one in batch) for batch in batches)
     return 1 - used / computed if computed else 0.0

@@ -89,7 +89,6 @@ class ResultJournal:
 
     @property
     def settings_path(self) -> Path:
-        """Path of the settings that the results belong to."""
         return self.path.with_name(f"{self.path.name}.settings.json")
 
     def _continue(self, known: Collection[PromptId]) -> dict[PromptId, None]:

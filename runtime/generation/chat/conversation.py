@@ -34,11 +34,9 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
 
     def append(self, role: str, content: str) -> None:
-        """Add a message."""
         self.messages.append({"role": role, "content": content})
 
     def remove_last(self) -> None:
-        """Remove the last message."""
         self.messages.pop()
 
     def reset(self) -> None:

@@ -131,7 +131,6 @@ class SequenceTask:
 
     @property
     def wanted(self) -> set[int]:
-        """Experts that it waits for."""
         return set() if self.pending is None else self.pending.wanted
 
     def resume(self, value: object = None) -> None:

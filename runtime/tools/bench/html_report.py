@@ -214,5 +214,4 @@ def add_ablation(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None
 
 
 def file_label(budget: str) -> str:
-    """Write a budget as part of a file name."""
     return budget.replace("%", "pct").replace(".", "_")

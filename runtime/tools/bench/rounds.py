@@ -99,7 +99,6 @@ def find_token_difference(
 
 
 def describe_difference(left: Tokens, right: Tokens, named: str, other: str) -> str:
-    """Describe the first token that differs."""
     for number, (a, b) in enumerate(zip(left, right, strict=True)):
         for row, (mine, theirs) in enumerate(zip(a, b, strict=True)):
             for position, (token, expected) in enumerate(zip(mine, theirs, strict=True)):

@@ -131,12 +131,10 @@ def count_measured_tokens(run: ServedRun) -> int:
 
 
 def sum_phases(run: ServedRun, counter: str) -> float:
-    """Sum a counter over the measured prefills and decode steps."""
     return run.prefill[counter] + run.decode[counter]
 
 
 def decode_share(run: ServedRun, counter: str) -> float:
-    """Share of the decode steps' time."""
     return run.decode[counter] / sum(run.tpot_seconds)
 
 
@@ -146,7 +144,6 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def median_of_known(values: Sequence[float | None]) -> float | None:
-    """Median of the values that are not None."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 

@@ -21,7 +21,6 @@ WIDE = 160
 
 
 def seconds_as_ms(seconds: float) -> str:
-    """Return seconds in ms with one decimal."""
     return f"{1000 * seconds:.1f}"
 
 

@@ -48,5 +48,4 @@ def live_cases(config: BenchConfig) -> list[Case]:
 
 
 def find_bounds(systems: Iterable[SystemConfig]) -> list[SystemConfig]:
-    """Return the systems that are replayed."""
     return [system for system in systems if is_bound(system)]

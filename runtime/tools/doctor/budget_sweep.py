@@ -49,6 +49,19 @@ def sweep_budgets(
         except BudgetError as error:
             rows.append({"budget": budget, "error": str(error)})
             continue
+        figures = {}
+        for name, (system, chosen) in systems.items():
+            stats = replay(
+                steps, chosen, spec=spec, system=system, hardware=hardware, budget_slots=slots
+            )
+            summary = stats.as_dict()
+            total = sum(stats.ttft_seconds) + sum(stats.tpot_seconds)
+            figures[name] = {
+                "tpot_seconds": summary["tpot_seconds"],
+                "ttft_seconds": summary["ttft_seconds"],
+                "hit_rate": summary["decode"]["hit_rate"],
+                "stall_share": stats.stall_seconds / total if total else None,
+            }
         size = slots * slot_bytes + scratch_bytes
         rows.append(
             {
@@ -56,35 +69,10 @@ def sweep_budgets(
                 "bytes": size,
                 "slots": slots,
                 "process_bytes": size + resident_bytes + PROCESS_BYTES,
-                "systems": {
-                    name: estimate_figures(steps, spec, system, hardware, chosen, slots)
-                    for name, (system, chosen) in systems.items()
-                },
+                "systems": figures,
             }
         )
     return rows
-
-
-def estimate_figures(
-    steps: Sequence[RecordedStep],
-    spec: ModelSpec,
-    system: SystemConfig,
-    hardware: Hardware,
-    predictor: Predictor | None,
-    slots: int,
-) -> dict[str, Any]:
-    """Estimate TPOT and TTFT in seconds, the decode hit rate and the stall share of time."""
-    stats = replay(
-        steps, predictor, spec=spec, system=system, hardware=hardware, budget_slots=slots
-    )
-    figures = stats.as_dict()
-    total = sum(stats.ttft_seconds) + sum(stats.tpot_seconds)
-    return {
-        "tpot_seconds": figures["tpot_seconds"],
-        "ttft_seconds": figures["ttft_seconds"],
-        "hit_rate": figures["decode"]["hit_rate"],
-        "stall_share": stats.stall_seconds / total if total else None,
-    }
 
 
 def suggest_budget(

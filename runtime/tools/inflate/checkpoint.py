@@ -23,7 +23,6 @@ SLACK_BYTES = 64 * MIB
 
 
 def partial_folder(output: Path) -> Path:
-    """Return the folder of an unfinished checkpoint."""
     return output.with_name(f".{output.name}.partial")
 
 

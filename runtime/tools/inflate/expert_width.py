@@ -97,7 +97,6 @@ def find_width(cls: type[PreTrainedModel], config: PreTrainedConfig) -> ExpertWi
 
 
 def make_meta_model(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    """Make the model on the meta device."""
     with torch.device("meta"):
         return cls(copy.deepcopy(config))
 

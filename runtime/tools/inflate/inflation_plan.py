@@ -76,7 +76,6 @@ class InflationPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(target.num_bytes for target in self.targets.values())
 
 
@@ -173,7 +172,6 @@ def plan_expert_tensors(
     extra: int,
     dtype: torch.dtype | None,
 ) -> dict[str, TensorTarget]:
-    """Plan the experts' tensors by key."""
     targets: dict[str, TensorTarget] = {}
     for name, recipe in recipes.items():
         growth = width.growths.get(name)

@@ -155,12 +155,10 @@ class HtmlReport:
 
 
 def slug(heading: str) -> str:
-    """Turn a heading into a file name."""
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
 def data_uri(kind: str, data: bytes) -> str:
-    """Encode data as a URI."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 

@@ -88,12 +88,10 @@ def write_answers(
 
 
 def answer_path(folder: Path, number: int, what: str) -> Path:
-    """Return the path of one part of the answer to a prompt."""
     return folder / f"{number:04d}-{what}"
 
 
 def read_answers(folder: Path, number: int) -> dict[str, Tensor]:
-    """Read all parts of the answer to a prompt."""
     answers: dict[str, Tensor] = {}
     for part in ("prompt", "tokens"):
         answers |= load_file(answer_path(folder, number, part))
