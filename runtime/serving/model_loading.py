@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from runtime.config import BUILTIN
 from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
-from runtime.generation.lockstep import LockstepGroup
+from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.kv import measure_cache_size
 from runtime.policy.budget import parse_size
 from runtime.serving.config import ServeConfig

@@ -11,7 +11,7 @@ from typing import Any
 
 from predictors.errors import MoecastError
 from runtime.errors import TransferError
-from runtime.generation.lockstep import SequenceTask
+from runtime.generation.lockstep.sequence import SequenceTask
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.errors import (
     Draining,

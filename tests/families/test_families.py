@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import runtime
 from runtime.config import ModelConfig
 from runtime.errors import BudgetError, CheckpointError
-from runtime.generation.lockstep import LockstepGroup
+from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.layers import find_adapter, find_expert_banks
 from runtime.hf.loading import load_plain
 from tests.builders.families.build import UnbuildableError, save_family, tiny_config

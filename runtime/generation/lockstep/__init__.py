@@ -8,8 +8,3 @@ alone, and each expert is read once for all of them (Klotski, section 5).
 Batching the rows into one matrix product would read dense weights once, but products of another
 height round differently, so tokens would depend on which other requests are running.
 """
-
-from runtime.generation.lockstep.group import LockstepGroup
-from runtime.generation.lockstep.sequence import SequenceTask
-
-__all__ = ["LockstepGroup", "SequenceTask"]

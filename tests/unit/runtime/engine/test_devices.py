@@ -16,7 +16,7 @@ import runtime
 from runtime.config import SystemConfig
 from runtime.engine import assembly as assemble
 from runtime.errors import BudgetError, CheckpointError, TransferError
-from runtime.generation.lockstep import LockstepGroup
+from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.adapters.base import LayerExperts
 from runtime.hf.experts import compute_expert
 from runtime.policy.placement import ExpertPlacement

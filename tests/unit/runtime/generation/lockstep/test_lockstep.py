@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from predictors.base import Predictor, Signal
 from runtime.config import SystemConfig
 from runtime.errors import GroupError, TransferError
-from runtime.generation.lockstep import LockstepGroup
+from runtime.generation.lockstep.group import LockstepGroup
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.predictors import small_spec
 from tests.builders.served import serve, serve_with_links
