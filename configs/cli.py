@@ -1,10 +1,13 @@
 """The command line of every program: arguments, help, run folder, and the error boundary."""
 
 import os
+import platform
+import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,16 +18,18 @@ from configs.command import Command
 from configs.compose import ConfigError, compose_typed, expand_sweep
 from configs.help import write_command_help, write_program_help
 from configs.renamed import explain_command
-from configs.run_folder import default_run_dir, describe_run
 from predictors.config import SECRET
 from predictors.errors import MoecastError, unknown
 from predictors.files import write_json
+from predictors.versions import package_versions
 
 HELP = ("-h", "--help", "help")
 MULTIRUN = ("-m", "--multirun")
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 HIDDEN = "(hidden)"
 """Written in place of secrets."""
+RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets")
+"""Packages whose version may change a result."""
 
 
 def main(program: str, commands: Sequence[Command], argv: Sequence[str] | None = None) -> int:
@@ -177,3 +182,46 @@ def print_error(line: str, debug: bool) -> None:
 def join_lines(error: BaseException) -> str:
     """Returns the whole message on one line."""
     return " ".join(str(error).split())
+
+
+def default_run_dir(command: str) -> Path:
+    """Returns runs/COMMAND/TIME, numbered if two runs start within one second."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = Path("runs", command, stamp)
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs", command, f"{stamp}-{number}")
+    return folder
+
+
+def describe_run(command: str, argv: Sequence[str], config: Any, seed: int) -> dict[str, Any]:
+    """Returns the content of run.json; `config` is the resolved tree of plain values."""
+    return {
+        "command": command,
+        "argv": list(argv),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "git_revision": read_git_revision(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "versions": package_versions(RECORDED),
+        "config": config,
+    }
+
+
+def read_git_revision() -> str | None:
+    """Returns the commit of this checkout, `-dirty` if edited; None outside a checkout."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"warning: the git revision could not be read ({error})\n")
+        return None
+    return done.stdout.strip()

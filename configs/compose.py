@@ -106,8 +106,7 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
     so are the choices of an option that takes several of a group (`list[SystemConfig]`). All other
     values follow Hydra's grammar.
 
-    Raises:
-        ConfigError: an argument does not match the schema.
+    Raises ConfigError if an argument does not match the schema.
     """
     base, groups = compose_defaults(root)
     selections = [text for text in arguments if split_option(text)[0] in groups.chosen]
@@ -130,7 +129,7 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
             kind = declared_type(base, key, groups, root)
             if key in several:
                 several[key] = value
-            elif is_text_list(kind, value):
+            elif kind == list[str] and not value.startswith("["):
                 texts[key] = [word.strip() for word in value.split(",")]
             elif kind == list[int] and not value.startswith("["):
                 rest.append(f"{key}=[{value}]")
@@ -146,15 +145,11 @@ def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]
             OmegaConf.update(config, key, compose_choices(key, value))
         for key, text in texts.items():
             OmegaConf.update(config, key, text)
-        return to_dataclass(config), config
-
-
-def to_dataclass(config: DictConfig) -> Any:
-    """Converts Hydra's tree to dataclasses, which runs their checks across fields."""
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise ConfigError(f"{missing[0]}=... is required; give it on the command line")
-    return OmegaConf.to_object(config)
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise ConfigError(f"{missing[0]}=... is required; give it on the command line")
+        # Converting to dataclasses runs their checks across fields.
+        return OmegaConf.to_object(config), config
 
 
 def split_option(argument: str) -> tuple[str, str]:
@@ -166,11 +161,7 @@ def split_option(argument: str) -> tuple[str, str]:
 
 
 def declared_type(config: DictConfig, key: str, groups: ConfigGroups, root: str) -> Any:
-    """Returns the type of an option.
-
-    Raises:
-        ConfigError: there is no such option; the message names its new name or the choices.
-    """
+    """Returns the type of an option; ConfigError has its new name or the choices."""
     try:
         return option_type(config, key.lstrip("+"))
     except KeyError:
@@ -193,11 +184,6 @@ def is_text(kind: Any, value: str) -> bool:
     """Whether an option's value is unparsed text."""
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return bool({str, Path} & set(union_members(kind))) and not quoted
-
-
-def is_text_list(kind: Any, value: str) -> bool:
-    """Whether an option's value is a list of words separated by commas."""
-    return kind == list[str] and not value.startswith("[")
 
 
 def multi_choice_defaults(root: str) -> dict[str, str]:

@@ -11,11 +11,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from configs.command import Command
-from configs.compose import ConfigGroups, compose_defaults, group_choices, multi_choice_defaults
+from configs.compose import compose_defaults, group_choices, multi_choice_defaults
 from configs.schema import option_type, type_text
 from predictors.config import RunConfig
 
 WIDTH = 100
+INDENT = " " * 6
 
 
 def write_program_help(program: str, commands: Sequence[Command]) -> str:
@@ -47,13 +48,17 @@ def write_command_help(program: str, command: Command) -> str:
     if grouped:
         lines += ["", "groups (GROUP=CHOICE; the default has a star) and their options:"]
         for group in grouped:
-            lines += [*format_choices(group, groups), *format_options(config, [group])]
+            default = groups.chosen[group]
+            marked = [f"{name}*" if name == default else name for name in groups.choices[group]]
+            lines += wrap_choices(f"{group}= {', '.join(marked)}")
+            lines += format_options(config, [group])
     if several:
         lines += ["", "groups of which several may be chosen (GROUP=CHOICE,CHOICE or GROUP=all):"]
         schema = OmegaConf.get_type(config)
         meanings = field_docstrings(schema) if is_dataclass(schema) else {}
         for group, chosen in several.items():
-            lines += format_multi_choice(group, chosen, meanings.get(group, ""))
+            lines += wrap_choices(f"{group}= {', '.join(group_choices(group))} (default {chosen})")
+            lines += wrap_meaning(meanings.get(group, ""))
     lines += ["", "options of every command:", *format_options(config, everywhere), ""]
     lines += [
         "With -m, several values (key=a,b) make one run of each combination.",
@@ -63,34 +68,15 @@ def write_command_help(program: str, command: Command) -> str:
     return "\n".join(lines)
 
 
-def format_choices(group: str, groups: ConfigGroups) -> list[str]:
-    """Formats a group and its choices; the default has a star."""
-    marked = [
-        f"{choice}*" if choice == groups.chosen[group] else choice
-        for choice in groups.choices[group]
-    ]
+def wrap_choices(text: str) -> list[str]:
+    """Wraps a list of choices, none of which is broken at a hyphen."""
     return textwrap.wrap(
-        f"{group}= {', '.join(marked)}",
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="      ",
-        break_on_hyphens=False,
+        text, WIDTH, initial_indent="  ", subsequent_indent=INDENT, break_on_hyphens=False
     )
 
 
-def format_multi_choice(group: str, chosen: str, meaning: str) -> list[str]:
-    """Formats a group of which an option takes several choices."""
-    listed = f"{group}= {', '.join(group_choices(group))} (default {chosen})"
-    return [
-        *textwrap.wrap(
-            listed,
-            WIDTH,
-            initial_indent="  ",
-            subsequent_indent="      ",
-            break_on_hyphens=False,
-        ),
-        *textwrap.wrap(meaning, WIDTH, initial_indent="      ", subsequent_indent="      "),
-    ]
+def wrap_meaning(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
 
 
 def format_options(config: DictConfig, keys: Sequence[str], prefix: str = "") -> Iterator[str]:
@@ -106,9 +92,7 @@ def format_options(config: DictConfig, keys: Sequence[str], prefix: str = "") ->
         kind = type_text(option_type(config, key))
         yield f"  {dotted}  {kind} {default_text(config, key)}".rstrip()
         if key in meanings:
-            yield from textwrap.wrap(
-                meanings[key], WIDTH, initial_indent="      ", subsequent_indent="      "
-            )
+            yield from wrap_meaning(meanings[key])
 
 
 def default_text(config: DictConfig, key: str) -> str:

@@ -127,7 +127,7 @@ class ResidualPredictor(Predictor):
             )
         self.horizons = horizons
         self.refresh_last = refresh_last
-        self._decays = tuple(decays)
+        self._decays = tuple(map(float, decays))
         self._graphs = dict(graphs)
         self._sessions = {source: open_session(graph) for source, graph in graphs.items()}
         sizes = {
@@ -228,17 +228,9 @@ class ResidualPredictor(Predictor):
     def from_files(
         cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
     ) -> Self:
-        check_options(cls, options)
         known = [*gate_sources(spec.num_layers), *layer_input_sources(spec.num_layers)]
         graphs = {source: files[source.path] for source in known if source.path in files}
-        decays = [float(decay) for decay in options["decays"]]
-        return cls(
-            spec,
-            graphs,
-            horizons=int(options["horizons"]),
-            decays=decays,
-            refresh_last=bool(options.get("refresh_last", True)),
-        )
+        return cls(spec, graphs, **check_options(cls, options))
 
 
 @dataclass(slots=True)

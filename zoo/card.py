@@ -109,23 +109,19 @@ def write_front_page(cards: Mapping[str, bytes]) -> bytes:
     bases = sorted({card["base_model"] for card in data if card.get("base_model")})
     if bases:
         front["base_model"] = bases
-    lines = [f"| `{name}` |" for name in cards]
-    body = "\n".join(
-        [
-            "# Predictors of expert routing",
-            "",
-            "Each forecasts which experts of a Mixture-of-Experts model will be needed, so that "
-            "they can be fetched before the layer needs them (moecast).",
-            "",
-            "| entry |",
-            "|---|",
-            *lines,
-            "",
-            "    python -m zoo list zoo=hf://OWNER/REPO",
-            "    python -m zoo show hf://OWNER/REPO#NAME",
-            "",
-        ]
-    )
+    rows = "\n".join(f"| `{name}` |" for name in cards)
+    body = f"""# Predictors of expert routing
+
+Each forecasts which experts of a Mixture-of-Experts model will be needed, so that they can be \
+fetched before the layer needs them (moecast).
+
+| entry |
+|---|
+{rows}
+
+    python -m zoo list zoo=hf://OWNER/REPO
+    python -m zoo show hf://OWNER/REPO#NAME
+"""
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n{body}".encode()
 
 

@@ -58,25 +58,20 @@ def check_fresh(zoo: Zoo, index: ZooIndex, data: bytes, *, accept_rollback: bool
         seen = read_seen_indexes()
         last = seen.places.get(address)
         if last is not None and not accept_rollback:
-            refuse_rollback(current, last, address=address)
+            hint = "If the zoo was made anew, set accept_rollback=true."
+            if current.serial < last.serial:
+                raise StaleError(
+                    f"the index of {address} has serial {current.serial}, but {last.serial} was "
+                    f"seen before: an old index is being served. {hint}"
+                )
+            if current.serial == last.serial and current.sha256 != last.sha256:
+                raise StaleError(
+                    f"the index of {address} has changed without a new serial ({current.serial}): "
+                    f"it was altered. {hint}"
+                )
         if current != last:
             changed = SeenIndexes(places={**seen.places, address: current})
             write_atomic(folder / SEEN, changed.model_dump_json(indent=2).encode())
-
-
-def refuse_rollback(current: SeenIndex, last: SeenIndex, *, address: str) -> None:
-    """Raises StaleError unless the index is the last one or a later one."""
-    hint = "If the zoo was made anew, set accept_rollback=true."
-    if current.serial < last.serial:
-        raise StaleError(
-            f"the index of {address} has serial {current.serial}, but {last.serial} was seen "
-            f"before: an old index is being served. {hint}"
-        )
-    if current.serial == last.serial and current.sha256 != last.sha256:
-        raise StaleError(
-            f"the index of {address} has changed without a new serial ({current.serial}): it was "
-            f"altered. {hint}"
-        )
 
 
 def read_seen_indexes() -> SeenIndexes:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from zoo.card import format_figure
 from zoo.catalog import Zoo
-from zoo.commands.format import EntrySummary, print_line, summarize
+from zoo.commands import EntrySummary, print_line, summarize
 from zoo.config import ListConfig, ShowConfig, VerifyEntryConfig
 from zoo.entry import CARD, MANIFEST, ZooEntry, require_tracked_files
 from zoo.index import EntryReference

@@ -6,7 +6,7 @@ from typing import Any
 
 from zoo.card import check_card
 from zoo.catalog import WritableZoo
-from zoo.commands.format import print_line, summarize
+from zoo.commands import print_line, summarize
 from zoo.config import (
     CollectGarbageConfig,
     IndexConfig,

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from predictors.files import write_atomic
 from predictors.records import Sha256, StrictRecord, explain_validation_error
 from zoo.catalog import Zoo
-from zoo.commands.format import print_line, summarize
+from zoo.commands import print_line, summarize
 from zoo.config import LockConfig, PullConfig
 from zoo.entry import ZooEntry, write_folder
 from zoo.errors import ZooError
