@@ -67,7 +67,10 @@ class LiveRequests:
             if request in self._live:
                 slot = self._live[request][0]
             else:
-                slot = self._new_slot()
+                if not self._free:
+                    self._free.append(self.num_slots)
+                    self.num_slots += 1
+                slot = self._free.pop()
                 new.append(slot)
             self._live[request] = (slot, self._step)
             self._live.move_to_end(request)
@@ -85,12 +88,6 @@ class LiveRequests:
             slots.append(slot)
         self._free += slots
         return slots
-
-    def _new_slot(self) -> int:
-        if self._free:
-            return self._free.pop()
-        self.num_slots += 1
-        return self.num_slots - 1
 
 
 def expand_to_tokens(scores_RE: Floats, present: StepRequests) -> Floats:

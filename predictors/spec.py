@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from predictors.errors import MoecastError
@@ -29,24 +29,18 @@ class ModelSpec:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def differences(self, other: "ModelSpec") -> dict[str, tuple[Any, Any]]:
-        """Returns the fields in which the two differ, with both values."""
-        return {
-            field.name: (getattr(self, field.name), getattr(other, field.name))
-            for field in fields(self)
-            if getattr(self, field.name) != getattr(other, field.name)
-        }
-
     def require(
         self, other: "ModelSpec", *, this: str, that: str, error: type[MoecastError], hint: str
     ) -> None:
         """Raises `error` if the two differ; the message has both values of every difference."""
-        wrong = self.differences(other)
+        values = other.as_dict()
+        wrong = [
+            f"{name}: {this} has {value!r}, {that} has {values[name]!r}"
+            for name, value in self.as_dict().items()
+            if value != values[name]
+        ]
         if wrong:
-            listed = "; ".join(
-                f"{name}: {this} has {a!r}, {that} has {b!r}" for name, (a, b) in wrong.items()
-            )
-            raise error(f"{this} and {that} do not match ({listed}). {hint}")
+            raise error(f"{this} and {that} do not match ({'; '.join(wrong)}). {hint}")
 
 
 NOT_ROUTING = (

@@ -1,11 +1,11 @@
 """An entry: a folder with a manifest, whose files are read through their digests."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from predictors.base import Signal
 from predictors.files import replace_folder, write_atomic
@@ -15,21 +15,27 @@ from predictors.versions import package_version
 from zoo.card import write_card
 from zoo.digest import HEX64, check_digest, hash_bytes, read_inside
 from zoo.errors import DamagedError, ZooError
-from zoo.graph import check_graph
 from zoo.manifest import (
     FORMAT_VERSION,
     MAX_MANIFEST_BYTES,
+    MAX_ONNX_BYTES,
     NAME,
     EntryManifest,
     FileRecord,
+    GraphRecord,
     Scalar,
     parse_manifest,
 )
+
+if TYPE_CHECKING:
+    import onnx
 
 MANIFEST, MANIFEST_DIGEST = "manifest.json", "manifest.sha256"
 CARD, METRICS = "README.md", "metrics.json"
 SIGNATURE = "signature.json"
 MAX_SIGNATURE_BYTES = 1 << 20
+OPERATOR_DOMAINS = ("", "ai.onnx")
+"""The standard operators of ONNX; any other domain may need a library."""
 
 FetchFile = Callable[[str, int], bytes]
 """(path, limit) to at most limit + 1 raw bytes; FileNotFoundError if there is no such file."""
@@ -195,14 +201,75 @@ def open_entry(folder: Path | str) -> ZooEntry:
     return ZooEntry(manifest, str(folder), fetch, read_signature)
 
 
-def find_untracked_files(folder: Path, manifest: EntryManifest) -> list[str]:
-    """Returns the files in the folder that the manifest does not list."""
-    paths = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-    return sorted(paths - {*manifest.files, MANIFEST, MANIFEST_DIGEST, SIGNATURE})
-
-
 def require_tracked_files(folder: Path, manifest: EntryManifest) -> None:
     """Raises DamagedError if the folder has files that the manifest does not list."""
-    untracked = find_untracked_files(folder, manifest)
+    paths = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    untracked = sorted(paths - {*manifest.files, MANIFEST, MANIFEST_DIGEST, SIGNATURE})
     if untracked:
         raise DamagedError(f"{folder} has files that its manifest does not list: {untracked}")
+
+
+def check_graph(data: bytes, *, what: str) -> GraphRecord:
+    """Returns the graph's inputs and outputs.
+
+    Raises:
+        ZooError: it is too large, keeps tensors in other files, needs foreign operators, or has
+            inputs without a shape.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if len(data) > MAX_ONNX_BYTES:
+        raise ZooError(f"{what} has {len(data):,} bytes; a graph may have {MAX_ONNX_BYTES:,}")
+    try:
+        model = onnx.load_model_from_string(data)
+    except DecodeError as error:
+        raise ZooError(f"{what} is not an ONNX model ({error})") from error
+    nodes = (node for graph in iterate_graphs(model.graph) for node in graph.node)
+    foreign = sorted({node.domain for node in nodes} - set(OPERATOR_DOMAINS))
+    if foreign or model.functions:
+        domains = foreign or "functions of the model"
+        raise ZooError(f"{what} uses operators of {domains}; allowed are the standard ones")
+    for tensor in iterate_tensors(model.graph):
+        if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise ZooError(f"{what} keeps the tensor {tensor.name!r} in another file: not allowed")
+    # Old graphs list their weights as inputs too.
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in weights]
+    return GraphRecord(
+        inputs={value.name: read_shape(value, what=what) for value in inputs},
+        outputs={value.name: read_shape(value, what=what) for value in model.graph.output},
+    )
+
+
+def read_shape(value: "onnx.ValueInfoProto", *, what: str) -> list[int | str]:
+    """Returns the sizes of a tensor's dimensions; name or "?" of a dynamic one."""
+    if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+        raise ZooError(f"{what}: {value.name!r} is not a tensor with a declared shape")
+    return [
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
+        for dim in value.type.tensor_type.shape.dim
+    ]
+
+
+def iterate_graphs(graph: "onnx.GraphProto") -> Iterator["onnx.GraphProto"]:
+    """Yields the graph and the subgraphs of its operators."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            inner = [attribute.g] if attribute.HasField("g") else []
+            for subgraph in (*inner, *attribute.graphs):
+                yield from iterate_graphs(subgraph)
+
+
+def iterate_tensors(graph: "onnx.GraphProto") -> Iterator["onnx.TensorProto"]:
+    """Yields the tensors of a graph and its subgraphs: initializers, sparse ones, attributes."""
+    for subgraph in iterate_graphs(graph):
+        yield from subgraph.initializer
+        for sparse in subgraph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for node in subgraph.node:
+            for attribute in node.attribute:
+                yield from (attribute.t, *attribute.tensors)
+                for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                    yield from (sparse.values, sparse.indices)

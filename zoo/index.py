@@ -34,9 +34,6 @@ class EntryReference:
     name: str
     version: str = LATEST
 
-    def __str__(self) -> str:
-        return self.name if self.version == LATEST else f"{self.name}@{self.version}"
-
 
 class EntryVersion(StrictRecord):
     """One version of an entry."""

@@ -14,7 +14,7 @@ from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
 from zoo.digest import hash_bytes
-from zoo.entry import find_untracked_files, open_entry
+from zoo.entry import open_entry, require_tracked_files
 from zoo.errors import MismatchError, ZooError
 from zoo.load import load_predictor
 from zoo.manifest import parse_manifest
@@ -31,7 +31,7 @@ def test_entry__gives_back_what_was_written(tmp_path: Path) -> None:
     assert entry.payload()["predictors/layer-00.onnx"] == tiny_graph()
     assert entry.manifest.spec == tiny_spec()
     assert entry.metrics()["held_out"]["accuracy"] == 0.9
-    assert find_untracked_files(tmp_path / "e", entry.manifest) == []
+    require_tracked_files(tmp_path / "e", entry.manifest)
 
 
 def test_manifest__has_every_field_of_the_spec() -> None:
