@@ -145,7 +145,6 @@ def secret_options(config: Any) -> list[str]:
 
 
 def hide_secrets(argv: Sequence[str], config: Any) -> list[str]:
-    """Returns the arguments with the values of secret options replaced."""
     names = secret_options(config)
     return [
         f"{argument.partition('=')[0]}={HIDDEN}"
@@ -180,7 +179,6 @@ def print_error(line: str, debug: bool) -> None:
 
 
 def join_lines(error: BaseException) -> str:
-    """Returns the whole message on one line."""
     return " ".join(str(error).split())
 
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command of a program."""
-
     name: str
     """The word after the program's name; empty for a program with one command."""
     config: str

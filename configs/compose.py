@@ -41,8 +41,6 @@ class ConfigError(MoecastError):
 
 @dataclass(frozen=True)
 class ConfigGroups:
-    """The groups of a root configuration."""
-
     chosen: dict[str, str]
     """Group to its default choice. A group that is used for a second key (`data@shifted` in Hydra)
     is named by that key."""
@@ -196,7 +194,6 @@ def multi_choice_defaults(root: str) -> dict[str, str]:
 
 
 def group_choices(group: str) -> list[str]:
-    """Returns the choices of a group."""
     return sorted(file.stem for file in (FOLDER / group).glob("*.yaml"))
 
 

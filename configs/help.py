@@ -20,7 +20,6 @@ INDENT = " " * 6
 
 
 def write_program_help(program: str, commands: Sequence[Command]) -> str:
-    """Lists the commands of a program, one per line."""
     placeholder = "[COMMAND]" if any(not command.name for command in commands) else "COMMAND"
     lines = [f"usage: python -m {program} {placeholder} [key=value ...]", ""]
     width = max(len(command.name) for command in commands)
@@ -69,7 +68,6 @@ def write_command_help(program: str, command: Command) -> str:
 
 
 def wrap_choices(text: str) -> list[str]:
-    """Wraps a list of choices, none of which is broken at a hyphen."""
     return textwrap.wrap(
         text, WIDTH, initial_indent="  ", subsequent_indent=INDENT, break_on_hyphens=False
     )

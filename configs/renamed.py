@@ -51,12 +51,10 @@ def explain_option(root: str, key: str) -> str | None:
 
 
 def explain_choice(key: str, choice: str) -> str | None:
-    """Returns the message for the old name of a group's or option's choice; else None."""
     return _explain(key, choice, CHOICES.get(key, {}))
 
 
 def explain_command(program: str, name: str) -> str | None:
-    """Returns the message for a command's old name; None if the name was never used."""
     return _explain("command", name, COMMANDS.get(program, {}))
 
 

@@ -200,7 +200,6 @@ class TokenPredictor(TensorPredictor):
 
     @classmethod
     def from_counts(cls, spec: ModelSpec, ids_S: Ints, counts_SLE: Ints, uses_S: Ints) -> Self:
-        """Makes the table from the number of each id's tokens and of their choices."""
         unseen_LE = counts_SLE.sum(axis=0) / max(1, uses_S.sum())
         smoothed = counts_SLE + PRIOR_TOKENS * unseen_LE
         shares = smoothed / (uses_S[:, None, None] + PRIOR_TOKENS)

@@ -20,7 +20,6 @@ INPUT, OUTPUT = "hidden", "scores"
 
 
 def graph_path(source: int, target: int) -> str:
-    """Returns the path of a network in a zoo entry."""
     return f"predictors/layer_{source:02d}_to_{target:02d}.onnx"
 
 

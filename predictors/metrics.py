@@ -41,8 +41,6 @@ class Phase(IntEnum):
 
 @dataclass
 class MeanAccumulator:
-    """A mean, accumulated as sum and count."""
-
     sum: float = 0.0
     count: float = 0.0
 
@@ -77,32 +75,26 @@ def good_pred(accuracy: float | None, fetch_rate: float | None) -> float | None:
 class CalibrationBins:
     """Scores against choices, over (token, expert) pairs, in bins of equal width."""
 
-    score_B: NDArray[np.float64] = field(default_factory=lambda: np.zeros(CALIBRATION_BINS))
-    chosen_B: NDArray[np.float64] = field(default_factory=lambda: np.zeros(CALIBRATION_BINS))
-    count_B: NDArray[np.float64] = field(default_factory=lambda: np.zeros(CALIBRATION_BINS))
+    sums_3B: NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, CALIBRATION_BINS)))
+    """Sum of scores, number of chosen experts and number of pairs in each bin."""
 
     def add(self, scores_TE: Floats, chosen_TK: Ints) -> None:
         bins_TE = np.minimum((scores_TE * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
         happened_TE = np.zeros(scores_TE.shape, dtype=np.float64)
         np.put_along_axis(happened_TE, chosen_TK, 1.0, axis=1)
-        flat = bins_TE.ravel()
-        self.score_B += np.bincount(flat, scores_TE.ravel(), CALIBRATION_BINS)
-        self.chosen_B += np.bincount(flat, happened_TE.ravel(), CALIBRATION_BINS)
-        self.count_B += np.bincount(flat, minlength=CALIBRATION_BINS)
+        for sums_B, values_TE in zip(self.sums_3B, (scores_TE, happened_TE, None), strict=True):
+            weights = None if values_TE is None else values_TE.ravel()
+            sums_B += np.bincount(bins_TE.ravel(), weights, CALIBRATION_BINS)
 
     def __add__(self, other: "CalibrationBins") -> "CalibrationBins":
-        return CalibrationBins(
-            self.score_B + other.score_B,
-            self.chosen_B + other.chosen_B,
-            self.count_B + other.count_B,
-        )
+        return CalibrationBins(self.sums_3B + other.sums_3B)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the data of a reliability diagram, and the error.
 
         For each bin: number of pairs, mean score, and share of chosen experts (None if empty).
         """
-        bins = list(zip(self.score_B, self.chosen_B, self.count_B, strict=True))
+        bins = self.sums_3B.T
         return {
             "pairs": [int(count) for _, _, count in bins],
             "score": [float(score / count) if count else None for score, _, count in bins],
@@ -113,14 +105,12 @@ class CalibrationBins:
     @property
     def error(self) -> float | None:
         """Expected calibration error, in [0, 1]; small, as most pairs have scores near 0."""
-        pairs = self.count_B.sum()
-        return float(np.abs(self.score_B - self.chosen_B).sum() / pairs) if pairs else None
+        score_B, chosen_B, count_B = self.sums_3B
+        return float(np.abs(score_B - chosen_B).sum() / count_B.sum()) if count_B.any() else None
 
 
 @dataclass
 class LayerScore:
-    """The metrics of a predictor on one target layer."""
-
     top_k: int
     extras: tuple[int, ...] = (1, 2, 4)
     """The m of recall@k+m."""
@@ -155,5 +145,4 @@ class LayerScore:
 
     @property
     def overall(self) -> MeanAccumulator:
-        """Accuracy over both phases."""
         return sum_means(list(self.accuracy.values()))

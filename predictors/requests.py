@@ -17,8 +17,6 @@ that waits for the prompts of others misses a few steps only."""
 
 @dataclass(frozen=True)
 class StepRequests:
-    """The requests of one step."""
-
     slots_R: Ints
     """Row of each request in the predictor's arrays."""
     request_T: Ints
@@ -55,7 +53,6 @@ class LiveRequests:
         self._free: list[int] = []
 
     def begin_step(self, requests_T: Ints) -> StepRequests:
-        """Returns the requests of the step's tokens."""
         self._step += 1
         if len(requests_T) == 1 or (requests_T == requests_T[0]).all():
             ids, request_T = requests_T[:1].tolist(), np.zeros(len(requests_T), np.int64)

@@ -60,7 +60,6 @@ class ForecastSource(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Path of its graph in a zoo entry."""
         return f"predictors/{self.signal}_{self.layer:02d}.onnx"
 
 
@@ -235,8 +234,6 @@ class ResidualPredictor(Predictor):
 
 @dataclass(slots=True)
 class _SourceState:
-    """The state of a source at run time."""
-
     is_first: bool
     session: "onnxruntime.InferenceSession"
     targets: tuple[int, ...]
@@ -265,7 +262,6 @@ def split_into_runs(slot_T: Ints) -> list[TokenRun]:
 
 
 def one_row(slot: int) -> slice:
-    """Returns the slice of one row, to index a view."""
     return slice(int(slot), int(slot) + 1)
 
 

@@ -33,7 +33,6 @@ DECAYS = np.array([*COUNT_DECAYS, *CHANCE_DECAYS], np.float32)
 
 
 def network_path(layer: int) -> str:
-    """Returns the path of a layer's network in a zoo entry."""
     return f"predictors/reuse_{layer:02d}.onnx"
 
 

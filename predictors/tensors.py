@@ -42,7 +42,6 @@ class TensorPredictor(Predictor):
 
 
 def write_tensors(tensors: Mapping[str, NDArray]) -> dict[str, bytes]:
-    """Returns the payload with these arrays."""
     return {WEIGHTS: save({name: np.ascontiguousarray(array) for name, array in tensors.items()})}
 
 

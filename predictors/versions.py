@@ -13,5 +13,4 @@ def package_version(name: str) -> str | None:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str | None]:
-    """Return the installed version of each package, None where it is not installed."""
     return {name: package_version(name) for name in names}

@@ -126,7 +126,6 @@ fetched before the layer needs them (moecast).
 
 
 def format_table(rows: Mapping[str, object]) -> str:
-    """Formats two columns of Markdown."""
     lines = [
         f"| {name.replace('_', ' ')} | {format_figure(value)} |" for name, value in rows.items()
     ]

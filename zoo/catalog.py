@@ -71,7 +71,6 @@ class Zoo:
     def open_digest(
         self, digest: str, *, name: str, version: EntryVersion | None = None
     ) -> ZooEntry:
-        """Opens an entry by its digest, without the index."""
         manifest, _ = self.read_manifest(digest, name=name)
         signed = None if version is None else version.signature
 

@@ -17,7 +17,6 @@ SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def hash_bytes(data: bytes) -> str:
-    """Returns the sha256 as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -36,8 +36,6 @@ class EntryReference:
 
 
 class EntryVersion(StrictRecord):
-    """One version of an entry."""
-
     created: str
     size: int
     signature: FileRecord | None = None
@@ -98,7 +96,6 @@ class ZooIndex(StrictRecord):
         return digests[0]
 
     def version(self, name: str, digest: str) -> EntryVersion:
-        """Returns the record of a version that is in the index."""
         return self.entries[name].versions[digest]
 
 
@@ -114,6 +111,5 @@ def parse_reference(text: str) -> EntryReference:
 
 
 def blob_path(digest: str) -> str:
-    """Returns the path of the file with this digest."""
     assert HEX64.fullmatch(digest)
     return f"{BLOBS}/{digest}"

@@ -30,7 +30,6 @@ def local_zoos() -> list[Zoo]:
 
 
 def list_names() -> set[str]:
-    """Returns the names of all entries in the local zoos."""
     return {name for zoo in local_zoos() for name in zoo.read_index().entries}
 
 

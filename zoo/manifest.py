@@ -33,8 +33,6 @@ class GraphRecord(StrictRecord):
 
 
 class FileRecord(StrictRecord):
-    """A file of an entry."""
-
     sha256: Sha256
     size: Annotated[int, Field(ge=0, le=MAX_FILE_BYTES)]
     graph: GraphRecord | None = None

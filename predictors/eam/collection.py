@@ -55,7 +55,6 @@ class EamCollection:
         self.prefix_LC[:, position] = np.sqrt(np.cumsum(np.square(flat_LE).sum(axis=1)))
 
     def fill(self, counts_NLE: Floats) -> None:
-        """Replaces all matrices by these."""
         assert len(counts_NLE) <= self.capacity
         for array in (self.units_LEC, self.flat_LEC, self.prefix_LC):
             array[...] = 0.0

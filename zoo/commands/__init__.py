@@ -10,8 +10,6 @@ from zoo.entry import ZooEntry
 
 @dataclass(frozen=True)
 class EntrySummary:
-    """The line of an entry in a list."""
-
     name: str
     digest: str
     kind: str
@@ -23,7 +21,6 @@ class EntrySummary:
 
 
 def summarize(entry: ZooEntry) -> EntrySummary:
-    """Returns the line of an entry in a list."""
     manifest = entry.manifest
     return EntrySummary(
         name=manifest.name,

@@ -50,7 +50,6 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
 
 
 def matches_filters(entry: ZooEntry, config: ListConfig) -> bool:
-    """Whether the entry passes the filters of the command line."""
     manifest = entry.manifest
     if config.predictor is not None and manifest.kind != config.predictor:
         return False
@@ -70,7 +69,6 @@ def sort_value(metric: Any) -> float:
 
 
 def entries_table(rows: list[EntrySummary], metric: str) -> Table:
-    """Builds a table of names, kinds, metrics, sizes and the beginnings of digests."""
     table = Table(box=None)
     metrics = list(dict.fromkeys((metric, "accuracy", "good_pred")))
     for column in ("name", "kind", *metrics, "size", "digest"):

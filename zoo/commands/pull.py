@@ -61,7 +61,6 @@ def pull(config: PullConfig) -> dict[str, Any]:
 
 
 def read_indexes(config: PullConfig) -> dict[Zoo, ZooIndex]:
-    """Reads the indexes of the zoos to pull from."""
     storages = configured_storages(config.zoo)
     if not storages and config.locked is not None:
         records = read_lockfile(config.locked).entries.values()
@@ -102,14 +101,11 @@ def choose_entries(config: PullConfig, indexes: dict[Zoo, ZooIndex]) -> list[tup
 
 
 def add_bar(progress: Progress, name: str, total: int) -> ReportProgress:
-    """Adds a bar; returns the function that advances it."""
     task = progress.add_task(name, total=total)
     return lambda arrived: progress.advance(task, arrived)
 
 
 class LockedEntry(StrictRecord):
-    """The digest of an entry."""
-
     digest: Sha256
     zoo: str
     """Address of the zoo; another zoo that has the digest serves as well."""

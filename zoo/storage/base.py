@@ -53,7 +53,6 @@ class Storage(ABC):
         return bytes(data)
 
     def sha256(self, path: str) -> str:
-        """Returns the digest of a file's bytes as 64 hex digits; raises as `stream`."""
         digest = hashlib.sha256()
         with self.stream(path) as stream:
             for chunk in stream.chunks:

@@ -37,7 +37,7 @@ def test_accuracy__of_two_batches_is_that_of_all_their_tokens() -> None:
     parts.add(SCORES[:1], CHOSEN[:1], phases_T=PHASES[:1])
     parts.add(SCORES[1:], CHOSEN[1:], phases_T=PHASES[1:])
     assert parts.overall == scored().overall
-    np.testing.assert_allclose(parts.calibration.score_B, scored().calibration.score_B)
+    np.testing.assert_allclose(parts.calibration.sums_3B, scored().calibration.sums_3B)
 
 
 def test_recall__looks_m_further_down_the_ranking() -> None:
@@ -79,7 +79,7 @@ def test_calibration__takes_a_score_of_one_into_the_last_bin() -> None:
     calibration = CalibrationBins()
     calibration.add(np.array([[1.0, 0.0]], np.float32), np.array([[0]]))
     assert calibration.error == 0.0
-    assert calibration.count_B[-1] == 1
+    assert calibration.sums_3B[2, -1] == 1
 
 
 def test_share__of_nothing_is_none() -> None:
