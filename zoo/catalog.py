@@ -40,11 +40,9 @@ class Zoo:
             return None
 
     def parse_index(self, data: bytes | None, *, required: bool = False) -> ZooIndex:
-        """Parses `index.json`; without data, returns an empty index unless one is required.
+        """Parses `index.json`; DamagedError if the data is not an index.
 
-        Raises:
-            ZooError: there is no index and one is required.
-            DamagedError: the data is not an index.
+        Without data, returns an empty index, or raises ZooError if one is required.
         """
         if data is None:
             if required:
@@ -89,8 +87,7 @@ class Zoo:
     def read_manifest(self, digest: str, *, name: str) -> tuple[EntryManifest, bytes]:
         """Reads a manifest by its digest, checked before it is parsed.
 
-        Raises:
-            DamagedError: it is missing, has another digest, or is that of another entry.
+        Raises DamagedError if it is missing, has another digest, or is that of another entry.
         """
         what = f"the manifest of {name} in {self.storage.address}"
         data = self._read_blob(digest, MAX_MANIFEST_BYTES, what)

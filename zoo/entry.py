@@ -212,9 +212,8 @@ def require_tracked_files(folder: Path, manifest: EntryManifest) -> None:
 def check_graph(data: bytes, *, what: str) -> GraphRecord:
     """Returns the graph's inputs and outputs.
 
-    Raises:
-        ZooError: it is too large, keeps tensors in other files, needs foreign operators, or has
-            inputs without a shape.
+    Raises ZooError if it is too large, keeps tensors in other files, needs foreign operators, or
+    has inputs without a shape.
     """
     import onnx
     from google.protobuf.message import DecodeError

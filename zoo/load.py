@@ -141,14 +141,8 @@ def load_predictor(
 ) -> Predictor:
     """Loads a predictor from the zoo or a folder, every byte of it checked.
 
-    Args:
-        reference: as for `find_entry`.
-        spec: the model to be served; None skips the check.
-        options: replace the entry's options of the same names.
-
-    Raises:
-        MismatchError: the entry was made for another model; the message names both sides.
-        ZooError: as `find_entry`.
+    `options` replace the entry's of the same names. Raises as `find_entry`, and MismatchError if
+    the entry was made for another model than `spec`; None skips the check.
     """
     entry = find_entry(reference)
     manifest = entry.manifest

@@ -29,11 +29,8 @@ def import_model_signing() -> ModuleType:
 def sign_folder(folder: Path, *, key: Path) -> Path:
     """Signs an entry's folder with a private key (PEM, elliptic curve).
 
-    Returns the signature's path. An earlier signature is replaced.
-
-    Raises:
-        ZooError: there is no entry or no usable key.
-        DamagedError: a file differs from the manifest, or is not in it.
+    Returns the signature's path. An earlier signature is replaced. Raises ZooError if there is no
+    entry or no usable key, DamagedError if a file differs from the manifest, or is not in it.
     """
     entry = open_entry(folder)
     entry.verify()
@@ -61,8 +58,7 @@ def sign_folder(folder: Path, *, key: Path) -> Path:
 def check_signature(entry: ZooEntry, *, key: Path) -> None:
     """Checks that the owner of this public key (PEM) signed every file of the entry.
 
-    Raises:
-        SignatureError: there is no signature, it is by another key, or files differ.
+    Raises SignatureError if there is no signature, it is by another key, or files differ.
     """
     signing = import_model_signing()
     name = entry.manifest.name
