@@ -9,7 +9,7 @@ import torch
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.engine.driver import PredictorDriver, ReuseDriver
+from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
 from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.policy.build import (
@@ -21,8 +21,7 @@ from runtime.policy.build import (
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement, RankPart
 from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
-from runtime.transfer.arena import Arena
-from runtime.transfer.link import CudaLink, HostLink, Link, StoreLink
+from runtime.transfer.link import Arena, CudaLink, HostLink, Link, StoreLink
 from runtime.transfer.numa import find_near_cpus, run_near
 from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.worker import TransferState, TransferWorker
@@ -168,7 +167,6 @@ def connect(
         )
         for tier, (link, number) in zip(cache.tiers, links, strict=True)
     ]
-    reuse_predictor = options.reuse_predictor
     return Engine(
         store=store,
         arenas=[arena for device in devices for arena in device.arenas],
@@ -179,7 +177,7 @@ def connect(
             options.predictor if system.prefetch else None,
             scheduler,
             shared,
-            None if reuse_predictor is None else ReuseDriver(reuse_predictor, cache, shared),
+            options.reuse_predictor,
         ),
         watchdog_seconds=system.watchdog_seconds,
         placement=ExpertPlacement(len(devices)),

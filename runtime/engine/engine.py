@@ -20,8 +20,7 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
-from runtime.transfer.arena import Arena
-from runtime.transfer.link import ComputeTier
+from runtime.transfer.link import Arena, ComputeTier
 from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.worker import TransferState, TransferThread, TransferWorker
 
@@ -96,7 +95,10 @@ class Engine:
         self._requests = requests
         with self._condition:
             if not self._is_intact:
-                self._repair()
+                self._pinned = None
+                self._pending.clear()
+                self._inline_thread.task = None
+                self.cache.repair([worker.active_tasks for worker in self.workers])
             self._is_intact = False
             self._unpin()
             self._cancel_leftovers()
@@ -122,7 +124,8 @@ class Engine:
         tokens_per_expert = dict(zip(wanted.tolist(), counts.tolist(), strict=True))
         last = self._num_experts
         self._request(layer, {e: n for e, n in tokens_per_expert.items() if 0 <= e < last})
-        self._record_dense(layer)
+        if self._timeline is not None:
+            self._timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())
         self.driver.routed(layer, experts_TK, logits_TE)
 
     def partly_routed(self, layer: int, experts_TK: Ints) -> None:
@@ -137,10 +140,6 @@ class Engine:
         """Return the layer's experts whose last request failed."""
         with self._condition:
             return frozenset(e for error_layer, e in self._shared.errors if error_layer == layer)
-
-    def _record_dense(self, layer: int) -> None:
-        if self._timeline is not None:
-            self._timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())
 
     def end_step(self) -> None:
         # Ctrl-C may arrive after a lock was acquired and before the block that releases it.
@@ -171,12 +170,6 @@ class Engine:
             self._shared.adaptive_prefetch.record_step(step.end - step.start)
         if self._timeline is not None:
             self._timeline.step(step.num_tokens, step.start, step.end)
-
-    def _repair(self) -> None:
-        self._pinned = None
-        self._pending.clear()
-        self._inline_thread.task = None
-        self.cache.repair([worker.active_tasks for worker in self.workers])
 
     # ---- experts for the model (`ExpertSource`)
 
@@ -281,8 +274,8 @@ class Engine:
         Raises:
             TransferError: an expert could not be read, or no transfer of it is pending.
         """
-        techniques = self.cache.techniques
-        is_free = techniques.reordered and techniques.early_preemption
+        system = self.cache.system
+        is_free = system.reordered and system.early_preemption
         candidates = pending if is_free else pending[:1]
         with self._condition:
             self.cache.request((layer, pending[0]))
@@ -412,7 +405,6 @@ class ForwardPassLock:
         self._depth = 0
 
     def begin(self) -> None:
-        """Wait until no other thread runs a forward pass."""
         self._lock.acquire()
         self._owner = threading.get_ident()
         self._depth += 1
@@ -423,7 +415,6 @@ class ForwardPassLock:
         return self._owner == threading.get_ident()
 
     def end(self) -> None:
-        """Release the lock, which this thread must have."""
         assert self.is_mine
         self._depth -= 1
         if self._depth > 0:

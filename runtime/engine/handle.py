@@ -1,6 +1,7 @@
 """`model.moecast`: statistics and the end of a model that `runtime.load` has loaded."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,30 +16,21 @@ class EngineInterface(EventListener, ExpertSource, Protocol):
     """Receives a model's events and provides its experts."""
 
 
+@dataclass(eq=False, kw_only=True, repr=False)
 class ModelHandle:
     """Statistics and the end of a model that `runtime.load` has loaded; a context manager."""
 
-    def __init__(
-        self,
-        *,
-        spec: ModelSpec,
-        folder: Path,
-        layers: Sequence[MoeLayer],
-        engine: Engine,
-        probes: Probes,
-        experts: Sequence[LayerExperts],
-    ):
-        self.spec = spec
-        self.folder = folder
-        self.layers = layers
-        self.engine = engine
-        self.probes = probes
-        self._experts = experts
+    spec: ModelSpec
+    folder: Path
+    layers: Sequence[MoeLayer]
+    engine: Engine
+    probes: Probes
+    experts: Sequence[LayerExperts]
 
     def connect(self, target: EngineInterface) -> None:
         """Send events and requests of experts to `target`; only between two forward passes."""
         self.probes.listener = target
-        for experts in self._experts:
+        for experts in self.experts:
             experts.source = target
 
     @property

@@ -15,17 +15,16 @@ from runtime.engine.handle import ModelHandle
 from runtime.engine.memory import release_unused
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import CheckpointError
-from runtime.hf.guards import guard_model
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
 from runtime.hf.probes import Probes
+from runtime.hf.strip import guard_model
 from runtime.policy.budget import Budget
 from runtime.store.base import ExpertStore
 from runtime.store.model_source import resolve
 
 
 def resolve_model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelConfig:
-    """Return the configuration of a model given by name, folder or Hub id."""
     if isinstance(model, ModelConfig):
         config = model
     elif str(model) == REFERENCE_MODEL:
@@ -154,7 +153,6 @@ def load(
 
 
 def load_served(config: ServedConfig, *, budget: Budget | str | int) -> PreTrainedModel:
-    """Load a model as a command's configuration describes it."""
     return load(
         config.model,
         predictor=config.predictor,

@@ -39,7 +39,7 @@ class ChromeTraceWriter:
         """Flow number of the prefetch of each expert that has not been used since."""
         self._num_flows = 0
         self._closed = False
-        self._add({"ph": "M", "pid": PROCESS, "name": "process_name", "args": {"name": "moecast"}})
+        self._add("M", name="process_name", args={"name": "moecast"})
         for track in (COMPUTE, PREDICTOR):
             self._track(track)
 
@@ -47,38 +47,31 @@ class ChromeTraceWriter:
         return round((seconds - self._start) * 1e6, 1)
 
     def _track(self, name: str) -> int:
-        known = self._tracks.get(name)
-        if known is None:
-            known = self._tracks[name] = len(self._tracks) + 1
-            self._add(
-                {
-                    "ph": "M",
-                    "pid": PROCESS,
-                    "tid": known,
-                    "name": "thread_name",
-                    "args": {"name": name},
-                }
-            )
-        return known
+        if name not in self._tracks:
+            self._tracks[name] = len(self._tracks) + 1
+            self._add("M", tid=self._tracks[name], name="thread_name", args={"name": name})
+        return self._tracks[name]
 
-    def _add(self, event: dict[str, Any]) -> None:
-        self._events.append(event)
+    def _add(self, phase: str, **fields: Any) -> None:
+        self._events.append({"ph": phase, "pid": PROCESS, **fields})
 
-    def _span(self, track: str, name: str, start: float, end: float, **details: Any) -> None:
+    def _add_span(self, track: str, name: str, start: float, end: float, **details: Any) -> None:
         self._add(
-            {
-                "ph": "X",
-                "pid": PROCESS,
-                "tid": self._track(track),
-                "name": name,
-                "cat": name.split()[0],
-                "ts": self._microseconds(start),
-                "dur": max(0.0, round((end - start) * 1e6, 1)),
-                "args": details,
-            }
+            "X",
+            tid=self._track(track),
+            name=name,
+            cat=name.split()[0],
+            ts=self._microseconds(start),
+            dur=max(0.0, round((end - start) * 1e6, 1)),
+            args=details,
         )
         if len(self._events) >= FLUSH_EVENTS:
             self._flush()
+
+    def _span(self, track: str, name: str, start: float, end: float, **details: Any) -> None:
+        with self._lock:
+            if not self._closed:
+                self._add_span(track, name, start, end, **details)
 
     # ---- `TimelineSink`
 
@@ -89,7 +82,7 @@ class ChromeTraceWriter:
         with self._lock:
             if self._closed:
                 return
-            self._span(
+            self._add_span(
                 track,
                 "fetch" if task.high else "prefetch",
                 start,
@@ -100,32 +93,22 @@ class ChromeTraceWriter:
                 bytes=task.num_bytes,
             )
             self._moved[link] = self._moved.get(link, 0) + task.num_bytes
-            self._add(
-                {
-                    "ph": "C",
-                    "pid": PROCESS,
-                    "name": f"bytes moved, {link}",
-                    "ts": self._microseconds(end),
-                    "args": {"bytes": self._moved[link]},
-                }
-            )
+            moved = {"bytes": self._moved[link]}
+            self._add("C", name=f"bytes moved, {link}", ts=self._microseconds(end), args=moved)
             if not task.high and task.expert not in self._arrived:
                 self._num_flows += 1
                 self._arrived[task.expert] = self._num_flows
-                self._flow("s", self._num_flows, self._track(track), start)
+                self._flow("s", self._num_flows, track, start)
 
-    def _flow(self, phase: str, number: int, track: int, when: float) -> None:
+    def _flow(self, phase: str, number: int, track: str, when: float, **fields: str) -> None:
         self._add(
-            {
-                "ph": phase,
-                "pid": PROCESS,
-                "tid": track,
-                "id": number,
-                "name": "prefetched for",
-                "cat": "flow",
-                "ts": self._microseconds(when),
-                **({"bp": "e"} if phase == "f" else {}),
-            }
+            phase,
+            tid=self._track(track),
+            id=number,
+            name="prefetched for",
+            cat="flow",
+            ts=self._microseconds(when),
+            **fields,
         )
 
     def computed(self, expert: Expert, start: float, end: float) -> None:
@@ -133,32 +116,24 @@ class ChromeTraceWriter:
         with self._lock:
             if self._closed:
                 return
-            self._span(COMPUTE, "expert", start, end, layer=expert[0], expert=expert[1])
+            self._add_span(COMPUTE, "expert", start, end, layer=expert[0], expert=expert[1])
             number = self._arrived.pop(expert, None)
             if number is not None:
-                self._flow("f", number, self._track(COMPUTE), start)
+                self._flow("f", number, COMPUTE, start, bp="e")
 
     def stalled(self, layer: int, start: float, end: float) -> None:
-        with self._lock:
-            if not self._closed:
-                self._span(COMPUTE, "stall", start, end, layer=layer)
+        self._span(COMPUTE, "stall", start, end, layer=layer)
 
     def computed_dense(self, layer: int, start: float, end: float) -> None:
         """Record time outside routed experts, up to the router of `layer`."""
-        with self._lock:
-            if not self._closed:
-                self._span(COMPUTE, "other layers", start, end, layer=layer)
+        self._span(COMPUTE, "other layers", start, end, layer=layer)
 
     def predicted(self, event: str, layer: int, start: float, end: float) -> None:
-        with self._lock:
-            if not self._closed:
-                self._span(PREDICTOR, "predict", start, end, layer=layer, on=event)
+        self._span(PREDICTOR, "predict", start, end, layer=layer, on=event)
 
     def step(self, num_tokens: int, start: float, end: float) -> None:
-        with self._lock:
-            if not self._closed:
-                name = "prefill" if num_tokens > 1 else "decode"
-                self._span("step", name, start, end, tokens=num_tokens)
+        name = "prefill" if num_tokens > 1 else "decode"
+        self._span("step", name, start, end, tokens=num_tokens)
 
     # ---- the file
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 PROMPT_TOKENS = 4
@@ -60,20 +61,6 @@ def measure_cache_size(model: PreTrainedModel) -> CacheSize:
 
 
 def count_cache_bytes(cache: Any) -> int:
-    """Return the bytes of all tensors in a Transformers cache."""
-    tensors = (
-        value for layer in getattr(cache, "layers", ()) for value in _tensors(vars(layer).values())
-    )
+    leaves = tree_leaves([vars(layer) for layer in getattr(cache, "layers", ())])
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            tensors.append(value)
-        elif isinstance(value, dict):  # states of linear attention
-            tensors += _tensors(value.values())
-        elif isinstance(value, list | tuple):
-            tensors += _tensors(value)
-    return tensors

@@ -1,7 +1,7 @@
 """Finds a model's layers with routed experts through Transformers' own records, not by names."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,12 @@ from transformers import PreTrainedModel
 
 from predictors.baselines import SkipPredictor
 from runtime.errors import CheckpointError
-from runtime.hf.adapters.base import ExpertsAdapter, ExpertSource, LayerExperts
+from runtime.hf.adapters.base import ExpertsAdapter, ExpertSource, LayerExperts, RouterOutput
 from runtime.hf.adapters.dense import DenseAdapter
 from runtime.hf.adapters.fused import InterfaceAdapter, LoopAdapter
 from runtime.hf.adapters.members import MembersAdapter
 from runtime.hf.adapters.parallel import ParallelAdapter
 from runtime.hf.adapters.stacked import StackedAdapter
-from runtime.hf.routing import RouterOutput
 
 ROUTER_NAMES = ("gate", "router")
 """Names of routers, for models that do not record router logits."""
@@ -36,7 +35,6 @@ ADAPTERS: tuple[ExpertsAdapter, ...] = (
 
 
 def find_adapter(module: nn.Module) -> ExpertsAdapter | None:
-    """Return the adapter of an experts module, or None for other modules."""
     return next((adapter for adapter in ADAPTERS if adapter.matches(module)), None)
 
 
@@ -60,7 +58,6 @@ class MoeLayer:
 
     @property
     def num_experts(self) -> int:
-        """Number of experts with parameters."""
         return self.adapter.num_experts(self.experts)
 
     @property
@@ -69,7 +66,6 @@ class MoeLayer:
         return self.adapter.top_k(self.router)
 
     def routing(self, output: object) -> RouterOutput:
-        """Return the router's choice, given its output."""
         return self.adapter.routing(output, self.router, self.parent)
 
 
@@ -113,53 +109,28 @@ def find_moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
     """
     routers = _find_recorded_classes(model, "router_logits")
     blocks = _find_recorded_classes(model, "hidden_states")
-    candidates = []
+    candidates: list[tuple[str, MoeLayer]] = []
     for name, experts in find_expert_banks(model).items():
         adapter = find_adapter(experts)
         assert adapter is not None
         parent = experts if adapter.router_inside else model.get_submodule(name.rpartition(".")[0])
         # What has no router to listen to is served all the same, when its experts are called.
         router = _find_router(parent, routers) or parent
-        candidates.append(
-            (name, experts, router, parent, _find_block_name(model, name, blocks), adapter)
-        )
+        block_name = _find_block_name(model, name, blocks)
+        block = model.get_submodule(block_name)
+        candidates.append((block_name, MoeLayer(0, name, experts, router, parent, block, adapter)))
     if not candidates:
         raise CheckpointError(
             f"{type(model).__name__} has no routed experts that moecast can serve; "
             "it serves Mixture-of-Experts models only"
         )
-    order = _sort_by_execution([(name, block) for name, _, _, _, block, _ in candidates])
-    return [
-        MoeLayer(
-            index=index,
-            name=name,
-            experts=experts,
-            router=router,
-            parent=parent,
-            block=model.get_submodule(block),
-            adapter=adapter,
-        )
-        for index, (name, experts, router, parent, block, adapter) in enumerate(
-            candidates[place] for place in order
-        )
-    ]
-
-
-def _sort_by_execution(names: Iterable[tuple[str, str]]) -> list[int]:
-    """Return the indices of `(experts module, block)` pairs in the order in which they run.
-
-    Blocks run as the model defines them; in a block, experts of the attention (jetmoe) come before
-    those of its MLP.
-    """
-    pairs = list(names)
-    blocks = list(dict.fromkeys(block for _, block in pairs))
-    return sorted(
-        range(len(pairs)),
-        key=lambda i: (
-            blocks.index(pairs[i][1]),
-            "attention" not in pairs[i][0].removeprefix(pairs[i][1]),
-        ),
+    # Blocks run as the model defines them; in a block, experts of the attention (jetmoe) come
+    # before those of its MLP.
+    order = {block: i for i, block in reversed([*enumerate(block for block, _ in candidates)])}
+    candidates.sort(
+        key=lambda pair: (order[pair[0]], "attention" not in pair[1].name[len(pair[0]) :])
     )
+    return [replace(layer, index=index) for index, (_, layer) in enumerate(candidates)]
 
 
 def _find_block_name(model: nn.Module, experts_name: str, classes: Classes) -> str:

@@ -82,7 +82,6 @@ class _StepReporter:
     def __init__(self, model: PreTrainedModel, probes: "Probes"):
         self._probes = probes
         self._next_request = 0
-        self.lane = RequestTracker()
         if model.config.is_encoder_decoder:
             parts = [(model.get_encoder(), self._encoder), (model.get_decoder(), self._decoder)]
         else:
@@ -92,13 +91,13 @@ class _StepReporter:
     def _encoder(self, args: tuple, kwargs: dict) -> None:
         tokens = find_tokens(args, kwargs)
         self._new_requests(len(tokens))
-        self.lane.is_encoded = True
-        self.lane.part = "encoder"
+        self._probes.lane.is_encoded = True
+        self._probes.lane.part = "encoder"
         self._begin(tokens)
 
     def _decoder(self, args: tuple, kwargs: dict) -> None:
         tokens = find_tokens(args, kwargs)
-        lane = self.lane
+        lane = self._probes.lane
         if not lane.past.continues(kwargs.get("past_key_values")):
             # Beams of an encoded request are decoder rows one after another.
             continues = lane.is_encoded and len(tokens) % lane.num_requests == 0
@@ -109,15 +108,15 @@ class _StepReporter:
         self._begin(tokens)
 
     def _new_requests(self, count: int) -> None:
-        self.lane.first_request, self.lane.num_requests = self._next_request, count
+        self._probes.lane.first_request, self._probes.lane.num_requests = self._next_request, count
         self._next_request += count
 
     def _begin(self, tokens: Tensor) -> None:
         num_rows, num_tokens = tokens.shape
-        rows_per_request = max(1, num_rows // max(1, self.lane.num_requests))
+        rows_per_request = max(1, num_rows // max(1, self._probes.lane.num_requests))
         rows = np.repeat(np.arange(num_rows, dtype=np.int64) // rows_per_request, num_tokens)
         tokens_T = tokens.detach().reshape(-1).to("cpu", torch.int64).numpy()
-        self._probes.listener.begin_step(tokens_T, self.lane.first_request + rows)
+        self._probes.listener.begin_step(tokens_T, self._probes.lane.first_request + rows)
 
     def _end(self) -> None:
         self._probes.listener.end_step()
@@ -193,38 +192,22 @@ class Probes:
     ):
         self.listener = listener
         """Receives the events; may be replaced between forward passes."""
+        self.lane = RequestTracker()
+        """Tracker of the generation whose forward passes come next."""
         self._complete = complete
-        self._steps = _StepReporter(model, self)
-        self._handles: list[Any] = [*self._steps.handles]
+        self._handles: list[Any] = [*_StepReporter(model, self).handles]
+        add = self._handles.append
         layers = find_moe_layers(model) if layers is None else layers
         self._num_experts = max(layer.num_experts for layer in layers)
         for layer in layers:
             if Signal.LAYER_INPUT in signals:
-                self._add(
-                    layer.block.register_forward_pre_hook(
-                        self._layer_input(layer), with_kwargs=True
-                    )
-                )
+                hook = self._layer_input(layer)
+                add(layer.block.register_forward_pre_hook(hook, with_kwargs=True))
             if Signal.GATE_INPUT in signals:
-                self._add(
-                    layer.router.register_forward_pre_hook(
-                        self._gate_input(layer), with_kwargs=True
-                    )
-                )
+                hook = self._gate_input(layer)
+                add(layer.router.register_forward_pre_hook(hook, with_kwargs=True))
             if Signal.ROUTED in signals:
-                self._add(layer.router.register_forward_hook(self._routed(layer)))
-
-    def _add(self, handle) -> None:
-        self._handles.append(handle)
-
-    @property
-    def lane(self) -> RequestTracker:
-        """Tracker of the generation whose forward passes come next."""
-        return self._steps.lane
-
-    @lane.setter
-    def lane(self, lane: RequestTracker) -> None:
-        self._steps.lane = lane
+                add(layer.router.register_forward_hook(self._routed(layer)))
 
     def __enter__(self) -> "Probes":
         return self

@@ -1,7 +1,7 @@
 """Builds a system's policy core from its configuration, for live runs and simulated ones alike."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.adaptive_prefetch import AdaptivePrefetch
 from runtime.policy.cache import ExpertCache
-from runtime.policy.device_cache import DeviceCache, Techniques
+from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.multi_device_cache import DeviceCaches, MultiDeviceCache
@@ -41,12 +41,8 @@ def build_device_cache(
     A tier is divided among the layers only if it holds a step's experts of every layer.
 
     Args:
-        system: What the cache does.
-        spec: The model.
-        num_slots: Experts that fit in each tier.
         chunk_bytes: Bytes of each chunk, of each layer's experts.
         placement: Experts of each of several devices; None: this one has all.
-        device: Number of this device in the placement.
     """
     if placement is not None:
         system = _restrict_counts(system, spec, placement, device)
@@ -72,8 +68,7 @@ def build_device_cache(
             idle_prefetch=system.idle_prefetch,
         )
         tiers.insert(0, below)
-    switches = {field.name: getattr(system, field.name) for field in fields(Techniques)}
-    return DeviceCache(tiers, techniques=Techniques(**switches), placement=placement, device=device)
+    return DeviceCache(tiers, system=system, placement=placement, device=device)
 
 
 def build_multi_device_cache(

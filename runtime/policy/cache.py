@@ -1,6 +1,6 @@
 """The slots of one cache tier: which expert is in which slot. Bookkeeping only, no bytes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
@@ -90,9 +90,6 @@ class ExpertCache:
         self.num_changes += 1
         self.policy.end_step()
 
-    def next_idle_candidate(self) -> Expert | None:
-        return self.policy.next_idle_candidate()
-
     # ---- lookups
 
     def _partition(self, expert: Expert) -> _Partition:
@@ -110,12 +107,6 @@ class ExpertCache:
     @property
     def num_quarantined(self) -> int:
         return len(self._quarantine)
-
-    def get(self, expert: Expert) -> CacheEntry | None:
-        return self.entries.get(expert)
-
-    def __iter__(self) -> Iterator[Expert]:
-        return iter(self.entries)
 
     # ---- accesses
 

@@ -1,10 +1,10 @@
 """The cache of one device: ProMoE, algorithm 2, over its tiers, and the order of computation."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.config import SystemConfig
 from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters
 from runtime.policy.eviction.protocol import Expert, Probabilities
@@ -12,28 +12,8 @@ from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import CacheTier, TransferTask
 
 
-@dataclass(frozen=True)
-class Techniques:
-    """Switches of the techniques of ProMoE (figure 12), MoE-Infinity and Klotski."""
-
-    chunked: bool = True
-    """Fetch experts linear layer by linear layer (ProMoE, section 5.1); off: whole."""
-    early_preemption: bool = True
-    """Request all of a layer's experts when its router has run (ProMoE, section 5.2); off: one by
-    one."""
-    reordered: bool = True
-    """Compute in order of readiness (ProMoE, section 5.3); off: in order of expert id."""
-    cancel: bool = False
-    """A new forecast of a layer cancels prefetches that it does not name (MoE-Infinity, request
-    level, section 5.1)."""
-    hot_first: bool = False
-    """Among equally ready experts, the one with the most tokens first (Klotski, section 5)."""
-    drop_used: bool = False
-    """Evict experts once they are used or were forecast in vain (Klotski, section 5)."""
-
-
 def order_computation(
-    techniques: Techniques, tokens_per_expert: Mapping[int, int], progress: Callable[[int], float]
+    system: SystemConfig, tokens_per_expert: Mapping[int, int], progress: Callable[[int], float]
 ) -> list[int]:
     """Returns a layer's experts in the order in which to compute them.
 
@@ -41,9 +21,9 @@ def order_computation(
     ones (ProMoE, section 5.3); without reordering by id, or by the number of their tokens.
     """
     order = sorted(tokens_per_expert)
-    if techniques.hot_first:
+    if system.hot_first:
         order.sort(key=lambda e: -tokens_per_expert[e])
-    if techniques.reordered:
+    if system.reordered:
         order.sort(key=lambda e: -progress(e))
     return order
 
@@ -56,7 +36,7 @@ class DeviceCache:
 
     Args:
         tiers: The computing tier, then the one below it, and so on.
-        techniques: What to request and in which order.
+        system: What to request and in which order (ProMoE, figure 12; MoE-Infinity; Klotski).
         placement: Experts of each device; None: all experts are on this one.
         device: Number of this device in the placement.
     """
@@ -65,13 +45,13 @@ class DeviceCache:
         self,
         tiers: Sequence[CacheTier],
         *,
-        techniques: Techniques,
+        system: SystemConfig,
         placement: ExpertPlacement | None = None,
         device: int = 0,
     ):
         self.tiers = tuple(tiers)
         self.top = self.tiers[0]
-        self.techniques = techniques
+        self.system = system
         self._placement = placement
         self._device = device
         self._predicted: dict[int, dict[int, None]] = {}
@@ -124,11 +104,10 @@ class DeviceCache:
         return self.top.is_ready(expert)
 
     def progress(self, expert: Expert) -> float:
-        """Returns a number that is larger the sooner the expert is ready; -1 without a slot."""
         return self.top.progress(expert)
 
     def entry(self, expert: Expert) -> CacheEntry | None:
-        return self.top.cache.get(expert)
+        return self.top.cache.entries.get(expert)
 
     def requested_early(self, layer: int) -> Collection[int]:
         """Returns what `request_early` has requested in a layer that is not fully routed yet."""
@@ -166,7 +145,7 @@ class DeviceCache:
         """
         own = set(self._own(layer, experts))
         named = self._predicted.setdefault(layer, {})
-        if self.techniques.cancel:
+        if self.system.cancel:
             self.top.cancel_prefetches(layer, keep=frozenset(own))
             named.clear()
         pairs = [(e, p) for e, p in zip(experts, priorities, strict=True) if e in own]
@@ -188,7 +167,7 @@ class DeviceCache:
         The experts are requested at once, in the order in which they are routed (Klotski, section
         5). Returns those that were not requested before.
         """
-        if not self.techniques.early_preemption:
+        if not self.system.early_preemption:
             return []
         if layer not in self._early:
             self._pin_predicted(layer)
@@ -205,7 +184,7 @@ class DeviceCache:
 
         Tokens that have yet to reach the layer may need them, and other requests would evict them.
         """
-        pinned = [e for e in self._predicted.get(layer, {}) if self.top.cache.get((layer, e))]
+        pinned = [e for e in self._predicted.get(layer, {}) if (layer, e) in self.top.cache.entries]
         for e in pinned:
             self.top.pin((layer, e))
         self._pinned_early[layer] = pinned
@@ -229,17 +208,17 @@ class DeviceCache:
         for tier in self.tiers:
             tier.cache.on_routed(layer, own)
         # Prefetches that are about to be requested go on, unless experts wait for their turn.
-        keep = own if self.techniques.early_preemption else ()
+        keep = own if self.system.early_preemption else ()
         self.top.cancel_prefetches(layer, keep=frozenset(keep))
-        if self.techniques.drop_used:
-            self._evict_unused(layer, [e for one, e in self.top.cache if one == layer], own)
-        order = order_computation(self.techniques, own, lambda e: self.progress((layer, e)))
-        if self.techniques.early_preemption:
+        if self.system.drop_used:
+            self._evict_unused(layer, [e for one, e in self.top.cache.entries if one == layer], own)
+        order = order_computation(self.system, own, lambda e: self.progress((layer, e)))
+        if self.system.early_preemption:
             for e in order:
                 if e not in early:
                     self.top.request((layer, e))
         self.cancel(layer, pinned)
-        if self.techniques.drop_used:
+        if self.system.drop_used:
             self._evict_unused(layer, pinned, own)
         return order
 
@@ -250,7 +229,7 @@ class DeviceCache:
 
     def request(self, expert: Expert) -> None:
         """Requests the expert that is computed next, where its layer was not requested at once."""
-        if not self.techniques.early_preemption and not self.top.is_requested(expert):
+        if not self.system.early_preemption and not self.top.is_requested(expert):
             self.top.request(expert)
 
     def make_room(self, layer: int, expert: int, coming: Sequence[int]) -> bool:
@@ -263,7 +242,7 @@ class DeviceCache:
         top, num_others = self.top, max(0, self.top.cache.share(layer) - 1)
         others = [e for e in self._own(layer, coming) if e != expert]
         self.cancel(layer, others[num_others:])
-        ahead = others[:num_others] if self.techniques.early_preemption else []
+        ahead = others[:num_others] if self.system.early_preemption else []
         new = [e for e in (expert, *ahead) if not top.is_requested((layer, e))]
         for e in new:
             top.request((layer, e))
@@ -271,9 +250,9 @@ class DeviceCache:
 
     def release(self, expert: Expert) -> None:
         """Ends the request of an expert that has been computed."""
-        assert self.top.cache.get(expert) is not None, expert
+        assert expert in self.top.cache.entries, expert
         self.top.release(expert)
-        if self.techniques.drop_used:
+        if self.system.drop_used:
             self.top.evict(expert)
 
     def cancel(self, layer: int, experts: Sequence[int]) -> None:
@@ -300,7 +279,7 @@ class DeviceCache:
     def _count_request(self, layer: int, e: int) -> None:
         """Counts the first request of an expert in a step."""
         top, counters, expert = self.top, self.top.counters[layer], (layer, e)
-        entry = top.cache.get(expert)
+        entry = top.cache.entries.get(expert)
         ready = top.is_ready(expert)
         is_named = e in self._predicted.get(layer, {})
         top.count_request(expert)

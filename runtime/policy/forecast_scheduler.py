@@ -45,7 +45,7 @@ class ForecastScheduler:
         lookahead_layers: int | None = None,
         predictor_priority: bool = True,
     ):
-        self._cache = cache
+        self.cache = cache
         self._top_k = top_k
         if priority not in PRIORITY_FUNCTIONS:
             raise MoecastError(unknown("priority function", priority, PRIORITY_FUNCTIONS))
@@ -79,5 +79,5 @@ class ForecastScheduler:
                 priorities = [-float(forecast.priority_E[e]) for e in experts]
             else:
                 priorities = [self._priority(float(probability_E[e]), distance) for e in experts]
-            self._cache.on_forecast(forecast.layer, probability_E.tolist())
-            self._cache.prefetch(forecast.layer, experts, priorities)
+            self.cache.on_forecast(forecast.layer, probability_E.tolist())
+            self.cache.prefetch(forecast.layer, experts, priorities)

@@ -7,21 +7,17 @@ here: events go to all devices, which ignore the experts of others; requests go 
 
 from collections.abc import Collection, Mapping, Sequence
 
+from runtime.config import SystemConfig
 from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters, sum_counters
-from runtime.policy.device_cache import DeviceCache, Techniques, order_computation
+from runtime.policy.device_cache import DeviceCache, order_computation
 from runtime.policy.eviction.protocol import Expert, Probabilities
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import CacheTier, TransferTask
 
 
 class MultiDeviceCache:
-    """The interface of a `DeviceCache` over those of several devices.
-
-    Args:
-        devices: The devices' caches, by number.
-        placement: Experts of each device.
-    """
+    """The interface of a `DeviceCache` over those of several devices, by number."""
 
     def __init__(self, devices: Sequence[DeviceCache], *, placement: ExpertPlacement):
         self.devices = tuple(devices)
@@ -36,8 +32,8 @@ class MultiDeviceCache:
         return tuple(tier for device in self.devices for tier in device.tiers)
 
     @property
-    def techniques(self) -> Techniques:
-        return self.devices[0].techniques
+    def system(self) -> SystemConfig:
+        return self.devices[0].system
 
     # ---- counters and sizes
 
@@ -108,7 +104,7 @@ class MultiDeviceCache:
         for device in self.devices:
             device.request_routed(layer, tokens_per_expert)
         return order_computation(
-            self.techniques, tokens_per_expert, lambda e: self.progress((layer, e))
+            self.system, tokens_per_expert, lambda e: self.progress((layer, e))
         )
 
     def cancel(self, layer: int, experts: Sequence[int]) -> None:

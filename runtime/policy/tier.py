@@ -65,7 +65,7 @@ class CacheTier:
         self.below = below
         self._above: CacheTier | None = None
         if below is not None:
-            below.attach(self)
+            below._above = self
         self._chunk_bytes = tuple(map(tuple, chunk_bytes))
         self._num_chunks = tuple(map(len, chunk_bytes))
         self._entries = cache.entries
@@ -84,9 +84,6 @@ class CacheTier:
         """Requests to the tier below so far: when it grows, that tier's link has to be woken."""
         self.late: set[Expert] = set()
         """Predicted experts that were not ready when their router requested them."""
-
-    def attach(self, above: Self) -> None:
-        self._above = above
 
     @property
     def is_top(self) -> bool:
@@ -234,10 +231,9 @@ class CacheTier:
         return self._start_idle()
 
     def _start_idle(self) -> TransferTask | None:
-        """Starts a prefetch of the missing expert with the highest score."""
         if not self.idle_prefetch or self._idle_refused_at == self.cache.num_changes:
             return None
-        expert = self.cache.next_idle_candidate()
+        expert = self.cache.policy.next_idle_candidate()
         if expert is not None and not self.queue.is_low(expert) and not self.is_requested(expert):
             self.queue.push_low(expert, LAST)
             if (task := self._start(expert, high=False)) is not None:

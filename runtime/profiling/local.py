@@ -35,8 +35,7 @@ from runtime.profiling.reading import (
 from runtime.profiling.spans import Spans
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.store.base import ExpertStore, max_slot_bytes
-from runtime.transfer.arena import Arena
-from runtime.transfer.link import StoreLink
+from runtime.transfer.link import Arena, StoreLink
 
 PROMPT_TOKENS = 32
 """Before the token that is computed again: attention over a few dozen, as in the outlook."""

@@ -72,57 +72,52 @@ class Interconnect:
         )
 
 
+@dataclass(eq=False)
 class SimulatedCluster:
     """The interface of a `Simulator` over several devices."""
 
-    def __init__(
-        self,
-        simulators: Sequence[Simulator],
-        devices: Sequence[DeviceCache],
-        interconnect: Interconnect,
-    ):
-        self._simulators = tuple(simulators)
-        self._devices = tuple(devices)
-        self._interconnect = interconnect
-        self.stall_seconds = 0.0
-        """Sum over the layers of the longest time that a device waited for experts."""
+    simulators: Sequence[Simulator]
+    devices: Sequence[DeviceCache]
+    interconnect: Interconnect
+    stall_seconds: float = 0.0
+    """Sum over the layers of the longest time that a device waited for experts."""
 
     @property
     def now(self) -> float:
-        return self._simulators[0].now
+        return self.simulators[0].now
 
     @property
     def predictor_seconds(self) -> float:
-        return self._simulators[0].predictor_seconds
+        return self.simulators[0].predictor_seconds
 
     def begin_step(self) -> None:
-        for simulator in self._simulators:
+        for simulator in self.simulators:
             simulator.begin_step()
 
     def forecast(self, forecasts: Forecasts, *, layer_now: int) -> None:
-        for simulator in self._simulators:
+        for simulator in self.simulators:
             simulator.forecast(forecasts, layer_now=layer_now)
 
     def compute(self, seconds: float) -> None:
         """Computes on all devices, or lets them wait for one that computes."""
-        for simulator in self._simulators:
+        for simulator in self.simulators:
             simulator.compute(seconds)
 
     def on_reuse_scores(self, layer: int, score_E: Floats) -> None:
-        for simulator in self._simulators:
+        for simulator in self.simulators:
             simulator.on_reuse_scores(layer, score_E)
 
     def run_experts(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
         """Computes each device's experts; the layer ends when the last tokens are back."""
         ends, stalls = [], []
-        for simulator, device in zip(self._simulators, self._devices, strict=True):
+        for simulator, device in zip(self.simulators, self.devices, strict=True):
             own = {e: n for e, n in tokens_per_expert.items() if device.owns((layer, e))}
-            travel = self._interconnect.travel_seconds(sum(own.values()))
+            travel = self.interconnect.travel_seconds(sum(own.values()))
             stalled = simulator.stall_seconds
             # Experts are fetched as soon as the router has run, while tokens travel.
             simulator.run_experts(layer, own, computed_after=travel)
             stalls.append(simulator.stall_seconds - stalled)
             ends.append(simulator.now + travel)
         self.stall_seconds += max(stalls)
-        for simulator in self._simulators:
+        for simulator in self.simulators:
             simulator.compute(max(ends) - simulator.now)

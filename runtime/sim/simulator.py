@@ -1,9 +1,11 @@
 """Discrete-event simulation of one device: its cache, links, compute stream and predictor."""
 
+import functools
 import heapq
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from predictors.base import Floats, Forecasts
 from runtime.policy.device_cache import DeviceCache
@@ -11,7 +13,6 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.tier import TransferTask
 from runtime.sim.hardware import Hardware
-from runtime.sim.transfers import LinkTransfers
 
 Observer = Callable[[str, float, float, Expert | None], None]
 """Called with what happened (compute, stall, fetch, prefetch), its start, its end and the expert;
@@ -48,10 +49,8 @@ class Simulator:
             for _ in self._tiers
         ]
         """Transfers of each tier's link."""
-        self._seconds_of: list[dict[int, float]] = [{} for _ in self._tiers]
-        """Seconds of a transfer by its bytes, of each tier."""
-        self._expert_seconds_of: dict[int, float] = {}
-        """Seconds of an expert by its tokens."""
+        self._transfer_seconds = functools.cache(hardware.transfer_seconds)
+        self._expert_seconds = functools.cache(hardware.expert_seconds)
         self._forecasts: list[tuple[float, int, Forecasts, int]] = []
         self._sequence = itertools.count()
         self._predictor_free = 0.0
@@ -132,19 +131,13 @@ class Simulator:
             self.compute(self._expert_seconds(tokens_per_expert[expert]), (layer, expert))
             cache.release((layer, expert))
 
-    def _expert_seconds(self, num_tokens: int) -> float:
-        known = self._expert_seconds_of.get(num_tokens)
-        if known is None:
-            known = self._expert_seconds_of[num_tokens] = self._hardware.expert_seconds(num_tokens)
-        return known
-
     def _next_ready(self, layer: int, pending: Sequence[int]) -> int:
-        techniques, is_ready = self._cache.techniques, self._cache.is_ready
+        system, is_ready = self._cache.system, self._cache.is_ready
         candidates = pending
-        if not techniques.early_preemption:
+        if not system.early_preemption:
             candidates = pending[:1]
             self._cache.request((layer, pending[0]))
-        elif not techniques.reordered:
+        elif not system.reordered:
             candidates = pending[:1]
             self._cache.make_room(layer, pending[0], pending)
         for e in candidates:
@@ -209,15 +202,8 @@ class Simulator:
                     self._start(i, task, by_worker=True)
 
     def _start(self, i: int, task: TransferTask, *, by_worker: bool) -> None:
-        seconds = self._transfer_seconds(i, task.num_bytes) + self._overheads.task_seconds
+        seconds = self._transfer_seconds(task.num_bytes, tier=i) + self._overheads.task_seconds
         self._links[i].start(task, self.now, seconds, by_worker=by_worker)
-
-    def _transfer_seconds(self, i: int, num_bytes: int) -> float:
-        known = self._seconds_of[i].get(num_bytes)
-        if known is None:
-            known = self._hardware.transfer_seconds(num_bytes, tier=i)
-            self._seconds_of[i][num_bytes] = known
-        return known
 
     def _finish(self, i: int, ended: tuple[TransferTask, float]) -> None:
         task, started = ended
@@ -227,3 +213,78 @@ class Simulator:
         if self._observer is not None:
             kind = "fetch" if task.high else "prefetch"
             self._observer(kind, started, self.now, task.expert)
+
+
+@dataclass(slots=True, eq=False)
+class _RunningTransfer:
+    """A transfer and when it ends."""
+
+    end: float
+    """Time of its end at its present speed."""
+    task: TransferTask
+    started: float
+    by_worker: bool
+    """Done by the link's thread, not by the computation."""
+
+
+class LinkTransfers:
+    """At most two transfers at a time.
+
+    Args:
+        speed_together: Speed of each of two simultaneous transfers, against one alone.
+        speed_computing: Speed of a transfer while the computation computes.
+    """
+
+    def __init__(self, *, speed_together: float = 1.0, speed_computing: float = 1.0):
+        self._together = speed_together
+        self._computing = speed_computing
+        self._is_computing = False
+        self._running: list[_RunningTransfer] = []
+        self.first_end = math.inf
+        """Time when the first transfer ends, if nothing else happens."""
+        self.is_worker_busy = False
+        """Whether the link's thread runs a transfer."""
+
+    @property
+    def num(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, task: TransferTask) -> bool:
+        return any(running.task is task for running in self._running)
+
+    def set_computing(self, now: float, is_computing: bool) -> None:
+        """Sets whether the computation computes from now on."""
+        if is_computing == self._is_computing:
+            return
+        self._is_computing = is_computing
+        if self._running and self._computing != 1.0:
+            self._stretch(now, 1 / self._computing if is_computing else self._computing)
+
+    def start(self, task: TransferTask, now: float, seconds: float, *, by_worker: bool) -> None:
+        """Starts a transfer that takes `seconds` when nothing else runs."""
+        if by_worker:
+            self.is_worker_busy = True
+        if self._is_computing:
+            seconds /= self._computing
+        if self._running:
+            self._stretch(now, 1 / self._together)
+            seconds /= self._together
+        self._running.append(_RunningTransfer(now + seconds, task, now, by_worker))
+        self.first_end = min(self.first_end, now + seconds)
+
+    def finish_first(self) -> tuple[TransferTask, float]:
+        """Removes the transfer that ends first; returns its task and when it started."""
+        first = min(self._running, key=lambda running: running.end)
+        self._running.remove(first)
+        if first.by_worker:
+            self.is_worker_busy = False
+        self._stretch(first.end, self._together)
+        return first.task, first.started
+
+    def _stretch(self, now: float, factor: float) -> None:
+        """Multiplies the remaining time of each transfer by `factor`."""
+        self.first_end = math.inf
+        for running in self._running:
+            if factor != 1.0:
+                running.end = now + (running.end - now) * factor
+            self.first_end = min(self.first_end, running.end)

@@ -64,27 +64,29 @@ def replay_step(
     The predictor sees an event when the iterator is advanced to it, and the step's end when the
     iterator is exhausted. Without a predictor the events are the same and nothing is forecast.
     """
-    signals = predictor.signals if predictor is not None else frozenset()
-    forecasts: Forecasts = ()
-    if predictor is not None:
-        forecasts = predictor.begin_step(step.tokens_T, step.requests_T)
-    yield StepEvent(Signal.TOKENS, -1, forecasts)
+    if predictor is None:
+        yield StepEvent(Signal.TOKENS, -1, ())
+        for layer in range(num_layers):
+            for signal in (Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.ROUTED):
+                yield StepEvent(signal, layer, ())
+        return
+    signals = predictor.signals
+    yield StepEvent(Signal.TOKENS, -1, predictor.begin_step(step.tokens_T, step.requests_T))
     for layer in range(num_layers):
-        forecasts = ()
-        if predictor is not None and Signal.LAYER_INPUT in signals:
+        forecasts: Forecasts = ()
+        if Signal.LAYER_INPUT in signals:
             forecasts = predictor.layer_input(layer, step.layer_input(layer))
         yield StepEvent(Signal.LAYER_INPUT, layer, forecasts)
         forecasts = ()
-        if predictor is not None and Signal.GATE_INPUT in signals:
+        if Signal.GATE_INPUT in signals:
             forecasts = predictor.gate_input(layer, step.gate_input(layer))
         yield StepEvent(Signal.GATE_INPUT, layer, forecasts)
         forecasts = ()
-        if predictor is not None and Signal.ROUTED in signals:
+        if Signal.ROUTED in signals:
             logits_TE = step.logits(layer) if Signal.LOGITS in signals else None
             forecasts = predictor.routed(layer, step.experts(layer), logits_TE)
         yield StepEvent(Signal.ROUTED, layer, forecasts)
-    if predictor is not None:
-        predictor.end_step()
+    predictor.end_step()
 
 
 class BatchedStep:
@@ -96,24 +98,19 @@ class BatchedStep:
         self.requests_T: Ints = np.concatenate([step.requests_T for step in steps])
 
     def layer_input(self, layer: int) -> Floats:
-        """`[T, D]`."""
         return np.concatenate([step.layer_input(layer) for step in self._steps])
 
     def gate_input(self, layer: int) -> Floats:
-        """`[T, D]`."""
         return np.concatenate([step.gate_input(layer) for step in self._steps])
 
     def logits(self, layer: int) -> Floats:
-        """`[T, E]`."""
         return np.concatenate([step.logits(layer) for step in self._steps])
 
     def experts(self, layer: int) -> Ints:
-        """`[T, K]`."""
         return np.concatenate([step.experts(layer) for step in self._steps])
 
 
 def first_request(step: RecordedStep) -> int:
-    """Returns the request of a step's first token."""
     return int(step.requests_T[0])
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.store.direct import BLOCK
-from runtime.store.files import FileReader
+from runtime.store.files import BLOCK, FileReader
 from runtime.store.layout import SlotLayout
 from runtime.store.packed.layout import PackedLayout
 

@@ -102,7 +102,6 @@ def find_revision(folder: Path) -> str:
 
 
 def is_weights(name: str) -> bool:
-    """Return whether a file of a model's folder holds tensors."""
     return name.endswith(".safetensors")
 
 

@@ -28,18 +28,14 @@ class OnDemandReader:
         layout = self._store.layouts[layer]
         slot = self._kept.get((layer, expert))
         if slot is None:
-            slot = self._free_slot(layer, expert)
+            if len(self._kept) < self._max_kept:
+                slot = self._kept[layer, expert] = allocate_aligned(self._slot_bytes, ALIGNMENT)
+            else:
+                self._current = 1 - self._current
+                slot = self._slots[self._current]
             self._store.read(layer, expert, range(len(layout.chunk_bytes)), slot)
         return layout.weights(slot)
 
-    def _free_slot(self, layer: int, expert: int) -> Tensor:
-        if len(self._kept) < self._max_kept:
-            slot = allocate_aligned(self._slot_bytes, ALIGNMENT)
-            return self._kept.setdefault((layer, expert), slot)
-        self._current = 1 - self._current
-        return self._slots[self._current]
-
     def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Yield the wanted experts one after another."""
         for expert in wanted:
             yield expert, self.pin(layer, expert)

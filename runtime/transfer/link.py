@@ -1,4 +1,4 @@
-"""Links fill an arena: from a store, or from the arena of the tier below."""
+"""Arenas, the memory of tiers, and the links that fill them from a store or the tier below."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,52 @@ from torch import Tensor
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import TransferTask
-from runtime.store.base import ExpertStore
-from runtime.transfer.arena import Arena
+from runtime.store.base import ExpertLayout, ExpertStore
+
+
+class Arena:
+    """A fixed allocation of slots; views of parameters are made once per slot.
+
+    Args:
+        layouts: of each layer; a slot holds the largest.
+        pinned: allocate pinned memory, which a device copies without the CPU.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[ExpertLayout],
+        num_slots: int,
+        *,
+        device: torch.device | str = "cpu",
+        pinned: bool = False,
+    ):
+        size = max(layout.num_bytes for layout in layouts)
+        alignment = max(layout.alignment for layout in layouts)
+        raw = torch.empty(
+            num_slots * size + alignment, dtype=torch.uint8, device=device, pin_memory=pinned
+        )
+        start = -raw.data_ptr() % alignment
+        self._slots = raw[start : start + num_slots * size].view(num_slots, size)
+        self._layouts = layouts
+        self._weights: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.num_slots = num_slots
+        self.num_bytes = num_slots * size
+
+    def slot(self, index: int) -> Tensor:
+        return self._slots[index]
+
+    def chunk_ranges(self, layer: int) -> Sequence[Sequence[tuple[int, int]]]:
+        return self._layouts[layer].chunk_ranges
+
+    def weights(self, layer: int, index: int) -> dict[str, Tensor]:
+        """The slot as parameters of one of the layer's experts, without the expert dimension."""
+        layout = self._layouts[layer]
+        if not layout.views_are_weights:
+            return layout.weights(self._slots[index])
+        known = self._weights.get((layer, index))
+        if known is None:
+            known = self._weights[layer, index] = layout.weights(self._slots[index])
+        return known
 
 
 class Link:

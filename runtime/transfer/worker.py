@@ -23,6 +23,7 @@ MAX_LOST_THREADS = 4
 fail."""
 
 
+@dataclass(eq=False)
 class TransferState:
     """State that a model's workers and its computation share: the lock and the failures.
 
@@ -30,20 +31,15 @@ class TransferState:
     never requested is only logged.
     """
 
-    def __init__(
-        self,
-        timeline: TimelineSink | None = None,
-        adaptive_prefetch: AdaptivePrefetch | None = None,
-    ):
-        self.condition = threading.Condition()
-        self.errors: dict[Expert, TransferError] = {}
-        self.joined: set[Expert] = set()
-        """Experts requested during a read that had begun before. If that read fails, they are read
-        once more."""
-        self.faults: Counter[Fault] = Counter()
-        """Failed transfers since the model was loaded, unused prefetches included."""
-        self.timeline = timeline
-        self.adaptive_prefetch = adaptive_prefetch
+    timeline: TimelineSink | None = None
+    adaptive_prefetch: AdaptivePrefetch | None = None
+    condition: threading.Condition = field(default_factory=threading.Condition)
+    errors: dict[Expert, TransferError] = field(default_factory=dict)
+    joined: set[Expert] = field(default_factory=set)
+    """Experts requested during a read that had begun before. If that read fails, they are read
+    once more."""
+    faults: Counter[Fault] = field(default_factory=Counter)
+    """Failed transfers since the model was loaded, unused prefetches included."""
 
 
 @dataclass(eq=False)

@@ -53,7 +53,7 @@ def serve(
             cache.on_routed(layer, dict.fromkeys(chosen, 1))
             pinned = []
             for e in chosen:
-                entry = cache.get((layer, e))
+                entry = cache.entries.get((layer, e))
                 if entry is None:
                     missing.append((layer, e))
                     continue
@@ -61,7 +61,7 @@ def serve(
                 cache.on_use((layer, e))
                 pinned.append(entry)
             for e in chosen:
-                if cache.get((layer, e)) is not None:
+                if cache.entries.get((layer, e)) is not None:
                     continue
                 entry, _ = cache.admit((layer, e))
                 if entry is None:

@@ -5,13 +5,12 @@ that does not know moecast would compute with a meta tensor and return wrong num
 """
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NoReturn, Protocol, SupportsInt
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, SupportsInt
 
 import torch
 from torch import Tensor, nn
 
 from runtime.errors import CheckpointError
-from runtime.hf.routing import RouterOutput, read_routing
 from runtime.store.weight_plan import FusedParameter
 
 
@@ -145,12 +144,39 @@ def replace_parameter(owner: nn.Module, name: str, placeholder: MissingParameter
     return placeholder.parameter
 
 
-def connect_placeholders(module: nn.Module, served: LayerExperts) -> None:
-    """Connects the lazy placeholders of a module and of what is in it."""
-    for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, LazyParameter):
-                value.served = served
+class RouterOutput(NamedTuple):
+    """Ids at or above the number of experts mean that a token skips this choice."""
+
+    indices: Tensor
+    """`(..., K)`, integers."""
+    logits: Tensor | None
+    """`(..., E)`, before any activation or bias."""
+    weights: Tensor | None
+    """`(..., K)`, what each chosen expert's output is multiplied by."""
+
+
+def find_tensors(output: object) -> list[Tensor]:
+    parts = output if isinstance(output, tuple) else (output,)
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+def read_routing(output: object) -> RouterOutput:
+    """Read `(logits_TE, weights_TK, indices_TK)`, the output of nearly all routers.
+
+    Indices are recognised by their dtype, because some models add a bias to the logits.
+
+    Raises:
+        CheckpointError: the output has no indices.
+    """
+    parts = find_tensors(output)
+    indices = next((part for part in parts if not part.is_floating_point()), None)
+    if indices is None:
+        raise CheckpointError("this model's router does not return the chosen experts")
+    floats = [part for part in parts if part.is_floating_point()]
+    top_k = indices.shape[-1]
+    weights = next((part for part in floats if part.shape == indices.shape), None)
+    logits = next((part for part in floats if part.shape[-1] != top_k), None)
+    return RouterOutput(indices, logits, weights)
 
 
 class ExpertsAdapter:
@@ -173,8 +199,14 @@ class ExpertsAdapter:
         raise NotImplementedError
 
     def attach(self, module: nn.Module, served: LayerExperts) -> None:
-        """Lets the stripped module compute with the experts of `served`."""
-        raise NotImplementedError
+        """Lets the stripped module compute with the experts of `served`.
+
+        By default the lazy placeholders of the module and of what is in it fetch them.
+        """
+        for part in module.modules():
+            for value in vars(part).values():
+                if isinstance(value, LazyParameter):
+                    value.served = served
 
     def top_k(self, _router: nn.Module) -> int | None:
         """Return the experts per token, or None if the configuration says so instead."""

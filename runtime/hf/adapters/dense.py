@@ -20,11 +20,12 @@ from runtime.hf.adapters.base import (
     ExpertsAdapter,
     LayerExperts,
     MissingParameter,
+    RouterOutput,
     find_parameters,
+    find_tensors,
     has_class_suffix,
     replace_parameter,
 )
-from runtime.hf.routing import RouterOutput, read_scores
 from runtime.store.weight_plan import FusedParameter
 
 
@@ -73,4 +74,7 @@ class DenseAdapter(ExpertsAdapter):
         module.forward = functools.partial(compute_dense_experts, module, served)
 
     def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> RouterOutput:
-        return read_scores(output, top_k=int(router.top_k))
+        """Reads `(scores_TE, logits_TE)`, with scores of 0 for experts that are not chosen."""
+        scores_TE, logits_TE = find_tensors(output)
+        indices_TK = logits_TE.topk(int(router.top_k), dim=-1).indices
+        return RouterOutput(indices_TK, logits_TE, scores_TE.gather(-1, indices_TK))

@@ -13,7 +13,6 @@ from runtime.hf.adapters.base import (
     ExpertsAdapter,
     LayerExperts,
     LazyParameter,
-    connect_placeholders,
     find_parameters,
     has_class_suffix,
     replace_parameter,
@@ -43,7 +42,7 @@ class InterfaceAdapter(ExpertsAdapter):
         return taken
 
     def attach(self, module: nn.Module, served: LayerExperts) -> None:
-        connect_placeholders(module, served)
+        super().attach(module, served)
         module.moecast_ready = served.in_place
         module.moecast_sum = find_accumulation(module)
 
@@ -79,6 +78,3 @@ class LoopAdapter(ExpertsAdapter):
             )
             taken.append(replace_parameter(module, name, LazyParameter(parameter)))
         return taken
-
-    def attach(self, module: nn.Module, served: LayerExperts) -> None:
-        connect_placeholders(module, served)

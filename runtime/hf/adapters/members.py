@@ -8,6 +8,7 @@ import functools
 import re
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.errors import CheckpointError
@@ -15,10 +16,11 @@ from runtime.hf.adapters.base import (
     ExpertsAdapter,
     LayerExperts,
     MissingParameter,
+    RouterOutput,
+    find_tensors,
     has_class_suffix,
     replace_parameter,
 )
-from runtime.hf.routing import RouterOutput, read_mask
 from runtime.store.weight_plan import FusedParameter
 
 NUMBERED = re.compile(r"\d+$")
@@ -105,4 +107,20 @@ class MembersAdapter(ExpertsAdapter):
         return 2 if hasattr(router, "second_expert_policy") else 1
 
     def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> RouterOutput:
-        return read_mask(output, top_k=self.top_k(router))
+        """Reads `(choice, weights, logits_TE)` of routers with a capacity, as the experts read it.
+
+        A choice `(batch, sequence, E)` is a mask, 1 at the chosen expert and all 0 for a token
+        beyond the capacity. A choice `(T, columns)` holds expert ids, which the experts one-hot
+        themselves; the weights have its shape. (NLLB-MoE hands a mask over this way in Transformers
+        5.23, so that every token goes to the experts 0 and 1; what is computed is reported.)
+        """
+        choice, weights, logits = find_tensors(output)
+        num_experts = logits.shape[-1]
+        if choice.ndim == 3:
+            chosen, indices = choice.max(dim=-1, keepdim=True)
+            return RouterOutput(indices.masked_fill(chosen == 0, num_experts), logits, weights)
+        used_TE = F.one_hot(choice, num_classes=num_experts)
+        weights_TE = (used_TE * weights.unsqueeze(-1)).sum(dim=1)
+        found_TK, indices_TK = used_TE.any(dim=1).long().topk(self.top_k(router), dim=-1)
+        weights_TK = weights_TE.gather(-1, indices_TK)
+        return RouterOutput(indices_TK.masked_fill(found_TK == 0, num_experts), logits, weights_TK)

@@ -13,15 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from runtime.errors import CheckpointError
 from runtime.hf.adapters.base import (
     ExpertsAdapter,
     LayerExperts,
     MissingParameter,
+    RouterOutput,
     find_parameters,
+    find_tensors,
     has_class_suffix,
     replace_parameter,
 )
-from runtime.hf.routing import RouterOutput, read_group_sizes
 from runtime.store.weight_plan import FusedParameter
 
 
@@ -77,4 +79,21 @@ class ParallelAdapter(ExpertsAdapter):
             )
 
     def routing(self, output: object, router: nn.Module, _parent: nn.Module, /) -> RouterOutput:
-        return read_group_sizes(output, top_k=int(router.top_k))
+        """Reads `(rows_N, _, weights_N, sizes_E, logits_TE)`, sorted by expert.
+
+        `rows_N[n]` is the row of T * K that comes n-th; the list `sizes_E` has each expert's rows.
+        """
+        parts = output if isinstance(output, tuple) else ()
+        sizes_E = next((part for part in parts if isinstance(part, list)), None)
+        if sizes_E is None:
+            raise CheckpointError("this model's router does not return how many rows an expert has")
+        rows_N, _, sorted_weights_N, logits_TE = find_tensors(output)
+        sorted_experts_N = torch.repeat_interleave(
+            torch.arange(len(sizes_E), device=rows_N.device),
+            torch.tensor(sizes_E, device=rows_N.device),
+        )
+        indices_N = torch.empty_like(rows_N).scatter_(0, rows_N, sorted_experts_N)
+        weights_N = torch.empty_like(sorted_weights_N).scatter_(0, rows_N, sorted_weights_N)
+        return RouterOutput(
+            indices_N.view(-1, int(router.top_k)), logits_TE, weights_N.view(-1, int(router.top_k))
+        )

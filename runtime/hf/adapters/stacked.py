@@ -8,14 +8,13 @@ from torch import nn
 
 from runtime.hf.adapters.base import (
     ExpertsAdapter,
-    LayerExperts,
     LazyStackedParameter,
-    connect_placeholders,
+    RouterOutput,
     find_parameters,
+    find_tensors,
     has_class_suffix,
     replace_parameter,
 )
-from runtime.hf.routing import RouterOutput, read_block_routing
 from runtime.store.weight_plan import FusedParameter
 
 
@@ -62,8 +61,8 @@ class StackedAdapter(ExpertsAdapter):
                 taken.append(replace_parameter(part, name, LazyStackedParameter(parameter)))
         return taken
 
-    def attach(self, module: nn.Module, served: LayerExperts) -> None:
-        connect_placeholders(module, served)
-
     def routing(self, output: object, _router: nn.Module, parent: nn.Module, /) -> RouterOutput:
-        return read_block_routing(parent, output)
+        """Reads logits whose choice is made by a method of the parent."""
+        (logits_TE,) = find_tensors(output)
+        weights_TK, indices_TK = parent.route_tokens_to_experts(logits_TE)
+        return RouterOutput(indices_TK, logits_TE, weights_TK)

@@ -57,27 +57,20 @@ class DecayedLfuEviction(EvictionPolicy):
         self._hits_A = np.zeros(len(decays))
         self._num_steps = 0
         num_sampled = min(NUM_SAMPLED_LAYERS, num_layers) if len(decays) > 1 else 0
-        self._shadows = {
+        self.shadows = {
             (2 * i + 1) * num_layers // (2 * num_sampled): ShadowCache(num_experts, len(decays))
             for i in range(num_sampled)
         }
 
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
         for layer in layers:
-            if layer in self._shadows:
-                self._shadows[layer].num_slots = max(1, num_slots // len(layers))
+            if layer in self.shadows:
+                self.shadows[layer].num_slots = max(1, num_slots // len(layers))
 
         def scores() -> Scores:
             return self._score_LEA[layers.start : layers.stop, :, self.arm].reshape(-1)
 
         return ScoreOrder(scores, layers=layers, num_experts=self._score_LEA.shape[1])
-
-    @property
-    def sampled_layers(self) -> list[int]:
-        return list(self._shadows)
-
-    def num_shadow_slots(self, layer: int) -> int:
-        return self._shadows[layer].num_slots
 
     @property
     def hits(self) -> float:
@@ -110,7 +103,7 @@ class DecayedLfuEviction(EvictionPolicy):
         for e, num_tokens in tokens_per_expert.items():
             share = num_tokens / most
             score_EA[e] += self._weight_A if share == 1.0 else share * self._weight_A
-        shadow = self._shadows.get(layer)
+        shadow = self.shadows.get(layer)
         if shadow is not None:
             self._hits_A += shadow.serve(list(tokens_per_expert), score_EA)
 

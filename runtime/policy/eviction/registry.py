@@ -13,10 +13,14 @@ from runtime.policy.eviction.frequency import (
     LfuEviction,
     MoeInfinitySequenceEviction,
 )
-from runtime.policy.eviction.least_stale import LeastStaleEviction
 from runtime.policy.eviction.moe_infinity_request import MoeInfinityRequestEviction
 from runtime.policy.eviction.protocol import EvictionPolicy
-from runtime.policy.eviction.recency import FifoEviction, LruEviction, NeighbourEviction
+from runtime.policy.eviction.recency import (
+    FifoEviction,
+    LeastStaleEviction,
+    LruEviction,
+    NeighbourEviction,
+)
 from runtime.policy.eviction.reuse import ReuseEviction
 from runtime.policy.eviction.static import StaticEviction
 

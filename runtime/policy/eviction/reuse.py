@@ -49,9 +49,7 @@ class ReuseEviction(EvictionPolicy):
     def __init__(self, *, num_layers: int, num_experts: int):
         self._num_experts = num_experts
         self._counts = DecayedLfuEviction(num_layers=num_layers, num_experts=num_experts)
-        self._shadows = {
-            layer: ShadowCache(num_experts, 1) for layer in self._counts.sampled_layers
-        }
+        self._shadows = {layer: ShadowCache(num_experts, 1) for layer in self._counts.shadows}
         self._hits = 0.0
         """Hits of the shadow caches under the predictions; decays as those of `_counts` do."""
         self._predicted_LE = np.zeros((num_layers, num_experts))
@@ -75,7 +73,7 @@ class ReuseEviction(EvictionPolicy):
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
         self._counts.make_order(num_slots=num_slots, layers=layers)
         for layer, shadow in self._shadows.items():
-            shadow.num_slots = self._counts.num_shadow_slots(layer)
+            shadow.num_slots = self._counts.shadows[layer].num_slots
         order = ReuseOrder(
             self._score_LE, self._idle_score_LE, layers=layers, num_experts=self._num_experts
         )

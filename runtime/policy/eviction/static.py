@@ -48,9 +48,6 @@ class FixedSetOrder(RecencyOrder):
         if expert in self._order:
             self._order.move_to_end(expert)
 
-    def on_predict(self, expert: Expert) -> None:
-        self.on_use(expert)
-
     def on_remove(self, expert: Expert) -> None:
         del self._resident[expert]
         self._order.pop(expert, None)

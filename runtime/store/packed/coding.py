@@ -32,7 +32,6 @@ class Coding:
 
     @property
     def packs(self) -> bool:
-        """True if two integers share a byte."""
         return self.bits == 4
 
     def halves(self, num_weights: int) -> int:

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from runtime.store.direct import BLOCK
+from runtime.store.files import BLOCK
 from runtime.store.layout import SlotLayout, align
 from runtime.store.packed.coding import RAW, Coding, decode
 

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from predictors.records import Count, ModelRecord, Positive, Sha256, StrictRecord
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError
-from runtime.store.direct import BLOCK
+from runtime.store.files import BLOCK
 from runtime.store.layout import ALIGNMENT
 from runtime.store.packed.coding import Coding
 from runtime.store.packed.layout import PackedLayout, PackedPart

@@ -194,14 +194,15 @@ def _write_layers(
     for layer, (record, sums) in enumerate(
         zip(contents.layers, _sums(contents, journal), strict=True)
     ):
-        layout = restore_layout(record)
+        layout, plain = restore_layout(record), source.layouts[layer]
         log = LayerJournal(store / record.file, sums, layout, num_experts=record.num_experts)
         kept += log.num_done
         advance(log.num_done)
         buffer = allocate_aligned(layout.num_bytes)
         try:
             for expert in range(log.num_done, record.num_experts):
-                _read_expert(source, layer, expert, layout, slot, buffer)
+                source.read(layer, expert, range(len(plain.chunks)), slot)
+                fill_record(layout, plain.weights(slot[: plain.num_bytes]), buffer)
                 log.append(buffer)
                 written += 1
                 advance(1)
@@ -209,19 +210,6 @@ def _write_layers(
         finally:
             log.abandon()
     return written, kept
-
-
-def _read_expert(
-    source: CheckpointStore,
-    layer: int,
-    expert: int,
-    layout: PackedLayout,
-    slot: torch.Tensor,
-    record: torch.Tensor,
-) -> None:
-    plain = source.layouts[layer]
-    source.read(layer, expert, range(len(plain.chunks)), slot)
-    fill_record(layout, plain.weights(slot[: plain.num_bytes]), record)
 
 
 def _publish(store: Path, output: Path, work: Path) -> None:

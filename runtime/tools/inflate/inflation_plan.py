@@ -16,9 +16,8 @@ from runtime.errors import CheckpointError
 from runtime.hf.loading import find_model_class
 from runtime.hf.strip import strip_experts
 from runtime.store.model_source import list_weight_files
-from runtime.store.planning import plan_weights
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
-from runtime.store.weight_plan import WeightPlan
+from runtime.store.weight_plan import WeightPlan, plan_weights
 from runtime.tools.inflate.expert_width import (
     ExpertWidth,
     find_width,

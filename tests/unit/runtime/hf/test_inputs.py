@@ -15,9 +15,9 @@ from predictors.spec import ModelSpec
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf import layers
+from runtime.hf.adapters.base import read_routing
 from runtime.hf.inputs import NO_TOKEN, CacheHistory, find_tokens
 from runtime.hf.probes import Probes
-from runtime.hf.routing import read_routing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 

@@ -12,7 +12,7 @@ from transformers.core_model_loading import Transpose, WeightConverter
 
 from runtime.errors import CheckpointError
 from runtime.hf.loading import find_model_class, load_plain
-from runtime.store.scratch import measure_peak_bytes
+from runtime.store.checkpoint import measure_peak_bytes
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 from tests.builders.families.build import save_family

@@ -4,9 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from runtime.config import SystemConfig
 from runtime.policy.cache import ExpertCache
 from runtime.policy.counters import sum_counters
-from runtime.policy.device_cache import DeviceCache, Techniques
+from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.tier import CacheTier
 
@@ -31,7 +32,7 @@ def make_cache(*, slots=(SLOTS,), per_layer=True, **switches) -> DeviceCache:
         below = tiers[0] if tiers else None
         share = per_layer and i == 0 and size >= LAYERS
         tiers.insert(0, make_tier(size, per_layer=share, chunked=chunked, below=below))
-    return DeviceCache(tiers, techniques=Techniques(**switches))
+    return DeviceCache(tiers, system=SystemConfig(**switches))
 
 
 def once(experts) -> dict[int, int]:
@@ -338,7 +339,7 @@ def test_request_early__pins_predicted_experts_until_routing():
     order = core.request_routed(1, once([0, 2, 3, 4]))
     assert sorted(order) == [0, 2, 3, 4]
     moved = sum_counters(core.counters).bytes_moved
-    assert core.top.cache.get((1, 1)) is None  # forecast in vain: it leaves at once
+    assert core.top.cache.entries.get((1, 1)) is None  # forecast in vain: it leaves at once
     while order:
         drain(core)
         ready = next(e for e in order if core.is_ready((1, e)))

@@ -50,7 +50,7 @@ class Machine(RuleBasedStateMachine):
         return [3, 3, 2] if self.per_layer else [SLOTS] * LAYERS
 
     def free_for(self, layer: int) -> int:
-        mine = [e for e in self.cache if not self.per_layer or e[0] == layer]
+        mine = [e for e in self.cache.entries if not self.per_layer or e[0] == layer]
         lost = [at for at in self.lost.values() if not self.per_layer or at == layer]
         return self.shares()[layer] - len(mine) - len(lost)
 
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         self.cache.on_routed(self.layer, {e: 1 + e for e in chosen})
         for e in chosen:
             expert = self.layer, e
-            entry = self.cache.get(expert)
+            entry = self.cache.entries.get(expert)
             if entry is None:
                 entry = self.try_to_admit(expert)
             else:
@@ -110,7 +110,7 @@ class Machine(RuleBasedStateMachine):
     @rule(layer=st.integers(0, LAYERS - 1), e=st.integers(0, EXPERTS - 1))
     def predict(self, layer, e):
         self.cache.on_forecast(layer, [self.random.random() for _ in range(EXPERTS)])
-        if self.cache.get((layer, e)) is not None:
+        if self.cache.entries.get((layer, e)) is not None:
             self.cache.on_predict((layer, e))
         else:
             entry = self.try_to_admit((layer, e))
@@ -120,7 +120,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def start_a_transfer(self):
         if (expert := self.any_of(lambda entry: not entry.in_flight)) is not None:
-            self.cache.get(expert).in_flight = True
+            self.cache.entries.get(expert).in_flight = True
 
     @rule()
     def end_the_transfers(self):
@@ -143,7 +143,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def hang(self):
         if (expert := self.any_of(lambda entry: entry.in_flight)) is not None:
-            slot = self.cache.get(expert).slot
+            slot = self.cache.entries.get(expert).slot
             assert self.cache.quarantine(expert) == slot
             self.lost[slot] = expert[0]
 
@@ -198,7 +198,7 @@ def test_cache__a_quarantined_slot_is_unused_until_restored():
     entry.in_flight = True
     entry.pins = 1
     slot = cache.quarantine((0, 0))
-    assert cache.get((0, 0)) is None
+    assert cache.entries.get((0, 0)) is None
     assert cache.share(0) == 0
     assert cache.admit((0, 0)) == (None, None)
     cache.restore(slot)

@@ -133,14 +133,14 @@ def test_reuse__idle_candidate_is_the_best_absent_expert() -> None:
     _, cache = reuse()
     said(cache, VALUES)
     for expert in [(0, 0), (2, 1), (1, 0)]:
-        assert cache.next_idle_candidate() == expert
+        assert cache.policy.next_idle_candidate() == expert
         if expert != (1, 0):
             cache.admit(expert)
     cache.begin_step(new_request=False)
     cache.on_forecast(1, [0.0, 0.0, 1.0, 0.0])
-    assert cache.next_idle_candidate() == (2, 0)  # layer 1 is the forecast's affair now
+    assert cache.policy.next_idle_candidate() == (2, 0)  # layer 1 is the forecast's affair now
     cache.on_routed(0, {0: 9, 1: 9})
-    assert cache.next_idle_candidate() is None  # a prompt
+    assert cache.policy.next_idle_candidate() is None  # a prompt
 
 
 def test_reuse__without_a_predictor_equals_decayed_lfu() -> None:
@@ -169,7 +169,7 @@ def test_reuse__without_a_predictor_equals_decayed_lfu() -> None:
 def serve(cache: ExpertCache, layer: int, chosen: list[int]) -> int:
     """As a tier does, without its chunks; returns hits."""
     cache.on_routed(layer, once(chosen))
-    here = [e for e in chosen if cache.get((layer, e)) is not None]
+    here = [e for e in chosen if cache.entries.get((layer, e)) is not None]
     for e in here:
         cache.entries[layer, e].pins += 1
         cache.on_use((layer, e))

@@ -89,7 +89,7 @@ def test_idle_prefetch__skips_layers_with_a_forecast() -> None:
     step(one, {1: [0, 0.9, 0, 0, 0, 0], 2: [0, 0.5, 0, 0, 0, 0]}, {})
     one.begin_step(new_request=False)
     one.on_forecast(1, [0.0, 0.1, 0.0, 0.0, 0.9, 0.0])
-    assert one.top.cache.next_idle_candidate() == (2, 1)
+    assert one.top.cache.policy.next_idle_candidate() == (2, 1)
 
 
 def test_idle_prefetch__is_off_by_default() -> None:

@@ -87,7 +87,7 @@ def test_multi_device_cache__keeps_experts_on_their_device(seed, num_devices, ev
                 core.release((layer, ready))
                 order.remove(ready)
             for device, device_cache in enumerate(core.devices):
-                for expert in device_cache.top.cache:
+                for expert in device_cache.top.cache.entries:
                     assert placement.device(expert) == device
         core.end_step()
     counters = sum_counters(core.counters)
@@ -191,7 +191,11 @@ def test_multi_device_cache__divides_a_static_set():
             drain(core)
             core.release((layer, e))
     for device, device_cache in enumerate(core.devices):
-        stay = [e for e in device_cache.top.cache if device_cache.top.cache.policy.is_permanent(e)]
+        stay = [
+            e
+            for e in device_cache.top.cache.entries
+            if device_cache.top.cache.policy.is_permanent(e)
+        ]
         assert len(stay) == 5
         assert all(ExpertPlacement(2).device(e) == device for e in stay)
 

@@ -12,9 +12,8 @@ import pytest
 
 from runtime.config import PageCache
 from runtime.errors import TransferError
-from runtime.store import direct, files
-from runtime.store.direct import BLOCK, SMALLEST, EndOfFile, read_direct
-from runtime.store.files import FileReader
+from runtime.store import files
+from runtime.store.files import BLOCK, SMALLEST, EndOfFile, FileReader, read_direct
 
 SIZE = 600_003
 
@@ -30,7 +29,7 @@ def file(tmp_path: Path) -> Path:
 def descriptor(file: Path) -> Iterator[int]:
     """Opened for direct reads; skips where the file system has none."""
     try:
-        handle = os.open(file, os.O_RDONLY | direct.O_DIRECT)
+        handle = os.open(file, os.O_RDONLY | files.O_DIRECT)
     except OSError as error:
         pytest.skip(f"no direct reads here: {error}")
     yield handle
@@ -91,7 +90,7 @@ def test_reader__uses_the_cache_and_logs_without_direct_reads(file, monkeypatch,
     real = os.open
 
     def no_direct(path, flags, *args):
-        if flags & direct.O_DIRECT:
+        if flags & files.O_DIRECT:
             raise OSError(errno.EINVAL, "Invalid argument")
         return real(path, flags, *args)
 

@@ -38,7 +38,7 @@ def weights_of(store, layer: int, expert: int) -> dict[str, torch.Tensor]:
 
 
 def test_packed_store__reads_directly_into_arena_slots(tmp_path):
-    from runtime.transfer.arena import Arena
+    from runtime.transfer.link import Arena
 
     model = tiny_qwen2_moe(tmp_path / "model")
     store = open_store(packed(model, tmp_path / "store"), None)
