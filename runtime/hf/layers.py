@@ -126,10 +126,13 @@ def find_moe_layers(model: PreTrainedModel) -> list[MoeLayer]:
         )
     # Blocks run as the model defines them; in a block, experts of the attention (jetmoe) come
     # before those of its MLP.
-    order = {block: i for i, block in reversed([*enumerate(block for block, _ in candidates)])}
-    candidates.sort(
-        key=lambda pair: (order[pair[0]], "attention" not in pair[1].name[len(pair[0]) :])
-    )
+    order = list(dict.fromkeys(block for block, _ in candidates))
+
+    def position(candidate: tuple[str, MoeLayer]) -> tuple[int, bool]:
+        block, layer = candidate
+        return order.index(block), "attention" not in layer.name.removeprefix(block)
+
+    candidates.sort(key=position)
     return [replace(layer, index=index) for index, (_, layer) in enumerate(candidates)]
 
 

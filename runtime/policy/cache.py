@@ -1,6 +1,6 @@
 """The slots of one cache tier: which expert is in which slot. Bookkeeping only, no bytes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
@@ -107,6 +107,9 @@ class ExpertCache:
     @property
     def num_quarantined(self) -> int:
         return len(self._quarantine)
+
+    def __iter__(self) -> Iterator[Expert]:
+        return iter(self.entries)
 
     # ---- accesses
 
