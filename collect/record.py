@@ -50,7 +50,7 @@ def collect(
         settings: lengths, sampling, seed; `recording_settings(data)` unless given.
         budget: memory for experts while recording, in each worker.
         console: for progress; silent unless given.
-        launcher: workers that do it; this process unless given.
+        launcher: workers; this process unless given.
         logs: folder for the workers' output.
         on_launched: called with the number of units and retries, if workers were started.
 
@@ -138,12 +138,7 @@ def _begin(
 ) -> tuple[TraceWriter, list[int]]:
     """Returns the trace's writer and the missing units, and announces their size.
 
-    Args:
-        where: the trace's folder or address.
-        plan: of the trace.
-        rows: most rows of each unit.
-        prompts: number of prompts of each unit.
-        console: for the announcement.
+    `rows` are the most rows of each unit, `prompts` its number of prompts.
 
     Raises:
         DiskSpaceError: they do not fit on the disk.

@@ -5,12 +5,13 @@ Shape suffixes: T tokens, D hidden, E experts, K top_k, L layers.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collect.traces import Trace, TraceSignal
+from collect.traces.reader import StepSignals, TraceStep
 from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
 from predictors.metrics import CalibrationBins, LayerScore, Phase, sum_means
 from predictors.registry import load_from_files
@@ -20,14 +21,8 @@ BLOCK_TOKENS = 4_096
 """Tokens scored at once where their grouping does not matter: 1 MB of scores at 60 experts."""
 
 
-class WeightedStep(RecordedStep, Protocol):
-    """Recorded tokens with what the model computed for them; `collect.traces.Step` is one."""
-
-    def weights(self, layer: int) -> Floats: ...
-
-
 @dataclass(frozen=True)
-class TraceBlock:
+class TraceBlock(StepSignals):
     """Any rows of a trace, treated as one step."""
 
     trace: Trace
@@ -41,40 +36,20 @@ class TraceBlock:
     def requests_T(self) -> Ints:
         return self.trace.requests[self.rows].astype(np.int64)
 
-    def layer_input(self, layer: int) -> Floats:
-        return self._column(TraceSignal.LAYER_INPUT, layer).astype(np.float32)
-
-    def gate_input(self, layer: int) -> Floats:
-        return self._column(TraceSignal.GATE_INPUT, layer).astype(np.float32)
-
-    def logits(self, layer: int) -> Floats:
-        return self._column(TraceSignal.GATE_LOGITS, layer).astype(np.float32)
-
-    def experts(self, layer: int) -> Ints:
-        return self._column(TraceSignal.EXPERTS, layer).astype(np.int64)
-
-    def weights(self, layer: int) -> Floats:
-        return self._column(TraceSignal.WEIGHTS, layer).astype(np.float32)
-
-    def _column(self, signal: TraceSignal, layer: int) -> NDArray:
+    def _values(self, signal: TraceSignal, layer: int) -> NDArray:
         return self.trace.column(signal, layer)[self.rows]
-
-
-def split_rows(trace: Trace, split: str | None) -> NDArray[np.int64]:
-    """Return the row numbers of one side of the split, ascending; None: of all requests."""
-    return np.arange(trace.num_tokens) if split is None else trace.rows(split)
 
 
 def blocks(trace: Trace, split: str | None) -> Iterator[TraceBlock]:
     """Yield the split's tokens in the trace's order, `BLOCK_TOKENS` at a time."""
-    rows = split_rows(trace, split)
+    rows = np.arange(trace.num_tokens) if split is None else trace.rows(split)
     for first in range(0, len(rows), BLOCK_TOKENS):
         yield TraceBlock(trace, rows[first : first + BLOCK_TOKENS])
 
 
 def steps_with_phases(
     trace: Trace, split: str | None, *, grouped: bool
-) -> Iterator[tuple[WeightedStep, Ints]]:
+) -> Iterator[tuple[TraceBlock | TraceStep, Ints]]:
     """Yield the split's tokens with the phase of each, in large blocks or step by step."""
     if grouped:
         for block in blocks(trace, split):
@@ -147,11 +122,13 @@ def untouched(predictor: Predictor) -> Predictor:
 
     One that learns while it serves is loaded anew from its files.
     """
-    if predictor.stateless:
-        return predictor
-    return load_from_files(
-        predictor.kind, predictor.spec, files=predictor.files(), options=predictor.options()
-    )
+    return predictor if predictor.stateless else reload_predictor(predictor)
+
+
+def reload_predictor(predictor: Predictor, **changed: Any) -> Predictor:
+    """Return a copy from the predictor's files, with these options changed."""
+    options = {**predictor.options(), **changed}
+    return load_from_files(predictor.kind, predictor.spec, files=predictor.files(), options=options)
 
 
 def accuracy_table(scores: list[LayerScore]) -> dict[str, Any]:
@@ -213,7 +190,7 @@ class HorizonPredictor(Predictor):
         return [one for one in found if one.layer - layer == self._horizon]
 
 
-def measure_horizons(predictor: Predictor, trace: Trace, split: str = "held_out") -> dict[str, Any]:
+def measure_horizons(predictor: Predictor, trace: Trace) -> dict[str, Any]:
     """Return for each horizon the accuracy of every layer (None: not forecast), mean and worst.
 
     Horizon h: from the gate input of layer l to layer l + h; 0: from a layer's own input. All
@@ -221,13 +198,12 @@ def measure_horizons(predictor: Predictor, trace: Trace, split: str = "held_out"
     """
     spec = predictor.spec
     pending: dict[str, dict[int, PendingScores]] = {}
-    for step, phases_T in steps_with_phases(trace, split, grouped=predictor.stateless):
-        answers = [
+    for step, phases_T in steps_with_phases(trace, "held_out", grouped=predictor.stateless):
+        for name, one in [
             (distance(event, forecast), forecast)
             for event in replay_step(predictor, step, num_layers=spec.num_layers)
             for forecast in event.forecasts
-        ]
-        for name, one in answers:
+        ]:
             layers = pending.setdefault(name, {})
             waiting = layers.setdefault(one.layer, PendingScores(LayerScore(spec.top_k, extras=())))
             waiting.add(one.scores_TE, step.experts(one.layer), phases_T, None)

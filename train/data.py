@@ -231,8 +231,28 @@ class TraceBatches(IterableDataset):
                 yield self._rows[first : first + self._pool_rows]
 
 
-class TraceData(LightningDataModule):
-    """Training and validation batches of one trace, in an order set by seed and epoch."""
+class EpochData(LightningDataModule):
+    """Training batches in an order set by seed and epoch, and validation batches."""
+
+    def batches(self, epoch: int) -> IterableDataset:
+        """Return one epoch of the requests that are trained on."""
+        raise NotImplementedError
+
+    def validation(self) -> IterableDataset:
+        """Return the requests that decide when to stop, in the trace's order."""
+        raise NotImplementedError
+
+    def train_dataloader(self) -> DataLoader:
+        # Called for each epoch (reload_dataloaders_every_n_epochs=1).
+        assert self.trainer is not None
+        return DataLoader(self.batches(self.trainer.current_epoch), batch_size=None)
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(self.validation(), batch_size=None)
+
+
+class TraceData(EpochData):
+    """Training and validation batches of one trace."""
 
     def __init__(
         self,
@@ -251,7 +271,6 @@ class TraceData(LightningDataModule):
         self.needs = merge_inputs(needs)
 
     def batches(self, epoch: int) -> TraceBatches:
-        """One epoch of the requests that are trained on."""
         share = (0, 1)
         if self.trainer is not None:
             share = (self.trainer.global_rank, self.trainer.world_size)
@@ -267,18 +286,9 @@ class TraceData(LightningDataModule):
         )
 
     def validation(self) -> TraceBatches:
-        """Return the requests that decide when to stop, in the trace's order."""
         return TraceBatches(
             self._trace, TraceSubset.VALIDATION, batch_size=self._batch_size, needs=self.needs
         )
-
-    def train_dataloader(self) -> DataLoader:
-        # Called for each epoch (reload_dataloaders_every_n_epochs=1).
-        assert self.trainer is not None
-        return DataLoader(self.batches(self.trainer.current_epoch), batch_size=None)
-
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.validation(), batch_size=None)
 
 
 def merge_inputs(needs: Collection[InputSpec]) -> InputSpec:

@@ -279,12 +279,8 @@ def train_group(
 ) -> dict[str, Any]:
     """Returns weights and accuracies after each epoch, as a tree of tensors for a checkpoint.
 
-    Args:
-        group: the networks to train.
-        families: all networks before training.
-        trace: the training data.
-        settings: those of all networks together.
-        pool_rows: of the run in which all are trained together, so that batches are the same.
+    `families` and `settings` are those of all networks; with the `pool_rows` of the run in which
+    all are trained together, batches are the same.
     """
     quiet_lightning()
     family, view = own_part(group, families, trace, settings)

@@ -13,8 +13,7 @@ from predictors.eam.request import EamRequestPredictor
 from predictors.eam.sequence import EamSequencePredictor
 from predictors.expert_map import ExpertMapPredictor
 from predictors.metrics import LayerScore, sum_means
-from predictors.registry import load_from_files
-from train.accuracy import PendingScores, replay_forecasts
+from train.accuracy import PendingScores, reload_predictor, replay_forecasts
 
 MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 400)
 """Numbers of served requests at which the accuracy since the mark before is reported."""
@@ -37,16 +36,10 @@ def measure_drift(predictor: LEARNERS, trace: Trace, shifted: Trace | None) -> d
     }
     if shifted is not None:
         found["shifted"] = {
-            name: accuracy_curve(rebuild(predictor, learning=learning), shifted.steps())
+            name: accuracy_curve(reload_predictor(predictor, learning=learning), shifted.steps())
             for name, learning in (("learning", True), ("frozen", False))
         }
     return found
-
-
-def rebuild(predictor: Predictor, **changed: Any) -> Predictor:
-    """Return a fresh copy of the predictor with other options."""
-    options = {**predictor.options(), **changed}
-    return load_from_files(predictor.kind, predictor.spec, files=predictor.files(), options=options)
 
 
 def accuracy_curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dict[str, Any]]:
@@ -66,9 +59,8 @@ def accuracy_curve(predictor: Predictor, steps: Iterable[TraceStep]) -> list[dic
             mark = following
         seen.add(step.request)
         phases_T = np.full(step.num_tokens, step.phase, np.int64)
-        for layer, forecast in {
-            one.layer: one for one in replay_forecasts(predictor, step)
-        }.items():
+        last = {forecast.layer: forecast for forecast in replay_forecasts(predictor, step)}
+        for layer, forecast in last.items():
             pending[layer].add(forecast.scores_TE, step.experts(layer), phases_T, None)
     if seen:
         points.append(_point(pending, len(seen)))

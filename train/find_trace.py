@@ -1,12 +1,11 @@
 """Finds the trace to train on, or records it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 
-from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
 from collect.record import LOGS, collect
 from collect.recording import default_folder, recording_settings
@@ -17,76 +16,30 @@ from runtime.config import ModelConfig
 from runtime.store.model_source import identity, resolve
 from train.config import TrainConfig
 from train.errors import TrainError
-
-
-class Wanted(Protocol):
-    """The options that select a trace."""
-
-    model: ModelConfig
-    data: DataConfig
-    trace: str | None
-    seed: int
+from train.evaluate.config import EvaluateConfig
 
 
 def find_trace(
-    config: Wanted,
+    config: TrainConfig | EvaluateConfig,
     signals: tuple[TraceSignal, ...],
     *,
     needed: tuple[TraceSignal, ...] | None = None,
     launcher: LauncherConfig | None = None,
     logs: Path = LOGS,
+    key: str = "trace",
 ) -> Trace:
-    """Returns the trace to train on, recorded with these signals if there is none.
+    """Returns the trace of this model and data, after recording what is missing of it.
 
-    A named trace must have only the signals in `needed`, by default all of them. The model of a
-    trace imported from a published routing log is not checked.
+    A finished trace that was named is used whatever its prompts were, if it is of this model and
+    has the signals in `needed`, by default all of them; the model of an imported one is not
+    checked. A trace of the same prompts with all signals is used where fewer are needed. Messages
+    call the option `key`.
 
     Raises:
         TrainError: the trace that was named is of another model, or lacks a signal.
         TraceError, PromptError, DiskSpaceError, CheckpointError: as `collect.record.collect`.
     """
-    return _trace(
-        config,
-        config.data,
-        signals,
-        needed=needed or signals,
-        named=config.trace,
-        key="trace",
-        launcher=launcher,
-        logs=logs,
-    )
-
-
-def find_shifted_trace(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
-    """Returns the trace of the shifted prompts, for scoring only; raises as `find_trace`."""
-    return _trace(
-        config,
-        config.shifted,
-        signals,
-        needed=signals,
-        named=config.shifted_trace,
-        key="shifted_trace",
-        launcher=config.launcher,
-        logs=LOGS if config.run_dir is None else config.run_dir / "workers",
-    )
-
-
-def _trace(
-    config: Wanted,
-    data: DataConfig,
-    signals: tuple[TraceSignal, ...],
-    *,
-    needed: tuple[TraceSignal, ...],
-    named: str | None,
-    key: str,
-    launcher: LauncherConfig | None,
-    logs: Path,
-) -> Trace:
-    """Open the trace of this model and data, after recording what is missing of it.
-
-    A finished trace that was named is used whatever its prompts were, if it is of this model. A
-    trace of the same prompts with all signals is used where fewer are needed.
-    """
+    named = config.trace
     if named is not None and has_manifest(named) and read_manifest(named).complete:
         trace = Trace.open(named)
         if trace.manifest.plan.source != "imported":
@@ -98,6 +51,7 @@ def _trace(
             )
         # The gate's weights are for one figure only, and not in every routing log.
         have = {*trace.signals, TraceSignal.WEIGHTS}
+        needed = needed or signals
         missing = [str(signal) for signal in needed if signal not in have]
         if missing:
             raise TrainError(
@@ -105,21 +59,32 @@ def _trace(
                 f"[{','.join(needed)}], or name a new folder"
             )
         return trace
+    model, data = config.model, config.data
     settings = recording_settings(data, seed=config.seed)
     if named is None:
-        whole = default_folder(config.model, data, signals=ALL_SIGNALS, settings=settings)
+        whole = default_folder(model, data, signals=ALL_SIGNALS, settings=settings)
         if has_manifest(whole):
             signals = ALL_SIGNALS
-    folder = named or default_folder(config.model, data, signals=signals, settings=settings)
     return collect(
-        config.model,
+        model,
         data,
-        folder=folder,
+        folder=named or default_folder(model, data, signals=signals, settings=settings),
         signals=signals,
         settings=settings,
         console=Console(stderr=True),
         launcher=launcher,
         logs=logs,
+    )
+
+
+def find_shifted_trace(config: TrainConfig, signals: tuple[TraceSignal, ...]) -> Trace:
+    """Returns the trace of the shifted prompts, for scoring only; raises as `find_trace`."""
+    return find_trace(
+        replace(config, data=config.shifted, trace=config.shifted_trace),
+        signals,
+        launcher=config.launcher,
+        logs=LOGS if config.run_dir is None else config.run_dir / "workers",
+        key="shifted_trace",
     )
 
 

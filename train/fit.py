@@ -157,7 +157,10 @@ def fit(
     stopping = EarlyStopping(MONITOR, mode="max", patience=settings.patience)
     best = BestCheckpoint(folder)
     # Lightning calls checkpoint callbacks last: what they save includes all states of this epoch.
-    callbacks = [RunRecord(record), stopping, progress, best, last_checkpoint(folder)]
+    last = ModelCheckpoint(
+        dirpath=folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False
+    )
+    callbacks = [RunRecord(record), stopping, progress, best, last]
     trainer = make_trainer(settings, callbacks, logger=logger, peers=peers)
     started = time.perf_counter()
     on_interrupt = signal.getsignal(signal.SIGINT)
@@ -301,16 +304,6 @@ class BestCheckpoint(ModelCheckpoint):
                 "best_k_models": {path: state_dict["best_model_score"]},
             }
         )
-
-
-def last_checkpoint(folder: Path) -> ModelCheckpoint:
-    """Return a callback that writes `FOLDER/last.ckpt`, to resume from, after each epoch."""
-    return ModelCheckpoint(
-        dirpath=folder,
-        filename="last",
-        save_on_train_epoch_end=True,
-        enable_version_counter=False,
-    )
 
 
 class PlainProgress(Callback):

@@ -167,11 +167,6 @@ def fit_expert_map(trace: Trace, **options: Any) -> ExpertMapPredictor:
     )
 
 
-def make_dependency(trace: Trace, **_options: Any) -> DependencyPredictor:
-    """Return the predictor that depends on nothing but the model's shape."""
-    return DependencyPredictor(trace.spec)
-
-
 def make_skip(routers: RouterWeights, *, horizons: Iterable[int]) -> list[SkipPredictor]:
     """Return skip at each of these horizons that the model has layers for.
 
@@ -189,7 +184,7 @@ FITS: Mapping[str, Callable[..., Predictor]] = MappingProxyType(
     {
         TokenPredictor.kind: fit_token,
         PopularityPredictor.kind: fit_popularity,
-        DependencyPredictor.kind: make_dependency,
+        DependencyPredictor.kind: lambda trace, **_options: DependencyPredictor(trace.spec),
         EamSequencePredictor.kind: fit_eam_sequence,
         EamRequestPredictor.kind: fit_eam_request,
         ExpertMapPredictor.kind: fit_expert_map,
@@ -207,15 +202,7 @@ def count_baselines(
     options: Mapping[str, Mapping[str, Any]],
     seed: int,
 ) -> dict[str, Predictor]:
-    """Return the predictors of these kinds that are not learned, by their name in the results.
-
-    Args:
-        trace: its training requests are counted.
-        routers: copied by skip.
-        kinds: others than these are left out.
-        options: by kind, as `train.kinds.check_options` returns them.
-        seed: of random choices.
-    """
+    """Return the predictors of these kinds that are not learned, by their name in the results."""
     baselines: dict[str, Predictor] = {}
     for kind in kinds:
         own = dict(options.get(kind, {}))

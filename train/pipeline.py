@@ -50,7 +50,9 @@ class _Count:
     worst: float = 0.0
 
     def add(self, expected_BE: Floats, found_BE: Floats, top_k: int) -> None:
-        self.same += same_sets(expected_BE, found_BE, top_k)
+        pair = (expected_BE, found_BE)
+        best = [np.sort(np.argsort(-one, kind="stable")[:, :top_k]) for one in pair]
+        self.same += int((best[0] == best[1]).all(axis=1).sum())
         self.seen += len(expected_BE)
         self.worst = max(self.worst, float(np.abs(expected_BE - found_BE).max(initial=0.0)))
 
@@ -97,12 +99,6 @@ def answer_event(predictor: Predictor, answer: ReferenceScores, batch: Batch) ->
     if answer.signal is Signal.LAYER_INPUT:
         return predictor.layer_input(answer.source, hidden)
     return predictor.gate_input(answer.source, hidden)
-
-
-def same_sets(one_BE: Floats, other_BE: Floats, top_k: int) -> int:
-    """Rows on which both choose the same `top_k` experts, in whatever order."""
-    best = [np.argsort(-one, axis=1, kind="stable")[:, :top_k] for one in (one_BE, other_BE)]
-    return int((np.sort(best[0]) == np.sort(best[1])).all(axis=1).sum())
 
 
 def make_stacks(

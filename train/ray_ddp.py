@@ -13,13 +13,13 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 from collect.errors import LaunchError
-from collect.launch.config import LauncherConfig
 from collect.launch.ray import join_ray
 from collect.recording import absolute_if_exists, absolute_path
 from collect.traces import Trace
 from predictors.files import write_atomic
 from runtime.config import ModelConfig
 from train.checkpoint import from_bytes, to_bytes
+from train.config import TrainConfig
 from train.fit import CHECKPOINTS, FitSettings, Fitted, Peers, fit
 from train.pipeline import make_stacks
 from train.predictor_stack import PredictorStack
@@ -29,14 +29,7 @@ RESULT = "ray_ddp.ckpt"
 
 
 def fit_ray_ddp(
-    trace: Trace,
-    model: ModelConfig,
-    families: Sequence[PredictorStack],
-    settings: FitSettings,
-    *,
-    launcher: LauncherConfig,
-    run_dir: Path,
-    fresh: bool = False,
+    trace: Trace, families: Sequence[PredictorStack], settings: FitSettings, config: TrainConfig
 ) -> Fitted:
     """Trains `families`, which are as `make_stacks` makes them; all processes share RUN_DIR.
 
@@ -45,6 +38,8 @@ def fit_ray_ddp(
     Raises:
         LaunchError: Ray Train is not installed, no such cluster, or a process failed.
     """
+    assert config.run_dir is not None
+    launcher, run_dir = config.launcher, config.run_dir
     owns_ray = join_ray(launcher, num_cpus=settings.devices * launcher.cpus)
     import ray
 
@@ -59,7 +54,7 @@ def fit_ray_ddp(
     started = time.perf_counter()
     result = run_dir.resolve() / RESULT
     result.unlink(missing_ok=True)
-    if fresh:
+    if config.fresh:
         # Not by one of the processes: another might still see it.
         (run_dir / CHECKPOINTS / "last.ckpt").unlink(missing_ok=True)
     resources = {"CPU": launcher.cpus} | ({"GPU": launcher.gpus} if launcher.gpus else {})
@@ -67,7 +62,7 @@ def fit_ray_ddp(
         train_share,
         train_loop_config={
             "trace": absolute_path(trace.where),
-            "model": {**asdict(model), "id": absolute_if_exists(model.id)},
+            "model": {**asdict(config.model), "id": absolute_if_exists(config.model.id)},
             "settings": asdict(settings),
             "run_dir": str(run_dir.resolve()),
         },

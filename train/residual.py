@@ -37,7 +37,7 @@ from predictors.spec import ModelSpec
 from train.calibration import platt
 from train.data import Batch, InputSpec, merge_inputs
 from train.export import residual_graph
-from train.networks import SMALLEST_SCALE, uniform
+from train.networks import SMALLEST_SCALE, top_k_hits, uniform
 from train.predictor_stack import PredictorStack, ReferenceScores
 
 KIND = "residual"
@@ -164,8 +164,7 @@ class SourceStack(nn.Module):
 
     def hits(self, batch: Batch, token_BQ: Tensor) -> tuple[Tensor, Tensor]:
         chosen_XBK = batch.chosen_LBK[self._targets()]
-        best_XBK = self._used_of(self(batch, token_BQ)).topk(chosen_XBK.size(-1), dim=-1).indices
-        found_X = (best_XBK[..., None] == chosen_XBK[..., None, :]).any(-1).sum((-2, -1))
+        found_X = top_k_hits(self._used_of(self(batch, token_BQ)), chosen_XBK)
         return found_X, torch.full_like(found_X, chosen_XBK[0].numel())
 
     @torch.no_grad()

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from collect.traces import Trace, TraceSignal
 from predictors.base import Floats, softmax
 from predictors.reuse import NUM_FADING, fade, mark_used, normalize_sums
-from train.data import Batch, TraceSubset, subset_rows
+from train.data import Batch, EpochData, TraceSubset, subset_rows
 
 GAMMA = 0.7
 """Discount of a use one token later. .9 and .97 give slightly worse hit rates."""
@@ -151,7 +150,7 @@ class ReuseBatches(IterableDataset):
                 )
 
 
-class ReuseData(LightningDataModule):
+class ReuseData(EpochData):
     """Training and validation batches in the order and with the counts that `reuse` needs."""
 
     def __init__(
@@ -183,10 +182,3 @@ class ReuseData(LightningDataModule):
 
     def validation(self) -> ReuseBatches:
         return self._batches(TraceSubset.VALIDATION, None)
-
-    def train_dataloader(self) -> DataLoader:
-        assert self.trainer is not None
-        return DataLoader(self.batches(self.trainer.current_epoch), batch_size=None)
-
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.validation(), batch_size=None)

@@ -158,16 +158,16 @@ def decode_steps(trace: Trace, batch: int, num_steps: int, split: str) -> Iterat
         yield TraceBlock(trace, rows[starts[which_B] + turn % lengths[which_B]])
 
 
-def measure_latency(
-    predictor: Predictor, trace: Trace, *, num_steps: int = 40, split: str = "held_out"
-) -> dict[str, Any]:
+def measure_latency(predictor: Predictor, trace: Trace, *, num_steps: int = 40) -> dict[str, Any]:
     """Measures the time of a predictor's events for each batch size, in microseconds.
 
     Returns median and 99th percentile of one layer's events, and of a step's beginning and end;
     null if the trace has no generated tokens.
     """
     return {
-        str(batch): _timed(untouched(predictor), list(decode_steps(trace, batch, num_steps, split)))
+        str(batch): _timed(
+            untouched(predictor), list(decode_steps(trace, batch, num_steps, "held_out"))
+        )
         for batch in BATCHES
     }
 

@@ -42,14 +42,9 @@ class WorkerPool:
         logs: Path,
         say: Callable[[str], object] = lambda _: None,
     ):
-        """Starts the workers; an engine is imported only here.
+        """Starts the workers of `entry`, as `collect.launch.worker` describes it.
 
-        Args:
-            config: engine, number of workers, retries.
-            entry: `package.module:function`, as `collect.launch.worker` describes.
-            arguments: JSON values for it.
-            logs: folder for the workers' output.
-            say: called with a line for each attempt that failed.
+        `say` is called with a line for each attempt that failed.
 
         Raises:
             LaunchError: the engine is not installed or cannot be reached.

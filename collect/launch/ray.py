@@ -9,13 +9,9 @@ from runtime.serving import ray_cluster
 
 
 def join_ray(config: LauncherConfig, *, num_cpus: int | None = None) -> bool:
-    """Starts Ray on this machine, or joins the cluster that was named.
+    """Starts Ray on this machine with `num_cpus` cores, or joins the cluster that was named.
 
     Returns False if this process has done so before and will leave it later.
-
-    Args:
-        config: address, workers and cores of each.
-        num_cpus: cores of Ray on this machine; those of all workers unless given.
 
     Raises:
         LaunchError: no Ray, no token, or no such cluster.

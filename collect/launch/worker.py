@@ -44,7 +44,6 @@ class UnitWorker:
     """Does units of one entry point, which it opens once."""
 
     def __init__(self, entry: str, arguments: str, threads: int):
-        """Args: the entry point, its arguments as a JSON object, CPU threads of torch."""
         self.entry = entry
         self.arguments = arguments
         self.threads = threads

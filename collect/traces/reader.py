@@ -35,48 +35,31 @@ REQUESTS = TypeAdapter(list[TraceRequest])
 AGAIN = "run the same `python -m collect` again: it records what is missing"
 
 
-def check_file(
-    storage: FileStorage, record: TraceFile, *, verify: bool = True, again: str = AGAIN
-) -> None:
-    """Raises TraceError, which ends with `again`, if the file differs from its record."""
+def check_file(storage: FileStorage, record: TraceFile, *, verify: bool = True) -> None:
+    """Raises TraceError if the file differs from its record."""
     path = f"{storage.address}/{record.name}"
     size = storage.size(record.name)
     if size is None:
-        raise TraceError(f"{path} is missing: {again}")
-    again = f"Delete it and {again}"
+        raise TraceError(f"{path} is missing: {AGAIN}")
     if size != record.size:
         raise TraceError(
             f"{path} is damaged: expected {record.size:,} bytes, got {size:,}. "
-            f"Nothing of it was read. {again}."
+            f"Nothing of it was read. Delete it and {AGAIN}."
         )
     if verify:
         digest = storage.sha256(record.name)
         if digest != record.sha256:
             raise TraceError(
                 f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got {digest[:12]}... "
-                f"Nothing of it was read. {again}."
+                f"Nothing of it was read. Delete it and {AGAIN}."
             )
 
 
-@dataclass(frozen=True)
-class TraceStep:
-    """A forward pass of one request: its prompt (T tokens) or a generated token (T = 1)."""
+class StepSignals:
+    """Signals of some rows of a trace, as numpy arrays with a row for each token."""
 
-    phase: Phase
-    request: int
-    first_row: int
-    """First row; the step has T rows."""
-    tokens_T: Ints
-    read: Callable[[TraceSignal, int, int, int], NDArray]
-    """Maps `(signal, layer, first row, last row)` to stored values; the last row is excluded."""
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.tokens_T)
-
-    @property
-    def requests_T(self) -> Ints:
-        return np.full(len(self.tokens_T), self.request, dtype=np.int64)
+    def _values(self, signal: TraceSignal, layer: int) -> NDArray:
+        raise NotImplementedError
 
     def layer_input(self, layer: int) -> Floats:
         """Returns `[T, D]`: the normalised hidden states that enter the layer."""
@@ -97,6 +80,27 @@ class TraceStep:
     def weights(self, layer: int) -> Floats:
         """Returns `[T, K]`: the router's weights of the chosen experts."""
         return self._values(TraceSignal.WEIGHTS, layer).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class TraceStep(StepSignals):
+    """A forward pass of one request: its prompt (T tokens) or a generated token (T = 1)."""
+
+    phase: Phase
+    request: int
+    first_row: int
+    """First row; the step has T rows."""
+    tokens_T: Ints
+    read: Callable[[TraceSignal, int, int, int], NDArray]
+    """Maps `(signal, layer, first row, last row)` to stored values; the last row is excluded."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens_T)
+
+    @property
+    def requests_T(self) -> Ints:
+        return np.full(len(self.tokens_T), self.request, dtype=np.int64)
 
     def _values(self, signal: TraceSignal, layer: int) -> NDArray:
         return self.read(signal, layer, self.first_row, self.first_row + len(self.tokens_T))

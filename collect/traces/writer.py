@@ -93,10 +93,7 @@ class TraceWriter:
     def __init__(self, where: str | Path | Storage, plan: TracePlan, *, joins: bool = False):
         """Creates `trace.json`, or checks that the existing trace is of this plan.
 
-        Args:
-            where: folder, address or storage of the trace.
-            plan: of the trace.
-            joins: True for one of several writers, whose coordinator has checked existing files.
+        `joins`: one of several writers, whose coordinator has checked the existing files.
 
         Raises:
             TraceError: the storage contains a trace of another plan, or something else.
@@ -129,10 +126,7 @@ class TraceWriter:
     ) -> ShardRecord:
         """Writes a unit; an existing one is replaced by the same content.
 
-        Args:
-            unit: its index in the plan.
-            arrays: columns by name; rows are sorted by request and position.
-            requests: those of the unit.
+        `arrays` are columns by name, with rows sorted by request and position.
         """
         order = arrays["request"]
         assert (np.diff(order) >= 0).all(), "rows of a unit are in the order of its requests"

@@ -27,8 +27,9 @@ from train.evaluate.results import make_results
 from train.evaluate.sources import PredictorSources
 from train.evaluate.steps import held_out_steps
 from train.evaluate.table import show
-from train.evaluate.timeline import record_timelines
+from train.evaluate.timeline import record_timeline
 from train.evaluate.variants import (
+    TABLE,
     ReplayCase,
     Variants,
     figure_condition,
@@ -98,13 +99,13 @@ def draw_report(
     condition = figure_condition(config)
     names = dict.fromkeys((config.baseline.name, config.ablated.name, OURS, config.bound.name))
     shown = [comparison.variants.find(name) for name in names]
-    spans = record_timelines(
-        [variant for variant in shown if variant is not None],
-        trace=comparison.trace,
-        predictors=comparison.sources.found,
-        hardware=comparison.machines[0],
-        condition=condition,
-    )
+    cases = [
+        ReplayCase(variant, condition, comparison.machines[0], TABLE)
+        for variant in shown
+        if variant is not None
+    ]
+    found = comparison.sources.found
+    spans = [span for case in cases for span in record_timeline(case, comparison.trace, found)]
     return write_report(results, rows, spans, folder=comparison.run_dir, condition=condition)
 
 

@@ -1,6 +1,6 @@
 """Figures of the comparison: each function adds one to a page, as the papers draw them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime.tools.comparison import Condition
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL_INCHES = 4.0
-LEGEND_INCHES = 1.0
-"""Below the panels."""
-
 
 SPAN_COLOURS = {"compute": "C0", "stall": "C1", "fetch": "C3", "prefetch": "C2"}
 SPAN_LABELS = {
@@ -38,11 +35,6 @@ def by_system(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return systems
 
 
-def share(budget: str) -> float | None:
-    """Return a budget in percent, None where it is a size."""
-    return float(budget[:-1]) if budget.endswith("%") else None
-
-
 def machines(rows: Sequence[Row]) -> list[str]:
     """Return the machines in the order of the rows."""
     return list(dict.fromkeys(row["hardware"] for row in rows))
@@ -59,9 +51,49 @@ def legend(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def wide(panels: int, *, rows: int = 1) -> tuple[float, float]:
-    """Return the size in inches of a figure with this many panels side by side."""
-    return (max(8.0, PANEL_INCHES * panels), 3.2 * rows + LEGEND_INCHES)
+def wide(panels: int) -> float:
+    """Return the width in inches of a figure with this many panels side by side."""
+    return max(8.0, PANEL_INCHES * panels)
+
+
+def draw_machines(
+    figure: "Figure",
+    names: Sequence[str],
+    draw_panel: Callable[["Axes", str], None],
+    *,
+    xlabel: str,
+    ylabel: str,
+    legend_columns: int = 4,
+) -> None:
+    """Draw a panel for each machine side by side, and one legend below them."""
+    grid = figure.subplots(1, len(names), squeeze=False)
+    for axes, machine in zip(grid[0], names, strict=True):
+        draw_panel(axes, machine)
+        axes.set(title=machine, xlabel=xlabel)
+    grid[0][0].set_ylabel(ylabel)
+    legend(figure, grid[0][0], legend_columns)
+
+
+def draw_systems(
+    axes: "Axes",
+    rows: Sequence[Row],
+    key: str,
+    across: str,
+    ticks: Mapping[Any, float],
+    styles: Any,
+) -> None:
+    """Draw a line of the figure `key` for each system on a logarithmic axis."""
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    for system, own in by_system(rows).items():
+        places = [ticks[row[across]] for row in own]
+        axes.plot(places, [row[key] for row in own], label=system, **styles[system])
+    axes.set_yscale("log")
+    # 12 rather than 1.2 x 10^1.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(list(ticks.values()), list(map(str, ticks)))
 
 
 def draw_budgets(page: HtmlReport, results: Row, batch: int) -> None:
@@ -75,22 +107,11 @@ def draw_budgets(page: HtmlReport, results: Row, batch: int) -> None:
         styles = styles_of(results)
         for place, machine in enumerate(names):
             here = [row for row in rows if row["hardware"] == machine]
-            for axes, key in ((grid[0][place], "tpot_ms"), (grid[1][place], "ttft_ms")):
-                budgets = list(dict.fromkeys(row["budget"] for row in here))
-                ticks = axis_of(budgets)
-                for system, own in by_system(here).items():
-                    axes.plot(
-                        [ticks[row["budget"]] for row in own],
-                        [row[key] for row in own],
-                        label=system,
-                        **styles[system],
-                    )
-                axes.set_yscale("log")
-                plain_numbers(axes)
-                axes.set_xticks(list(ticks.values()), budgets)
+            ticks = axis_of(list(dict.fromkeys(row["budget"] for row in here)))
+            draw_systems(grid[0][place], here, "tpot_ms", "budget", ticks, styles)
+            draw_systems(grid[1][place], here, "ttft_ms", "budget", ticks, styles)
             grid[0][place].set_title(f"{machine}: decode")
-            grid[1][place].set_title(f"{machine}: prefill")
-            grid[1][place].set_xlabel("memory for experts")
+            grid[1][place].set(title=f"{machine}: prefill", xlabel="memory for experts")
         grid[0][0].set_ylabel("TPOT, ms")
         grid[1][0].set_ylabel("TTFT, ms")
         legend(figure, grid[0][0])
@@ -102,25 +123,15 @@ def draw_budgets(page: HtmlReport, results: Row, batch: int) -> None:
         columns,
         pick(rows, columns),
         note=f"Medians, batch {batch}; as in ProMoE, figure 10. The vertical axes are logarithmic.",
-        inches=(wide(len(names))[0], 7.6),
+        inches=(wide(len(names)), 7.6),
     )
 
 
 def axis_of(budgets: Sequence[str]) -> dict[str, float]:
     """Return the place of each budget on the axis: shares to scale, sizes at equal distances."""
-    shares = {budget: share(budget) for budget in budgets}
-    if None in shares.values():
-        return {budget: float(place) for place, budget in enumerate(budgets)}
-    return {budget: value for budget, value in shares.items() if value is not None}
-
-
-def plain_numbers(axes: "Axes") -> None:
-    """Label a logarithmic axis with 12 rather than 1.2 x 10^1."""
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    if all(budget.endswith("%") for budget in budgets):
+        return {budget: float(budget[:-1]) for budget in budgets}
+    return {budget: float(place) for place, budget in enumerate(budgets)}
 
 
 def styles_of(results: Row) -> Mapping[str, Any]:
@@ -194,25 +205,15 @@ def draw_batches(page: HtmlReport, results: Row, budget: str) -> None:
     columns = ("hardware", "batch", "system", "tokens_per_second", "tpot_ms")
 
     def draw(figure: "Figure") -> None:
-        grid = figure.subplots(1, len(names), squeeze=False)
         styles = styles_of(results)
-        for axes, machine in zip(grid[0], names, strict=True):
+
+        def draw_panel(axes: "Axes", machine: str) -> None:
             here = [row for row in rows if row["hardware"] == machine]
-            batches = sorted({row["batch"] for row in here})
-            for system, own in by_system(here).items():
-                axes.plot(
-                    [batches.index(row["batch"]) for row in own],
-                    [row["tokens_per_second"] for row in own],
-                    label=system,
-                    **styles[system],
-                )
-            axes.set_xticks(range(len(batches)), [str(one) for one in batches])
-            axes.set_yscale("log")
-            plain_numbers(axes)
-            axes.set_title(machine)
-            axes.set_xlabel("requests that decode together")
-        grid[0][0].set_ylabel("throughput, tokens/s")
-        legend(figure, grid[0][0])
+            ticks = {batch: place for place, batch in enumerate(sorted({r["batch"] for r in here}))}
+            draw_systems(axes, here, "tokens_per_second", "batch", ticks, styles)
+
+        xlabel, ylabel = "requests that decode together", "throughput, tokens/s"
+        draw_machines(figure, names, draw_panel, xlabel=xlabel, ylabel=ylabel)
 
     page.figure(
         "batch-size",
@@ -221,7 +222,7 @@ def draw_batches(page: HtmlReport, results: Row, budget: str) -> None:
         columns,
         pick(rows, columns),
         note=f"Budget {budget}; the vertical axes are logarithmic.",
-        inches=(wide(len(names))[0], 5.0),
+        inches=(wide(len(names)), 5.0),
     )
 
 
@@ -234,10 +235,8 @@ def draw_distances(page: HtmlReport, results: Row, subject: str) -> None:
     def draw(figure: "Figure") -> None:
         from runtime.tools.report.figures import muted_color, text_color
 
-        grid = figure.subplots(1, len(names), squeeze=False)
-        for axes, machine in zip(grid[0], names, strict=True):
-            here = [row for row in rows if row["hardware"] == machine]
-            lines = by_system(here)
+        def draw_panel(axes: "Axes", machine: str) -> None:
+            lines = by_system([row for row in rows if row["hardware"] == machine])
             (without,) = lines.pop(NO_PREFETCH)
             for place, (label, own) in enumerate(lines.items()):
                 axes.plot(
@@ -249,12 +248,12 @@ def draw_distances(page: HtmlReport, results: Row, subject: str) -> None:
                     marker=".os^D"[place % 5],
                 )
             axes.axhline(without["tpot_ms"], color=muted_color(), linewidth=1.2, label=NO_PREFETCH)
-            axes.set_title(machine)
-            axes.set_xlabel("layers ahead")
             axes.set_ylim(bottom=0)
-            axes.xaxis.get_major_locator().set_params(integer=True)
-        grid[0][0].set_ylabel("TPOT, ms")
-        legend(figure, grid[0][0], columns=5)
+            axes.locator_params(axis="x", integer=True)
+
+        draw_machines(
+            figure, names, draw_panel, xlabel="layers ahead", ylabel="TPOT, ms", legend_columns=5
+        )
 
     place = f"budget {rows[0]['budget']}, batch {rows[0]['batch']}"
     page.figure(
@@ -266,7 +265,7 @@ def draw_distances(page: HtmlReport, results: Row, subject: str) -> None:
         note=f"{subject} with forecasts of one distance alone; {place}. `mlp, stride`: the paper's "
         "networks, one and two layers ahead. The routing itself: what a perfect forecast of that "
         "distance gives.",
-        inches=(wide(len(names))[0], 4.2),
+        inches=(wide(len(names)), 4.2),
     )
 
 
@@ -289,19 +288,18 @@ def draw_distribution(
     ]
 
     def draw(figure: "Figure") -> None:
-        grid = figure.subplots(1, len(names), squeeze=False)
         styles = styles_of(results)
-        for axes, machine in zip(grid[0], names, strict=True):
+
+        def draw_panel(axes: "Axes", machine: str) -> None:
             for row in rows:
                 if row.hardware == machine:
                     points = row.tpot_percentiles_ms
                     settings = {**styles[row.system], "marker": None}
                     axes.plot(points, range(len(points)), label=row.system, **settings)
-            axes.set_title(machine)
-            axes.set_xlabel("time of a token, ms")
             axes.set_xlim(left=0)
-        grid[0][0].set_ylabel("percent of tokens")
-        legend(figure, grid[0][0])
+
+        xlabel, ylabel = "time of a token, ms", "percent of tokens"
+        draw_machines(figure, names, draw_panel, xlabel=xlabel, ylabel=ylabel)
 
     page.figure(
         "latency-cdf",
@@ -310,7 +308,7 @@ def draw_distribution(
         ("hardware", "system", "percent", "tpot_ms"),
         values,
         note=f"{str(condition).capitalize()}: share of decode steps that take no longer.",
-        inches=(wide(len(names))[0], 5.0),
+        inches=(wide(len(names)), 5.0),
     )
 
 
@@ -346,8 +344,7 @@ def draw_timeline(
         axes.set_xlim(left=0)
         axes.set_xlabel("ms")
         axes.grid(visible=False, axis="y")
-        handles, labels = axes.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        legend(figure, axes)
 
     columns = ("system", "kind", "start_ms", "end_ms", "layer", "expert")
     page.figure(

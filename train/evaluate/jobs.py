@@ -247,12 +247,7 @@ def run_jobs(
     """Run the jobs, the longest first, and keep each replay when it is finished.
 
     One worker is this process. Ctrl-C ends the others at once and keeps what is finished.
-
-    Args:
-        jobs: what is replayed.
-        folder: where finished replays are kept.
-        workers: processes at most.
-        advance: called with the number of replays that have finished since the last call.
+    `advance` is called with the number of replays that have finished since its last call.
     """
     ordered = sorted(jobs, key=lambda job: len(job.cases) * (1 + 1 / job.batch), reverse=True)
     finished = FinishedReplays(folder)

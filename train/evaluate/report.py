@@ -30,12 +30,7 @@ def write_report(
 ) -> Path:
     """Write the page with its PNGs and CSVs and return its path.
 
-    Args:
-        results: contents of results.json.
-        rows: figures of every replay with its distribution.
-        spans: of the timeline.
-        folder: where the page is written.
-        condition: the one of figures that show only one.
+    `rows` have the distributions; `condition` is that of figures that show only one.
     """
     subject = results["ablated"]
     page = HtmlReport("Systems compared", subtitle(results))

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,6 @@ class StoredPredictor:
         return load_from_files(self.kind, spec, files=self.files, options=self.options)
 
 
-def store_predictor(predictor: Predictor) -> StoredPredictor:
-    """Return the predictor as plain values."""
-    return StoredPredictor(predictor.kind, predictor.options(), predictor.files())
-
-
 class MissingPredictor(TrainError):
     """A system cannot be replayed on this trace."""
 
@@ -54,24 +49,12 @@ class MissingPredictor(TrainError):
 class PredictorSources:
     """Finds predictors by the names that systems give them, each of them once.
 
-    Entries given by the user come first, then the zoo's for this model. Predictors that need no
-    training are counted on the trace's training requests.
-
-    Args:
-        trace: what is replayed.
-        model: the traced model if it is on this machine; skip copies its routers.
-        entries: a folder of zoo entries.
-        seed: of predictors that are counted with random choices.
+    Zoo entries in the folder `entries` come first, then the zoo's for this model. Predictors that
+    need no training are counted on the trace's training requests. `model` is None if it is not on
+    this machine; skip copies its routers.
     """
 
-    def __init__(
-        self,
-        trace: Trace,
-        *,
-        model: ModelConfig | None,
-        entries: Path | None,
-        seed: int,
-    ):
+    def __init__(self, trace: Trace, *, model: ModelConfig | None, entries: Path | None, seed: int):
         self.trace = trace
         self._model = model
         self._routers = None if model is None else RouterWeights(model, trace.spec)
@@ -119,11 +102,14 @@ class PredictorSources:
         key = what if not options else f"{what} {json.dumps(options, sort_keys=True)}"
         if key not in self.found:
             predictor = self._look(what, options)
-            missing = sorted(set(missing_signals(predictor, self.trace)))
+            recorded = {RECORDED[signal] for signal in predictor.signals}
+            missing = sorted(map(str, recorded - {None, *self.trace.signals}))
             if missing:
                 listed = ", ".join(missing)
                 raise MissingPredictor(f"{what} needs {listed}; the trace does not contain them")
-            self.found[key] = store_predictor(predictor)
+            self.found[key] = StoredPredictor(
+                predictor.kind, predictor.options(), predictor.files()
+            )
         return key
 
     def _look(self, what: str, options: Mapping[str, Any]) -> Predictor:
@@ -166,11 +152,3 @@ class PredictorSources:
             return None
         made = make_skip(self._routers, horizons=(horizon,))
         return made[0] if made else None
-
-
-def missing_signals(predictor: Predictor, trace: Trace) -> Iterator[str]:
-    """Yield the signals that the predictor needs and the trace does not contain."""
-    for signal in predictor.signals:
-        recorded = RECORDED[signal]
-        if recorded is not None and recorded not in trace.signals:
-            yield str(recorded)

@@ -1,17 +1,15 @@
 """Records the activity of the link and the computation during a few layers of one token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from collect.traces import Trace
 from runtime.policy.eviction.protocol import Expert
-from runtime.sim.hardware import Hardware
-from runtime.tools.comparison import Condition, Variant
 from train.evaluate.jobs import ReplayJob, replay_case
 from train.evaluate.sources import StoredPredictor
 from train.evaluate.steps import routing_only
-from train.evaluate.variants import TABLE, ReplayCase
+from train.evaluate.variants import ReplayCase
 
 WARM_TOKENS = 48
 """Tokens generated before the one that is shown, so that arenas are full."""
@@ -32,21 +30,6 @@ class TimelineSpan:
     layer: int | None
     """None: the parts of a layer other than its experts."""
     expert: int | None
-
-
-def record_timelines(
-    variants: Sequence[Variant],
-    *,
-    trace: Trace,
-    predictors: Mapping[str, StoredPredictor],
-    hardware: Hardware,
-    condition: Condition,
-) -> list[TimelineSpan]:
-    """Return the same layers of the same token with each variant."""
-    spans: list[TimelineSpan] = []
-    for variant in variants:
-        spans += record_timeline(ReplayCase(variant, condition, hardware, TABLE), trace, predictors)
-    return spans
 
 
 def record_timeline(

@@ -35,10 +35,7 @@ def make_page(
 ) -> HtmlReport:
     """Every section in order; what the results lack is measured on the trace, held out.
 
-    Args:
-        results: what `train.commands.train` returned, or its JSON.
-        reuse_predictor: a `reuse` forecaster, to draw its hit rate among the policies'.
-        ceiling: what `benchmarks/ceiling.py` wrote.
+    `results` is results.json, `ceiling` what `benchmarks/ceiling.py` wrote.
     """
     table, spec = results["predictors"], trace.spec
     page = HtmlReport(

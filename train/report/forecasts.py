@@ -20,11 +20,6 @@ Table = Mapping[str, Mapping[str, Any]]
 AGAIN = "the same `python -m train` command on the same run folder adds it and trains nothing anew"
 
 
-def by_mean(table: Table) -> list[str]:
-    """Return the names of the predictors, the most accurate first."""
-    return sorted(table, key=lambda name: -(table[name]["mean_accuracy"] or 0.0))
-
-
 def accuracy_by_layer(page: HtmlReport, table: Table) -> None:
     """Draw the accuracy of each layer (ProMoE, figure 8)."""
     names, num_layers = list(table), len(next(iter(table.values()))["accuracy"])
@@ -35,7 +30,8 @@ def accuracy_by_layer(page: HtmlReport, table: Table) -> None:
         draw_lines(axes, series, places=names)
         axes.set(xlabel="layer", ylabel="accuracy", ylim=(0, 1))
         axes.locator_params(axis="x", integer=True)
-        draw_legend(figure, axes, order=by_mean(table))
+        order = sorted(table, key=lambda name: -(table[name]["mean_accuracy"] or 0.0))
+        draw_legend(figure, axes, order=order)
 
     rows: list[list[Cell]] = [
         [layer, *(table[name]["accuracy"][layer] for name in names)] for layer in range(num_layers)
