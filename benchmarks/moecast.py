@@ -29,10 +29,12 @@ from train.evaluate.forecasts import (
     EventKey,
     RecordedForecast,
     RecordedForecasts,
+    RoutedStep,
+    held_out_steps,
     perfect_forecasts,
     record_forecasts,
+    routing_only,
 )
-from train.evaluate.steps import RoutedStep, held_out_steps, routing_only
 from train.replay import budget_slots
 from zoo.load import load_predictor
 

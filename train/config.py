@@ -1,14 +1,14 @@
-"""Options of `python -m train`."""
+"""Options of `python -m train` and `python -m train report`."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from collect.config import DataConfig
 from collect.launch.config import LauncherConfig
 from predictors.config import PredictorConfig, RunConfig
 from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
-from train.report.config import ReportConfig
 
 
 class LoggerKind(StrEnum):
@@ -100,6 +100,20 @@ class TrainConfig(RunConfig):
             raise MoecastError(f"weight_decay={self.weight_decay}: must be 0 or more")
         if self.threads is not None and self.threads < 1:
             raise MoecastError(f"threads={self.threads}: must be at least 1")
+
+
+@dataclass(kw_only=True)
+class ReportConfig(RunConfig):
+    trace: str | None = None
+    """The trace that the run was trained on; where it was then unless given."""
+    ceiling: Path | None = None
+    """Accuracy against trace size, as `benchmarks/ceiling.py` wrote it, to be drawn too."""
+    replay_tokens: int = 200
+    """Generated held-out tokens to replay under each eviction policy and cache size."""
+
+    def __post_init__(self) -> None:
+        if self.replay_tokens < 1:
+            raise MoecastError(f"replay_tokens={self.replay_tokens}: must be at least 1")
 
 
 SCHEMAS: dict[str, type] = {

@@ -27,7 +27,7 @@ from train.config import TrainConfig
 from train.data import TraceData
 from train.errors import TrainCheckpointError
 from train.predictor_stack import PredictorStack, StackFit
-from train.reuse_data import ReuseData
+from train.reuse import ReuseData
 
 CHECKPOINTS = "checkpoints"
 """Folder of the run folder with `last.ckpt`, to resume from, and `best.ckpt`."""

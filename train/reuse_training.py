@@ -21,8 +21,7 @@ from train.find_trace import find_trace
 from train.fit import Fitted, fit, make_settings
 from train.loggers import finish, make_logger
 from train.replay import describe_machines
-from train.reuse import KIND, WIDTH, ReuseStack
-from train.reuse_data import ReuseData
+from train.reuse import KIND, WIDTH, ReuseData, ReuseStack
 from train.routers import RouterWeights
 from zoo.entry import write_entry
 

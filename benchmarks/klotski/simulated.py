@@ -25,7 +25,7 @@ from runtime.config import SystemConfig
 from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.sim.hardware import RooflineHardware, describe_hardware
 from runtime.sim.replay import replay
-from train.evaluate.steps import RoutedStep
+from train.evaluate.forecasts import RoutedStep
 
 PROMPT_TOKENS, NEW_TOKENS = 512, 32
 SIMULATED_STEPS = 8

@@ -28,9 +28,15 @@ from runtime.sim.cluster import Interconnect
 from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import BatchedStep, first_request
-from train.evaluate.forecasts import RecordedForecast, RecordedForecasts, record_forecasts
+from train.evaluate.forecasts import (
+    RecordedForecast,
+    RecordedForecasts,
+    RoutedStep,
+    held_out_steps,
+    record_forecasts,
+    routing_only,
+)
 from train.evaluate.sources import PredictorSources
-from train.evaluate.steps import RoutedStep, held_out_steps, routing_only
 from train.replay import is_decode
 
 GROUPED = 45

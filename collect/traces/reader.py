@@ -3,6 +3,7 @@
 Shape suffixes: N rows, T tokens of a step, D hidden size, E experts, K top_k.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,20 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from collect.errors import TraceError
+from collect.errors import DiskSpaceError, TraceError
 from collect.traces.arrow import map_stream
 from collect.traces.column import Column
 from collect.traces.layout import Split, TraceSignal, column_name, trace_columns
-from collect.traces.local_copy import copy_trace
 from collect.traces.manifest import (
+    MANIFEST,
     TraceFile,
     TraceManifest,
     TraceRequest,
     open_trace_storage,
     read_manifest,
+    to_json,
 )
 from predictors.base import Floats, Ints
 from predictors.errors import unknown
+from predictors.files import CACHE, cache_folder
 from predictors.metrics import Phase
 from predictors.spec import ModelSpec
 from zoo.storage import FileStorage, FolderStorage, Storage
@@ -278,3 +281,55 @@ class _RequestRows:
             values = self._trace.column(signal, layer)[self._first : self._last]
             self._values[signal, layer] = values
         return values[first - self._first : last - self._first]
+
+
+def copy_trace(source: Storage, manifest: TraceManifest) -> Path:
+    """Copies the files of a trace that is not in a folder; returns the copy's folder.
+
+    The folder is named by the trace's digest, and each file is hashed while it arrives: one that
+    was altered in the storage or on the way is refused. Files that are there already are kept.
+
+    Raises:
+        TraceError: a file is missing in the storage, or differs from its record in `trace.json`.
+        DiskSpaceError: the disk of the cache folder is too small.
+    """
+    copy = FolderStorage(cache_folder("traces") / manifest.digest[:32])
+    copy.folder.mkdir(parents=True, exist_ok=True)
+    copy.remove_temporary(everything=False)
+    missing = [record for record in manifest.files() if not _is_whole(copy, record)]
+    needed, free = sum(record.size for record in missing), copy.free_bytes()
+    if free is not None and free < needed:
+        raise DiskSpaceError(
+            f"{copy.folder}: a copy of {source.address} needs {needed:,} bytes, {free:,} are free. "
+            f"Set {CACHE} to a folder on a larger disk"
+        )
+    for record in missing:
+        _copy_file(source, copy, record)
+    copy.write(MANIFEST, to_json(manifest))
+    return copy.folder
+
+
+def _is_whole(copy: FolderStorage, record: TraceFile) -> bool:
+    return copy.size(record.name) == record.size and copy.sha256(record.name) == record.sha256
+
+
+def _copy_file(source: Storage, copy: FolderStorage, record: TraceFile) -> None:
+    path = f"{source.address}/{record.name}"
+    digest = hashlib.sha256()
+    with copy.open_new(record.name) as file:
+        try:
+            with source.stream(record.name) as stream:
+                for chunk in stream.chunks:
+                    digest.update(chunk)
+                    file.write(chunk)
+        except FileNotFoundError:
+            raise TraceError(
+                f"{path} is missing: run the same `python -m collect` again, it records what is "
+                "missing"
+            ) from None
+        if digest.hexdigest() != record.sha256:
+            raise TraceError(
+                f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got "
+                f"{digest.hexdigest()[:12]}... Delete it there and run the same "
+                "`python -m collect` again, it records what is missing"
+            )

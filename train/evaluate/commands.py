@@ -21,11 +21,11 @@ from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.store.model_source import identity, resolve
 from train.errors import TrainError
 from train.evaluate.config import OURS, EvaluateConfig
+from train.evaluate.forecasts import held_out_steps
 from train.evaluate.jobs import FinishedReplays, ReplayJob, ReplayRow, code_digest, run_jobs
 from train.evaluate.report import write_report
 from train.evaluate.results import make_results
 from train.evaluate.sources import PredictorSources
-from train.evaluate.steps import held_out_steps
 from train.evaluate.table import show
 from train.evaluate.timeline import record_timeline
 from train.evaluate.variants import (

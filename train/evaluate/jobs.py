@@ -21,9 +21,15 @@ from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.simulator import Observer
 from runtime.sim.step import RecordedStep
 from runtime.tools.comparison import Variant
-from train.evaluate.forecasts import RecordedForecasts, perfect_forecasts, record_forecasts
+from train.evaluate.forecasts import (
+    RecordedForecasts,
+    RoutedStep,
+    held_out_steps,
+    perfect_forecasts,
+    record_forecasts,
+    routing_only,
+)
 from train.evaluate.sources import StoredPredictor
-from train.evaluate.steps import RoutedStep, held_out_steps, routing_only
 from train.evaluate.variants import TRUTH, ReplayCase
 from train.replay import budget_slots, is_decode
 
@@ -36,7 +42,6 @@ CODE = (
     "runtime/sim",
     "train/evaluate/forecasts.py",
     "train/evaluate/jobs.py",
-    "train/evaluate/steps.py",
 )
 """Sources on which the figures of a replay depend."""
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from collect.traces import Trace
 from runtime.policy.eviction.protocol import Expert
+from train.evaluate.forecasts import routing_only
 from train.evaluate.jobs import ReplayJob, replay_case
 from train.evaluate.sources import StoredPredictor
-from train.evaluate.steps import routing_only
 from train.evaluate.variants import ReplayCase
 
 WARM_TOKENS = 48

@@ -12,11 +12,10 @@ from predictors.metrics import DEFINITIONS
 from predictors.spec import ModelSpec
 from runtime.tools.report.html_report import HtmlReport
 from runtime.tools.report.table_cells import Cell
+from train.config import ReportConfig
 from train.errors import TrainError
 from train.report import forecasts, routing, serving
-from train.report.config import ReportConfig
-from train.report.growth import measure_growth
-from train.report.hit_rates import measure_hit_rates
+from train.report.measured import measure_growth, measure_hit_rates
 from train.table import machines_of
 from zoo.load import load_predictor
 

@@ -10,7 +10,7 @@ from runtime.tools.report.line_styles import draw_legend, draw_lines, line_style
 from runtime.tools.report.table_cells import Cell
 from train.drift import MARKS
 from train.report.forecasts import AGAIN, Table
-from train.report.hit_rates import HitRateRow
+from train.report.measured import HitRateRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,8 +4,7 @@ import numpy as np
 
 from benchmarks.papers.paper_context import ExpertFold, count_generated
 from benchmarks.papers.run import PAPERS
-from train.evaluate.forecasts import RecordedForecast
-from train.evaluate.steps import RoutedStep
+from train.evaluate.forecasts import RecordedForecast, RoutedStep
 
 FOLD = ExpertFold(6, 3, 2)
 """Experts 0 and 1 become 0, 2 and 3 become 1, 4 and 5 become 2."""

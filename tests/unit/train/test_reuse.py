@@ -12,8 +12,7 @@ from predictors.base import softmax
 from predictors.reuse import CHANCE_DECAYS, COUNT_DECAYS, ReusePredictor
 from tests.builders.traces import make_spec, make_trace
 from train.data import TraceSubset, subset_rows
-from train.reuse import ReuseStack
-from train.reuse_data import ReuseBatches, future, read_stretch
+from train.reuse import ReuseBatches, ReuseStack, future, read_stretch
 
 SPEC = make_spec()
 RANDOM = np.random.default_rng(2)

@@ -14,8 +14,7 @@ from runtime.sim.hardware import RooflineHardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from tests.builders.traces import make_spec, make_trace
-from train.evaluate.forecasts import perfect_forecasts, record_forecasts
-from train.evaluate.steps import routing_only
+from train.evaluate.forecasts import perfect_forecasts, record_forecasts, routing_only
 from train.nonlearned import FITS
 
 MACHINE = RooflineHardware(

@@ -8,8 +8,7 @@ import pytest
 
 from tests.builders.traces import make_spec, make_trace
 from train.nonlearned import fit_token
-from train.report.growth import measure_growth, take_share
-from train.report.hit_rates import BUDGETS, measure_hit_rates
+from train.report.measured import BUDGETS, measure_growth, measure_hit_rates, take_share
 from train.report.routing import count_routing, cumulative_E, entropy_L
 
 

@@ -1,7 +1,8 @@
-"""Accuracy of counted predictors against the number of training requests."""
+"""Measurements of the report on the trace: hit rates by cache size, accuracy by trace size."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,75 @@ from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.baselines import PopularityPredictor, TokenPredictor
 from predictors.metrics import sum_means
+from predictors.reuse import ReusePredictor
+from runtime.policy.counters import sum_counters
+from runtime.policy.eviction.registry import EVICTIONS
+from runtime.sim.hardware import RooflineHardware
 from train.accuracy import score_layers
+from train.eviction_eval import eviction_system, gap_closed, replay_policy
 from train.nonlearned import fit_popularity, fit_token
+from train.replay import budget_slots, first_tokens
+
+BUDGETS = (10, 25, 50, 75)
+"""Percent of all experts."""
+ANY = RooflineHardware(
+    name="any",
+    link_bytes_per_second=1e9,
+    link_latency_seconds=0.0,
+    memory_bytes_per_second=1e12,
+    flops=1e15,
+    kernel_seconds=0.0,
+    predictor_seconds=0.0,
+    chunk_bytes=(1,),
+    layer_bytes=1,
+)
+"""Nothing is prefetched, so the contents of the arena do not depend on the machine's speed."""
+
+
+@dataclass
+class HitRateRow:
+    """Share of the experts that generated tokens find in the arena, for one policy and size."""
+
+    cache_percent: int
+    eviction: str
+    hit_rate: float | None
+    gap_closed: float | None = None
+    """Share of the gap between LRU and Belady; None: not measured, or no gap."""
+
+
+def measure_hit_rates(
+    trace: Trace, reuse_predictor: Predictor | None, *, num_tokens: int
+) -> list[HitRateRow]:
+    """Return a row for each budget and policy; without its predictor, `reuse` is left out.
+
+    The arena is divided by layers, and nothing is prefetched (ProMoE, figure 5 b). The replay is
+    long enough to rank the policies; `python -m train reuse` has a longer one.
+    """
+    steps = list(first_tokens(trace.steps("held_out"), num_tokens))
+    system = eviction_system()
+    rows: list[HitRateRow] = []
+    for budget in BUDGETS:
+        rates: dict[str, HitRateRow] = {}
+        for policy in EVICTIONS:
+            if policy == ReusePredictor.kind and reuse_predictor is None:
+                continue
+            stats = replay_policy(
+                policy,
+                steps,
+                spec=trace.spec,
+                system=system,
+                hardware=ANY,
+                slots=budget_slots(f"{budget}%", trace.spec, ANY),
+                reuse_predictor=reuse_predictor,
+            )
+            rates[policy] = HitRateRow(budget, policy, sum_counters(stats.decode).hit_rate)
+        for row in rates.values():
+            row.gap_closed = gap_closed(
+                rates["lru"].hit_rate, row.hit_rate, rates["belady"].hit_rate
+            )
+        rows += rates.values()
+    return rows
+
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
 """Shares of the training requests."""
