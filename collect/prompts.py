@@ -121,11 +121,7 @@ def read_hub(data: DataConfig) -> Iterator[str]:
 
     try:
         rows = datasets.load_dataset(
-            data.path,
-            data.subset,
-            split=data.split,
-            data_files=data.files,
-            revision=data.revision,
+            data.path, data.subset, split=data.split, data_files=data.files, revision=data.revision
         )
     except (OSError, HfHubHTTPError, ValueError) as error:
         # Transport errors and unknown names are OSError; ValueError lists the subsets.

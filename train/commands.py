@@ -202,12 +202,7 @@ def train_networks(
             fitted = fit_ray_ddp(trace, families, settings, config)
         elif config.launcher.is_in_process:
             fitted = fit(
-                trace,
-                families,
-                settings,
-                run_dir=config.run_dir,
-                logger=logger,
-                fresh=config.fresh,
+                trace, families, settings, run_dir=config.run_dir, logger=logger, fresh=config.fresh
             )
         else:
             fitted = fit_distributed(

@@ -178,10 +178,7 @@ def residual_graph(
     return graph_bytes(
         name,
         nodes,
-        inputs={
-            HIDDEN: ["tokens", first[0].shape[0]],
-            MEMORY: ["tokens", len(weights["memory"])],
-        },
+        inputs={HIDDEN: ["tokens", first[0].shape[0]], MEMORY: ["tokens", len(weights["memory"])]},
         outputs={SCORES: ["tokens", num_targets, num_experts], **answers},
         tensors={
             "first": np.concatenate(first, axis=1),

@@ -67,9 +67,7 @@ def fit_ray_ddp(
             "run_dir": str(run_dir.resolve()),
         },
         scaling_config=ScalingConfig(
-            num_workers=settings.devices,
-            use_gpu=launcher.gpus > 0,
-            resources_per_worker=resources,
+            num_workers=settings.devices, use_gpu=launcher.gpus > 0, resources_per_worker=resources
         ),
         run_config=RunConfig(name="moecast", storage_path=str(run_dir.resolve() / "ray")),
     )
@@ -104,10 +102,7 @@ def train_share(config: dict[str, Any]) -> None:
     settings = FitSettings(**{**fields, "kinds": tuple(fields["kinds"])})
     trace = Trace.open(config["trace"], verify=False)
     families = make_stacks(
-        trace,
-        RouterWeights(ModelConfig(**config["model"]), trace.spec),
-        settings,
-        settings.kinds,
+        trace, RouterWeights(ModelConfig(**config["model"]), trace.spec), settings, settings.kinds
     )
     run_dir = Path(config["run_dir"])
     first = ray.train.get_context().get_world_rank() == 0

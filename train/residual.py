@@ -154,9 +154,7 @@ class SourceStack(nn.Module):
     def losses(self, batch: Batch, token_BQ: Tensor) -> Tensor:
         with torch.no_grad():
             truth_LBE = torch.baddbmm(
-                self.teacher_bias_LE[:, None],
-                batch.gate_LBD,
-                self.teacher_LED.transpose(1, 2),
+                self.teacher_bias_LE[:, None], batch.gate_LBD, self.teacher_LED.transpose(1, 2)
             ).softmax(-1)
         logits_XBE = self._used_of(self(batch, token_BQ))
         wanted_XBE = truth_LBE[self._targets()]
@@ -226,10 +224,7 @@ class SourceStack(nn.Module):
             weights |= {"memory": self.weight_past_NRF[number], **token}
         arrays = {key: value.float().cpu().numpy() for key, value in weights.items()}
         name = f"{KIND}_{source.signal}_{source.layer}"
-        normaliser = (
-            self.mean_ND[number].cpu().numpy(),
-            self.deviation_ND[number].cpu().numpy(),
-        )
+        normaliser = (self.mean_ND[number].cpu().numpy(), self.deviation_ND[number].cpu().numpy())
         return residual_graph(arrays, num_targets=num_targets, name=name, normaliser=normaliser)
 
     @torch.no_grad()

@@ -257,13 +257,7 @@ class ReuseData(EpochData):
     """Training and validation batches in the order and with the counts that `reuse` needs."""
 
     def __init__(
-        self,
-        trace: Trace,
-        routers_LED: Floats,
-        biases_LE: Floats,
-        *,
-        batch_size: int,
-        seed: int,
+        self, trace: Trace, routers_LED: Floats, biases_LE: Floats, *, batch_size: int, seed: int
     ):
         super().__init__()
         self._trace, self._routers, self._biases = trace, routers_LED, biases_LE

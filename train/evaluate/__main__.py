@@ -14,7 +14,7 @@ COMMANDS = [
             "Replays the held-out requests of one trace through every system, on every machine, "
             "budget and batch size given, and ranks the systems: table, JSON, HTML report."
         ),
-    ),
+    )
 ]
 
 if __name__ == "__main__":

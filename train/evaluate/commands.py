@@ -150,11 +150,7 @@ def group_jobs(cases: Iterable[tuple[str, ReplayCase]], comparison: Comparison) 
     groups: dict[tuple[Any, ...], list[tuple[str, ReplayCase]]] = {}
     for digest, case in cases:
         variant = case.variant
-        key: tuple[Any, ...] = (
-            case.condition.batch,
-            variant.predictor,
-            variant.reuse_predictor,
-        )
+        key: tuple[Any, ...] = (case.condition.batch, variant.predictor, variant.reuse_predictor)
         if variant.predictor is None or variant.predictor not in available:
             # No forecasts to record once for all of them: smaller jobs share the work better.
             key = (*key, variant.label, case.hardware.name)

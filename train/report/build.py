@@ -45,8 +45,7 @@ def make_page(
     )
     summary(page, table, results["setting"])
     page.text(
-        "What the figures mean",
-        [f"`{name}`: {meaning}." for name, meaning in DEFINITIONS.items()],
+        "What the figures mean", [f"`{name}`: {meaning}." for name, meaning in DEFINITIONS.items()]
     )
     forecasts.accuracy_by_layer(page, table)
     forecasts.good_pred_by_horizon(page, table, results["setting"])
