@@ -83,7 +83,6 @@ def read_text_files(data: DataConfig) -> Iterator[str]:
 
 
 def read_jsonl(data: DataConfig) -> Iterator[str]:
-    """Yields the text of each line."""
     path = _local(data)
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):

@@ -72,7 +72,6 @@ class RecordingJob:
         return encode_prompts(texts, tokenizer, self.settings)
 
     def plan(self, spec: ModelSpec) -> tuple[TracePlan, list[list[EncodedPrompt]]]:
-        """Returns the plan and the prompts of each of its units."""
         work = split_units(self.prompts, self.settings, bytes_per_row=row_bytes(spec, self.signals))
         plan = make_plan(
             spec, signals=self.signals, data=self.data, settings=self.settings, work=work

@@ -44,7 +44,6 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def unpack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Inverse of `pack`."""
     if isinstance(tree, list):
         return [unpack(one, tensors) for one in tree]
     if not isinstance(tree, dict):
@@ -59,7 +58,6 @@ def unpack(tree: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def to_bytes(checkpoint: dict[str, Any]) -> bytes:
-    """The whole file."""
     tensors: dict[str, torch.Tensor] = {}
     tree = json.dumps(pack(dict(checkpoint), tensors))
     body = save(tensors, metadata={"tree": tree})

@@ -54,7 +54,6 @@ def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
 
 
 def kinds_with_signals(kinds: Iterable[str], signals: Iterable[TraceSignal]) -> tuple[str, ...]:
-    """Return the kinds whose signals the trace has."""
     have = {TraceSignal.WEIGHTS, *signals}
     return tuple(kind for kind in kinds if set(signals_of([kind])) <= have)
 

@@ -39,7 +39,6 @@ class NetworkSpec:
 
     @property
     def signal(self) -> TraceSignal:
-        """The signal that the networks read."""
         (signal,) = FEED_FORWARD[self.kind].signals
         return TraceSignal(str(signal))
 

@@ -127,6 +127,5 @@ def train_share(config: dict[str, Any]) -> None:
 
 
 def _last_line(error: Exception) -> str:
-    """The last line that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300] if lines else type(error).__name__

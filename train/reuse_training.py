@@ -39,7 +39,6 @@ class TrainedReuse:
     entry: Path
 
     def as_dict(self) -> dict[str, Any]:
-        """Return its part of results.json."""
         return {
             "definition": DEFINITION,
             "hit_rates": tables_dict(self.hit_rates),
@@ -142,7 +141,6 @@ def publish_reuse(
 
 
 def tables_dict(tables: Mapping[str, Mapping[str, Mapping[str, HitRates]]]) -> dict[str, Any]:
-    """Return the tables as JSON values."""
     return {
         stream: {
             budget: {policy: asdict(rates) for policy, rates in policies.items()}

@@ -134,7 +134,6 @@ def score_shifted(predictor: Predictor, shifted: Trace) -> dict[str, Any]:
 
 
 def worst_layer(accuracy: list[float | None]) -> float | None:
-    """Return the lowest accuracy of a layer that is forecast."""
     return min((one for one in accuracy if one is not None), default=None)
 
 
@@ -219,5 +218,4 @@ def _timed(predictor: Predictor, steps: list[TraceBlock]) -> dict[str, float] | 
 
 
 def micro(seconds: list[float], percent: float) -> float:
-    """A percentile in microseconds."""
     return round(float(np.percentile(seconds, percent)) * 1e6, 1)

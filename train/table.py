@@ -19,7 +19,6 @@ def cell(value: float | None) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Format a size in bytes, KiB or MiB."""
     for unit, width in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= width:
             return f"{num_bytes / width:.1f} {unit}"
@@ -56,7 +55,6 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def machines_of(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the names of the machines, in the order of their columns."""
     return list(next(iter(results.values()))["hardware"])
 
 

@@ -100,7 +100,6 @@ def visible_gpus(config: LauncherConfig, worker: int) -> str | None:
 
 
 def _begin(worker: UnitWorker, log: str, gpus: str | None, lifeline: Connection) -> None:
-    """Prepares a worker process."""
     global _worker
     # Ctrl-C is for the command, which then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -107,7 +107,6 @@ class WorkerPool:
         return values
 
     def as_dict(self) -> dict[str, int]:
-        """Figures for results.json."""
         return {"units": self.num_units, "retried": self.num_retried}
 
 

@@ -65,7 +65,6 @@ def trace_columns(
 
 
 def row_bytes(spec: ModelSpec, signals: Iterable[TraceSignal]) -> int:
-    """Returns the bytes of a token on disk."""
     return sum(
         dtype.itemsize * max(1, width) for dtype, width in trace_columns(spec, signals).values()
     )

@@ -113,7 +113,6 @@ def digest_of(value: Any) -> str:
 
 
 def make_manifest(**fields: Any) -> TraceManifest:
-    """Returns a manifest with these fields and its digest."""
     draft = TraceManifest(**fields, digest="0" * 64)
     return draft.model_copy(update={"digest": _own_digest(draft)})
 

@@ -118,7 +118,6 @@ class TraceWriter:
         return [unit for unit in range(len(self.plan.units)) if unit not in done]
 
     def has(self, unit: int) -> bool:
-        """Returns True if this unit is written."""
         return self.storage.size(f"{unit_stem(self.plan, unit)}{RECORD}") is not None
 
     def write(

@@ -68,7 +68,6 @@ class EvaluateConfig(RunConfig):
 
     @property
     def batches(self) -> list[int]:
-        """Batch sizes, each once, ascending."""
         return sorted({int(one) for one in self.batch})
 
 

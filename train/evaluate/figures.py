@@ -28,7 +28,6 @@ SPAN_LABELS = {
 
 
 def by_system(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Return the rows of each system."""
     systems: dict[str, list[Row]] = {}
     for row in rows:
         systems.setdefault(row["system"], []).append(row)
@@ -36,12 +35,10 @@ def by_system(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def machines(rows: Sequence[Row]) -> list[str]:
-    """Return the machines in the order of the rows."""
     return list(dict.fromkeys(row["hardware"] for row in rows))
 
 
 def pick(rows: Sequence[Row], keys: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return the values of these keys of each row."""
     return [tuple(row[key] for key in keys) for row in rows]
 
 
@@ -135,7 +132,6 @@ def axis_of(budgets: Sequence[str]) -> dict[str, float]:
 
 
 def styles_of(results: Row) -> Mapping[str, Any]:
-    """Return the styles of the table's systems."""
     return system_styles(
         list(dict.fromkeys(row["system"] for row in results["rows"])),
         ours=results["ours"],

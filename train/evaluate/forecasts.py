@@ -162,7 +162,6 @@ class RoutedStep:
 
 
 def routing_only(step: RecordedStep, num_layers: int) -> RoutedStep:
-    """Return the step without its hidden states."""
     experts_LTK = np.stack([step.experts(layer) for layer in range(num_layers)])
     return RoutedStep(step.tokens_T, step.requests_T, experts_LTK)
 

@@ -102,7 +102,6 @@ class ReplayJob:
     """With the digest of each."""
 
     def steps(self, trace: Trace) -> list[RecordedStep]:
-        """Return the steps that are replayed."""
         return held_out_steps(trace, batch=self.batch, new_tokens=self.new_tokens)
 
     def record(self, steps: Sequence[RecordedStep]) -> dict[str, RecordedForecasts]:
@@ -168,7 +167,6 @@ def replayed_predictor(
 def measure_replay(
     stats: ReplayStats, case: ReplayCase, steps: Sequence[RoutedStep], spec: ModelSpec
 ) -> ReplayRow:
-    """Return the figures of a finished replay."""
     decode = sum_counters(stats.decode)
     decoding = sum(stats.tpot_seconds)
     tokens = sum(len(step.tokens_T) for step in steps if is_decode(step))
@@ -207,7 +205,6 @@ def measure_replay(
 
 
 def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
-    """Return a percentile in milliseconds, None of no values."""
     return 1e3 * float(np.percentile(seconds, percent)) if seconds else None
 
 
@@ -228,7 +225,6 @@ class FinishedReplays:
         return self._folder / f"{digest}.json"
 
     def read(self, digest: str) -> ReplayRow:
-        """Return the figures of a finished replay."""
         return ReplayRow(**json.loads(self.path(digest).read_bytes()))
 
     def write(self, digest: str, row: ReplayRow) -> None:

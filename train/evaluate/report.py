@@ -97,7 +97,6 @@ def winners_note(results: Row) -> str:
 
 
 def bound_note(results: Row) -> str:
-    """Explain the table of shares of the bound."""
     return (
         f"TPOT of `{results['bound']}` (all routing of a token known when it begins, Belady "
         "eviction, the same link and computation) as a share of ours. At worst "
@@ -106,7 +105,6 @@ def bound_note(results: Row) -> str:
 
 
 def system_row(name: str, system: Row) -> list[Any]:
-    """Return a row of the table of systems."""
     forecast = system["predictor"] if system["prefetch"] else None
     switches = (system[key] for key in ("chunked", "early_preemption", "reordered"))
     return [name, forecast, system["eviction"], *switches]

@@ -136,7 +136,6 @@ def make_results(
 
 
 def row_dict(row: ReplayRow) -> dict[str, Any]:
-    """Return the figures without their distribution."""
     figures = asdict(row)
     del figures["tpot_percentiles_ms"]
     return figures

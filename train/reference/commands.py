@@ -79,7 +79,6 @@ def publish(
 
 
 def card(audit: dict[str, Any]) -> str:
-    """The model card, its figures taken from the audit."""
     loss, routing = audit["loss_nats"], audit["routing"]
     rows = "\n".join(
         f"| {layer} | {row['entropy_share']:.3f} | {row['largest_share']:.3f} "

@@ -118,7 +118,6 @@ def summary(page: HtmlReport, table: forecasts.Table, setting: str) -> None:
 
 
 def write_report(page: HtmlReport, run_dir: Path) -> Path:
-    """Draws and writes the page; returns its path."""
     path = page.write(run_dir / FOLDER)
     sys.stderr.write(f"report: {path}\n")
     return path
@@ -164,7 +163,6 @@ def read_results(run_dir: Path) -> dict[str, Any]:
 
 
 def open_run_trace(results: dict[str, Any], path: str | None) -> Trace:
-    """The trace that the results were measured on."""
     known = path or results["trace"].get("path")
     if known is None:
         raise TrainError(
@@ -195,6 +193,5 @@ def read_ceiling(path: Path, digest: str) -> dict[str, Any]:
 
 
 def load_reuse(run_dir: Path, spec: ModelSpec) -> Predictor | None:
-    """Return the reuse predictor that the run trained, None if there is none."""
     entry = run_dir / "entries" / REUSE
     return load_predictor(str(entry), spec=spec) if entry.is_dir() else None

@@ -166,7 +166,6 @@ def thousands(number: int) -> str:
 
 
 def latency_table(page: HtmlReport, table: Table, num_layers: int) -> None:
-    """Microseconds and bytes."""
     batches = sorted({int(batch) for one in table.values() for batch in one["latency_us"]})
     columns = ["predictor", "size, KiB"]
     columns += [f"{what}, batch {batch}, us" for batch in batches for what in ("p50", "p99")]
