@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from collect.config import DataConfig, SourceKind
+from collect.config import DataConfig
 from collect.errors import TraceError
 from collect.plan import (
     EncodedPrompt,
@@ -55,15 +56,7 @@ class RecordingJob:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "RecordingJob":
-        data = {**fields["data"], "kind": SourceKind(fields["data"]["kind"])}
-        return cls(
-            model=ModelConfig(**fields["model"]),
-            data=DataConfig(**data),
-            where=fields["where"],
-            signals=tuple(TraceSignal(signal) for signal in fields["signals"]),
-            settings=RecordingSettings(**fields["settings"]),
-            budget=fields["budget"],
-        )
+        return TypeAdapter(cls).validate_python(fields)
 
     @cached_property
     def prompts(self) -> list[EncodedPrompt]:

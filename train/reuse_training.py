@@ -33,7 +33,6 @@ SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS)
 class TrainedReuse:
     """A trained reuse predictor, its hit rates and its zoo entry."""
 
-    predictor: ReusePredictor
     hit_rates: Mapping[str, Mapping[str, Mapping[str, HitRates]]]
     training: dict[str, Any]
     entry: Path
@@ -46,9 +45,9 @@ class TrainedReuse:
             "entry": str(self.entry),
         }
 
-    def show(self, console: Console | None = None) -> None:
+    def show(self) -> None:
         """Print the table of hit rates."""
-        console = console or Console()
+        console = Console()
         console.print(DEFINITION, highlight=False)
         console.print(gap_table(self.hit_rates))
 
@@ -65,7 +64,7 @@ def train_and_publish(
     entry = config.run_dir / "entries" / KIND
     publish_reuse(entry, predictor, tables, trace, model_name=config.model.name)
     training = fitted.record(make_settings(config, (KIND,), width=WIDTH))
-    return TrainedReuse(predictor=predictor, hit_rates=tables, training=training, entry=entry)
+    return TrainedReuse(hit_rates=tables, training=training, entry=entry)
 
 
 def fit_reuse(
