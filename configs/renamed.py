@@ -35,6 +35,9 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "num_workers": "launcher.workers",
         "worker": "workers are started by launcher.workers=N, on any machine by launcher=slurm",
     },
+    "batch": {
+        "measure_again": "removed; delete the folder `measured` of the cache (MOECAST_CACHE)",
+    },
     "serve": {
         name: "removed; Ray Serve's own router distributes the requests, so leave it out"
         for name in ("routing", "forecaster")
