@@ -25,6 +25,7 @@ class _Partition:
     """The slots of one layer, or of all, and the order in which experts are evicted from them."""
 
     def __init__(self, slots: range, order: EvictionOrder):
+        self.slots = slots
         self.num_slots = len(slots)
         self.free = list(slots)
         self.num_used = 0
@@ -184,6 +185,20 @@ class ExpertCache:
         partition.num_quarantined -= 1
         partition.free.append(slot)
         partition.check()
+
+    def rebuild(self) -> None:
+        """Derives slots and eviction orders from the entries, after Ctrl-C cut a call short."""
+        self.num_changes += 1
+        for partition in self._partitions:
+            partition.order.clear()
+            partition.num_used = 0
+            partition.num_quarantined = len(self._quarantine.intersection(partition.slots))
+            partition.free = [slot for slot in partition.slots if slot not in self._quarantine]
+        for expert, entry in self.entries.items():
+            partition = self._partition(expert)
+            partition.num_used += 1
+            partition.free.remove(entry.slot)
+            partition.order.on_admit(expert)
 
     def _detach(self, expert: Expert) -> CacheEntry:
         entry = self.entries.pop(expert)

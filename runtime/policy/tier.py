@@ -389,6 +389,7 @@ class CacheTier:
             transfers: Transfers into this tier.
             copies: Transfers into the tier above, which read this tier's slots.
         """
+        self.cache.rebuild()
         self.queue.clear()
         self.late.clear()
         self._waiting.clear()

@@ -165,8 +165,9 @@ class TransferWorker:
         if task is None:
             return False
         thread.task, thread.since = task, time.monotonic()
-        self.shared.condition.release()
         try:
+            # Within the block: after a Ctrl-C the lock is acquired again.
+            self.shared.condition.release()
             self._run_task(thread, task)
         finally:
             self.shared.condition.acquire()

@@ -34,6 +34,9 @@ class EvictionOrder(Protocol):
     def on_remove(self, expert: Expert) -> None:
         """Records that the expert lost its slot, for whatever reason."""
 
+    def clear(self) -> None:
+        """Forgets all experts, before those that are resident are admitted again."""
+
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
         """Returns the resident expert to evict next, or None when none is evictable."""
 

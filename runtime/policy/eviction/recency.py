@@ -27,6 +27,9 @@ class RecencyOrder:
     def on_remove(self, expert: Expert) -> None:
         del self._order[expert]
 
+    def clear(self) -> None:
+        self._order.clear()
+
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
         return next((expert for expert in self._order if is_evictable(expert)), None)
 

@@ -62,6 +62,9 @@ class ScoreOrder:
     def on_remove(self, expert: Expert) -> None:
         self._absent_N[self.index(expert)] = np.inf
 
+    def clear(self) -> None:
+        self._absent_N.fill(np.inf)
+
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
         score_N = self._scores() + self._absent_N
         for _ in range(NUM_SINGLE_TRIES):

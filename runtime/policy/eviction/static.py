@@ -52,6 +52,10 @@ class FixedSetOrder(RecencyOrder):
         del self._resident[expert]
         self._order.pop(expert, None)
 
+    def clear(self) -> None:
+        super().clear()
+        self._resident.clear()
+
     def choose_victim(self, is_evictable: IsEvictable) -> Expert | None:
         outside = super().choose_victim(is_evictable)
         if outside is not None:
