@@ -5,7 +5,7 @@ import platform
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from importlib import import_module
@@ -32,8 +32,16 @@ RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightni
 """Packages whose version may change a result."""
 
 
-def main(program: str, commands: Sequence[Command], argv: Sequence[str] | None = None) -> int:
+def main(
+    program: str,
+    commands: Sequence[Command],
+    argv: Sequence[str] | None = None,
+    *,
+    called: str | None = None,
+) -> int:
     """Runs one command; returns the exit code: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+
+    `called` is the program as the user called it, for the help; default: `python -m PROGRAM`.
 
     Every exception becomes one line on stderr here: a MoecastError is a fault that the user can
     correct (2), any other is a failure (1). `debug=true` prints the traceback of both.
@@ -41,7 +49,7 @@ def main(program: str, commands: Sequence[Command], argv: Sequence[str] | None =
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = any(argument.lower() == "debug=true" for argument in arguments)
     try:
-        return run_command(program, commands, arguments)
+        return run_command(program, commands, arguments, called or f"python -m {program}")
     except KeyboardInterrupt:
         print_error("interrupted; run the same command again to continue or restart", debug)
         return INTERRUPTED
@@ -58,14 +66,16 @@ def main(program: str, commands: Sequence[Command], argv: Sequence[str] | None =
         return FAILED
 
 
-def run_command(program: str, commands: Sequence[Command], arguments: list[str]) -> int:
+def run_command(
+    program: str, commands: Sequence[Command], arguments: list[str], called: str
+) -> int:
     """Finds the command of the arguments, and runs it once or as a sweep; returns the exit code."""
     table = {command.name: command for command in commands}
     if not arguments and "" not in table:
-        sys.stderr.write(write_program_help(program, commands))
+        sys.stderr.write(write_program_help(called, commands))
         return USAGE
     if arguments and arguments[0] in HELP and (len(commands) > 1 or "" not in table):
-        sys.stdout.write(write_program_help(program, commands))
+        sys.stdout.write(write_program_help(called, commands))
         return OK
     if arguments and arguments[0] in table:
         command, arguments = table[arguments[0]], arguments[1:]
@@ -76,7 +86,7 @@ def run_command(program: str, commands: Sequence[Command], arguments: list[str])
     else:
         raise ConfigError(unknown("command", arguments[0], table))
     if any(argument in HELP[:2] for argument in arguments):
-        sys.stdout.write(write_command_help(program, command))
+        sys.stdout.write(write_command_help(called, command))
         return OK
     options = [argument for argument in arguments if argument not in MULTIRUN]
     is_sweep = len(options) < len(arguments)
@@ -122,8 +132,9 @@ def run_once(
         folder = default_run_dir(label)
     config.run_dir = folder
     tree.run_dir = None if folder is None else str(folder)
-    module, _, function = command.run.partition(":")
-    run = getattr(import_module(module), function)
+    if command.check:
+        import_function(command.check)(config)
+    run = import_function(command.run)
     if folder is not None and command.records:
         resolved = OmegaConf.to_container(tree, resolve=True)
         record = describe_run(label, hide_secrets(argv, config), resolved, config.seed)
@@ -133,6 +144,12 @@ def run_once(
     if folder is not None and command.records and results is not None:
         write_json(folder / "results.json", results)
     return results
+
+
+def import_function(path: str) -> Callable[[Any], Any]:
+    """Returns the function that `package.module:function` names."""
+    module, _, function = path.partition(":")
+    return getattr(import_module(module), function)
 
 
 def secret_options(config: Any) -> list[str]:

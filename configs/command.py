@@ -13,6 +13,9 @@ class Command:
     """`package.module:function`, imported when it runs; takes the typed configuration."""
     summary: str
     """One line of the help text."""
+    check: str | None = None
+    """`package.module:function`, called with the typed configuration before `run` is imported: it
+    refuses what it can tell without heavy imports, such as a model's folder that is not there."""
     positional: str | None = None
     """Option that a bare first argument sets."""
     keeps_run: bool = True

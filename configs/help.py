@@ -19,26 +19,26 @@ WIDTH = 100
 INDENT = " " * 6
 
 
-def write_program_help(program: str, commands: Sequence[Command]) -> str:
+def write_program_help(called: str, commands: Sequence[Command]) -> str:
     placeholder = "[COMMAND]" if any(not command.name for command in commands) else "COMMAND"
-    lines = [f"usage: python -m {program} {placeholder} [key=value ...]", ""]
+    lines = [f"usage: {called} {placeholder} [key=value ...]", ""]
     width = max(len(command.name) for command in commands)
     lines += [
         f"  {command.name or '(none)':{max(width, 6)}}  {command.summary}" for command in commands
     ]
-    lines += ["", f"python -m {program} COMMAND --help lists a command's options.", ""]
+    lines += ["", f"{called} COMMAND --help lists a command's options.", ""]
     if any(not command.name for command in commands):
         alone = next(command for command in commands if not command.name)
-        return "\n".join(lines) + "\n" + write_command_help(program, alone)
+        return "\n".join(lines) + "\n" + write_command_help(called, alone)
     return "\n".join(lines)
 
 
-def write_command_help(program: str, command: Command) -> str:
+def write_command_help(called: str, command: Command) -> str:
     """Writes usage, options with type, default and meaning, and the groups' choices."""
     config, groups = compose_defaults(command.config)
     first = f" [{command.positional.upper()}]" if command.positional else ""
-    called = " ".join(filter(None, ("python -m", program, command.name)))
-    lines = [f"usage: {called}{first} [key=value ...]", "", *textwrap.wrap(command.summary, WIDTH)]
+    usage = " ".join(filter(None, (called, command.name)))
+    lines = [f"usage: {usage}{first} [key=value ...]", "", *textwrap.wrap(command.summary, WIDTH)]
     everywhere = [field.name for field in fields(RunConfig)]
     grouped = [key for key in map(str, config) if key in groups.chosen]
     several = multi_choice_defaults(command.config)

@@ -67,6 +67,21 @@ def test_run__without_a_folder_makes_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(tmp_path.glob("runs/zoo-works/*/results.json"))) == 2
 
 
+def test_check__refuses_before_the_run_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command(
+        name="checked",
+        config="zoo_list",
+        run="no.such.module:run",
+        summary="Is checked.",
+        check=f"{HERE}:refuses",
+    )
+    assert main("zoo", [command], ["checked", f"run_dir={tmp_path / 'r'}"]) == 2
+    assert capsys.readouterr().err == "error: this cannot be; do that\n"
+    assert not (tmp_path / "r").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
