@@ -60,8 +60,8 @@ class SystemConfig:
     fallback: str | None = None
     """Kind to use live where the model has no entry of `predictor`, such as `skip`."""
     eviction: str = "lru"
-    """Eviction policy: lru, lfu, fifo, static, neighbour, least-stale, decayed-lfu, reuse, fmoe,
-    moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
+    """Eviction policy: lru, lfu, lfru, fifo, s3-fifo, static, neighbour, least-stale, decayed-lfu,
+    reuse, fmoe, moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
     eviction_options: dict[str, Any] = field(default_factory=dict)
     """Options of that policy, such as `{decays: [0.9, 0.99]}`."""
     reuse_predictor: str | None = None

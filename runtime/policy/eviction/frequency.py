@@ -4,11 +4,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Probabilities
-from runtime.policy.eviction.score_order import ScoreOrder, view_scores
+from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
+from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
 
 EPSILON = 1e-6
 """Lets the layer decay order experts whose ratio is 0, as in section 5.2; far below 1 / tokens."""
+
+
+class ResettingOrder(ScoreOrder):
+    """Lowest score first; the score of an evicted expert becomes 0."""
+
+    def on_remove(self, expert: Expert) -> None:
+        super().on_remove(expert)
+        self._scores()[self.index(expert)] = 0.0
 
 
 class LfuEviction(EvictionPolicy):
@@ -16,17 +24,55 @@ class LfuEviction(EvictionPolicy):
 
     BrainStorm's policy: MoE-Infinity (request level), section 7.3, model-level counts. Ties go to
     the least recently touched expert.
+
+    Args:
+        num_layers: Layers of the model.
+        num_experts: Experts of each layer.
+        reset_on_eviction: An evicted expert's count starts again from 0, as in the LFU baseline of
+            MoE-Infinity (sequence level), section 8.4.
     """
 
-    def __init__(self, *, num_layers: int, num_experts: int):
+    def __init__(self, *, num_layers: int, num_experts: int, reset_on_eviction: bool = False):
         self._score_LE = np.zeros((num_layers, num_experts))
+        self._reset_on_eviction = reset_on_eviction
 
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
+        make = ResettingOrder if self._reset_on_eviction else ScoreOrder
         scores = view_scores(self._score_LE, layers)
-        return ScoreOrder(scores, layers=layers, num_experts=self._score_LE.shape[1])
+        return make(scores, layers=layers, num_experts=self._score_LE.shape[1])
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._score_LE[layer, list(tokens_per_expert)] += 1
+
+
+class LfruEviction(EvictionPolicy):
+    """Evicts the lowest `frequency / (age + 1)`: frequency and recency in one (LFRU).
+
+    `frequency` counts the steps since the start that requested the expert, `age` the steps since
+    the last of them (arXiv 2608.07911). Ties go to the least recently touched expert.
+    """
+
+    def __init__(self, *, num_layers: int, num_experts: int):
+        self._frequency_LE = np.zeros((num_layers, num_experts))
+        self._last_step_LE = np.zeros((num_layers, num_experts))
+        self._step = 0
+
+    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
+        rows = slice(layers.start, layers.stop)
+
+        def scores() -> Scores:
+            age_LE = self._step - self._last_step_LE[rows]
+            return (self._frequency_LE[rows] / (age_LE + 1.0)).reshape(-1)
+
+        return ScoreOrder(scores, layers=layers, num_experts=self._frequency_LE.shape[1])
+
+    def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
+        self._step += 1
+
+    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+        chosen = list(tokens_per_expert)
+        self._frequency_LE[layer, chosen] += 1
+        self._last_step_LE[layer, chosen] = self._step
 
 
 class FmoeEviction(LfuEviction):

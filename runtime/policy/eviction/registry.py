@@ -10,6 +10,7 @@ from runtime.policy.eviction.belady import BeladyEviction
 from runtime.policy.eviction.decayed_lfu import DecayedLfuEviction
 from runtime.policy.eviction.frequency import (
     FmoeEviction,
+    LfruEviction,
     LfuEviction,
     MoeInfinitySequenceEviction,
 )
@@ -22,6 +23,7 @@ from runtime.policy.eviction.recency import (
     NeighbourEviction,
 )
 from runtime.policy.eviction.reuse import ReuseEviction
+from runtime.policy.eviction.s3_fifo import S3FifoEviction
 from runtime.policy.eviction.static import StaticEviction
 
 EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
@@ -31,12 +33,14 @@ EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
         "fifo": FifoEviction,
         "fmoe": FmoeEviction,
         "least-stale": LeastStaleEviction,
+        "lfru": LfruEviction,
         "lfu": LfuEviction,
         "lru": LruEviction,
         "moe-infinity-request": MoeInfinityRequestEviction,
         "moe-infinity-sequence": MoeInfinitySequenceEviction,
         "neighbour": NeighbourEviction,
         "reuse": ReuseEviction,
+        "s3-fifo": S3FifoEviction,
         "static": StaticEviction,
     }
 )

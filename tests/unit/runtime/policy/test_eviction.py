@@ -349,3 +349,62 @@ def test_static__buffers_for_a_whole_layer_and_some_of_the_next():
     few = policy_of("static", experts=8, first_layers=True, buffers=20, whole_layer=True)
     few.make_order(num_slots=12, layers=range(2))
     assert not few.is_permanent((0, 0))
+
+
+def test_lfu__an_evicted_expert_starts_again_from_zero():
+    policy = policy_of("lfu", layers=1, reset_on_eviction=True)
+    order = filled(policy, ABC, layers=1)
+    for chosen in ({0: 1}, {0: 1}, {1: 1}, {2: 1}, {2: 1}):
+        step(policy, chosen)
+    order.on_remove((0, 0))
+    order.on_admit((0, 0))
+    assert leaving(order) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_lfru__frequency_counts_less_the_longer_ago():
+    policy = policy_of("lfru", layers=1)
+    order = filled(policy, ABC, layers=1)
+    for chosen in ({0: 1}, {0: 1}, {0: 1}, {1: 1}, {2: 1}, {2: 1}):
+        step(policy, chosen)
+    # 3 / (3 + 1), 1 / (2 + 1) and 2 / (0 + 1).
+    assert leaving(order) == [(0, 1), (0, 0), (0, 2)]
+
+
+def s3_fifo_order(slots: int, residents: Iterable[Expert]) -> EvictionOrder:
+    order = policy_of("s3-fifo", experts=16).make_order(num_slots=slots, layers=range(2))
+    for expert in residents:
+        order.on_admit(expert)
+    return order
+
+
+def test_s3_fifo__evicts_what_was_used_once_first():
+    order = s3_fifo_order(4, ABC)
+    for _ in range(2):
+        order.on_use((0, 0))
+    assert leaving(order) == [(0, 1), (0, 2), (0, 0)]
+
+
+def test_s3_fifo__an_expert_that_returns_goes_to_the_main_queue():
+    order = s3_fifo_order(4, ABC)
+    order.on_remove((0, 0))
+    order.on_admit((0, 0))
+    assert leaving(order) == [(0, 1), (0, 2), (0, 0)]
+
+
+def test_s3_fifo__a_use_gives_another_round_in_the_main_queue():
+    order = s3_fifo_order(4, ABC)
+    for expert in ABC:
+        order.on_remove(expert)
+        order.on_admit(expert)
+    order.on_use((0, 0))
+    assert leaving(order) == [(0, 1), (0, 2), (0, 0)]
+
+
+def test_s3_fifo__forgets_the_oldest_evicted_experts():
+    order = s3_fifo_order(2, [])
+    for expert in ABC:
+        order.on_admit(expert)
+        order.on_remove(expert)
+    for expert in ABC:  # the ghost queue holds the last one only
+        order.on_admit(expert)
+    assert leaving(order) == [(0, 0), (0, 1), (0, 2)]
