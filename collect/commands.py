@@ -68,6 +68,8 @@ def import_log(config: ImportConfig) -> dict[str, Any]:
         num_experts=config.num_experts,
         hidden_size=config.hidden_size,
         dtype=config.dtype,
+        split=config.split,
+        origin=config.origin,
     )
     return asdict(summarize(trace, Console(), seconds=time.monotonic() - started))
 

@@ -99,11 +99,19 @@ class CollectConfig(RunConfig):
             raise MoecastError(f"signals={self.signals}: a signal is listed twice")
 
 
+class ImportSplit(StrEnum):
+    """Use of a log's requests."""
+
+    BY_REQUEST = "by-request"
+    HELD_OUT = "held-out"
+    TRAIN = "train"
+
+
 @dataclass(kw_only=True)
 class ImportConfig(RunConfig):
     source: Path | None = None
     """Routing log: JSON lines with `layer`, `experts`, and if known `weights`, `token`, `request`,
-    `position`, `phase`."""
+    `position`, `phase`; or CSV with `layer`, `expert`, `weight`, `step`, `phase`; also as `.gz`."""
     output: Path | None = None
     """Folder of the trace; default: runs/traces/imported/SOURCE."""
     model_id: str = "unknown"
@@ -116,6 +124,11 @@ class ImportConfig(RunConfig):
     """Hidden size of the model, if known; predictors can be trained only with it."""
     dtype: str = "unknown"
     """Dtype of the model, if known."""
+    split: ImportSplit = ImportSplit.BY_REQUEST
+    """by-request: one request in ten is held out; held-out: all are, so that a log of one request
+    can be replayed; train: none is."""
+    origin: str = "unknown"
+    """Origin of the log, such as its address and licence; kept in the trace."""
 
     def __post_init__(self) -> None:
         if self.num_experts is not None and self.num_experts < 1:

@@ -1,11 +1,13 @@
 """Published routing logs become traces that replay."""
 
+import gzip
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from collect.config import ImportSplit
 from collect.errors import TraceError
 from collect.importer import import_routing
 from collect.traces import Trace
@@ -94,6 +96,62 @@ def test_import__bad_line_is_named(tmp_path: Path, line: dict, message: str) -> 
 def test_import__too_few_experts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"expert 6 with num_experts=6"):
         import_routing(write_log(tmp_path / "log.jsonl", LOG), tmp_path / "t", num_experts=6)
+
+
+@pytest.mark.parametrize("split", ["held_out", "train"])
+def test_import__all_requests_are_in_the_split_asked_for(tmp_path: Path, split: str) -> None:
+    source = write_log(tmp_path / "log.jsonl", LOG)
+    asked = ImportSplit(split.replace("_", "-"))
+    trace = import_routing(source, tmp_path / "t", split=asked, origin="example.org, CC0")
+    assert len(trace.rows(split)) == trace.num_tokens == 3
+    assert trace.manifest.plan.settings["origin"] == "example.org, CC0"
+
+
+CSV = """step, layer, expert, weight, phase, request
+0, 1, 5, 0.75, decode, a
+0, 1, 2, 0.25, decode, a
+0, 3, 0, 0.5, decode, a
+0, 3, 1, 0.5, decode, a
+1, 1, 4, 0.5, decode, a
+1, 1, 5, 0.5, decode, a
+1, 3, 1, 0.5, decode, a
+1, 3, 6, 0.5, decode, a
+"""
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+def test_import__reads_csv_with_a_row_for_each_expert(tmp_path: Path, name: str) -> None:
+    data = CSV.encode()
+    source = tmp_path / name
+    source.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    trace = import_routing(source, tmp_path / "t")
+    np.testing.assert_array_equal(trace.column("experts", 0), [[5, 2], [4, 5]])
+    np.testing.assert_array_equal(trace.column("experts", 1), [[0, 1], [1, 6]])
+    np.testing.assert_array_equal(trace.column("weights", 0), [[0.75, 0.25], [0.5, 0.5]])
+    assert trace.positions.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CSV.replace("expert", "expert_id"), "line 1: columns .*expected layer, expert"),
+        (CSV.replace("0, 3, 1, 0.5, decode, a\n", ""), "1 experts, earlier lines have 2"),
+        (CSV + "2, one, 1, 0.5, decode, a\n", "line 10: invalid literal.*'one'"),
+        (CSV + "2, 1\n", "line 10: expected 6 columns"),
+    ],
+)
+def test_import__bad_csv_is_named(tmp_path: Path, text: str, message: str) -> None:
+    source = tmp_path / "log.csv"
+    source.write_text(text)
+    with pytest.raises(TraceError, match=message):
+        import_routing(source, tmp_path / "t")
+
+
+def test_import__half_a_gzip_file_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "log.csv.gz"
+    source.write_bytes(gzip.compress(CSV.encode())[:-12])
+    with pytest.raises(TraceError, match="not a whole gzip file"):
+        import_routing(source, tmp_path / "t")
 
 
 def test_import__missing_file_is_named(tmp_path: Path) -> None:

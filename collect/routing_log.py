@@ -1,0 +1,252 @@
+"""Reads published routing logs: JSON lines, or CSV with a row for each chosen expert.
+
+    {"layer": 3, "experts": [17, 4], "weights": [0.7, 0.3], "request": "a", "position": 0,
+     "token": 312, "phase": "prefill"}
+
+Only `layer` and `experts` are required. Without `position`, a request's next token begins where
+the layer number does not increase. The columns of a CSV file have the same names, but `expert` and
+`weight`; `step` may stand for `position`. Both may be compressed (`.gz`). Shape suffixes: M lines,
+N tokens, L layers, K top_k.
+"""
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from collect.errors import TraceError
+from predictors.metrics import Phase
+
+UNKNOWN_TOKEN = -1
+PHASES = {"prefill": Phase.PREFILL, "decode": Phase.DECODE}
+
+
+class LogLine(BaseModel):
+    """A line of the log; an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    layer: int = Field(ge=0)
+    experts: list[int] = Field(min_length=1)
+    weights: list[float] | None = None
+    token: int | None = None
+    request: int | str = 0
+    position: int | None = Field(default=None, ge=0)
+    phase: str | None = None
+
+
+@dataclass(frozen=True)
+class RoutingLog:
+    """A log as arrays, requests in the order of their first lines."""
+
+    requests: list[str]
+    """Name of each request."""
+    request_N: NDArray[np.int64]
+    position_N: NDArray[np.int64]
+    token_N: NDArray[np.int64]
+    """-1 if unknown."""
+    phase_N: NDArray[np.int64]
+    """Decode if unknown: each token is a separate step."""
+    experts_NLK: NDArray[np.int64]
+    weights_NLK: NDArray[np.float64] | None
+    """None if the log has no weights."""
+
+
+@dataclass
+class _LogLines:
+    """The lines read so far, and the position of each request."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Request to (position, layer) of its last line."""
+    keys: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    experts: list[list[int]] = field(default_factory=list)
+    weights: list[list[float] | None] = field(default_factory=list)
+
+    def add(self, line: LogLine) -> None:
+        name = str(line.request)
+        number = self.numbers.setdefault(name, len(self.numbers))
+        position = line.position
+        if position is None:
+            before, layer = self.places.get(name, (0, -1))
+            position = before if line.layer > layer else before + 1
+        self.places[name] = position, line.layer
+        token = UNKNOWN_TOKEN if line.token is None else line.token
+        phase = PHASES[line.phase or "decode"]
+        self.keys.append((number, position, line.layer, token, phase))
+        self.experts.append(line.experts)
+        self.weights.append(line.weights)
+
+
+def read_routing_log(path: Path) -> RoutingLog:
+    """Returns the log as arrays.
+
+    Raises:
+        TraceError: not a routing log; the message names the line or the token.
+    """
+    lines = _LogLines()
+    for line in _parsed(path):
+        lines.add(line)
+    if not lines.keys:
+        raise TraceError(f"{path} is empty")
+    return _arranged(path, lines)
+
+
+def _parsed(path: Path) -> Iterator[LogLine]:
+    if not path.is_file():
+        raise TraceError(f"source={path}: no such file")
+    top_k = None
+    read = _read_csv if ".csv" in path.suffixes else _read_json_lines
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
+            for where, line in read(path, file):
+                top_k = top_k or len(line.experts)
+                _check(line, where, top_k)
+                yield line
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise TraceError(f"{path} is not a whole gzip file: {error}") from None
+
+
+def _check(line: LogLine, where: str, top_k: int) -> None:
+    if len(line.experts) != top_k:
+        raise TraceError(f"{where}: {len(line.experts)} experts, earlier lines have {top_k}")
+    if line.weights is not None and len(line.weights) != top_k:
+        raise TraceError(f"{where}: {len(line.weights)} weights for {top_k} experts")
+    if len(set(line.experts)) < top_k or min(line.experts) < 0:
+        raise TraceError(f"{where}: experts {line.experts} are not {top_k} different ids")
+    if line.phase not in (None, *PHASES):
+        raise TraceError(f"{where}: phase {line.phase!r}, allowed are {', '.join(PHASES)}")
+
+
+Located = tuple[str, LogLine]
+"""Place in the file, for errors, and a line of the log."""
+
+
+def _read_json_lines(path: Path, file: TextIO) -> Iterator[Located]:
+    for number, text in enumerate(file, start=1):
+        if text.strip():
+            where = f"{path}, line {number}"
+            yield where, _line(text, where)
+
+
+COLUMNS = ("layer", "expert", "weight", "request", "position", "step", "token", "phase")
+"""Columns of a CSV file: `layer` and `expert` are required, `step` stands for `position`."""
+
+
+def _read_csv(path: Path, file: TextIO) -> Iterator[Located]:
+    """Yields the chosen experts of a token and layer, which stand in rows one after another."""
+    reader = csv.DictReader(file, skipinitialspace=True)
+    names = [name.strip() for name in reader.fieldnames or ()]
+    reader.fieldnames = names
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown or not {"layer", "expert"}.issubset(names) or {"position", "step"}.issubset(names):
+        raise TraceError(
+            f"{path}, line 1: columns {', '.join(names) or 'none'}; expected layer, expert, and if "
+            "known weight, request, position (or step), token, phase"
+        )
+    same = [name for name in names if name not in ("expert", "weight")]
+
+    def token_and_layer(row: dict[str, str]) -> tuple[str, ...]:
+        return tuple(row[name] for name in same)
+
+    for _, rows in groupby(_whole_rows(path, reader), key=token_and_layer):
+        where = f"{path}, line {reader.line_num}"
+        yield where, _join_rows(list(rows), where)
+
+
+def _whole_rows(path: Path, reader: csv.DictReader) -> Iterator[dict[str, str]]:
+    for row in reader:
+        if None in row or None in row.values():
+            raise TraceError(
+                f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns"
+            )
+        yield row
+
+
+def _join_rows(rows: list[dict[str, str]], where: str) -> LogLine:
+    first = rows[0]
+    position = first.get("position") or first.get("step") or None
+    try:
+        fields = {
+            "layer": int(first["layer"]),
+            "experts": [int(row["expert"]) for row in rows],
+            "weights": [float(row["weight"]) for row in rows] if first.get("weight") else None,
+            "token": int(first["token"]) if first.get("token") else None,
+            "request": first.get("request") or 0,
+            "position": None if position is None else int(position),
+            "phase": first.get("phase") or None,
+        }
+    except ValueError as error:
+        raise TraceError(f"{where}: {error}") from None
+    return _validate(fields, where)
+
+
+def _line(text: str, where: str) -> LogLine:
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{where} is not JSON: {error.msg}") from None
+    return _validate(fields, where)
+
+
+def _validate(fields: Any, where: str) -> LogLine:
+    try:
+        return LogLine.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the line"
+        known = ", ".join(LogLine.model_fields)
+        raise TraceError(f"{where}: {key}: {first['msg']}. Keys: {known}") from None
+
+
+def _arranged(path: Path, lines: _LogLines) -> RoutingLog:
+    keys_M5 = np.array(lines.keys, dtype=np.int64)
+    layers = np.unique(keys_M5[:, 2])
+    order = np.lexsort((keys_M5[:, 2], keys_M5[:, 1], keys_M5[:, 0]))
+    keys_M5 = keys_M5[order]
+    names = list(lines.numbers)
+    wrong = _first_uneven(keys_M5, layers)
+    if wrong is not None:
+        number, position = (int(value) for value in keys_M5[wrong, :2])
+        raise TraceError(
+            f"{path}: request {names[number]!r}, position {position}: expected each of the "
+            f"{len(layers)} layers ({layers[0]}..{layers[-1]}) exactly once"
+        )
+    keys_NL5 = keys_M5.reshape(-1, len(layers), 5)
+
+    def cube(values: list[Any], dtype: type) -> NDArray:
+        return np.array(values, dtype=dtype)[order].reshape(*keys_NL5.shape[:2], -1)
+
+    without = lines.weights.count(None)
+    if without not in (0, len(lines.weights)):
+        raise TraceError(f"{path}: {without} of {len(lines.weights)} lines have no weights")
+    return RoutingLog(
+        requests=names,
+        request_N=keys_NL5[:, 0, 0],
+        position_N=keys_NL5[:, 0, 1],
+        token_N=keys_NL5[:, 0, 3],
+        phase_N=keys_NL5[:, 0, 4],
+        experts_NLK=cube(lines.experts, np.int64),
+        weights_NLK=None if without else cube(lines.weights, np.float64),
+    )
+
+
+def _first_uneven(keys_M5: NDArray[np.int64], layers: NDArray[np.int64]) -> int | None:
+    """Returns the first line at which a token lacks or repeats a layer; None if there is none."""
+    num_tokens = -(-len(keys_M5) // len(layers))
+    expected = np.tile(layers, num_tokens)[: len(keys_M5)]
+    first = np.arange(len(keys_M5)) // len(layers) * len(layers)
+    fits = (keys_M5[:, 2] == expected) & (keys_M5[:, :2] == keys_M5[first, :2]).all(axis=1)
+    if fits.all():
+        return len(keys_M5) - 1 if len(keys_M5) % len(layers) else None
+    return int(first[np.argmin(fits)])
