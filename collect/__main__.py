@@ -1,25 +1,11 @@
 """`python -m collect`: record a trace, or import one from a routing log."""
 
 import sys
-
-from configs.cli import main
-from configs.command import Command
-
-COMMANDS = (
-    Command(
-        name="",
-        config="collect",
-        run="collect.commands:record",
-        summary="Runs prompts through a model and records its hidden states and routing.",
-    ),
-    Command(
-        name="import",
-        config="import",
-        run="collect.commands:import_log",
-        summary="Makes a routing-only trace from a published routing log (JSON lines).",
-        positional="source",
-    ),
-)
+from pathlib import Path
 
 if __name__ == "__main__":
-    sys.exit(main("collect", COMMANDS))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from configs.program import hide_current_folder, run_program
+
+    hide_current_folder()
+    sys.exit(run_program("collect"))

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("predictors", "zoo", "runtime", "collect", "train", "configs")
+PACKAGES = ("predictors", "zoo", "runtime", "collect", "train", "configs", "moecast")
 
 
 @dataclass(frozen=True)

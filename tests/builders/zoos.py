@@ -1,8 +1,8 @@
 """A zoo behind a web server, and the zoo's commands as a user types them."""
 
 from configs.cli import main
+from configs.commands import ZOO
 from tests.builders.web import Site
-from zoo.__main__ import COMMANDS
 from zoo.catalog import Zoo
 from zoo.index import EntryReference, blob_path
 from zoo.load import pull_reference
@@ -15,7 +15,7 @@ Far = tuple[str, Site]
 
 def zoo(*arguments: object) -> int:
     """Runs `python -m zoo ...` and returns the exit code."""
-    return main("zoo", COMMANDS, [str(one) for one in arguments])
+    return main("zoo", ZOO, [str(one) for one in arguments])
 
 
 def files_of(site: Site) -> dict[str, int]:

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from collect.__main__ import COMMANDS
 from collect.traces import Trace
 from configs.cli import main
+from configs.commands import COLLECT
 from predictors.baselines import PopularityPredictor
 from runtime.config import SystemConfig
 from runtime.sim.hardware import MeasuredHardware
@@ -42,7 +42,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     log.write_text("\n".join(map(json.dumps, lines)))
     output = folder / "trace"
     options = [f"source={log}", f"output={output}", f"run_dir={folder / 'run'}"]
-    assert main("collect", COMMANDS, ["import", *options]) == 0
+    assert main("collect", COLLECT, ["import", *options]) == 0
     return Trace.open(output)
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.serving.server import run_server
 from configs.cli import main
-from runtime.__main__ import COMMANDS
+from configs.commands import RUNTIME
 from runtime.config import BUILTIN_MODELS
 from tests.builders.models import plain_eager
 from tests.builders.serving import speaking_model
@@ -142,7 +142,7 @@ def test_missing_model__is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 def test_invalid_option__is_one_line_and_exit_code_2(
     options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("runtime", COMMANDS, ["serve", f"run_dir={tmp_path}", *options]) == 2
+    assert main("runtime", RUNTIME, ["serve", f"run_dir={tmp_path}", *options]) == 2
     output = capsys.readouterr().err
     assert message in output
     assert output.count("\n") == 1
@@ -153,7 +153,7 @@ def test_taken_port__is_an_error_before_the_model_is_loaded(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        assert main("runtime", COMMANDS, ["serve", f"run_dir={tmp_path}", f"port={port}"]) == 2
+        assert main("runtime", RUNTIME, ["serve", f"run_dir={tmp_path}", f"port={port}"]) == 2
     assert "choose another port" in capsys.readouterr().err
 
 
@@ -164,5 +164,5 @@ def test_missing_extra__names_what_to_install(
     monkeypatch.setattr(
         "runtime.commands.serve.find_spec", lambda name: None if name == "uvicorn" else object()
     )
-    assert main("runtime", COMMANDS, ["serve", f"run_dir={tmp_path}"]) == 2
+    assert main("runtime", RUNTIME, ["serve", f"run_dir={tmp_path}"]) == 2
     assert capsys.readouterr().err == "error: serve needs uvicorn: pip install '.[serve]'\n"

@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collect.__main__ import COMMANDS as COLLECT
 from configs.cli import main
+from configs.commands import COLLECT, TRAIN
 from predictors.base import Signal
 from predictors.registry import KINDS
 from predictors.reuse import ReusePredictor
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
-from train.__main__ import COMMANDS
 from train.eviction_eval import BUDGETS
 from zoo.entry import open_entry
 from zoo.load import load_predictor
@@ -47,7 +46,7 @@ def setup(tmp_path: Path) -> list[str]:
 def test_train__writes_every_figure_and_entries_that_load(
     setup: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("train", COMMANDS, setup) == 0
+    assert main("train", TRAIN, setup) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     figures = results["predictors"]
     assert list(figures)[0] == "stride"
@@ -81,7 +80,7 @@ def test_train__writes_every_figure_and_entries_that_load(
 def test_train__run_again_resumes_to_the_same_weights(setup: list[str], tmp_path: Path) -> None:
     digests = []
     for _ in range(2):
-        assert main("train", COMMANDS, setup) == 0
+        assert main("train", TRAIN, setup) == 0
         results = json.loads((tmp_path / "run" / "results.json").read_text())
         digests.append(results["training"]["weights_digest"])
     assert results["training"]["resumed"]
@@ -91,10 +90,10 @@ def test_train__run_again_resumes_to_the_same_weights(setup: list[str], tmp_path
 def test_train__refuses_other_settings_in_the_same_folder(
     setup: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("train", COMMANDS, setup) == 0
-    assert main("train", COMMANDS, [*setup, "lr=0.01"]) == 2
+    assert main("train", TRAIN, setup) == 0
+    assert main("train", TRAIN, [*setup, "lr=0.01"]) == 2
     assert "fresh=true" in capsys.readouterr().err
-    assert main("train", COMMANDS, [*setup, "lr=0.01", "fresh=true"]) == 0
+    assert main("train", TRAIN, [*setup, "lr=0.01", "fresh=true"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_train__refuses_other_settings_in_the_same_folder(
 def test_train__refuses_with_one_line(
     setup: list[str], argument: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("train", COMMANDS, [*setup, argument]) == 2
+    assert main("train", TRAIN, [*setup, argument]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert message in error
@@ -122,7 +121,7 @@ def test_train__refuses_an_altered_trace(
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    assert main("train", COMMANDS, setup) == 2
+    assert main("train", TRAIN, setup) == 2
     assert "damaged" in capsys.readouterr().err
     assert not (tmp_path / "run" / "entries").exists()
 
@@ -130,7 +129,7 @@ def test_train__refuses_an_altered_trace(
 def test_train__all_makes_one_table_of_every_kind_and_entries_that_load(
     setup: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main("train", COMMANDS, [*setup, "predictor=all", "max_epochs=1", "drift=true"]) == 0
+    assert main("train", TRAIN, [*setup, "predictor=all", "max_epochs=1", "drift=true"]) == 0
     shown = capsys.readouterr().out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     figures = results["predictors"]
@@ -154,7 +153,7 @@ def test_train__of_a_kind_that_is_not_learned_trains_nothing(
     setup: list[str], tmp_path: Path
 ) -> None:
     options = ["predictor=eam-request", "predictor.options={capacity: 7}", "score_shifted=false"]
-    assert main("train", COMMANDS, [*setup, *options]) == 0
+    assert main("train", TRAIN, [*setup, *options]) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert list(results["predictors"])[0] == "eam-request"
     assert results["training"] is None
@@ -184,12 +183,12 @@ def test_train__on_a_routing_log_skips_kinds_without_signals(
     importing = ["import", f"source={log}", f"output={folder}"]
     assert main("collect", COLLECT, importing) == 0
     options = ["predictor=eam-request", f"trace={folder}", "score_shifted=false"]
-    assert main("train", COMMANDS, [*setup, *options]) == 2
+    assert main("train", TRAIN, [*setup, *options]) == 2
     assert "import it again with hidden_size=N" in capsys.readouterr().err
     options[1] += "-2"
     importing[2] += "-2"
     assert main("collect", COLLECT, [*importing, "hidden_size=32"]) == 0
-    assert main("train", COMMANDS, [*setup, *options]) == 0
+    assert main("train", TRAIN, [*setup, *options]) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert list(results["predictors"]) == ["eam-request", "token", "popularity"]
     assert results["predictors"]["token"]["mean_accuracy"] is None

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from configs.cli import main
+from configs.commands import TRAIN
 from predictors.reuse import ReusePredictor
 from runtime.config import ModelConfig
 from runtime.store.model_source import identity
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.traces import make_spec, make_trace
-from train.__main__ import COMMANDS
 from train.eviction_eval import BUDGETS, POLICIES, gap_closed
 from zoo.load import load_predictor
 
@@ -35,7 +35,7 @@ def test_train_reuse__compares_every_policy_and_writes_an_entry(
         "batch_size=64",
         "replay_tokens=12",
     ]
-    assert main("train", COMMANDS, arguments) == 0
+    assert main("train", TRAIN, arguments) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     for stream in results["hit_rates"].values():
         assert list(stream) == list(BUDGETS)

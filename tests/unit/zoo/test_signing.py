@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from configs.cli import main
+from configs.commands import ZOO
 from tests.builders.entries import tiny_entry
 from tests.builders.web import served
-from zoo.__main__ import COMMANDS
 from zoo.entry import open_entry
 from zoo.errors import SignatureError
 from zoo.load import find_entry
@@ -17,7 +17,7 @@ pytest.importorskip("model_signing", reason="model-signing is not installed (ext
 
 
 def zoo(*arguments: object) -> int:
-    return main("zoo", COMMANDS, [str(one) for one in arguments])
+    return main("zoo", ZOO, [str(one) for one in arguments])
 
 
 @pytest.fixture(scope="module")

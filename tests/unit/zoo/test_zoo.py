@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from configs.cli import main
+from configs.commands import ZOO
 from tests.builders.entries import tiny_entry
-from zoo.__main__ import COMMANDS
 from zoo.catalog import WritableZoo, Zoo
 from zoo.commands.publish import check_publishable
 from zoo.entry import open_entry
@@ -21,7 +21,7 @@ from zoo.storage import FolderStorage
 
 
 def zoo(*arguments: object) -> int:
-    return main("zoo", COMMANDS, [str(one) for one in arguments])
+    return main("zoo", ZOO, [str(one) for one in arguments])
 
 
 def test_push_and_pull__carry_an_entry_over(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from collect.traces import Trace, TraceSignal
 from configs.cli import main
+from configs.commands import EVALUATE
 from configs.compose import compose_typed
 from predictors.errors import MoecastError
 from runtime.config import ShapeConfig, SystemConfig
 from runtime.tools.comparison import Variant
 from tests.builders.traces import make_trace
-from train.evaluate.__main__ import COMMANDS
 from train.evaluate.commands import evaluate
 from train.evaluate.config import EvaluateConfig
 from train.evaluate.variants import ablation_variants, with_popular_experts
@@ -135,7 +135,7 @@ def test_evaluate__needs_no_hidden_states_for_counted_systems(tmp_path) -> None:
 
 
 def test_evaluate__unknown_system_lists_the_choices(trace, capsys) -> None:
-    assert main("train.evaluate", COMMANDS, [f"trace={trace}", "system=lfu,promo"]) == 2
+    assert main("train.evaluate", EVALUATE, [f"trace={trace}", "system=lfu,promo"]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("error: unknown system 'promo'. Did you mean 'promoe'? Choices: ")
 

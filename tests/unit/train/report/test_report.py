@@ -11,10 +11,10 @@ import pytest
 
 from collect.traces import Trace
 from configs.cli import main
+from configs.commands import TRAIN
 from runtime.config import SystemConfig
 from runtime.sim.hardware import RooflineHardware
 from tests.builders.traces import make_spec, make_trace
-from train.__main__ import COMMANDS
 from train.drift import measure_drift
 from train.nonlearned import fit_correlation, fit_popularity, fit_token
 from train.report.build import make_page
@@ -87,7 +87,7 @@ def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     (folder / "results.json").write_text(json.dumps(results))
     (folder / "run.json").write_text("{}")
-    assert main("train", COMMANDS, ["report", f"run_dir={folder}", "replay_tokens=5"]) == 0
+    assert main("train", TRAIN, ["report", f"run_dir={folder}", "replay_tokens=5"]) == 0
     return folder
 
 
@@ -192,7 +192,7 @@ def test_report__draws_ceilings_of_the_same_trace_only(
     assert ("mlp", 1, 64, 4, 8, 1, 0.375, 0.25) in drawn.rows
     file = tmp_path / "ceiling.json"
     file.write_text(json.dumps({**ceiling, "trace": "f" * 64}))
-    assert main("train", COMMANDS, ["report", f"run_dir={run}", f"ceiling={file}"]) == 2
+    assert main("train", TRAIN, ["report", f"run_dir={run}", f"ceiling={file}"]) == 2
     assert "of the trace ffffffffffff" in capsys.readouterr().err
 
 
@@ -213,5 +213,5 @@ def test_report__refuses_missing_inputs(
         else one.replace("{run}", str(run)).replace("{other}", str(other.path))
         for one in options
     ]  # fmt: skip
-    assert main("train", COMMANDS, ["report", *named]) == 2
+    assert main("train", TRAIN, ["report", *named]) == 2
     assert message in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""The command `moecast`: dispatch, help and version, without slow imports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.commands import PROGRAMS
+from moecast import command
+
+ROOT = Path(__file__).resolve().parents[3]
+LIGHT = """
+import json, sys
+before = set(sys.modules)
+{statement}
+print(json.dumps(sorted({{name.split(".")[0] for name in set(sys.modules) - before}})))
+"""
+
+
+def imported_by(statement: str) -> set[str]:
+    """Top-level modules that a statement imports in a fresh interpreter."""
+    code = LIGHT.format(statement=statement)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import moecast",
+        "from moecast.command import main; main(['--version'])",
+        "from moecast.command import main; main(['--help'])",
+    ],
+)
+def test_first_answer__imports_the_standard_library_only(statement: str) -> None:
+    ours = {"moecast", "configs", "predictors"}
+    assert imported_by(statement) <= ours | {*sys.stdlib_module_names}
+
+
+def test_help__lists_every_command_of_the_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    listed = {name: row for rows in command.COMMANDS.values() for name, row in rows.items()}
+    assert {entry.name for entry in PROGRAMS["runtime"]} <= set(listed)
+    assert {program for program, _ in listed.values()} == set(PROGRAMS) - {"train.reference"}
+    assert all(f"\n  {name} " in text for name in listed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        (["serve", "--help"], "usage: moecast serve "),
+        (["train", "--help"], "usage: moecast train "),
+        (["train", "reuse", "--help"], "usage: moecast train reuse "),
+        (["collect", "import", "--help"], "usage: moecast collect import "),
+        (["evaluate", "--help"], "usage: moecast evaluate "),
+        (["zoo", "pull", "--help"], "usage: moecast zoo pull "),
+    ],
+)
+def test_usage__names_the_command_as_it_was_called(
+    arguments: list[str], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(arguments) == 0
+    assert capsys.readouterr().out.startswith(usage)
+
+
+def test_unknown_command__is_refused_with_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["srve"]) == 2
+    assert "unknown command 'srve'. Did you mean 'serve'?" in capsys.readouterr().err
+
+
+def test_no_command__prints_the_help_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 2
+    assert capsys.readouterr().err == command.write_help()
+
+
+def test_version__is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    import moecast
+
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"moecast {moecast.__version__}\n"
