@@ -18,7 +18,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PI
 .PHONY: demo test test-engines check clean
 
 demo: $(VENV)/installed
-	$(BIN)/python -m train run_dir=runs/demo
+	$(BIN)/python -m train predictor=stride run_dir=runs/demo
 	$(BIN)/python -m runtime generate predictor=runs/demo/entries/stride budget=50% prompt="The heart pumps blood"
 
 test: $(VENV)/installed-dev

@@ -39,8 +39,9 @@ TRAIN = (
         config="train",
         run="train.commands:train",
         summary=(
-            "Collects a trace if there is none, trains the learned predictors of all layers "
-            "together, scores them with the baselines, exports ONNX and writes zoo entries."
+            "Collects a trace if there is none, trains the predictors of all layers together, "
+            "scores them and baselines, exports ONNX and writes zoo entries. By default those "
+            "of the system `moecast`: `residual` and `reuse`."
         ),
     ),
     Command(
@@ -98,7 +99,7 @@ ZOO = tuple(
         ("verify", "list:verify", "name", "Checks the digest of every file of an entry."),
         ("pull", "pull:pull", "name", "Copies entries from another zoo into the user's."),
         ("lock", "pull:lock", None, "Writes zoo.lock, the digest of each entry."),
-        ("push", "publish:push", "path", "Publishes an entry's folder in a zoo."),
+        ("push", "publish:push", "path", "Publishes entries in a zoo, by default the user's."),
         ("sign", "publish:sign", "path", "Signs an entry's folder (OpenSSF model signing)."),
         ("index", "publish:index", "path", "Makes a zoo of a folder of entries, for a web server."),
         ("rm", "publish:remove", "name", "Removes an entry, or a version of it, from a zoo."),

@@ -31,7 +31,7 @@ class RunConfig:
 
 @dataclass(kw_only=True)
 class PredictorConfig:
-    kind: str = "stride"
+    kind: str = "residual"
     """Kind of predictor (see predictors/registry.py), or all."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of that kind, such as `{capacity: 256}`: keyword arguments of its class."""

@@ -29,6 +29,15 @@ class ModelSpec:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @property
+    def identity(self) -> dict[str, str]:
+        """The fields that name the model; the others follow from it, and from the dtype."""
+        return {
+            "model_id": self.model_id,
+            "revision": self.revision,
+            "config_hash": self.config_hash,
+        }
+
     def require(
         self, other: "ModelSpec", *, this: str, that: str, error: type[MoecastError], hint: str
     ) -> None:

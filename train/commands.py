@@ -14,7 +14,6 @@ from rich.console import Console
 from collect.launch.config import LauncherKind
 from collect.traces import Trace
 from predictors.base import Predictor
-from predictors.config import ALL
 from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
@@ -24,6 +23,7 @@ from train.drift import LEARNERS, measure_drift
 from train.find_trace import find_shifted_trace, find_trace
 from train.fit import FitSettings, fit, make_settings
 from train.kinds import (
+    WITH_REUSE,
     check_options,
     compared_kinds,
     kinds_with_signals,
@@ -145,7 +145,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     finally:
         finish(logger, status)
     reuse = None
-    if config.predictor.kind == ALL and set(REUSE_SIGNALS) <= set(trace.signals):
+    if config.predictor.kind in WITH_REUSE and set(REUSE_SIGNALS) <= set(trace.signals):
         with timer.stage("reuse", "reuse, for eviction"):
             reuse = train_and_publish(config, trace, routers, context.hardware[0])
         entries["reuse"] = reuse.entry
@@ -176,6 +176,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
         reuse_predictor = load_reuse(config.run_dir, trace.spec)
         page = make_page(record, trace, reuse_predictor=reuse_predictor)
         log_report(config.logger, page, write_report(page, config.run_dir), config.run_dir)
+    sys.stderr.write(
+        f"next: `moecast zoo push {config.run_dir / 'entries'}` adds the entries to your zoo, from "
+        f"which every command with the model {config.model.name} takes them\n"
+    )
     return record
 
 

@@ -17,6 +17,10 @@ COMPARED = ("mlp", "stride")
 """The published learned predictors, trained with any learned one in one pass over the same columns.
 The others take several times the work and twice the trace: they are trained only if selected."""
 
+WITH_REUSE = (ALL, "residual")
+"""Selections that train `reuse` as well: the system `moecast` prefetches what `residual` forecasts
+and evicts by `reuse`."""
+
 RECORDED: Mapping[Signal, TraceSignal | None] = MappingProxyType(
     {
         Signal.TOKENS: None,

@@ -20,6 +20,7 @@ from train.predictor_stack import PredictorStack, ReferenceScores
 from train.residual import ResidualStack
 from train.routers import RouterWeights
 from zoo.entry import write_entry
+from zoo.manifest import name_entry
 
 HORIZONS = 3
 """Layers that one state of `residual` is good for."""
@@ -177,7 +178,7 @@ def write_entries(
         means = {key: table[f"mean_{key}"] for key in ("accuracy", "fetch_rate", "good_pred")}
         write_entry(
             folder / name,
-            name=f"{model_name}/{name}",
+            name=name_entry(model_name, name),
             kind=predictor.kind,
             options=predictor.options(),
             spec=predictor.spec,

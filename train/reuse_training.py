@@ -24,6 +24,7 @@ from train.replay import describe_machines
 from train.reuse import KIND, WIDTH, ReuseData, ReuseStack
 from train.routers import RouterWeights
 from zoo.entry import write_entry
+from zoo.manifest import name_entry
 
 CHECKPOINTS = "checkpoints/reuse"
 SIGNALS = (TraceSignal.GATE_INPUT, TraceSignal.EXPERTS)
@@ -122,7 +123,7 @@ def publish_reuse(
         held_out[f"gap_closed_{percent}"] = rates.decode_gap_closed
     write_entry(
         folder,
-        name=f"{model_name}/{KIND}",
+        name=name_entry(model_name, KIND),
         kind=KIND,
         options={},
         spec=trace.spec,

@@ -73,7 +73,7 @@ class PullConfig(RunConfig):
 @dataclass(kw_only=True)
 class PushConfig(RunConfig):
     path: Path = MISSING
-    """Folder of the entry."""
+    """Folder of an entry, or of several, such as RUN_DIR/entries of `moecast train`."""
     to: str | None = None
     """Zoo to publish in: a folder, `builtin`, s3:// or hf://; default: the pulled entries."""
     alias: str | None = None

@@ -1,5 +1,6 @@
 """Loads a predictor by what a user writes after `predictor=`: a name, a folder or an address."""
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -15,10 +16,12 @@ from zoo.entry import ZooEntry, open_entry
 from zoo.errors import MismatchError, ZooError
 from zoo.index import EntryReference, ZooIndex, parse_reference
 from zoo.locations import builtin_storage, cache_storage, configured_storages, open_zoo_storage
-from zoo.manifest import NAME
+from zoo.manifest import NAME, name_entry
 from zoo.pull import PullCache, pull_entry
 from zoo.rollback_protection import check_fresh, read_fresh_index
 from zoo.signing import check_signature
+
+log = logging.getLogger(__name__)
 
 REQUIRE_SIGNATURE = "MOECAST_REQUIRE_SIGNATURE"
 """Path of a public key. Entries that are not signed with it are refused, except built-in ones."""
@@ -31,6 +34,38 @@ def local_zoos() -> list[Zoo]:
 
 def list_names() -> set[str]:
     return {name for zoo in local_zoos() for name in zoo.read_index().entries}
+
+
+def find_name(predictor: str, identity: Mapping[str, str], *, model: str) -> str | None:
+    """Finds the local entry of this kind for a model: its name, or None.
+
+    An entry that was made for the model comes first, whatever its name says of the model; then one
+    that only has the model's name, so that loading it explains the difference. An entry that
+    cannot be read is left out with a warning.
+
+    Args:
+        predictor: kind of the predictor, the second part of the entry's name.
+        identity: values of `ModelSpec` that name the model.
+        model: name of the model; of several entries, the one with this name is preferred.
+    """
+    own = name_entry(model, predictor)
+    named, matching = False, []
+    for zoo in local_zoos():
+        index = zoo.read_index()
+        for name in index.entries:
+            if name.rpartition("/")[2] != predictor:
+                continue
+            named = named or name == own
+            try:
+                spec = zoo.open(EntryReference(name), index).manifest.spec.as_dict()
+            except ZooError as error:
+                log.warning("%s", error)
+                continue
+            if all(spec[key] == value for key, value in identity.items()):
+                matching.append(name)
+    if own in matching or (named and not matching):
+        return own
+    return matching[0] if matching else None
 
 
 def find_entry(reference: str | Path) -> ZooEntry:

@@ -25,6 +25,14 @@ MAX_FILE_BYTES = 2 << 30
 Scalar = float | int | str | bool | None
 
 
+def name_entry(model: str, predictor: str) -> str:
+    """Returns the name of a model's entry: `Qwen3-30B-A3B` and `residual` make
+    `qwen3-30b-a3b/residual`.
+    """
+    stem = re.sub(r"[^a-z0-9._-]+", "-", model.lower()).lstrip("._-")
+    return f"{stem or 'model'}/{predictor}"
+
+
 class GraphRecord(StrictRecord):
     """Inputs and outputs of an ONNX graph: names to shapes, a dynamic dimension by its name."""
 

@@ -1,10 +1,10 @@
 """Loads the predictors that a system names: from a kind, a zoo entry or a folder.
 
-For a kind such as `stride`, the zoo entry is `MODEL_NAME/stride`, if there is one.
+For a kind such as `stride`, it is the zoo's entry of that kind for this model, if there is one.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +21,24 @@ the model does not allow such a predictor."""
 
 
 def locate_predictor(
-    what: str | Path, names: Sequence[str], *, entries: Path | None = None
-) -> tuple[str | Path, bool]:
-    """Return the place of a predictor, and whether it exists.
+    what: str | Path, identity: Mapping[str, str], *, name: str, entries: Path | None = None
+) -> str | Path | None:
+    """Return the name or the folder of a predictor; None for a kind without an entry.
 
     Args:
         what: a kind, an entry's name or a folder.
-        names: names of the model; the first with an entry of that kind is used.
+        identity: `ModelSpec.identity` of the model.
+        name: name of the model.
         entries: folder of entries by kind, as `python -m train` writes; searched before the zoo.
     """
     from predictors.registry import KINDS, REUSE_PREDICTORS
-    from zoo.load import list_names
+    from zoo.load import find_name
 
     if str(what) not in {*KINDS, *REUSE_PREDICTORS}:
-        return what, True
+        return what
     if entries is not None and (entries / str(what)).is_dir():
-        return entries / str(what), True
-    known = list_names()
-    for name in names:
-        if f"{name}/{what}" in known:
-            return f"{name}/{what}", True
-    return f"{names[0]}/{what}", False
-
-
-def list_model_names(name: str, spec: ModelSpec) -> list[str]:
-    return list(dict.fromkeys((name, spec.model_id)))
+        return entries / str(what)
+    return find_name(str(what), identity, model=name)
 
 
 def load_forecaster(
@@ -62,12 +55,12 @@ def load_forecaster(
     Returns None for a kind without an entry for this model that cannot be constructed either.
 
     Raises:
-        ZooError: a named entry or folder is not there, damaged or predictor for another model.
+        ZooError: a named entry or folder is not there, damaged or for another model.
     """
     from zoo.load import load_predictor
 
-    where, exists = locate_predictor(what, list_model_names(name, spec), entries=entries)
-    if exists:
+    where = locate_predictor(what, spec.identity, name=name, entries=entries)
+    if where is not None:
         return load_predictor(where, spec=spec, options=options)
     make = {**FROM_NOTHING, **(makers or {})}.get(str(what))
     return None if make is None else make({"spec": spec, **(options or {})})
@@ -101,8 +94,8 @@ def load_system_predictor(
 ) -> Predictor | None:
     """Load the predictor `chosen`, or else the one that the system names.
 
-    Logs a warning and returns None, so that the system serves on demand, where the system names a
-    kind without an entry for this model.
+    Where the system names a kind without an entry for this model, logs a warning and returns the
+    system's fallback, or None without one, so that the system serves on demand.
 
     Raises:
         MoecastError: the system is a bound for replays only.
@@ -119,8 +112,10 @@ def load_system_predictor(
     # Imported here because the zoo takes 10 MiB, which serving on demand does not need.
     from zoo.errors import MismatchError
     from zoo.load import find_entry
+    from zoo.manifest import name_entry
 
     options = system.predictor_options if what == system.predictor else None
+    reason = describe_missing(what, name)
     try:
         predictor = load_forecaster(
             what, spec, name=name, options=options, entries=entries, makers=makers
@@ -128,19 +123,18 @@ def load_system_predictor(
     except MismatchError as error:
         if chosen is not None:
             raise
-        log.warning("system %s serves on demand: %s", system.name, error)
-        return None
-    if predictor is None and chosen is not None:
+        predictor, reason = None, str(error)
+    if predictor is not None:
+        return predictor
+    if chosen is not None:
         # The user named this predictor: raise an error that lists the entries.
-        find_entry(f"{name}/{what}")
-    if predictor is None and system.fallback is not None:
+        find_entry(name_entry(name, str(what)))
+    if system.fallback is not None:
         predictor = load_forecaster(
             system.fallback, spec, name=name, entries=entries, makers=makers
         )
-        if predictor is not None:
-            _warn_missing(f"system {system.name} forecasts with {system.fallback}", what, name)
-    if predictor is None:
-        _warn_missing(f"system {system.name} serves on demand", what, name)
+    consequence = "serves on demand" if predictor is None else f"forecasts with {system.fallback}"
+    log.warning("system %s %s: %s", system.name, consequence, reason)
     return predictor
 
 
@@ -154,17 +148,22 @@ def load_reuse_predictor(
     """
     if system.reuse_predictor is None:
         return None
-    predictor = load_forecaster(system.reuse_predictor, spec, name=name, entries=entries)
+    from zoo.errors import MismatchError
+
+    reason = describe_missing(system.reuse_predictor, name)
+    try:
+        predictor = load_forecaster(system.reuse_predictor, spec, name=name, entries=entries)
+    except MismatchError as error:
+        predictor, reason = None, str(error)
     if predictor is None:
-        _warn_missing(f"system {system.name} keeps by usage counts", system.reuse_predictor, name)
+        log.warning("system %s evicts by usage counts: %s", system.name, reason)
     return predictor
 
 
-def _warn_missing(consequence: str, kind: str | Path, name: str) -> None:
-    log.warning(
-        "%s: there is no zoo entry %s/%s. Train one with `python -m train`, or name another with "
-        "predictor=NAME or predictor=FOLDER",
-        consequence,
-        name,
-        kind,
+def describe_missing(kind: str | Path, name: str) -> str:
+    from zoo.manifest import name_entry
+
+    return (
+        f"there is no zoo entry {name_entry(name, str(kind))}. Train one with `moecast train`, or "
+        "name another with predictor=NAME or predictor=FOLDER"
     )

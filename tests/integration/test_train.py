@@ -49,7 +49,7 @@ def test_train__writes_every_figure_and_entries_that_load(
     assert main("train", TRAIN, setup) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     figures = results["predictors"]
-    assert list(figures)[0] == "stride"
+    assert list(figures)[0] == "residual"
     assert {"stride", "mlp", "skip", "token", "popularity"} <= set(figures)
     for name, first in (("stride", 2), ("mlp", 1), ("skip", 1), ("token", 0), ("popularity", 0)):
         for metric in ("accuracy", "fetch_rate", "good_pred"):
@@ -73,14 +73,16 @@ def test_train__writes_every_figure_and_entries_that_load(
         asked += predictor.gate_input(0, hidden)
         assert asked[0].scores_TE.shape == (2, 8)
     assert results["parity"]["stride"]["same_top_k"] >= 0.999
-    shown = capsys.readouterr().out
+    assert open_entry(results["entries"]["reuse"]).manifest.kind == "reuse"
+    shown, progress = capsys.readouterr()
     assert "mean over held-out tokens of |predicted top_k and chosen|" in shown
+    assert f"`moecast zoo push {tmp_path / 'run' / 'entries'}`" in progress.splitlines()[-1]
 
 
 def test_train__run_again_resumes_to_the_same_weights(setup: list[str], tmp_path: Path) -> None:
     digests = []
     for _ in range(2):
-        assert main("train", TRAIN, setup) == 0
+        assert main("train", TRAIN, [*setup, "predictor=stride"]) == 0
         results = json.loads((tmp_path / "run" / "results.json").read_text())
         digests.append(results["training"]["weights_digest"])
     assert results["training"]["resumed"]
@@ -90,6 +92,7 @@ def test_train__run_again_resumes_to_the_same_weights(setup: list[str], tmp_path
 def test_train__refuses_other_settings_in_the_same_folder(
     setup: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    setup += ["predictor=stride"]
     assert main("train", TRAIN, setup) == 0
     assert main("train", TRAIN, [*setup, "lr=0.01"]) == 2
     assert "fresh=true" in capsys.readouterr().err

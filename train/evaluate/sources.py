@@ -18,6 +18,7 @@ from train.kinds import RECORDED
 from train.nonlearned import FITS, make_skip
 from train.routers import RouterWeights
 from zoo.errors import MismatchError
+from zoo.manifest import name_entry
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class PredictorSources:
             raise MissingPredictor(f"{what}: {error}") from error
         if made is None:
             raise MissingPredictor(
-                f"there is no zoo entry {name}/{what}, and it cannot be counted from a trace: "
+                f"there is no zoo entry {name_entry(name, what)}, and it cannot be counted from a trace: "
                 "`python -m train` makes one, entries=FOLDER names where"
             )
         return made

@@ -24,7 +24,7 @@ from zoo.storage import FolderStorage
 
 
 def push(config: PushConfig) -> dict[str, Any]:
-    """Publishes an entry that has everything that others need to trust it."""
+    """Publishes entries that have everything that others need to trust them."""
     if config.alias is not None:
         is_reserved = config.alias == LATEST or PREFIX.fullmatch(config.alias)
         if is_reserved or not ALIAS.fullmatch(config.alias):
@@ -33,10 +33,17 @@ def push(config: PushConfig) -> dict[str, Any]:
                 "a digest"
             )
     target = open_writable_zoo(config.to)
-    entry = open_publishable(config.path)
-    digest = target.add(entry, replace=config.replace, alias=config.alias)
-    print_line(f"published {entry.manifest.name}@{digest[:12]} in {target.storage.address}")
-    return {"published": asdict(summarize(entry)), "in": target.storage.address}
+    is_entry = (config.path / MANIFEST).is_file()
+    folders = [] if is_entry else sorted(path.parent for path in config.path.glob(f"*/{MANIFEST}"))
+    # All are checked before the first is published. Without any, `open_entry` says what is missing.
+    entries = [open_publishable(folder) for folder in folders or [config.path]]
+    for entry in entries:
+        digest = target.add(entry, replace=config.replace, alias=config.alias)
+        print_line(f"published {entry.manifest.name}@{digest[:12]} in {target.storage.address}")
+    return {
+        "published": [asdict(summarize(entry)) for entry in entries],
+        "in": target.storage.address,
+    }
 
 
 def open_writable_zoo(where: str | None) -> WritableZoo:

@@ -194,9 +194,9 @@ def with_counts(system: SystemConfig, model: ModelConfig, entries: Path | None) 
         return system
     from zoo.load import load_predictor
 
-    names = [model.name, identity(resolve(model), model)["model_id"]]
-    where, found = locate_predictor("popularity", names, entries=entries)
-    if not found:
+    own = identity(resolve(model), model)
+    where = locate_predictor("popularity", own, name=model.name, entries=entries)
+    if where is None:
         return system
     popularity = load_predictor(where, spec=None, options={"ahead": None})
     token = np.zeros(1, dtype=np.int64)

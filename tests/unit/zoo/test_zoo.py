@@ -15,7 +15,7 @@ from zoo.commands.publish import check_publishable
 from zoo.entry import open_entry
 from zoo.errors import DamagedError, RefusedError, ZooError
 from zoo.index import EntryReference
-from zoo.load import find_entry
+from zoo.load import find_entry, list_names
 from zoo.locations import BUILTIN
 from zoo.storage import FolderStorage
 
@@ -35,6 +35,17 @@ def test_push_and_pull__carry_an_entry_over(tmp_path: Path) -> None:
         entry.verify()
         assert entry.manifest == written
     assert zoo("verify", "tiny/stride") == 0
+
+
+def test_push__publishes_all_entries_of_a_folder_or_none(tmp_path: Path) -> None:
+    for kind in ("stride", "mlp"):
+        tiny_entry(tmp_path / "entries" / kind, name=f"tiny/{kind}")
+    assert zoo("push", tmp_path / "entries") == 0
+    assert {"tiny/stride", "tiny/mlp"} <= list_names()
+    graph = next((tmp_path / "entries/stride").rglob("*.onnx"))
+    graph.write_bytes(b"altered")
+    assert zoo("push", tmp_path / "entries", f"to={tmp_path / 'other'}") == 2
+    assert not (tmp_path / "other").exists()
 
 
 def test_latest__moves_and_older_versions_stay(tmp_path: Path) -> None:

@@ -6,15 +6,17 @@ import pytest
 from predictors.baselines import DependencyPredictor, PopularityPredictor, SkipPredictor
 from runtime.config import SystemConfig
 from runtime.engine.forecasters import (
-    list_model_names,
     load_forecaster,
     load_reuse_predictor,
     load_system_predictor,
     locate_predictor,
 )
-from tests.builders.entries import tiny_spec
-from zoo.entry import write_entry
+from tests.builders.entries import tiny_entry, tiny_spec
+from zoo.catalog import WritableZoo
+from zoo.entry import open_entry, write_entry
 from zoo.errors import MismatchError, ZooError
+from zoo.index import blob_path
+from zoo.locations import cache_storage
 
 SPEC = tiny_spec()
 
@@ -38,19 +40,36 @@ def popularity(folder, **changes):
     return folder
 
 
-def test_reference__of_a_kind_is_the_models_entry(monkeypatch, tmp_path):
-    monkeypatch.setattr("zoo.load.list_names", lambda: {"tiny/stride", "other/stride"})
-    assert locate_predictor("stride", ["copy", "tiny"]) == ("tiny/stride", True)
-    assert locate_predictor("mlp", ["copy", "tiny"]) == ("copy/mlp", False)
-    assert locate_predictor("other/stride", ["copy"]) == ("other/stride", True)
-    assert locate_predictor(tmp_path, ["copy"]) == (tmp_path, True)
+def publish(folder, name, **changes):
+    """Puts an entry into the user's zoo."""
+    tiny_entry(folder / name, name=name, spec=tiny_spec(**changes))
+    WritableZoo(cache_storage()).add(open_entry(folder / name))
+
+
+def test_locate__of_a_kind_is_the_models_entry(tmp_path):
+    publish(tmp_path, "tiny/stride")
+    publish(tmp_path, "other/stride", revision="another")
+    publish(tmp_path, "tiny/mlp", revision="another")
+    own = SPEC.identity
+    assert locate_predictor("stride", own, name="Tiny") == "tiny/stride"
+    assert locate_predictor("stride", own, name="renamed") == "tiny/stride"
+    assert locate_predictor("mlp", own, name="renamed") is None
+    assert locate_predictor("mlp", own, name="tiny") == "tiny/mlp", "loading it says what differs"
+    assert locate_predictor("other/stride", own, name="tiny") == "other/stride"
+    assert locate_predictor(tmp_path, own, name="tiny") == tmp_path
     (tmp_path / "stride").mkdir()
-    assert locate_predictor("stride", ["tiny"], entries=tmp_path) == (tmp_path / "stride", True)
+    found = locate_predictor("stride", own, name="tiny", entries=tmp_path)
+    assert found == tmp_path / "stride"
 
 
-def test_list_model_names__includes_the_original_if_inflated():
-    assert list_model_names("inflated", SPEC) == ["inflated", "tiny"]
-    assert list_model_names("tiny", SPEC) == ["tiny"]
+def test_locate__a_damaged_entry_of_another_model_does_no_harm(tmp_path, caplog):
+    publish(tmp_path, "other/stride", revision="another")
+    zoo = WritableZoo(cache_storage())
+    digest = zoo.read_index().entries["other/stride"].latest
+    (zoo.storage.folder / blob_path(digest)).write_text("{}")
+    assert locate_predictor("stride", SPEC.identity, name="tiny") is None
+    assert "other/stride" in caplog.text
+    assert locate_predictor("stride", SPEC.identity, name="other") == "other/stride"
 
 
 def test_system__overrides_options_of_its_own_predictor_only(tmp_path):
@@ -68,7 +87,7 @@ def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
     assert load_reuse_predictor(system, SPEC, name="nowhere") is None
     said = [record.getMessage() for record in caplog.records]
     assert "some serves on demand: there is no zoo entry nowhere/token" in said[0]
-    assert "some keeps by usage counts: there is no zoo entry nowhere/reuse" in said[1]
+    assert "some evicts by usage counts: there is no zoo entry nowhere/reuse" in said[1]
 
 
 def test_system__without_an_entry_uses_its_fallback_and_warns(caplog):
@@ -91,6 +110,16 @@ def test_system__serves_on_demand_if_the_entry_does_not_match(tmp_path, caplog):
     assert load_system_predictor(system, SPEC, name="tiny", entries=entries) is None
     assert "some serves on demand" in caplog.text
     assert "another" in caplog.text
+    caplog.clear()
+    ours = SystemConfig(
+        name="ours", predictor="popularity", fallback="dependency", reuse_predictor="popularity"
+    )
+    made = load_system_predictor(ours, SPEC, name="tiny", entries=entries)
+    assert made.kind == "dependency"
+    assert load_reuse_predictor(ours, SPEC, name="tiny", entries=entries) is None
+    said = [record.getMessage() for record in caplog.records]
+    assert "ours forecasts with dependency: the zoo entry tiny/popularity" in said[0]
+    assert "ours evicts by usage counts: the zoo entry tiny/popularity" in said[1]
     chosen = str(entries / "popularity")
     with pytest.raises(MismatchError, match="another"):
         load_system_predictor(system, SPEC, name="tiny", chosen=chosen)

@@ -94,4 +94,4 @@ def test_moecast__without_entries_uses_the_routers_and_warns(tmp_path, caplog) -
         assert handle.engine.driver.predictor_kind == "skip"
         assert handle.engine.driver.reuse_predictor_kind is None
     assert "moecast forecasts with skip: there is no zoo entry nowhere/residual" in caplog.text
-    assert "moecast keeps by usage counts: there is no zoo entry nowhere/reuse" in caplog.text
+    assert "moecast evicts by usage counts: there is no zoo entry nowhere/reuse" in caplog.text
