@@ -26,9 +26,7 @@ Scalar = float | int | str | bool | None
 
 
 def name_entry(model: str, predictor: str) -> str:
-    """Returns the name of a model's entry: `Qwen3-30B-A3B` and `residual` make
-    `qwen3-30b-a3b/residual`.
-    """
+    """Returns the name of an entry, such as `qwen3-30b-a3b/residual` for `Qwen3-30B-A3B`."""
     stem = re.sub(r"[^a-z0-9._-]+", "-", model.lower()).lstrip("._-")
     return f"{stem or 'model'}/{predictor}"
 
