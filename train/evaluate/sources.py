@@ -129,8 +129,8 @@ class PredictorSources:
             raise MissingPredictor(f"{what}: {error}") from error
         if made is None:
             raise MissingPredictor(
-                f"there is no zoo entry {name_entry(name, what)}, and it cannot be counted from a trace: "
-                "`python -m train` makes one, entries=FOLDER names where"
+                f"there is no zoo entry {name_entry(name, what)}, and it cannot be counted from a "
+                "trace: `moecast train` makes one, entries=FOLDER names where"
             )
         return made
 
