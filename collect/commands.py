@@ -1,4 +1,4 @@
-"""The commands of `python -m collect`: configuration in, a trace and its figures out."""
+"""The commands of `moecast collect`: configuration in, a trace and its figures out."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -56,7 +56,7 @@ def import_log(config: ImportConfig) -> dict[str, Any]:
     from collect.importer import import_routing
 
     if config.source is None:
-        raise TraceError("source=FILE is missing: python -m collect import FILE")
+        raise TraceError("source=FILE is missing: moecast collect import FILE")
     source = Path(config.source).expanduser()
     folder = config.output or Path("runs", "traces", "imported", source.stem)
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Configuration of `python -m collect`: prompts, recording, import."""
+"""Configuration of `moecast collect`: prompts, recording, import."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -130,7 +130,7 @@ class UnitRecorder:
             raise TraceError(
                 f"{type(self.model).__name__} has an encoder: a token goes through the layers of "
                 "the encoder or of the decoder, and a trace has all layers for each token. Such "
-                "models can be served (python -m runtime), not recorded"
+                "models can be served (moecast serve), not recorded"
             )
         context = context_length(self.model.config)
         longest = max(len(prompt.tokens) for unit in self.work for prompt in unit)

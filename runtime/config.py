@@ -181,7 +181,7 @@ class Quantise(StrEnum):
 @dataclass(kw_only=True)
 class StoreConfig:
     path: Path | None = None
-    """Folder of a packed store (`python -m runtime pack`); none: read the checkpoint in place."""
+    """Folder of a packed store (`moecast pack`); none: read the checkpoint in place."""
     page_cache: PageCache = PageCache.BYPASS
     """bypass: direct reads; drop: drop pages after reads; keep: use memory beyond the budget."""
 

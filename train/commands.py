@@ -1,4 +1,4 @@
-"""`python -m train`: the stages of the pipeline in order."""
+"""`moecast train`: the stages of the pipeline in order."""
 
 import sys
 import time
@@ -171,7 +171,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     }
     # Before the report, so that a failed drawing loses no results.
     write_json(config.run_dir / "results.json", record)
-    again = f"python -m train report run_dir={config.run_dir} makes it again"
+    again = f"moecast train report run_dir={config.run_dir} makes it again"
     with timer.stage("report", f"results.json is written; drawing the report ({again})"):
         reuse_predictor = load_reuse(config.run_dir, trace.spec)
         page = make_page(record, trace, reuse_predictor=reuse_predictor)

@@ -1,4 +1,4 @@
-"""Options of `python -m train` and `python -m train report`."""
+"""Options of `moecast train` and `moecast train report`."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Stages of `python -m train`: networks, export, parity and zoo entries."""
+"""Stages of `moecast train`: networks, export, parity and zoo entries."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

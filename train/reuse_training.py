@@ -151,7 +151,7 @@ def tables_dict(tables: Mapping[str, Mapping[str, Mapping[str, HitRates]]]) -> d
 
 
 def train_reuse(config: TrainConfig) -> dict[str, Any]:
-    """Run `python -m train reuse` and return what results.json holds."""
+    """Run `moecast train reuse` and return what results.json holds."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     trace = find_trace(config, SIGNALS, needed=SIGNALS)

@@ -52,7 +52,7 @@ def write_card(manifest: EntryManifest, *, extra: str = "") -> bytes:
 A `{manifest.kind}` predictor: it forecasts which experts `{model.model_id}` will route to, so that
 their weights can be fetched before the layer needs them.
 
-    python -m runtime generate predictor={manifest.name} budget=50% prompt="..."
+    moecast generate predictor={manifest.name} budget=50% prompt="..."
 
 ## Made for
 
@@ -119,8 +119,8 @@ fetched before the layer needs them (moecast).
 |---|
 {rows}
 
-    python -m zoo list zoo=hf://OWNER/REPO
-    python -m zoo show hf://OWNER/REPO#NAME
+    moecast zoo list zoo=hf://OWNER/REPO
+    moecast zoo show hf://OWNER/REPO#NAME
 """
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n{body}".encode()
 

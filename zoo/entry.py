@@ -183,7 +183,7 @@ def open_entry(folder: Path | str) -> ZooEntry:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ZooError(
             f"{folder} is not a zoo entry: it has no {MANIFEST} with {MANIFEST_DIGEST}. "
-            "`python -m train` writes entries; `python -m zoo list` shows those in the zoo."
+            "`moecast train` writes entries; `moecast zoo list` shows those in the zoo."
         ) from error
     promised, _, rest = line.decode("utf-8", errors="replace").partition(" ")
     if not HEX64.fullmatch(promised) or rest != f" {MANIFEST}\n":

@@ -105,7 +105,7 @@ def parse_reference(text: str) -> EntryReference:
     is_version = PREFIX.fullmatch(version) or ALIAS.fullmatch(version)
     if not NAME.fullmatch(name) or (at and not is_version):
         raise ZooError(
-            f"{text!r} is not NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST; see: python -m zoo list"
+            f"{text!r} is not NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST; see: moecast zoo list"
         )
     return EntryReference(name, version or LATEST)
 

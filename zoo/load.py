@@ -103,8 +103,8 @@ def _find_unchecked(reference: str | Path) -> ZooEntry:
         if entry is not None:
             return entry
     raise ZooError(
-        f"{unknown('zoo entry', str(reference), list_names())}. Or name an entry's folder; python "
-        "-m zoo list shows the entries here, python -m zoo pull NAME zoo=ADDRESS gets others"
+        f"{unknown('zoo entry', str(reference), list_names())}. Or name an entry's folder; moecast "
+        "zoo list shows the entries here, moecast zoo pull NAME zoo=ADDRESS gets others"
     )
 
 
@@ -187,8 +187,8 @@ def load_predictor(
             this=f"the zoo entry {manifest.name}",
             that="the model",
             error=MismatchError,
-            hint="Choose an entry made for this model (python -m zoo list), "
-            "or train one: python -m train",
+            hint="Choose an entry made for this model (moecast zoo list), "
+            "or train one: moecast train",
         )
     return load_from_files(
         manifest.kind,

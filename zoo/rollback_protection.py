@@ -47,7 +47,7 @@ def check_fresh(zoo: Zoo, index: ZooIndex, data: bytes, *, accept_rollback: bool
     if index.has_expired():
         raise StaleError(
             f"the index of {address} expired on {index.expires}; ask its owner to renew it "
-            "(python -m zoo index)"
+            "(moecast zoo index)"
         )
     if address == builtin_storage().address:
         return  # an older release of moecast has an older one

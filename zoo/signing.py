@@ -68,7 +68,7 @@ def check_signature(entry: ZooEntry, *, key: Path) -> None:
     if signature is None:
         raise SignatureError(
             f"{name} in {entry.where} is not signed, and a signature by {key} is required; sign it "
-            "with python -m zoo sign, or pull a signed version"
+            "with moecast zoo sign, or pull a signed version"
         )
     with open_as_folder(entry, signature) as folder:
         try:

@@ -143,7 +143,7 @@ def read_manifest(where: str | Path | Storage) -> TraceManifest:
     except FileNotFoundError:
         raise TraceError(
             f"{storage.address} is not a trace: it has no {MANIFEST}. "
-            f"Make one: python -m collect output={storage.address}"
+            f"Make one: moecast collect output={storage.address}"
         ) from None
     except NotADirectoryError:
         raise TraceError(f"{storage.address} is not a trace: a trace is a folder") from None

@@ -35,7 +35,7 @@ from zoo.storage import FileStorage, FolderStorage, Storage
 
 REQUESTS = TypeAdapter(list[TraceRequest])
 
-AGAIN = "run the same `python -m collect` again: it records what is missing"
+AGAIN = "run the same `moecast collect` again: it records what is missing"
 
 
 def check_file(storage: FileStorage, record: TraceFile, *, verify: bool = True) -> None:
@@ -158,7 +158,7 @@ class Trace:
                 this=f"the trace {storage.address}",
                 that="the model",
                 error=TraceError,
-                hint="Collect a trace of this model: python -m collect model=... output=PATH",
+                hint="Collect a trace of this model: moecast collect model=... output=PATH",
             )
         if not manifest.complete:
             names = storage.names() if isinstance(storage, FileStorage) else []
@@ -166,7 +166,7 @@ class Trace:
             have = len(manifest.shards) + len(records)
             raise TraceError(
                 f"{storage.address} is not finished: {have} of {len(plan.units)} parts. "
-                "Run the same `python -m collect` again: it records what is missing."
+                "Run the same `moecast collect` again: it records what is missing."
             )
         if isinstance(storage, FolderStorage):
             folder = storage.folder
@@ -324,12 +324,12 @@ def _copy_file(source: Storage, copy: FolderStorage, record: TraceFile) -> None:
                     file.write(chunk)
         except FileNotFoundError:
             raise TraceError(
-                f"{path} is missing: run the same `python -m collect` again, it records what is "
+                f"{path} is missing: run the same `moecast collect` again, it records what is "
                 "missing"
             ) from None
         if digest.hexdigest() != record.sha256:
             raise TraceError(
                 f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got "
                 f"{digest.hexdigest()[:12]}... Delete it there and run the same "
-                "`python -m collect` again, it records what is missing"
+                "`moecast collect` again, it records what is missing"
             )

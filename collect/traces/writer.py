@@ -273,7 +273,7 @@ def _record(storage: FileStorage, name: str) -> ShardRecord:
         return ShardRecord.model_validate_json(storage.read(name))
     except ValidationError:
         raise TraceError(
-            f"{storage.address}/{name} is damaged. Delete it and run the same `python -m collect` "
+            f"{storage.address}/{name} is damaged. Delete it and run the same `moecast collect` "
             "again: it records what is missing"
         ) from None
 

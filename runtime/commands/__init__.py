@@ -1,1 +1,1 @@
-"""Commands of `python -m runtime`, called with their typed configurations."""
+"""Commands that serve or measure a model, called with their typed configurations."""

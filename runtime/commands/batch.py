@@ -1,4 +1,4 @@
-"""`python -m runtime batch`: generate for a file of prompts at the highest throughput."""
+"""`moecast batch`: generate for a file of prompts at the highest throughput."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`python -m runtime bench`: systems side by side on this machine, every token compared."""
+"""`moecast bench`: systems side by side on this machine, every token compared."""
 
 import os
 import tempfile

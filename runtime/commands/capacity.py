@@ -1,4 +1,4 @@
-"""`python -m runtime doctor users=N tps=T`: machines, budgets and links for a load."""
+"""`moecast doctor users=N tps=T`: machines, budgets and links for a load."""
 
 from dataclasses import asdict
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""`python -m runtime chat`: chat with a model in the terminal."""
+"""`moecast chat`: chat with a model in the terminal."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""`python -m runtime doctor`: this machine, this model, which budget; or which machines."""
+"""`moecast doctor`: this machine, this model, which budget; or which machines."""
 
 from dataclasses import asdict
 from pathlib import Path

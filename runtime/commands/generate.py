@@ -1,4 +1,4 @@
-"""`python -m runtime generate`: generate for one prompt and print the run's statistics."""
+"""`moecast generate`: generate for one prompt and print the run's statistics."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`python -m runtime pack`: write a model's experts to a packed store with checksums."""
+"""`moecast pack`: write a model's experts to a packed store with checksums."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`python -m runtime serve`: an OpenAI-compatible server."""
+"""`moecast serve`: an OpenAI-compatible server."""
 
 import asyncio
 import atexit

@@ -1,4 +1,4 @@
-"""`python -m runtime verify`: compare a served model with plain Transformers bit by bit."""
+"""`moecast verify`: compare a served model with plain Transformers bit by bit."""
 
 import tempfile
 from dataclasses import asdict, dataclass, replace

@@ -29,7 +29,7 @@ def locate_predictor(
         what: a kind, an entry's name or a folder.
         identity: `ModelSpec.identity` of the model.
         name: name of the model.
-        entries: folder of entries by kind, as `python -m train` writes; searched before the zoo.
+        entries: folder of entries by kind, as `moecast train` writes; searched before the zoo.
     """
     from predictors.registry import KINDS, REUSE_PREDICTORS
     from zoo.load import find_name
@@ -104,7 +104,7 @@ def load_system_predictor(
     if system.predictor == ORACLE:
         raise MoecastError(
             f"system {system.name} knows the future routing: it is for replays of a trace "
-            "(python -m train.evaluate). Live, choose another system"
+            "(moecast evaluate). Live, choose another system"
         )
     what = chosen if chosen is not None else system.predictor if system.prefetch else None
     if what is None:

@@ -1,4 +1,4 @@
-"""Configuration of `python -m runtime serve`."""
+"""Configuration of `moecast serve`."""
 
 import ipaddress
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Serves several replicas behind Ray Serve: `python -m runtime serve launcher=ray`."""
+"""Serves several replicas behind Ray Serve: `moecast serve launcher=ray`."""
 
 import asyncio
 import logging

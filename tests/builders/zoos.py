@@ -14,7 +14,7 @@ Far = tuple[str, Site]
 
 
 def zoo(*arguments: object) -> int:
-    """Runs `python -m zoo ...` and returns the exit code."""
+    """Runs `moecast zoo ...` and returns the exit code."""
     return main("zoo", ZOO, [str(one) for one in arguments])
 
 

@@ -53,7 +53,7 @@ assert load_predictor("tiny/mlp", spec=None).kind == "mlp"
 try:
     load_predictor("tiny/none", spec=None)
 except ZooError as error:
-    assert "python -m zoo pull NAME zoo=ADDRESS" in str(error), error
+    assert "moecast zoo pull NAME zoo=ADDRESS" in str(error), error
 else:
     raise AssertionError
 """

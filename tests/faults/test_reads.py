@@ -120,7 +120,7 @@ def test_reads__a_flipped_bit_of_a_packed_store_is_an_error(scenario, disk):
 
 
 def test_reads__a_flipped_bit_of_a_checkpoint_is_not_noticed(scenario, disk):
-    """Safetensors has no checksum of its data. `python -m runtime pack` adds some; the built-in
+    """Safetensors has no checksum of its data. `moecast pack` adds some; the built-in
     model has digests that are checked when it is loaded."""
     result = spoilt(scenario, disk, "on-demand", Rule("flip"))
     assert outcomes(result)[:2] == ["identical", "wrong"]

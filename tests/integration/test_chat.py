@@ -1,4 +1,4 @@
-"""`python -m runtime chat` as people and pipes use it."""
+"""`moecast chat` as people and pipes use it."""
 
 import json
 import os

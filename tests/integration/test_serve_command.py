@@ -1,4 +1,4 @@
-"""`python -m runtime serve` as a process: its output, its results and its exit."""
+"""`moecast serve` as a process: its output, its results and its exit."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""`python -m train` from a model's folder to zoo entries, and the refusals on the way."""
+"""`moecast train` from a model's folder to zoo entries, and the refusals on the way."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`python -m train devices=2`: two processes with half of every batch each, and one result."""
+"""`moecast train devices=2`: two processes with half of every batch each, and one result."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`python -m train reuse`: from a trace to an entry that loads, compared with every policy."""
+"""`moecast train reuse`: from a trace to an entry that loads, compared with every policy."""
 
 import json
 from pathlib import Path

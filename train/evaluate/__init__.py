@@ -1,1 +1,1 @@
-"""Every system on the same trace, on simulated machines: `python -m train.evaluate`."""
+"""Every system on the same trace, on simulated machines: `moecast evaluate`."""

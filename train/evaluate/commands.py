@@ -1,4 +1,4 @@
-"""`python -m train.evaluate`: opens the inputs, replays every system and compares them."""
+"""`moecast evaluate`: opens the inputs, replays every system and compares them."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Options of `python -m train.evaluate`."""
+"""Options of `moecast evaluate`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ class EvaluateConfig(RunConfig):
     predictor: str | None = None
     """Predictor of every system that prefetches, instead of its own: kind, zoo entry or folder."""
     entries: Path | None = None
-    """Folder of zoo entries (RUN_DIR/entries of `python -m train`) that come before the zoo's."""
+    """Folder of zoo entries (RUN_DIR/entries of `moecast train`) that come before the zoo's."""
     new_tokens: int = 500
     """Generated held-out tokens to replay, in whole requests."""
     figures: bool = True

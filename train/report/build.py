@@ -1,4 +1,4 @@
-"""The page of a training run, and `python -m train report run_dir=RUN`, which makes it again."""
+"""The page of a training run, and `moecast train report run_dir=RUN`, which makes it again."""
 
 import json
 import sys
@@ -134,7 +134,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
             together.
     """
     if config.run_dir is None:
-        raise TrainError("which run? run_dir=RUN, the folder of a finished `python -m train`")
+        raise TrainError("which run? run_dir=RUN, the folder of a finished `moecast train`")
     results = read_results(config.run_dir)
     ceiling = None
     if config.ceiling is not None:
@@ -154,11 +154,11 @@ def read_results(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "results.json"
     if not path.is_file():
         raise TrainError(
-            f"{path} is missing: run_dir must be the folder of a finished `python -m train`"
+            f"{path} is missing: run_dir must be the folder of a finished `moecast train`"
         )
     results = json.loads(path.read_text())
     if "predictors" not in results or "trace" not in results:
-        raise TrainError(f"{path} is not of `python -m train`: it has no table of predictors")
+        raise TrainError(f"{path} is not of `moecast train`: it has no table of predictors")
     return results
 
 

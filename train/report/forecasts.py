@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Table = Mapping[str, Mapping[str, Any]]
 """results.json's `predictors`."""
-AGAIN = "the same `python -m train` command on the same run folder adds it and trains nothing anew"
+AGAIN = "the same `moecast train` command on the same run folder adds it and trains nothing anew"
 
 
 def accuracy_by_layer(page: HtmlReport, table: Table) -> None:

@@ -56,7 +56,7 @@ def measure_hit_rates(
     """Return a row for each budget and policy; without its predictor, `reuse` is left out.
 
     The arena is divided by layers, and nothing is prefetched (ProMoE, figure 5 b). The replay is
-    long enough to rank the policies; `python -m train reuse` has a longer one.
+    long enough to rank the policies; `moecast train reuse` has a longer one.
     """
     steps = list(first_tokens(trace.steps("held_out"), num_tokens))
     system = eviction_system()

@@ -52,7 +52,7 @@ def hit_rate(page: HtmlReport, rows: Sequence[HitRateRow], *, num_tokens: int) -
         "held-out tokens. `belady` knows the future: the bound. The legend is in the order at 50 %."
     )
     if "reuse" not in rates:
-        note += " `reuse` asks a trained forecaster: `python -m train predictor=all` trains it."
+        note += " `reuse` asks a trained forecaster: `moecast train predictor=all` trains it."
     columns = ("cache_percent", "eviction", "hit_rate", "gap_closed")
     page.figure(
         "hit-rate",
@@ -153,7 +153,7 @@ def trace_size(page: HtmlReport, rows: Sequence[Mapping[str, Any]], *, others: s
 
 HOW = (
     "Learned predictors take longer: `python -m benchmarks ceiling trace=TRACE output=FILE` "
-    "measures them, and `python -m train report run_dir=RUN ceiling=FILE` draws them here."
+    "measures them, and `moecast train report run_dir=RUN ceiling=FILE` draws them here."
 )
 
 
@@ -221,7 +221,7 @@ def drift(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
     if not found:
         page.text(
             "Learning while serving",
-            ["Not measured: `python -m train drift=true` with the same options measures it, for "
+            ["Not measured: `moecast train drift=true` with the same options measures it, for "
              "the predictors that learn while they serve."],
         )  # fmt: skip
         return

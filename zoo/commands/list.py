@@ -45,7 +45,7 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
     else:
         addresses = " and ".join(zoo.storage.address for zoo in zoos)
         print_line(f"no such entries in {addresses}")
-        print_line("python -m train makes one; python -m zoo pull NAME zoo=ADDRESS gets one")
+        print_line("moecast train makes one; moecast zoo pull NAME zoo=ADDRESS gets one")
     return listed
 
 

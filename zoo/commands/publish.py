@@ -84,7 +84,7 @@ def check_publishable(entry: ZooEntry) -> None:
     if missing:
         raise RefusedError(
             f"{manifest.name} in {entry.where} is not published: it lacks {'; '.join(missing)}. "
-            "Entries written by `python -m train` have all of it."
+            "Entries written by `moecast train` have all of it."
         )
 
 
@@ -96,7 +96,7 @@ def index(config: IndexConfig) -> dict[str, Any]:
     output = config.output or config.path
     zoo = WritableZoo(FolderStorage(output))
     if not folders and not zoo.read_index().entries:
-        raise ZooError(f"{config.path} has no entry; python -m train writes entries")
+        raise ZooError(f"{config.path} has no entry; moecast train writes entries")
     # Of two versions, the one made later becomes the latest.
     entries = sorted(map(open_publishable, folders), key=lambda entry: entry.manifest.created)
     for entry in entries:
@@ -128,7 +128,7 @@ def remove(config: RemoveConfig) -> dict[str, Any]:
     digests = zoo.remove(reference)
     shown = ", ".join(digest[:12] for digest in digests)
     print_line(f"removed {reference.name}: {shown} from {zoo.storage.address}")
-    print_line("python -m zoo gc frees the bytes")
+    print_line("moecast zoo gc frees the bytes")
     return {"removed": {reference.name: digests}, "zoo": zoo.storage.address}
 
 

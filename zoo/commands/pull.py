@@ -122,7 +122,7 @@ def lock(config: LockConfig) -> dict[str, Any]:
     """Writes the present digest of each name to a lock file."""
     names = config.names or list(Zoo(cache_storage()).read_index().entries)
     if not names:
-        raise ZooError("nothing was pulled yet; name entries: python -m zoo lock names=[NAME,...]")
+        raise ZooError("nothing was pulled yet; name entries: moecast zoo lock names=[NAME,...]")
     entries = [find_entry(name) for name in names]
     origins = find_origins(entries)
     locked = {
@@ -136,7 +136,7 @@ def lock(config: LockConfig) -> dict[str, Any]:
     write_atomic(config.output, (lockfile.model_dump_json(indent=2) + "\n").encode())
     for name, record in locked.items():
         print_line(f"{name}@{record.digest[:12]} from {record.zoo}")
-    print_line(f"written: {config.output}; python -m zoo pull locked={config.output}")
+    print_line(f"written: {config.output}; moecast zoo pull locked={config.output}")
     return {"entries": {name: record.model_dump() for name, record in locked.items()}}
 
 
@@ -167,7 +167,7 @@ def read_lockfile(path: Path) -> Lockfile:
     try:
         lockfile = Lockfile.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise ZooError(f"{path} does not exist; python -m zoo lock writes it") from error
+        raise ZooError(f"{path} does not exist; moecast zoo lock writes it") from error
     except ValidationError as error:
         raise ZooError(f"{path} is not a lock file: {explain_validation_error(error)}") from error
     for name in lockfile.entries:

@@ -1,4 +1,4 @@
-"""Settings of `python -m runtime batch`."""
+"""Settings of `moecast batch`."""
 
 from dataclasses import dataclass
 from enum import StrEnum

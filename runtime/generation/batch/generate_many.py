@@ -39,7 +39,7 @@ def generate_many(
 
     Args:
         prompts: texts, lists of token ids, lists of messages, or mappings as in the lines of
-            `python -m runtime batch`. The default id of a prompt is its index.
+            `moecast batch`. The default id of a prompt is its index.
         n: batches per group; "auto" measures this machine once and plans.
         on_result: called with each result when its prompt ends, in any order.
         options: the other fields of `runtime.generation.batch.config.GroupConfig`: batch_size,

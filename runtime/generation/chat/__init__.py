@@ -1,1 +1,1 @@
-"""Chat in the terminal: `python -m runtime chat`."""
+"""Chat in the terminal: `moecast chat`."""

@@ -1,4 +1,4 @@
-"""Settings of `python -m runtime chat`."""
+"""Settings of `moecast chat`."""
 
 from dataclasses import dataclass
 from pathlib import Path

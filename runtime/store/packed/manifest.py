@@ -214,7 +214,7 @@ def read_manifest(folder: Path) -> tuple[StoreContents, bytes]:
     """
     file = folder / MANIFEST
     raw = read_plain(file, limit=MAX_MANIFEST_BYTES)
-    again = f"pack the model again (python -m runtime pack output={folder} overwrite=true)"
+    again = f"pack the model again (moecast pack output={folder} overwrite=true)"
     try:
         value = json.loads(raw)
     except ValueError as error:
@@ -250,7 +250,7 @@ def read_plain(file: Path, *, limit: int) -> bytes:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise StoreError(
-            f"{file}: {error.strerror}; a packed store is a folder that python -m runtime pack made"
+            f"{file}: {error.strerror}; a packed store is a folder that moecast pack made"
         ) from error
     with os.fdopen(handle, "rb") as opened:
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):

@@ -72,7 +72,7 @@ class PackedStore(ExpertStore):
             if size != expected:
                 raise StoreError(
                     f"{path} has {size} bytes where {expected} belong; pack the model again "
-                    f"(python -m runtime pack output={self.folder} overwrite=true)"
+                    f"(moecast pack output={self.folder} overwrite=true)"
                 )
 
     scratch_bytes = 0
@@ -104,7 +104,7 @@ class PackedStore(ExpertStore):
             f"{path}: bytes {record + ranges[wrong[0]][0][0]} to {record + ranges[wrong[0]][0][1]} "
             f"(layer {layer}, expert {expert}, chunk {wrong[0]}) are damaged: their checksum is "
             f"not the stored one, read {TRIES} times; check the disk, then pack the model again "
-            f"(python -m runtime pack output={self.folder} overwrite=true)",
+            f"(moecast pack output={self.folder} overwrite=true)",
             fault=Fault.DAMAGED,
         )
 
@@ -127,7 +127,7 @@ def open_store(
     """
     folder = Path(path).expanduser()
     contents, checksums = read_manifest(folder)
-    again = "Pack this model: python -m runtime pack model=... output=PATH"
+    again = "Pack this model: moecast pack model=... output=PATH"
     if spec is not None:
         packed = contents.model.spec
         spec.require(

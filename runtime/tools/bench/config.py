@@ -1,4 +1,4 @@
-"""Options of `python -m runtime bench`."""
+"""Options of `moecast bench`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ class BenchConfig(RunConfig):
     predictor: str | None = None
     """Kind, zoo entry or folder of one, in place of what each system names itself."""
     entries: Path | None = None
-    """Folder with an entry for each kind, as `python -m train predictor=all` leaves in
+    """Folder with an entry for each kind, as `moecast train predictor=all` leaves in
     `entries`; looked at before the zoo."""
     prompts: list[str] = field(default_factory=lambda: list(PROMPTS))
     """Prompts, taken in turn: the first ones warm up, the next are measured."""

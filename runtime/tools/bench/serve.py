@@ -146,7 +146,7 @@ def require_predictor(config: BenchConfig, system: SystemConfig, engine: Engine)
     wanted = config.predictor or system.predictor
     if system.prefetch and wanted is not None and engine.driver.predictor_kind is None:
         raise MoecastError(
-            f"no zoo entry of kind {wanted} for {config.model.name}: python -m train "
+            f"no zoo entry of kind {wanted} for {config.model.name}: moecast train "
             f"predictor={wanted} makes one; or name another with entries=FOLDER or predictor=NAME"
         )
 

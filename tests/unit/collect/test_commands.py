@@ -1,4 +1,4 @@
-"""`python -m collect` as its user meets it: exit codes, one line, results.json."""
+"""`moecast collect` as its user meets it: exit codes, one line, results.json."""
 
 import json
 from pathlib import Path
@@ -79,4 +79,4 @@ def test_import__without_a_file_names_the_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main("collect", COLLECT, ["import", f"run_dir={tmp_path}"]) == 2
-    assert "python -m collect import FILE" in capfd.readouterr().err
+    assert "moecast collect import FILE" in capfd.readouterr().err

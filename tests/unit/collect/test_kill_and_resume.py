@@ -52,7 +52,7 @@ def assert_no_part_is_taken_for_the_whole(folder: Path, *, num_rows: int) -> Non
     try:
         assert Trace.open(folder).num_tokens == num_rows
     except TraceError as error:
-        assert "python -m collect" in str(error)  # noqa: PT017
+        assert "moecast collect" in str(error)  # noqa: PT017
 
 
 RECORD = """

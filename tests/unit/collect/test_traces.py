@@ -150,7 +150,7 @@ def test_manifest__names_no_file_outside_the_folder(tmp_path: Path) -> None:
 
 
 def test_trace__missing_folder_names_the_command(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="python -m collect"):
+    with pytest.raises(TraceError, match="moecast collect"):
         Trace.open(tmp_path / "nothing")
 
 

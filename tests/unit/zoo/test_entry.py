@@ -161,5 +161,5 @@ def test_graph__that_is_not_self_contained_is_refused(
 
 
 def test_folder_without_entry__says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match="is not a zoo entry.*python -m train"):
+    with pytest.raises(ZooError, match="is not a zoo entry.*moecast train"):
         open_entry(tmp_path)

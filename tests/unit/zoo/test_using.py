@@ -46,7 +46,7 @@ def test_configured_zoos__are_searched_in_order_and_pulled(
 
 
 def test_unknown_name__names_the_pull_command(far: Far) -> None:
-    with pytest.raises(ZooError, match="python -m zoo pull NAME zoo=ADDRESS"):
+    with pytest.raises(ZooError, match="moecast zoo pull NAME zoo=ADDRESS"):
         find_entry("tiny/stride")
 
 
@@ -96,7 +96,7 @@ def test_lock__pulls_the_same_bytes_later(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "python -m zoo lock writes it"), ("{", "is not a lock file"),
+    [(None, "moecast zoo lock writes it"), ("{", "is not a lock file"),
      ('{"entries": {"../x": {"digest": "' + "a" * 64 + '", "zoo": "x"}}}', "not the name")],
 )  # fmt: skip
 def test_invalid_lock_file__is_refused(

@@ -1,4 +1,4 @@
-"""`python -m runtime batch`: from a file of prompts to a file of results."""
+"""`moecast batch`: from a file of prompts to a file of results."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`python -m train.evaluate` on a tiny trace: the whole command, and what it refuses."""
+"""`moecast evaluate` on a tiny trace: the whole command, and what it refuses."""
 
 import json
 from collections.abc import Sequence

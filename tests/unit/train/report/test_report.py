@@ -53,7 +53,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def run(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run folder as `python -m train` leaves it, with predictors of three sorts."""
+    """A run folder as `moecast train` leaves it, with predictors of three sorts."""
     context = EvalContext(
         trace=trace,
         shifted=trace,
@@ -178,7 +178,7 @@ def test_page__names_missing_measurements_and_their_commands(run: Path, trace: T
     said = {one.heading: one for one in make_page(bare, trace, replay_tokens=5).sections}
     for heading in ("Calibration", "Prompts of another distribution", "Learning while serving"):
         assert said[heading].draw is None
-        assert "python -m train" in said[heading].paragraphs[0]
+        assert "moecast train" in said[heading].paragraphs[0]
 
 
 def test_report__draws_ceilings_of_the_same_trace_only(
@@ -200,7 +200,7 @@ def test_report__draws_ceilings_of_the_same_trace_only(
     ("options", "message"),
     [
         ([], "run_dir=RUN"),
-        (["run_dir={}/nothing"], "the folder of a finished `python -m train`"),
+        (["run_dir={}/nothing"], "the folder of a finished `moecast train`"),
         (["run_dir={run}", "trace={other}"], "the run was trained on"),
     ],
 )

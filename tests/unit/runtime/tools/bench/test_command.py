@@ -1,4 +1,4 @@
-"""The whole of `python -m runtime bench` on a tiny random model, and what it refuses."""
+"""The whole of `moecast bench` on a tiny random model, and what it refuses."""
 
 import json
 from dataclasses import replace
@@ -39,7 +39,7 @@ def test_bench__continues_after_a_failed_variant(tmp_path):
     base, skipping, trained, oracle = results["rows"]
     names = [row["system"] for row in results["rows"]]
     assert names == ["on-demand", "skipping", "trained", "oracle"]
-    assert trained["failed"].startswith("no zoo entry of kind mlp for tiny: python -m train")
+    assert trained["failed"].startswith("no zoo entry of kind mlp for tiny: moecast train")
     assert (base["predictor"], skipping["predictor"]) == (None, "skip")
     assert base["tpot_speed_up"] == 1.0
     assert (base["simulated"], oracle["simulated"]) == (False, True)
