@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import TypeAdapter
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from collect.config import DataConfig
 from collect.errors import TraceError
@@ -30,7 +30,7 @@ from collect.traces.writer import TraceWriter
 from predictors.spec import ModelSpec
 from runtime.config import BUILTIN, ModelConfig
 from runtime.hf.probes import Probes
-from runtime.hf.tokens import context_length, eos_token_ids, pad_batch
+from runtime.hf.tokens import context_length, eos_token_ids, load_tokenizer, pad_batch
 from runtime.store.model_source import identity, resolve
 
 
@@ -60,7 +60,7 @@ class RecordingJob:
 
     @cached_property
     def prompts(self) -> list[EncodedPrompt]:
-        tokenizer = AutoTokenizer.from_pretrained(resolve(self.model), local_files_only=True)
+        tokenizer = load_tokenizer(resolve(self.model))
         texts = load_prompts(self.data, seed=self.settings.seed)
         return encode_prompts(texts, tokenizer, self.settings)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from predictors.units import MIB
 from runtime.commands.progress import print_line, progress
@@ -16,7 +16,7 @@ from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, mak
 from runtime.generation.batch.micro_batches import BatchRunSummary, run_micro_batches
 from runtime.generation.batch.prompts import (
     Batch,
-    load_tokenizer,
+    find_tokenizer,
     make_batches,
     make_decoder,
     make_prompt_encoder,
@@ -24,6 +24,7 @@ from runtime.generation.batch.prompts import (
     read_prompts,
 )
 from runtime.generation.batch.result_journal import BatchResult, ResultJournal
+from runtime.hf.loading import read_config
 from runtime.store.model_source import identity, resolve
 from runtime.tools.report.tables import text_table
 
@@ -36,8 +37,8 @@ def run(config: BatchConfig) -> dict[str, Any]:
     """Check the whole input, plan, and write a line for each finished prompt."""
     console = Console()
     folder = resolve(config.model)
-    tokenizer = load_tokenizer(folder)
-    encoder = make_prompt_encoder(AutoConfig.from_pretrained(folder), tokenizer)
+    tokenizer = find_tokenizer(folder)
+    encoder = make_prompt_encoder(read_config(folder), tokenizer)
     prompts, digest = read_prompts(config.input, encoder, max_new_tokens=config.max_new_tokens)
     batches = make_batches(prompts, config.batch_size)
     with ResultJournal(

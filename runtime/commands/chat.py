@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from runtime.commands.stats_table import make_stats_table
 from runtime.engine.handle import ModelHandle
@@ -19,7 +19,7 @@ from runtime.generation.chat.config import ChatConfig
 from runtime.generation.chat.conversation import Conversation
 from runtime.generation.chat.generator import ChatAnswer, ChatGenerator
 from runtime.generation.chat_template import end_of_turn
-from runtime.hf.tokens import context_length
+from runtime.hf.tokens import context_length, load_tokenizer
 
 HELP = """/reset   forget the conversation (the system prompt stays)
 /stats   hits, bytes, times and memory since the start
@@ -68,15 +68,14 @@ def load_chat_tokenizer(folder: Path, chat_template: Path | None) -> PreTrainedT
     Raises:
         CheckpointError: one of them cannot be read.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        if chat_template is not None:
+    tokenizer = load_tokenizer(folder)
+    if chat_template is not None:
+        try:
             tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder}: the tokenizer or the chat template cannot be read ({error}); a chat needs "
-            "tokenizer.json next to the weights, and chat_template=FILE an existing file"
-        ) from error
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"chat_template={chat_template} cannot be read ({error}); name an existing file"
+            ) from error
     return tokenizer
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
 from runtime.commands.stats_table import make_stats_table
@@ -12,7 +12,7 @@ from runtime.config import GenerateConfig
 from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
 from runtime.hf.loading import load_plain
-from runtime.hf.tokens import context_length
+from runtime.hf.tokens import context_length, load_tokenizer
 
 
 class ReferenceMismatch(RuntimeError):
@@ -24,7 +24,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     console = Console()
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
-        tokenizer = AutoTokenizer.from_pretrained(handle.folder, local_files_only=True)
+        tokenizer = load_tokenizer(handle.folder)
         prompt_tokens = encode(config.prompt, tokenizer, model, config.max_new_tokens)
         tokens = generate(model, prompt_tokens, config)
         stats = handle.stats()

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -29,6 +31,7 @@ from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
 from runtime.hf.strip import Banks, make_stripped_class
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.layout import ALIGNMENT
+from runtime.store.model_check import DEQUANTISED, read_config_file
 from runtime.store.model_source import identity
 from runtime.store.weight_plan import WeightPlan
 
@@ -59,6 +62,33 @@ class StrippedModel:
         )
 
 
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Read a checkpoint's configuration; code that it brings is never run.
+
+    Raises:
+        CheckpointError: this Transformers has no such model.
+    """
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (KeyError, ValueError) as error:
+        raw = read_config_file(folder)
+        kind, saved = raw.get("model_type"), raw.get("transformers_version")
+        if kind in CONFIG_MAPPING:
+            raise
+        here = f"Transformers {transformers.__version__}, which is installed here, has no model "
+        if raw.get("auto_map"):
+            raise CheckpointError(
+                f"{folder}: {here}of type {kind!r}, and code that a checkpoint brings (auto_map in "
+                "config.json) is never run. Look for a version of this model in Transformers' own "
+                "format, or for a moecast with a newer Transformers"
+            ) from error
+        newer = f" (the checkpoint was saved with {saved})" if saved else ""
+        raise CheckpointError(
+            f"{folder}: {here}of type {kind!r}{newer}. This is the version that moecast supports; "
+            "look for a newer moecast. docs/families.md lists the models that it serves"
+        ) from error
+
+
 def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") -> StrippedModel:
     """Load a model without its experts: no byte of them is read.
 
@@ -66,7 +96,7 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
         CheckpointError: no model class for it, no experts, or damaged files.
     """
     experts_function.register()
-    cls, config = find_model_class(AutoConfig.from_pretrained(folder))
+    cls, config = find_model_class(read_config(folder))
     indexed: dict[str, Banks] = {}
     stripped = make_stripped_class(cls, lambda banks: indexed.update(banks=banks))
     with progress_bars():
@@ -76,6 +106,7 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             experts_implementation=experts_function.IMPLEMENTATION,
             local_files_only=True,
+            trust_remote_code=False,
         )
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
@@ -85,7 +116,7 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
 
 def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
     """Load the whole model with Transformers' own eager experts: the reference for exactness."""
-    cls, config = find_model_class(AutoConfig.from_pretrained(folder))
+    cls, config = find_model_class(read_config(folder))
     with progress_bars():
         model = cls.from_pretrained(
             folder,
@@ -93,6 +124,7 @@ def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
             dtype=dtype,
             experts_implementation="eager",
             local_files_only=True,
+            trust_remote_code=False,
         )
     return unmap_weights(model).eval()
 
@@ -140,10 +172,6 @@ GENERATING = (
     AutoModelForMultimodalLM,
 )
 """Auto classes in order, for checkpoints that do not name their class."""
-
-DEQUANTISED = ("fp8", "mxfp4")
-"""Quantisation methods that Transformers reverses while loading, on request. By default it does
-so only without a GPU that has kernels for them, and those kernels need whole banks of experts."""
 
 NAMED_ONLY = (AutoModelForTokenClassification,)
 """Models that generate nothing: only for checkpoints made for them."""

@@ -4,11 +4,36 @@ Shape suffixes: B rows of the batch, T columns.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from runtime.errors import CheckpointError
+from runtime.store.model_check import check_tokenizer, describe_content
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model's folder; code that it brings is never run.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    check_tokenizer(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise CheckpointError(
+            f"{folder}: its tokenizer cannot be read ({' '.join(str(error).split())}); "
+            f"{describe_content(folder)}. Fetch the tokenizer files again"
+        ) from error
 
 
 def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:

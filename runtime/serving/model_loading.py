@@ -3,13 +3,14 @@
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from runtime.config import BUILTIN
 from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.kv import measure_cache_size
+from runtime.hf.tokens import load_tokenizer
 from runtime.policy.budget import parse_size
 from runtime.serving.config import ServeConfig
 from runtime.serving.model_info import KVCacheBudget, ModelInfo, read_model_info
@@ -42,19 +43,20 @@ def load_model(config: ServeConfig) -> LoadedModel:
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
         folder = model.moecast.folder
+        tokenizer = load_tokenizer(folder)
         try:
             info = read_model_info(
                 model,
-                AutoTokenizer.from_pretrained(folder, local_files_only=True),
+                tokenizer,
                 name=served_name(config),
                 aliases=frozenset({config.model.name, config.model.id} - {BUILTIN}),
                 chat_template=config.chat_template,
                 kv_budget=budget,
             )
-        except (OSError, ValueError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(
-                f"{folder}: cannot read the tokenizer or the chat template ({error}); a server "
-                "needs tokenizer.json in the model's folder"
+                f"chat_template={config.chat_template} cannot be read ({error}); name an existing "
+                "file"
             ) from error
         on_failure.pop_all()
     return LoadedModel(model=model, group=LockstepGroup(model), info=info)

@@ -4,10 +4,13 @@ import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from predictors.spec import config_hash
 from runtime.config import BUILTIN, BUILTIN_MODELS, ModelConfig
 from runtime.errors import CheckpointError
+from runtime.store.hub_snapshot import HUB_ID, describe_folders, find_snapshot, nearest_parent
+from runtime.store.model_check import CONFIG, check_folder, check_tokenizer, explain_gguf
 
 DIGESTS = "digests.json"
 """File `{name: sha256}` of models that ship with the project."""
@@ -15,54 +18,52 @@ INFLATED = "inflated.json"
 """File that `inflate` writes: the identity of the original model."""
 
 
+class ModelCommandConfig(Protocol):
+    """Options of a command with a model."""
+
+    model: ModelConfig
+
+
+def check_model(config: ModelCommandConfig) -> None:
+    """Refuses a model that cannot be served, before anything heavy is imported.
+
+    Raises:
+        CheckpointError: as `resolve`.
+    """
+    resolve(config.model)
+
+
+def check_text_model(config: ModelCommandConfig) -> None:
+    """Checks the model as `check_model` does, and that it has a tokenizer."""
+    check_tokenizer(resolve(config.model))
+
+
 def resolve(config: ModelConfig) -> Path:
     """Return the model's folder: bundled, local, in the Hub's cache, or downloaded on request.
 
     Raises:
-        CheckpointError: it is not there, or a bundled file was altered.
+        CheckpointError: it is not there, cannot be served, or a bundled file was altered.
     """
     if config.id == BUILTIN:
         folder = BUILTIN_MODELS / config.name.replace("-", "_")
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder} has no config.json: install moecast again")
+        if not (folder / CONFIG).is_file():
+            raise CheckpointError(f"{folder} has no {CONFIG}: install moecast again")
         _check_digests(folder)
         return folder
     folder = Path(config.id).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder} has no config.json: not a model in the Hub's layout")
-        return folder
-    return _from_hub(config)
-
-
-def _from_hub(config: ModelConfig) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    try:
-        return Path(
-            snapshot_download(
-                config.id,
-                revision=config.revision,
-                allow_patterns=patterns,
-                local_files_only=config.local_only,
+    if folder.is_file():
+        if folder.suffix == ".gguf":
+            raise CheckpointError(explain_gguf(folder))
+        raise CheckpointError(f"{folder} is a file: give the model's folder, {folder.parent}")
+    if not folder.is_dir():
+        if not HUB_ID.fullmatch(config.id):
+            raise CheckpointError(
+                f"model {config.id!r} is not on this machine: there is no such folder, and a model "
+                f"of the Hub is ORG/NAME. {describe_folders(nearest_parent(folder))}"
             )
-        )
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        how = (
-            "add model.local_only=false to fetch it from the Hub"
-            if config.local_only
-            else "the Hub could not be reached"
-        )
-        raise CheckpointError(
-            f"model {config.id!r} is not on this machine ({type(error).__name__}): {how}, "
-            "give a folder with model.id=PATH, or use the bundled model=qwen2-moe-tiny"
-        ) from error
+        folder = find_snapshot(config)
+    check_folder(folder)
+    return folder
 
 
 @lru_cache(maxsize=8)

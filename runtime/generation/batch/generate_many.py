@@ -12,7 +12,7 @@ from runtime.generation.batch.config import AUTO, GroupConfig, Offload
 from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_batches
 from runtime.generation.batch.micro_batches import run_micro_batches
 from runtime.generation.batch.prompts import (
-    load_tokenizer,
+    find_tokenizer,
     make_batches,
     make_decoder,
     make_prompt_encoder,
@@ -53,7 +53,7 @@ def generate_many(
     if "kv_offload" in options:
         options["kv_offload"] = Offload(options["kv_offload"])
     config = GroupConfig(n=str(n), **options)
-    tokenizer = load_tokenizer(model.moecast.folder)
+    tokenizer = find_tokenizer(model.moecast.folder)
     encoder = make_prompt_encoder(model.config, tokenizer)
     given = parse_prompts(prompts, encoder, max_new_tokens=config.max_new_tokens)
     if not given:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from predictors.errors import MoecastError
 from runtime.errors import PromptFileError
 from runtime.generation.chat_template import render
-from runtime.hf.tokens import context_length
+from runtime.hf.tokens import context_length, load_tokenizer
+from runtime.store.model_check import has_tokenizer
 
 KEYS = ("id", "prompt", "messages", "tokens", "max_new_tokens")
 KINDS = ("prompt", "messages", "tokens")
@@ -194,17 +195,12 @@ def _encode(where: str, encode: Callable[[], list[int]]) -> list[int]:
         raise PromptFileError(f"{where}: {error}") from error
 
 
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+def find_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     """Load the folder's tokenizer.
 
     None without one: prompts are then token ids, and results have no text.
     """
-    if not any((folder / name).is_file() for name in TOKENIZERS):
-        return None
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return load_tokenizer(folder) if has_tokenizer(folder) else None
 
 
 def make_prompt_encoder(

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from runtime.errors import CheckpointError
-from runtime.hf.loading import find_model_class
+from runtime.hf.loading import find_model_class, read_config
 from runtime.hf.strip import strip_experts
 from runtime.store.model_source import list_weight_files
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
@@ -94,7 +93,7 @@ def make_plan(
     Raises:
         CheckpointError: the experts are not stored as plain weights, or are already larger.
     """
-    cls, config = find_model_class(AutoConfig.from_pretrained(folder, local_files_only=True))
+    cls, config = find_model_class(read_config(folder))
     model = make_meta_model(cls, config)
     parameters = strip_experts(model)
     if not parameters:

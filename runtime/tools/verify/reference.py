@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from predictors.errors import MoecastError
 from predictors.units import MIB
@@ -13,6 +13,8 @@ from runtime.config import ModelConfig
 from runtime.engine.memory import available_memory_bytes
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_plain, load_stripped
+from runtime.hf.tokens import load_tokenizer
+from runtime.store.model_check import has_tokenizer
 from runtime.store.model_source import list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.store.tensor_index import read_tensor_index
@@ -72,14 +74,6 @@ def load_lazy(folder: Path, dtype: str) -> PreTrainedModel:
     return stripped.model
 
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-)
 RANDOM_LENGTHS = (7, 16, 33)
 """Tokens of the random prompts: below, at and above the block sizes of kernels."""
 FIRST_TOKEN = 4
@@ -95,8 +89,8 @@ def token_prompts(folder: Path, prompts: list[str], *, seed: int) -> tuple[list[
     Raises:
         MoecastError: a prompt has no tokens, or the model names no vocabulary size.
     """
-    if any((folder / name).is_file() for name in TOKENIZER_FILES):
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if has_tokenizer(folder):
+        tokenizer = load_tokenizer(folder)
         tokens = [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
         for prompt, ids in zip(prompts, tokens, strict=True):
             if not ids:

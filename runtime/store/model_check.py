@@ -1,0 +1,202 @@
+"""Checks a model's folder by its JSON files, without PyTorch and Transformers.
+
+Importing those takes seconds, in which the user would wait to be refused.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError
+
+CONFIG = "config.json"
+CARD = "README.md"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tekken.json",
+)
+"""Files of which every tokenizer has one."""
+
+DEQUANTISED = ("fp8", "mxfp4")
+"""Quantisation methods that Transformers reverses while loading, on request. By default it does
+so only without a GPU that has kernels for them, and those kernels need whole banks of experts."""
+METHOD_NAMES = {
+    "awq": "AWQ",
+    "gptq": "GPTQ",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+}
+"""Quantisation methods as their projects write them; others as in `config.json`."""
+EXPERT = re.compile("expert|moe", re.IGNORECASE)
+BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w.-]+/[\w.-]+)", re.MULTILINE)
+"""The original's repository in the front matter of a model card."""
+MOST_LISTED = 8
+"""Names that a message lists."""
+
+
+def check_folder(folder: Path) -> None:
+    """Checks that a folder holds a Mixture-of-Experts checkpoint that can be served.
+
+    Raises:
+        CheckpointError: the folder is incomplete or of another format, or the model has no experts
+            or is quantised in a way that is not served.
+    """
+    config = read_config_file(folder)
+    check_quantisation(folder, config)
+    check_weight_files(folder)
+    if not mentions_experts(config) and not any(map(EXPERT.search, weight_names(folder))):
+        kind = ", ".join(config.get("architectures") or ()) or config.get("model_type", "unknown")
+        raise CheckpointError(
+            f"{folder} is not a Mixture-of-Experts model: {kind} has no experts that could be "
+            "moved out of memory. Use it with plain Transformers"
+        )
+
+
+def read_config_file(folder: Path) -> dict[str, Any]:
+    """Returns the content of `config.json`; CheckpointError names what the folder has instead."""
+    file = folder / CONFIG
+    if not file.is_file():
+        if gguf := sorted(folder.glob("*.gguf")):
+            raise CheckpointError(explain_gguf(gguf[0]))
+        raise CheckpointError(
+            f"{folder} has no {CONFIG}, so it is not a model in the Hub's layout; "
+            f"{describe_content(folder)}"
+        )
+    try:
+        config = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{file} is damaged ({error}); fetch it again") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file} is damaged (not a JSON object); fetch it again")
+    return config
+
+
+def explain_gguf(file: Path) -> str:
+    return (
+        f"{file} is a GGUF file, which moecast does not read: serve it with llama.cpp, or give the "
+        "folder or the Hub id of the original checkpoint (config.json and safetensors files)"
+    )
+
+
+def check_quantisation(where: Path | str, config: dict[str, Any]) -> None:
+    """Refuses weights that are quantised in another way than `fp8` and `mxfp4`.
+
+    Raises:
+        CheckpointError: the message names the method and what to use instead.
+    """
+    quantised = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(quantised, dict):
+        return
+    method = str(quantised.get("quant_method") or guess_method(quantised))
+    if method in DEQUANTISED:
+        return
+    card = Path(where, CARD)
+    base = BASE_MODEL.search(card.read_text(errors="replace")) if card.is_file() else None
+    original = f"the original checkpoint, {base[1]}," if base else "the original checkpoint"
+    raise CheckpointError(
+        f"{where} is quantised with {METHOD_NAMES.get(method, method)}, which is not served (only "
+        f"{' and '.join(DEQUANTISED)} are). Use {original} instead; to serve it with experts of 4 "
+        "bits, pack it first: moecast pack MODEL output=FOLDER quantise=int4, then "
+        "moecast generate MODEL store.path=FOLDER"
+    )
+
+
+def guess_method(quantised: dict[str, Any]) -> str:
+    """Names the method of an old configuration that does not say it."""
+    if quantised.get("load_in_4bit") or quantised.get("load_in_8bit"):
+        return "bitsandbytes"
+    return "compressed-tensors" if "config_groups" in quantised else "an unnamed method"
+
+
+def check_weight_files(folder: Path) -> None:
+    """Checks that the weights are safetensors files and that none of their index is missing.
+
+    Raises:
+        CheckpointError: the message says what the folder has.
+    """
+    present = {file.name for file in folder.glob("*.safetensors")}
+    wanted = set(read_weights_index(folder).values())
+    if missing := sorted(wanted - present):
+        raise CheckpointError(
+            f"{folder} is incomplete: {list_names(missing)} of {WEIGHTS_INDEX} missing; fetch "
+            "the model again (a Hub id with model.local_only=false continues a download)"
+        )
+    if present:
+        return
+    if gguf := sorted(folder.glob("*.gguf")):
+        raise CheckpointError(explain_gguf(gguf[0]))
+    raise CheckpointError(
+        f"{folder} has no safetensors files, from which experts are read; "
+        f"{describe_content(folder)}. Other formats are converted by loading the model with "
+        "Transformers and save_pretrained(FOLDER)"
+    )
+
+
+def read_weights_index(folder: Path) -> dict[str, str]:
+    """Returns tensor name to file name; empty for a checkpoint of one file."""
+    file = folder / WEIGHTS_INDEX
+    if not file.is_file():
+        return {}
+    try:
+        return json.loads(file.read_bytes())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file} is damaged ({error}); fetch it again") from error
+
+
+def weight_names(folder: Path) -> Iterator[str]:
+    """Yields the names of the checkpoint's tensors; none of a file that cannot be read."""
+    yield from read_weights_index(folder)
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            header = handle.read(min(length, 100_000_000))
+        # A damaged header is explained where the tensors are indexed.
+        yield header.decode(errors="replace")
+
+
+def mentions_experts(config: Any, *, key: str = "") -> bool:
+    """Whether a configuration or a part of it names experts, other than as none."""
+    if isinstance(config, dict):
+        return any(mentions_experts(value, key=name) for name, value in config.items())
+    if isinstance(config, list):
+        return any(mentions_experts(value, key=key) for value in config)
+    if key in ("model_type", "architectures"):
+        return EXPERT.search(str(config)) is not None
+    return bool(config) and EXPERT.search(key) is not None
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raises CheckpointError, naming what the folder has, if it has no tokenizer."""
+    if not has_tokenizer(folder):
+        raise CheckpointError(
+            f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES[:3])} or another); "
+            f"{describe_content(folder)}. Copy the tokenizer files of the model that it was made "
+            "from into it"
+        )
+
+
+def describe_content(folder: Path) -> str:
+    """Describes what a folder has, for a message."""
+    names = [path.name + "/" * path.is_dir() for path in folder.iterdir()]
+    visible = sorted(name for name in names if not name.startswith("."))
+    return f"it has {list_names(visible)}" if visible else "it is empty"
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Returns the first names, and how many more there are."""
+    known = list(names)
+    shown = ", ".join(known[:MOST_LISTED])
+    return shown if len(known) <= MOST_LISTED else f"{shown} and {len(known) - MOST_LISTED} more"
