@@ -2,8 +2,17 @@
 
 from configs.command import Command
 
+CHECK_MODEL = "runtime.store.model_source:check_model"
+CHECK_TEXT_MODEL = "runtime.store.model_source:check_text_model"
+
 RUNTIME = tuple(
-    Command(name=name, config=name, run=f"runtime.commands.{name}:run", summary=summary)
+    Command(
+        name=name,
+        config=name,
+        run=f"runtime.commands.{name}:run",
+        check=CHECK_TEXT_MODEL if name in ("generate", "chat", "serve") else CHECK_MODEL,
+        summary=summary,
+    )
     for name, summary in (
         ("generate", "Continues a prompt with a model whose experts stay within a memory budget."),
         ("chat", "Talks with a model in the terminal."),
@@ -22,6 +31,7 @@ COLLECT = (
         name="",
         config="collect",
         run="collect.commands:record",
+        check=CHECK_TEXT_MODEL,
         summary="Runs prompts through a model and records its hidden states and routing.",
     ),
     Command(
@@ -38,6 +48,7 @@ TRAIN = (
         name="",
         config="train",
         run="train.commands:train",
+        check=CHECK_MODEL,
         summary=(
             "Collects a trace if there is none, trains the predictors of all layers together, "
             "scores them and baselines, exports ONNX and writes zoo entries. By default those "
@@ -48,6 +59,7 @@ TRAIN = (
         name="reuse",
         config="train",
         run="train.reuse_training:train_reuse",
+        check=CHECK_MODEL,
         summary=(
             "Trains the predictor of reuse eviction and compares its hit rates with those of "
             "every other policy."
@@ -68,6 +80,7 @@ EVALUATE = (
         name="",
         config="evaluate",
         run="train.evaluate.commands:evaluate",
+        check="train.evaluate.config:check_model",
         summary=(
             "Replays the held-out requests of one trace through every system, on every machine, "
             "budget and batch size given, and ranks the systems: table, JSON, HTML report."

@@ -28,7 +28,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     check_tokenizer(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):
+            raise ValueError("it has no vocabulary")
+        return tokenizer
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise CheckpointError(
             f"{folder}: its tokenizer cannot be read ({' '.join(str(error).split())}); "

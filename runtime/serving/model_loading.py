@@ -53,10 +53,10 @@ def load_model(config: ServeConfig) -> LoadedModel:
                 chat_template=config.chat_template,
                 kv_budget=budget,
             )
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"chat_template={config.chat_template} cannot be read ({error}); name an existing "
-                "file"
+                f"chat_template={config.chat_template} is not usable ({error}); name a file "
+                "with a chat template (Jinja)"
             ) from error
         on_failure.pop_all()
     return LoadedModel(model=model, group=LockstepGroup(model), info=info)

@@ -7,6 +7,7 @@ from collect.config import DataConfig
 from predictors.config import SEVERAL, RunConfig
 from predictors.errors import MoecastError
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
+from runtime.store.model_source import resolve
 
 OURS = "moecast"
 """The system whose rank in every condition is reported."""
@@ -69,6 +70,16 @@ class EvaluateConfig(RunConfig):
     @property
     def batches(self) -> list[int]:
         return sorted({int(one) for one in self.batch})
+
+
+def check_model(config: EvaluateConfig) -> None:
+    """Refuses a model that cannot be served, before heavy imports.
+
+    Raises:
+        CheckpointError: it is needed to record the trace, and cannot be served.
+    """
+    if config.trace is None:
+        resolve(config.model)
 
 
 SCHEMAS: dict[str, type] = {"evaluate": EvaluateConfig}

@@ -121,7 +121,7 @@ def test_chat__escaped_slash_and_trailing_backslash(
 def test_tokenizer__that_is_not_there_is_the_users_fault(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         load_chat_tokenizer(tmp_path, None)
-    with pytest.raises(CheckpointError, match="chat_template=FILE"):
+    with pytest.raises(CheckpointError, match=r"chat_template=\S+ cannot be read"):
         load_chat_tokenizer(MODEL, tmp_path / "none.jinja")
 
 

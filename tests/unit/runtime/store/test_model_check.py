@@ -1,0 +1,287 @@
+"""Models that cannot be served are refused from their JSON files, with what to do instead."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import ModelConfig
+from runtime.errors import CheckpointError
+from runtime.hf.loading import read_config
+from runtime.hf.tokens import load_tokenizer
+from runtime.store.hub_snapshot import explain_failure
+from runtime.store.model_check import check_tokenizer, mentions_experts
+from runtime.store.model_source import resolve
+from tests.builders.families.build import tiny_config
+from tests.builders.families.table import FAMILIES
+
+MOE = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8}
+DENSE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def write_model(
+    folder: Path,
+    config: dict[str, Any],
+    *,
+    tensors: tuple[str, ...] = ("model.embed_tokens.weight",),
+    card: str = "",
+) -> Path:
+    """Write a folder with a configuration and a safetensors file of empty tensors."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps(dict.fromkeys(tensors, entry)).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    if card:
+        (folder / "README.md").write_text(card)
+    return folder
+
+
+def refusal(model_id: Path | str, **options: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        resolve(ModelConfig(id=str(model_id), **options))
+    return str(caught.value)
+
+
+def test_resolve__a_folder_that_is_not_there_names_what_is(tmp_path: Path) -> None:
+    write_model(tmp_path / "inflated", MOE)
+    assert f"no such folder, and a model of the Hub is ORG/NAME. {tmp_path} has inflated" in (
+        refusal(tmp_path / "infalted")
+    )
+    assert f"give the model's folder, {tmp_path / 'inflated'}" in refusal(
+        tmp_path / "inflated/config.json"
+    )
+
+
+def test_resolve__a_relative_folder_may_be_a_hub_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path / "runs/inflated", MOE)
+    monkeypatch.chdir(tmp_path)
+    message = refusal("runs/infalted")
+    assert "download it from the Hub with model.local_only=false, or give a folder" in message
+    assert "no such folder either: runs has inflated" in message
+
+
+def test_resolve__a_folder_without_a_model_says_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert refusal(tmp_path / "empty").endswith("it is empty")
+    (tmp_path / "notes.txt").write_text("")
+    assert refusal(tmp_path).endswith("it has empty/, notes.txt")
+
+
+def test_resolve__a_damaged_configuration_is_named(tmp_path: Path) -> None:
+    write_model(tmp_path / "m", MOE)
+    (tmp_path / "m/config.json").write_text("{")
+    assert "config.json is damaged" in refusal(tmp_path / "m")
+
+
+def test_resolve__missing_files_of_the_index_are_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", MOE)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "incomplete: model-2.safetensors of" in refusal(folder)
+
+
+def test_resolve__other_weight_formats_are_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", MOE)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = refusal(folder)
+    assert "no safetensors files" in message
+    assert "it has config.json, pytorch_model.bin" in message
+
+
+@pytest.mark.parametrize("given", ["folder", "file", "with config.json"])
+def test_resolve__a_gguf_file_is_for_llama_cpp(tmp_path: Path, given: str) -> None:
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    if given == "with config.json":
+        (tmp_path / "config.json").write_text(json.dumps(MOE))
+    message = refusal(tmp_path / "model-Q4_K_M.gguf" if given == "file" else tmp_path)
+    assert "model-Q4_K_M.gguf is a GGUF file, which moecast does not read" in message
+    assert "llama.cpp" in message
+    assert "original checkpoint" in message
+
+
+def test_resolve__a_dense_model_is_for_plain_transformers(tmp_path: Path) -> None:
+    message = refusal(write_model(tmp_path / "m", DENSE))
+    assert "not a Mixture-of-Experts model: LlamaForCausalLM has no experts" in message
+    assert "plain Transformers" in message
+    # Only the names of the weights tell: nothing is refused that may have experts.
+    experts = ("model.layers.0.mlp.experts.3.w1.weight",)
+    folder = write_model(tmp_path / "n", DENSE, tensors=experts)
+    assert resolve(ModelConfig(id=str(folder))) == folder
+
+
+def test_mentions_experts__every_family_is_recognised() -> None:
+    for name, family in FAMILIES.items():
+        assert mentions_experts(json.loads(tiny_config(family).to_json_string())), name
+
+
+@pytest.mark.parametrize(
+    ("quantization", "name"),
+    [
+        ({"quant_method": "awq", "bits": 4}, "AWQ"),
+        ({"quant_method": "gptq", "bits": 4}, "GPTQ"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"load_in_8bit": True}, "bitsandbytes"),
+        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
+        ({"config_groups": {}}, "compressed-tensors"),
+        ({"quant_method": "nvfp4"}, "nvfp4"),
+    ],
+)
+def test_resolve__quantised_folders_name_the_way_out(
+    tmp_path: Path, quantization: dict[str, Any], name: str
+) -> None:
+    card = "---\nlicense: mit\nbase_model:\n- Qwen/Qwen3-30B-A3B\n---\n# Quantised\n"
+    folder = write_model(tmp_path / "m", {**MOE, "quantization_config": quantization}, card=card)
+    message = refusal(folder)
+    assert f"is quantised with {name}, which is not served (only fp8 and mxfp4 are)" in message
+    assert "Use the original checkpoint, Qwen/Qwen3-30B-A3B, instead" in message
+    assert "moecast pack MODEL output=FOLDER quantise=int4" in message
+    (folder / "README.md").unlink()
+    assert "Use the original checkpoint instead" in refusal(folder)
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+def test_resolve__fp8_and_mxfp4_are_served(tmp_path: Path, method: str) -> None:
+    config = {**MOE, "quantization_config": {"quant_method": method}}
+    folder = write_model(tmp_path / "m", config)
+    assert resolve(ModelConfig(id=str(folder))) == folder
+
+
+def test_check_tokenizer__says_what_the_folder_has(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", MOE)
+    with pytest.raises(CheckpointError, match="no tokenizer.*it has config.json, model.safet"):
+        check_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    check_tokenizer(folder)
+    with pytest.raises(CheckpointError, match="its tokenizer cannot be read"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").rename(folder / "tokenizer_config.json")
+    with pytest.raises(CheckpointError, match="it has no vocabulary"):
+        load_tokenizer(folder)
+
+
+def no_input(*_: object) -> str:
+    raise AssertionError("nothing may be asked on stdin")
+
+
+def test_read_config__code_of_a_checkpoint_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", no_input)
+    code = {"auto_map": {"AutoConfig": "configuration_new.NewConfig"}}
+    folder = write_model(tmp_path / "m", {**MOE, "model_type": "new_moe", **code})
+    (folder / "configuration_new.py").write_text("raise AssertionError('this ran')")
+    with pytest.raises(CheckpointError, match="no model of type 'new_moe'.* is never run"):
+        read_config(folder)
+    # Transformers has this model itself: its own class is used.
+    folder = write_model(tmp_path / "n", {**MOE, **code})
+    assert type(read_config(folder)).__name__ == "Qwen3MoeConfig"
+
+
+def test_load_tokenizer__code_of_a_checkpoint_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", no_input)
+    folder = write_model(tmp_path / "m", {**MOE, "model_type": "new_moe"})
+    settings = {"auto_map": {"AutoTokenizer": ["tokenization_new.NewTokenizer", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenization_new.py").write_text("raise AssertionError('this ran')")
+    with pytest.raises(CheckpointError, match="its tokenizer cannot be read"):
+        load_tokenizer(folder)
+
+
+def test_read_config__a_newer_model_type_names_both_versions(tmp_path: Path) -> None:
+    config = {**MOE, "model_type": "qwen9_moe", "transformers_version": "6.1.0"}
+    folder = write_model(tmp_path / "m", config)
+    with pytest.raises(CheckpointError) as caught:
+        read_config(folder)
+    assert re.search(r"Transformers 5\.\S+, which is installed here", str(caught.value))
+    assert "type 'qwen9_moe' (the checkpoint was saved with 6.1.0)" in str(caught.value)
+
+
+REFUSE = """
+import sys
+from configs.commands import RUNTIME
+from configs.cli import main
+for model in sys.argv[1:]:
+    for command in ("generate", "serve", "bench", "pack"):
+        output = ["output=packed"] if command == "pack" else []
+        assert main("runtime", RUNTIME, [command, f"model.id={model}", *output]) == 2
+heavy = {"torch", "transformers", "pydantic", "numpy"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_commands__refuse_a_model_before_heavy_imports(tmp_path: Path) -> None:
+    awq = {**MOE, "quantization_config": {"quant_method": "awq"}}
+    models = [
+        tmp_path / "missing",
+        write_model(tmp_path / "dense", DENSE),
+        write_model(tmp_path / "awq", awq),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSE, *map(str, models)],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: ") == 12
+
+
+# ---- the Hub
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("GatedRepoError", "is gated: accept its terms at https://huggingface.co/org/model"),
+        ("RepositoryNotFoundError", "the Hub has no such repository, or it is private"),
+        ("RevisionNotFoundError", "the repository has no revision 'v2'"),
+    ],
+)
+def test_explain_failure__names_what_the_hub_refuses(error: str, message: str) -> None:
+    import httpx
+    from huggingface_hub import errors
+
+    response = httpx.Response(403, request=httpx.Request("GET", "https://huggingface.co"))
+    config = ModelConfig(id="org/model", revision="v2", local_only=False)
+    assert message in explain_failure(config, getattr(errors, error)("no", response=response))
+
+
+def test_resolve__without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE forbids" in refusal("org/model", local_only=False)
+    assert "model.local_only=false" in refusal("org/model")
+
+
+def test_resolve__an_unreachable_hub_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def refuse(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("not here") from httpx.ConnectError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    message = refusal("org/model", local_only=False)
+    assert "could not be downloaded (ConnectError: no route to host). Check the network" in message
+
+
+def test_resolve__a_quantised_repository_is_refused_before_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    awq = {**MOE, "quantization_config": {"quant_method": "awq"}}
+    folder = write_model(tmp_path / "m", awq)
+    fetched = folder / "config.json"
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(fetched))
+    assert "org/model-AWQ is quantised with AWQ" in refusal("org/model-AWQ", local_only=False)
