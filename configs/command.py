@@ -16,8 +16,10 @@ class Command:
     check: str | None = None
     """`package.module:function`, called with the typed configuration before `run` is imported: it
     refuses what it can tell without heavy imports, such as a model's folder that is not there."""
-    positional: str | None = None
-    """Option that a bare first argument sets."""
+    positional: tuple[str, ...] = ()
+    """Options that bare arguments set, in this order."""
+    resumes: bool = False
+    """Whether the same command continues an interrupted run in its run folder or output."""
     keeps_run: bool = True
     """Make a run folder when `run_dir` is not set; off for commands that only read."""
     records: bool = True

@@ -12,6 +12,8 @@ RUNTIME = tuple(
         run=f"runtime.commands.{name}:run",
         check=CHECK_TEXT_MODEL if name in ("generate", "chat", "serve") else CHECK_MODEL,
         summary=summary,
+        positional=("model", "prompt") if name == "generate" else ("model",),
+        resumes=name in ("batch", "pack"),
     )
     for name, summary in (
         ("generate", "Continues a prompt with a model whose experts stay within a memory budget."),
@@ -33,13 +35,15 @@ COLLECT = (
         run="collect.commands:record",
         check=CHECK_TEXT_MODEL,
         summary="Runs prompts through a model and records its hidden states and routing.",
+        positional=("model",),
+        resumes=True,
     ),
     Command(
         name="import",
         config="import",
         run="collect.commands:import_log",
         summary="Makes a routing-only trace from a published routing log (JSON lines).",
-        positional="source",
+        positional=("source",),
     ),
 )
 
@@ -54,6 +58,8 @@ TRAIN = (
             "scores them and baselines, exports ONNX and writes zoo entries. By default those "
             "of the system `moecast`: `residual` and `reuse`."
         ),
+        positional=("model",),
+        resumes=True,
     ),
     Command(
         name="reuse",
@@ -64,12 +70,15 @@ TRAIN = (
             "Trains the predictor of reuse eviction and compares its hit rates with those of "
             "every other policy."
         ),
+        positional=("model",),
+        resumes=True,
     ),
     Command(
         name="report",
         config="report",
         run="train.report.build:report",
         summary="Makes report.html of a finished run again, from its results and its trace.",
+        positional=("run_dir",),
         keeps_run=False,
         records=False,
     ),
@@ -85,6 +94,8 @@ EVALUATE = (
             "Replays the held-out requests of one trace through every system, on every machine, "
             "budget and batch size given, and ranks the systems: table, JSON, HTML report."
         ),
+        positional=("model",),
+        resumes=True,
     ),
 )
 
@@ -103,7 +114,7 @@ ZOO = tuple(
         config=f"zoo_{name}",
         run=f"zoo.commands.{run}",
         summary=summary,
-        positional=positional,
+        positional=(positional,) if positional else (),
         keeps_run=False,
     )
     for name, run, positional, summary in (

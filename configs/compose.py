@@ -6,12 +6,9 @@ Hydra composes; its error messages are replaced by one line with the choices and
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_origin
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,23 +17,25 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from configs.renamed import explain_choice, explain_option
+from configs.choices import (
+    FOLDER,
+    check_choices,
+    compose_choices,
+    find_choice,
+    group_choices,
+    multi_choice_defaults,
+)
+from configs.errors import ConfigError, unknown_option
+from configs.model_choice import GROUP as MODEL
+from configs.model_choice import choose_model
+from configs.options import Option, read_options
+from configs.renamed import explain_option
 from configs.schema import (
-    enum_values,
-    load_schemas,
     option_keys,
     option_type,
     register_schemas,
-    union_members,
 )
-from predictors.config import ALL, SEVERAL
-from predictors.errors import MoecastError, unknown
-
-FOLDER = Path(__file__).resolve().parent
-
-
-class ConfigError(MoecastError):
-    """An argument or a configuration file that does not match the command's schema."""
+from configs.values import set_option
 
 
 @dataclass(frozen=True)
@@ -96,123 +95,71 @@ def compose_defaults(root: str) -> tuple[DictConfig, ConfigGroups]:
         return composed, ConfigGroups(chosen, choices, names)
 
 
-def compose_typed(root: str, arguments: Sequence[str]) -> tuple[Any, DictConfig]:
-    """Composes arguments; returns the root's dataclass and the resolved tree for the record.
+def compose_typed(
+    root: str, arguments: Sequence[str], files: Sequence[Path] = ()
+) -> tuple[Any, DictConfig]:
+    """Composes options; returns the root's dataclass and the resolved tree for the record.
 
-    The value of an option of type text or path is the text after the first `=`, unparsed, so that
-    a prompt may contain commas, brackets and braces. A list of words is separated by commas, and
-    so are the choices of an option that takes several of a group (`list[SystemConfig]`). All other
-    values follow Hydra's grammar.
+    Options of the command line override those of YAML files. There, the value of an option of type
+    text or path is the text after the first `=`, unparsed, so that a prompt may contain commas,
+    brackets and braces. A list of words is separated by commas, and so are the choices of an option
+    that takes several of a group (`list[SystemConfig]`). All other values follow Hydra's grammar.
 
-    Raises ConfigError if an argument does not match the schema.
+    Raises ConfigError if an option does not match the schema.
     """
     base, groups = compose_defaults(root)
-    selections = [text for text in arguments if split_option(text)[0] in groups.chosen]
-    values = [text for text in arguments if split_option(text)[0] not in groups.chosen]
-    for group, choice in map(split_option, selections):
-        if choice not in groups.choices[group]:
-            raise ConfigError(
-                explain_choice(group, choice) or unknown(group, choice, groups.choices[group])
-            )
-    selections = [
-        f"{groups.hydra_names[group]}={choice}" for group, choice in map(split_option, selections)
-    ]
+    options = read_options(arguments, files)
+    if MODEL in groups.chosen:
+        options = choose_model(options, groups.choices[MODEL])
+    chosen = {}
+    for option in options:
+        if option.key in groups.chosen:
+            with named_file(option):
+                chosen[option.key] = find_choice(option, groups.choices[option.key])
     with hydra_session(root):
-        if selections:
+        if chosen:
+            selections = [f"{groups.hydra_names[key]}={name}" for key, name in chosen.items()]
             base = compose(root, overrides=selections)
-        texts: dict[str, Any] = {}
-        rest = []
         several = multi_choice_defaults(root)
-        for key, value in map(split_option, values):
-            kind = declared_type(base, key, groups, root)
-            if key in several:
-                several[key] = value
-            elif kind == list[str] and not value.startswith("["):
-                texts[key] = [word.strip() for word in value.split(",")]
-            elif kind == list[int] and not value.startswith("["):
-                rest.append(f"{key}=[{value}]")
-            elif is_text(kind, value):
-                absent = value == "null" and NoneType in union_members(kind)
-                texts[key.lstrip("+")] = None if absent else value.replace("${", "\\${")
-            else:
-                # The owner of a plain dictionary checks its keys: any may be added.
-                plus = "++" if kind is Any or get_origin(kind) is dict else ""
-                rest.append(f"{plus}{key.lstrip('+')}={enum_member_name(key, kind, value)}")
-        config = compose(root, overrides=selections + rest) if rest else base
+        for option in options:
+            if option.key in chosen:
+                continue
+            with named_file(option):
+                kind = declared_type(base, option.key, groups, root)
+                if option.key in several:
+                    several[option.key] = option.text
+                    check_choices(option.key, option.text)
+                else:
+                    set_option(base, option, kind)
         for key, value in several.items():
-            OmegaConf.update(config, key, compose_choices(key, value))
-        for key, text in texts.items():
-            OmegaConf.update(config, key, text)
-        missing = sorted(OmegaConf.missing_keys(config))
+            OmegaConf.update(base, key, compose_choices(key, value))
+        missing = sorted(OmegaConf.missing_keys(base))
         if missing:
             raise ConfigError(f"{missing[0]}=... is required; give it on the command line")
         # Converting to dataclasses runs their checks across fields.
-        return OmegaConf.to_object(config), config
+        return OmegaConf.to_object(base), base
 
 
-def split_option(argument: str) -> tuple[str, str]:
-    """Splits `key=value`; ConfigError if the argument is not an option."""
-    key, equals, value = argument.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"{argument!r} is not an option: write key=value; --help lists the keys")
-    return key, value
+@contextmanager
+def named_file(option: Option) -> Iterator[None]:
+    """Adds the file's name to the errors of an option that is from a file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{option.file}: {error}" if option.file else str(error)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        if not option.file:
+            raise
+        raise ConfigError(f"{option.file}: {one_line(error)}") from error
 
 
 def declared_type(config: DictConfig, key: str, groups: ConfigGroups, root: str) -> Any:
-    """Returns the type of an option; ConfigError has its new name or the choices."""
+    """Returns the type of an option; ConfigError has its new name or the closest one."""
     try:
-        return option_type(config, key.lstrip("+"))
+        return option_type(config, key)
     except KeyError:
         known = set(option_keys(config)) | set(groups.chosen)
-        message = explain_option(root, key.lstrip("+")) or unknown("option", key, known)
-        raise ConfigError(message) from None
-
-
-def enum_member_name(key: str, kind: Any, value: str) -> str:
-    """Returns the name that OmegaConf needs for an enum's value; other values unchanged."""
-    choices = enum_values(kind)
-    if not choices or (value == "null" and NoneType in union_members(kind)):
-        return value
-    if value not in choices:
-        raise ConfigError(explain_choice(key, value) or unknown(key, value, choices))
-    return choices[value]
-
-
-def is_text(kind: Any, value: str) -> bool:
-    """Whether an option's value is unparsed text."""
-    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    return bool({str, Path} & set(union_members(kind))) and not quoted
-
-
-def multi_choice_defaults(root: str) -> dict[str, str]:
-    """Returns the options that take several choices of the group of their name, with defaults."""
-    return {
-        field.name: field.metadata[SEVERAL]
-        for field in fields(load_schemas(root)[root])
-        if SEVERAL in field.metadata
-    }
-
-
-def group_choices(group: str) -> list[str]:
-    return sorted(file.stem for file in (FOLDER / group).glob("*.yaml"))
-
-
-def compose_choices(group: str, names: str) -> list[DictConfig]:
-    """Composes each choice of `a,b` or `all`. Must be called within a Hydra session."""
-    known = group_choices(group)
-    words = [word.strip() for word in names.split(",")]
-    choices = known if words == [ALL] else list(dict.fromkeys(words))
-    for choice in choices:
-        if choice not in known:
-            message = explain_choice(group, choice) or unknown(group, choice, [*known, ALL])
-            raise ConfigError(message)
-    return [deepcopy(compose_choice(group, choice)) for choice in choices]
-
-
-@cache
-def compose_choice(group: str, choice: str) -> DictConfig:
-    """Composes one choice of a group. Must be called within a Hydra session."""
-    return compose(None, overrides=[f"+{group}={choice}"])[group]
+        raise ConfigError(explain_option(root, key) or unknown_option(key, known)) from None
 
 
 def expand_sweep(arguments: Sequence[str]) -> list[list[str]]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from configs.choices import group_choices, multi_choice_defaults
 from configs.command import Command
-from configs.compose import compose_defaults, group_choices, multi_choice_defaults
+from configs.compose import compose_defaults
 from configs.schema import option_type, type_text
 from predictors.config import RunConfig
 
@@ -36,7 +37,7 @@ def write_program_help(called: str, commands: Sequence[Command]) -> str:
 def write_command_help(called: str, command: Command) -> str:
     """Writes usage, options with type, default and meaning, and the groups' choices."""
     config, groups = compose_defaults(command.config)
-    first = f" [{command.positional.upper()}]" if command.positional else ""
+    first = "".join(f" [{name.upper()}]" for name in command.positional)
     usage = " ".join(filter(None, (called, command.name)))
     lines = [f"usage: {usage}{first} [key=value ...]", "", *textwrap.wrap(command.summary, WIDTH)]
     everywhere = [field.name for field in fields(RunConfig)]

@@ -39,9 +39,6 @@ class ModelConfig:
         allowed = ("auto", "float32", "bfloat16", "float16")
         if self.dtype not in allowed:
             raise MoecastError(f"model.dtype={self.dtype!r}: allowed are {', '.join(allowed)}")
-        if self.id != BUILTIN and self.name == REFERENCE_MODEL:
-            # Only `model.id=FOLDER` was given: another model than the bundled one.
-            self.name = Path(self.id).name
 
 
 @dataclass(kw_only=True)

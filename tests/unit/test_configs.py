@@ -62,16 +62,17 @@ def test_every_root_schema__has_its_file() -> None:
     assert {path for path in load_schemas() if "/" not in path} == set(ROOTS)
 
 
-def test_unknown_key__lists_the_choices_and_the_closest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown option 'nam'.*Did you mean 'name'.*run_dir"):
+def test_unknown_key__names_the_closest_only() -> None:
+    with pytest.raises(ConfigError) as caught:
         compose_typed("zoo_show", ["nam=a/b"])
+    assert str(caught.value) == (
+        "unknown option 'nam'. Did you mean 'name'? --help lists the options"
+    )
 
 
 def test_unknown_choice__lists_the_choices_and_the_closest() -> None:
-    with pytest.raises(
-        ConfigError, match=r"unknown model 'qwen2-moe-tini'.*'qwen2-moe-tiny'.*olmoe"
-    ):
-        compose_typed("generate", ["model=qwen2-moe-tini"])
+    with pytest.raises(ConfigError, match=r"unknown system 'promo'.*'promoe'.*moecast"):
+        compose_typed("generate", ["system=promo"])
 
 
 def test_wrong_type__names_the_key() -> None:

@@ -13,7 +13,7 @@ from predictors.errors import MoecastError
 from zoo.config import ListConfig
 
 HERE = "tests.unit.configs.test_cli"
-WRITE = "write key=value; --help lists the keys"
+WRITE = "write key=value; --help lists the options"
 CHOICES = "Choices: fails, refuses, waits, works"
 
 
@@ -39,7 +39,7 @@ COMMANDS = tuple(
         config="zoo_list",
         run=f"{HERE}:{run.__name__}",
         summary=f"It {run.__name__}.",
-        positional="zoo",
+        positional=("zoo",),
     )
     for run in (works, fails, refuses, waits)
 )
@@ -87,9 +87,10 @@ def test_check__refuses_before_the_run_is_imported(
     [
         (["fails", "x"], 1, "error: OSError: no disk for x (debug=true shows the traceback)"),
         (["refuses"], 2, "error: this cannot be; do that"),
-        (["waits"], 130, "interrupted; run the same command again to continue or restart"),
+        (["waits", "a b"], 130, "interrupted; to run it again: python -m zoo waits 'a b'"),
         (["works", "x", "y"], 2, f"error: 'y' is not an option: {WRITE}"),
-        (["works", "--fast"], 2, f"error: '--fast' is not an option: {WRITE}"),
+        (["works", "-fast"], 2, f"error: '-fast' is not an option: {WRITE}"),
+        (["works", "--fast"], 2, "error: unknown option 'fast'. --help lists the options"),
         (["wroks"], 2, f"error: unknown command 'wroks'. Did you mean 'works'? {CHOICES}"),
     ],
 )

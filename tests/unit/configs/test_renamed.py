@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from configs import choices, renamed
 from configs import compose as compose_module
-from configs import renamed
 from configs.cli import main
 from configs.command import Command
 from configs.compose import ConfigError, compose_defaults, compose_typed
 from configs.schema import option_keys
 
-ROOTS = sorted(path.stem for path in compose_module.FOLDER.glob("*.yaml"))
+ROOTS = sorted(path.stem for path in choices.FOLDER.glob("*.yaml"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,141 @@
+"""Runs a command once or as a sweep, and records what it did."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from configs.arguments import Arguments, read_arguments
+from configs.command import Command
+from configs.compose import compose_defaults, compose_typed, declared_type, expand_sweep
+from configs.errors import ConfigError
+from configs.help import write_command_help, write_program_help
+from configs.invocation import HIDDEN, Invocation, hide_secrets
+from configs.options import read_options
+from configs.renamed import explain_command
+from configs.run_record import default_run_dir, describe_run
+from predictors.config import SECRET
+from predictors.errors import unknown
+from predictors.files import write_json
+
+HELP = ("-h", "--help", "help")
+RUN_DIR = "run_dir"
+OK, USAGE = 0, 2
+
+
+def run_command(program: str, commands: Sequence[Command], invocation: Invocation) -> int:
+    """Finds the command of the arguments, and runs it once or as a sweep; returns the exit code."""
+    table = {command.name: command for command in commands}
+    called, argv = invocation.called, list(invocation.argv)
+    if not argv and "" not in table:
+        sys.stderr.write(write_program_help(called, commands))
+        return USAGE
+    if argv and argv[0] in HELP and (len(commands) > 1 or "" not in table):
+        sys.stdout.write(write_program_help(called, commands))
+        return OK
+    if argv and argv[0] in table:
+        command, argv = table[argv[0]], argv[1:]
+    elif argv and (message := explain_command(program, argv[0])):
+        raise ConfigError(message)
+    elif "" in table:
+        command = table[""]
+    else:
+        raise ConfigError(unknown("command", argv[0], table))
+    arguments = read_arguments(argv, command.positional, find_type=find_type_of(command))
+    if arguments.help_topic is not None:
+        sys.stdout.write(write_command_help(called, command))
+        return OK
+    invocation.resumes = command.resumes
+    label = "-".join(filter(None, (program, command.name)))
+    if arguments.is_sweep:
+        run_sweep(label, command, arguments, invocation)
+    else:
+        run_once(label, command, arguments, invocation)
+    return OK
+
+
+def find_type_of(command: Command) -> Callable[[str], Any]:
+    """Returns the function that finds the declared type of a command's option."""
+
+    def find_type(key: str) -> Any:
+        config, groups = compose_defaults(command.config)
+        return declared_type(config, key, groups, command.config)
+
+    return find_type
+
+
+def run_once(
+    label: str,
+    command: Command,
+    arguments: Arguments,
+    invocation: Invocation,
+    *,
+    folder: Path | None = None,
+) -> Any:
+    """Composes, checks, records and runs a command; returns its results.
+
+    `folder` is the run's in a sweep. Elsewhere it is `run_dir`, or a new one.
+    """
+    config, tree = compose_typed(command.config, arguments.options, arguments.files)
+    folder = folder or config.run_dir
+    if folder is None and command.keeps_run:
+        folder = invocation.run_dir = default_run_dir(label)
+    config.run_dir = folder
+    tree.run_dir = None if folder is None else str(folder)
+    invocation.secrets = secret_options(config)
+    if command.check:
+        import_function(command.check)(config)
+    run = import_function(command.run)
+    if folder is not None and command.records:
+        resolved = OmegaConf.to_container(tree, resolve=True)
+        assert isinstance(resolved, dict)
+        resolved.update(dict.fromkeys(invocation.secrets, HIDDEN))
+        argv = hide_secrets(arguments.argv, invocation.secrets)
+        write_json(folder / "run.json", describe_run(label, argv, arguments.files, resolved))
+    results = run(config)
+    if folder is not None and command.records and results is not None:
+        write_json(folder / "results.json", results)
+    return results
+
+
+def run_sweep(label: str, command: Command, arguments: Arguments, invocation: Invocation) -> None:
+    """Runs every combination of the comma lists (`-m`), one after another in numbered folders.
+
+    The first failure ends the sweep; the results of earlier runs stay.
+    """
+    options = read_options(arguments.options, arguments.files)
+    folders = [Path(option.text) for option in options if option.key == RUN_DIR]
+    if not folders:
+        folders = [default_run_dir(label)]
+        invocation.run_dir = folders[0]
+    folder = folders[-1]
+    jobs = expand_sweep(
+        [option for option in arguments.options if not option.startswith(f"{RUN_DIR}=")]
+    )
+    record = []
+    for number, job in enumerate(jobs):
+        target = folder / str(number)
+        sys.stderr.write(f"run {number + 1} of {len(jobs)}: {' '.join(job)} -> {target}\n")
+        single = Arguments(argv=job, options=job, files=arguments.files)
+        results = run_once(label, command, single, invocation, folder=target)
+        record.append({"number": number, "options": job, "results": results})
+        write_json(folder / "sweep.json", record)
+
+
+def import_function(path: str) -> Callable[[Any], Any]:
+    """Returns the function that `package.module:function` names."""
+    module, _, function = path.partition(":")
+    return getattr(import_module(module), function)
+
+
+def secret_options(config: Any) -> list[str]:
+    """Returns the options that are set and whose values must not be written."""
+    return [
+        field.name
+        for field in fields(config)
+        if SECRET in field.metadata and getattr(config, field.name) is not None
+    ]

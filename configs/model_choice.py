@@ -1,0 +1,80 @@
+"""The forms of `model=VALUE`: a preset of configs/model, a folder, or a repository of the Hub."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from configs.errors import ConfigError
+from configs.options import Option
+from configs.renamed import explain_choice
+from runtime.config import BUILTIN, ModelConfig
+
+GROUP = "model"
+ID = "model.id"
+IDENTITY = (GROUP, ID, "model.name", "model.revision")
+"""Options that say which model it is; the others say how to load it."""
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def choose_model(options: Sequence[Option], presets: Sequence[str]) -> list[Option]:
+    """Writes `model=FOLDER` and `model=ORG/NAME` as `model.id`, with no field of a preset.
+
+    A model on the command line replaces that of a file. Raises ConfigError for a word that is
+    neither a preset nor a folder.
+    """
+    typed = [option for option in options if option.file is None]
+    if any(option.key in (GROUP, ID) for option in typed):
+        options = [
+            option for option in options if option.file is None or option.key not in IDENTITY
+        ]
+    named = [option for option in options if option.key == GROUP]
+    ids = [option for option in options if option.key == ID]
+    if named and named[-1].text in presets:
+        return list(options)
+    if named:
+        model = named[-1]
+        if ids:
+            raise ConfigError(f"model={model.text} and model.id={ids[-1].text}: give one of them")
+        ids = [replace(model, key=ID, value=find_model_id(model, presets))]
+        options = [option for option in options if option.key != GROUP] + ids
+    if not ids or ids[-1].text == BUILTIN:
+        return list(options)
+    plain = ModelConfig(id=ids[-1].text, name=name_model(ids[-1].text))
+    unset = [
+        Option(key=f"{GROUP}.{field.name}", value=getattr(plain, field.name), file=ids[-1].file)
+        for field in fields(ModelConfig)
+    ]
+    return unset + list(options)
+
+
+def find_model_id(option: Option, presets: Sequence[str]) -> str:
+    """Returns the folder or the Hub id of `model=VALUE`; ConfigError for an unknown word."""
+    value = option.text
+    path = Path(value).expanduser()
+    if path.is_file() and path.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"model={value} is a file of options: give it as --config {value}")
+    if path.exists() or is_path(value) or HUB_ID.fullmatch(value):
+        return str(path) if value.startswith("~") else value
+    raise ConfigError(explain_choice(GROUP, value) or unknown_model(value, presets))
+
+
+def is_path(value: str) -> bool:
+    return value.startswith((".", "~")) or (os.sep in value and not HUB_ID.fullmatch(value))
+
+
+def unknown_model(value: str, presets: Sequence[str]) -> str:
+    close = get_close_matches(value, presets, n=1, cutoff=0.5)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return (
+        f"unknown model {value!r}.{hint} A model is a preset (--help model lists them), a folder "
+        f"(./{value}) or a repository of the Hub (ORG/NAME)"
+    )
+
+
+def name_model(model_id: str) -> str:
+    """Returns the short name of a folder or of a repository of the Hub."""
+    path = Path(model_id).expanduser()
+    return path.resolve().name if path.exists() else path.name

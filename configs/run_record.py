@@ -1,0 +1,61 @@
+"""The record of a run: run.json with arguments, configuration and versions."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from predictors.versions import package_versions
+
+RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets")
+"""Packages whose version may change a result."""
+
+
+def default_run_dir(command: str) -> Path:
+    """Returns runs/COMMAND/TIME, numbered if two runs start within one second."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    folder = Path("runs", command, stamp)
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs", command, f"{stamp}-{number}")
+    return folder
+
+
+def describe_run(
+    command: str, argv: Sequence[str], files: Sequence[Path], config: Any
+) -> dict[str, Any]:
+    """Returns the content of run.json; `config` is the resolved tree of plain values."""
+    return {
+        "command": command,
+        "argv": list(argv),
+        "config_files": list(map(str, files)),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": config["seed"],
+        "git_revision": read_git_revision(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "versions": package_versions(RECORDED),
+        "config": config,
+    }
+
+
+def read_git_revision() -> str | None:
+    """Returns the commit of this checkout, `-dirty` if edited; None outside a checkout."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"warning: the git revision could not be read ({error})\n")
+        return None
+    return done.stdout.strip()

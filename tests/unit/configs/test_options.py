@@ -1,0 +1,93 @@
+"""`--config FILE`: a YAML file of options, which those of the command line override."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.cli import main
+from configs.command import Command
+from configs.compose import compose_typed
+from configs.errors import ConfigError
+from runtime.config import GenerateConfig
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "options.yaml"
+
+
+def compose_generate(file: Path, *options: str) -> GenerateConfig:
+    return compose_typed("generate", options, [file])[0]
+
+
+def test_file__has_nested_and_dotted_keys_and_choices(file: Path) -> None:
+    file.write_text(
+        "system: moecast\nsystem.cancel: true\nmodel:\n  dtype: bfloat16\nbudget: 0.5\n"
+        "max-new-tokens: 3\nprompt: 'a, {b} ${c}'\ndevices: [cpu, 'cuda:1']\nstore:\n"
+        "  page_cache: keep\n  path: a/b\npredictor: null\n"
+    )
+    config = compose_generate(file)
+    assert (config.system.name, config.system.cancel) == ("moecast", True)
+    assert (config.model.name, config.model.dtype) == ("qwen2-moe-tiny", "bfloat16")
+    assert (config.budget, config.max_new_tokens) == ("0.5", 3)
+    assert config.prompt == "a, {b} ${c}"
+    assert config.devices == ["cpu", "cuda:1"]
+    assert (config.store.page_cache, config.store.path) == ("keep", Path("a/b"))
+
+
+def test_command_line__overrides_the_file(file: Path) -> None:
+    file.write_text("system: moecast\nbudget: 10%\nseed: 3\nmodel: olmoe\n")
+    config = compose_generate(file, "system=lfu", "budget=20%", "model=qwen1.5-moe")
+    assert (config.system.name, config.budget, config.seed) == ("lfu", "20%", 3)
+    assert config.model.name == "qwen1.5-moe"
+
+
+def test_model_of_the_command_line__replaces_that_of_the_file(file: Path) -> None:
+    file.write_text("model: {id: a/b, name: c, revision: d, local_only: false}\n")
+    model = compose_generate(file, "model=e/f").model
+    assert (model.id, model.name, model.revision, model.local_only) == ("e/f", "f", None, False)
+    assert compose_generate(file).model.name == "c"
+
+
+def test_several_choices_and_lists__are_lists_or_text(file: Path) -> None:
+    file.write_text("system: [promoe, lfu]\nbudget: 5%,6%\nbatch: 4\n")
+    config, _ = compose_typed("bench", [], [file])
+    assert [system.name for system in config.system] == ["promoe", "lfu"]
+    assert (config.budget, config.batch) == (["5%", "6%"], [4])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("budgte: 5%", "{file}: unknown option 'budgte'. Did you mean 'budget'"),
+        ("system: {evict: lru}", "{file}: unknown option 'system.evict'"),
+        ("system: promo", "{file}: unknown system 'promo'"),
+        ("seed: many", "{file}: seed: Value 'many'"),
+        ("store.page_cache: warm", "{file}: unknown store.page_cache 'warm'"),
+        ("- a", "{file}: expected options"),
+        ("a: [", "{file}: not a YAML file"),
+    ],
+)
+def test_wrong_option__names_the_file_and_the_key(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        compose_generate(file)
+    assert message.format(file=file) in str(caught.value)
+
+
+def test_missing_file__is_an_error(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--config .*options\.yaml: No such file"):
+        compose_generate(file)
+
+
+def test_file__is_recorded(file: Path, tmp_path: Path) -> None:
+    file.write_text("zoo: a\n")
+    command = Command(
+        name="works", config="zoo_list", run="tests.unit.configs.test_cli:works", summary="Works."
+    )
+    arguments = ["works", "--config", str(file), f"run_dir={tmp_path / 'r'}"]
+    assert main("zoo", [command], arguments) == 0
+    record = json.loads((tmp_path / "r/run.json").read_text())
+    assert record["config_files"] == [str(file)]
+    assert record["config"]["zoo"] == "a"
