@@ -4,6 +4,7 @@ Inference only: `train/` exports the graphs; they are loaded here from bytes wit
 """
 
 from collections.abc import Mapping
+from threading import Timer
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -116,7 +117,11 @@ class PreAttentionPredictor(LearnedPredictor):
 def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
     """Opens a session on one CPU thread: more threads slow a network this small.
 
-    It is opened from bytes, so that the graph cannot refer to any other file.
+    It is opened from bytes, so that the graph cannot refer to any other file, and run once.
+
+    Raises:
+        PredictorError: onnxruntime cannot load it, or the run fails, takes longer than
+            `TRIAL_SECONDS`, or gives what is not finite.
     """
     import onnxruntime
 
@@ -129,7 +134,7 @@ def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
     options.enable_cpu_mem_arena = False
     options.enable_mem_pattern = False
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     except (
         onnxruntime.capi.onnxruntime_pybind11_state.Fail,
         onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument,
@@ -139,6 +144,39 @@ def open_session(graph: bytes) -> "onnxruntime.InferenceSession":
         onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException,
     ) as error:
         raise PredictorError(f"onnxruntime cannot load the network: {error}") from error
+    try_session(session)
+    return session
+
+
+TRIAL_SECONDS = 5.0
+"""Limit of a network's first run, which takes less than a millisecond."""
+
+
+def try_session(session: "onnxruntime.InferenceSession") -> None:
+    """Runs the network on zeros for one token; PredictorError if that fails."""
+    import onnxruntime
+
+    zeros = {}
+    for value in session.get_inputs():
+        if value.type != "tensor(float)":
+            raise PredictorError(f"the network's {value.name} is of {value.type}, not of float32")
+        sizes = [size if isinstance(size, int) else 1 for size in value.shape]
+        zeros[value.name] = np.zeros(sizes, np.float32)
+    options = onnxruntime.RunOptions()
+    timer = Timer(TRIAL_SECONDS, setattr, (options, "terminate", True))
+    timer.daemon = True
+    timer.start()
+    try:
+        outputs = session.run(None, zeros, options)
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise PredictorError(f"the network cannot be run: {error}") from error
+    finally:
+        timer.cancel()
+    for array in outputs:
+        if array.dtype != np.float32:
+            raise PredictorError(f"the network gives {array.dtype}; expected float32")
+        if not np.isfinite(array).all():
+            raise PredictorError("the network gives infinities or NaN for an input of zeros")
 
 
 def check_session_shapes(

@@ -36,6 +36,14 @@ SIGNATURE = "signature.json"
 MAX_SIGNATURE_BYTES = 1 << 20
 OPERATOR_DOMAINS = ("", "ai.onnx")
 """The standard operators of ONNX; any other domain may need a library."""
+OPERATORS = frozenset(
+    {
+        *("Add", "Cast", "DynamicQuantizeLinear", "Gemm", "LogSoftmax", "MatMulInteger", "Mul"),
+        *("Relu", "Reshape", "Sigmoid", "Split", "Sub"),
+    }
+)
+"""Operators that `python -m train` exports. Each ends after a time that its tensors' sizes bound;
+loops and other control flow do not."""
 
 FetchFile = Callable[[str, int], bytes]
 """(path, limit) to at most limit + 1 raw bytes; FileNotFoundError if there is no such file."""
@@ -212,8 +220,8 @@ def require_tracked_files(folder: Path, manifest: EntryManifest) -> None:
 def check_graph(data: bytes, *, what: str) -> GraphRecord:
     """Returns the graph's inputs and outputs.
 
-    Raises ZooError if it is too large, keeps tensors in other files, needs foreign operators, or
-    has inputs without a shape.
+    Raises ZooError if it is too large, keeps tensors in other files, needs operators that no
+    exported predictor has, or has inputs or outputs that are not float32 or have no shape.
     """
     import onnx
     from google.protobuf.message import DecodeError
@@ -224,11 +232,17 @@ def check_graph(data: bytes, *, what: str) -> GraphRecord:
         model = onnx.load_model_from_string(data)
     except DecodeError as error:
         raise ZooError(f"{what} is not an ONNX model ({error})") from error
-    nodes = (node for graph in iterate_graphs(model.graph) for node in graph.node)
+    nodes = [node for graph in iterate_graphs(model.graph) for node in graph.node]
     foreign = sorted({node.domain for node in nodes} - set(OPERATOR_DOMAINS))
     if foreign or model.functions:
         domains = foreign or "functions of the model"
         raise ZooError(f"{what} uses operators of {domains}; allowed are the standard ones")
+    others = sorted({node.op_type for node in nodes} - OPERATORS)
+    if others:
+        raise ZooError(
+            f"{what} uses the operators {', '.join(others)}; predictors consist of "
+            f"{', '.join(sorted(OPERATORS))}"
+        )
     for tensor in iterate_tensors(model.graph):
         if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ZooError(f"{what} keeps the tensor {tensor.name!r} in another file: not allowed")
@@ -242,9 +256,17 @@ def check_graph(data: bytes, *, what: str) -> GraphRecord:
 
 
 def read_shape(value: "onnx.ValueInfoProto", *, what: str) -> list[int | str]:
-    """Returns the sizes of a tensor's dimensions; name or "?" of a dynamic one."""
+    """Returns the sizes of a tensor's dimensions; name or "?" of a dynamic one.
+
+    Raises ZooError unless the tensor is float32 with a declared shape.
+    """
+    import onnx
+
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
         raise ZooError(f"{what}: {value.name!r} is not a tensor with a declared shape")
+    if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
+        kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        raise ZooError(f"{what}: {value.name!r} is of type {kind}; predictors compute in FLOAT")
     return [
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"
         for dim in value.type.tensor_type.shape.dim

@@ -382,6 +382,7 @@ class Engine:
             "fetch_rate": counters.fetch_rate,
             "joint_rate": counters.joint_rate,
             "predictor_seconds": self.driver.seconds,
+            "predictor_failures": self.driver.failures,
             "arena_bytes": self.arena_bytes,
             "arena_slots": self.cache.num_slots,
             "lower_tiers": below,

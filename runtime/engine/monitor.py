@@ -62,6 +62,8 @@ class EngineSnapshot:
     stall_seconds: float
     """Time in which the computation waited for bytes."""
     predictor_seconds: float
+    predictor_failures: dict[str, str]
+    """Reasons why predictors were turned off, by `predictor` and `reuse_predictor`."""
     link_seconds: dict[str, float]
     """Time that each link's transfers took, added up, by the link's name."""
     prefetching: bool | None
@@ -107,6 +109,7 @@ class EngineMonitor:
             num_lost_threads=num_lost,
             stall_seconds=engine.stats.stall_seconds,
             predictor_seconds=engine.driver.seconds,
+            predictor_failures=engine.driver.failures,
             link_seconds=link_seconds,
             prefetching=None if adaptive_prefetch is None else adaptive_prefetch.prefetching,
         )

@@ -153,6 +153,9 @@ EXPERT_METRICS = (
           "Share of a layer's requested experts that had been predicted, since the start; absent "
           "for layers without predictions."),
     counter("moecast_predictor_seconds_total", SERVER, "Time spent in the predictor."),
+    gauge("moecast_failed_predictors", SERVER,
+          "Number of predictors that were turned off because they raised an error, took too long "
+          "or returned something else than forecasts; experts are then fetched on demand."),
     counter("moecast_stall_seconds_total", SERVER, "Time that computation waited for transfers."),
     counter("moecast_link_busy_seconds_total", (*SERVER, "link"),
             "Time of a link's transfers, summed over its threads: disk, copy."),

@@ -275,6 +275,7 @@ class EngineCollector(Collector):
         for fault in Fault:
             yield "moecast_io_errors_total", [fault], state.faults.get(fault, 0)
         yield "moecast_predictor_seconds_total", [], state.predictor_seconds
+        yield "moecast_failed_predictors", [], len(state.predictor_failures)
         yield "moecast_stall_seconds_total", [], state.stall_seconds
         yield "moecast_lost_threads", [], state.num_lost_threads
         if state.prefetching is not None:

@@ -94,6 +94,7 @@ def engine_status(state: EngineSnapshot) -> dict[str, Any]:
         "tiers": [{field: getattr(tier, field) for field in TIER_FIELDS} for tier in state.tiers],
         "seconds": {"stall": state.stall_seconds, "predictor": state.predictor_seconds},
         "prefetching": state.prefetching,
+        "predictor_failures": state.predictor_failures,
         "faults": state.faults,
         "lost_threads": state.num_lost_threads,
     }

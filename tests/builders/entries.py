@@ -38,7 +38,7 @@ def tiny_graph(*, external: bool = False, domain: str = "") -> bytes:
         weight.data_location = TensorProto.EXTERNAL
         weight.external_data.add(key="location", value="../../etc/passwd")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", [INPUT, "w"], [OUTPUT], domain=domain)],
+        [helper.make_node("Gemm", [INPUT, "w"], [OUTPUT], domain=domain)],
         "tiny",
         [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["T", 4])],
         [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["T", 8])],

@@ -107,6 +107,8 @@ class ReuseEviction(EvictionPolicy):
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self._counts.on_routed(layer, tokens_per_expert)
         mixed_E = self._mix_predictions(layer) if self._is_predicted_L[layer] else None
+        # Every step brings new predictions, unless the predictor has failed.
+        self._is_predicted_L[layer] = False
         if mixed_E is not None and (shadow := self._shadows.get(layer)) is not None:
             self._hits += float(shadow.serve(list(tokens_per_expert), mixed_E[:, None])[0])
         uses_predictions = mixed_E is not None and self.trusts_predictor

@@ -1,0 +1,191 @@
+"""A predictor that fails ends no answer and changes none: experts are fetched on demand."""
+
+import logging
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from predictors.base import Forecast, Predictor, Signal
+from runtime.config import SystemConfig
+from runtime.engine import predictor_guard
+from runtime.engine.monitor import EngineMonitor
+from runtime.engine.predictor_guard import MAX_SLOW_CALLS, PredictorGuard
+from runtime.policy.systems import load_system
+from tests.builders.entries import tiny_spec
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve
+from tests.builders.serving import running_server, speaking_model, tiny
+
+SPEC = tiny_spec(num_layers=2, num_experts=8, top_k=2)
+GOOD = np.full((1, SPEC.num_experts), 0.5, np.float32)
+
+
+class Misbehaving(Predictor):
+    """Forecasts the next layer well until call `good`, then does what `fail` does."""
+
+    kind = "misbehaving"
+    signals = frozenset({Signal.GATE_INPUT, Signal.ROUTED})
+
+    def __init__(self, spec, fail, *, good: int = 0):
+        super().__init__(spec)
+        self.fail, self.good, self.num_calls = fail, good, 0
+
+    def gate_input(self, layer, hidden_TD):
+        self.num_calls += 1
+        scores_TE = np.full((len(hidden_TD), self.spec.num_experts), 0.5, np.float32)
+        forecasts = [Forecast((layer + 1) % self.spec.num_layers, scores_TE)]
+        return forecasts if self.num_calls <= self.good else self.fail(forecasts)
+
+
+def raises(error: BaseException) -> Any:
+    def fail(_forecasts: list[Forecast]) -> list[Forecast]:
+        raise error
+
+    return fail
+
+
+def changed(**fields: Any) -> Any:
+    def fail(forecasts: list[Forecast]) -> list[Forecast]:
+        (forecast,) = forecasts
+        return [Forecast(**{"layer": forecast.layer, "scores_TE": forecast.scores_TE, **fields})]
+
+    return fail
+
+
+def guard_of(predictor: Predictor) -> PredictorGuard:
+    return PredictorGuard(predictor, role="predictor", consequence="experts come on demand")
+
+
+FAILURES = {
+    "error": (raises(RuntimeError("bad node")), "RuntimeError: bad node"),
+    "memory": (raises(MemoryError("std::bad_alloc")), "MemoryError: std::bad_alloc"),
+    "no-forecast": (lambda _: [3], "int in place of a forecast"),
+    "no-list": (lambda _: 3, "not iterable"),
+    "layer": (changed(layer=9), "layer 9 of 2"),
+    "integers": (changed(scores_TE=np.ones((1, 8), np.int64)), "scores of type int64"),
+    "list": (changed(scores_TE=[[0.5] * 8]), "scores of type list"),
+    "shape": (changed(scores_TE=np.ones((1, 7), np.float32)), r"scores of shape \(1, 7\)"),
+    "one-row": (changed(scores_TE=np.ones(8, np.float32)), r"scores of shape \(8,\)"),
+    "nan": (changed(scores_TE=np.full((1, 8), np.nan, np.float32)), "not finite"),
+    "priority": (changed(priority_E=np.full(8, np.inf, np.float32)), "not finite"),
+    "wanted": (changed(wanted=[1, 8]), r"experts \[1, 8\] of 8"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_guard__turns_the_predictor_off_and_says_why(name: str, caplog) -> None:
+    fail, message = FAILURES[name]
+    predictor = Misbehaving(SPEC, fail, good=1)
+    guard = guard_of(predictor)
+    hidden_TD = np.zeros((1, SPEC.hidden_size), np.float32)
+    assert len(guard.call("gate_input", 0, hidden_TD, num_tokens=1)) == 1
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert not guard.call("gate_input", 0, hidden_TD, num_tokens=1)
+    assert predictor.num_calls == 2
+    assert guard.predictor is None
+    assert re.search(message, guard.failure or "")
+    (record,) = caplog.records
+    assert "misbehaving failed" in record.message
+    assert "experts come on demand" in record.message
+
+
+def test_guard__ctrl_c_is_no_failure() -> None:
+    guard = guard_of(Misbehaving(SPEC, raises(KeyboardInterrupt())))
+    with pytest.raises(KeyboardInterrupt):
+        guard.call("gate_input", 0, GOOD, num_tokens=1)
+    assert guard.predictor is not None
+
+
+def test_guard__calls_over_the_deadline_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(
+        predictor_guard,
+        "time",
+        SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: clock[0]),
+    )
+
+    def take(seconds: float) -> Any:
+        def slow(forecasts: list[Forecast]) -> list[Forecast]:
+            clock[0] += seconds
+            return forecasts
+
+        return slow
+
+    predictor = Misbehaving(SPEC, take(0.9))
+    guard = guard_of(predictor)
+    for _ in range(9):
+        assert guard.call("gate_input", 0, GOOD, num_tokens=1)
+    predictor.fail = take(3.0)
+    for _ in range(9):
+        assert guard.call("gate_input", 0, GOOD, num_tokens=1500)  # a long prompt may take longer
+    for _ in range(MAX_SLOW_CALLS):
+        assert guard.call("gate_input", 0, GOOD, num_tokens=1)
+    assert not guard.call("gate_input", 0, GOOD, num_tokens=1)
+    assert guard.failure == f"{MAX_SLOW_CALLS} calls took too long, the last one 3.0 s"
+
+
+@pytest.mark.parametrize("role", ["predictor", "reuse_predictor"])
+@pytest.mark.parametrize("name", ["error", "memory", "nan", "no-list"])
+def test_load__a_failing_predictor_changes_no_token(
+    name: str, role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3)
+    tokens = torch.randint(0, 64, (1, 5), generator=torch.Generator().manual_seed(2))
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    expected = plain_eager(folder).generate(tokens, **options)
+    fail, message = FAILURES[name]
+    maker = {"predictor": "load_system_predictor", "reuse_predictor": "load_reuse_predictor"}[role]
+    if role == "reuse_predictor":
+        monkeypatch.setattr(Misbehaving, "routed", lambda self, *_: self.gate_input(0, GOOD))
+    monkeypatch.setattr(
+        f"runtime.engine.loading.{maker}",
+        lambda _system, spec, **_: Misbehaving(spec, fail, good=9),
+    )
+    system = SystemConfig(prefetch=role == "predictor", eviction="reuse", per_layer=False)
+    model = serve(folder, budget="50%", system=system)
+    with model.moecast as handle:
+        for _ in range(2):
+            assert torch.equal(model.generate(tokens, **options), expected)
+        failures = handle.stats()["predictor_failures"]
+        assert list(failures) == [role]
+        assert re.search(message, failures[role])
+        assert handle.engine.driver.predictor is None
+
+
+def test_server__goes_on_when_its_predictor_fails_among_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = speaking_model(tmp_path / "model")
+    monkeypatch.setattr(
+        "runtime.engine.loading.load_system_predictor",
+        lambda _system, spec, **_: Misbehaving(
+            spec, raises(MemoryError("std::bad_alloc")), good=30
+        ),
+    )
+    body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    system = load_system("promoe")
+    with running_server(lambda: tiny(folder, system=system)) as server, server.http() as client:
+        server.steps.hold()
+        prompts = ["The heart", "It was a dark and stormy", "Return"]
+
+        def ask(prompt: str) -> str:
+            answer = client.post("/v1/completions", json={**body, "prompt": prompt})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["choices"][0]["text"]
+
+        with ThreadPoolExecutor(3) as pool:
+            together = [pool.submit(ask, prompt) for prompt in prompts]
+            server.steps.release()
+            texts = [future.result() for future in together]
+        assert texts == [ask(prompt) for prompt in prompts]
+        assert client.get("/health").status_code == 200
+        assert server.service.loaded is not None
+        engine = server.service.loaded.model.moecast.engine
+        assert list(EngineMonitor(engine).snapshot().predictor_failures) == ["predictor"]
