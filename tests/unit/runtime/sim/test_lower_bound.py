@@ -1,0 +1,144 @@
+"""The time that no system can beat: by hand, against every possible run, and against replays."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.policy.systems import load_system
+from runtime.sim.hardware import MeasuredHardware, Overheads, RooflineHardware
+from runtime.sim.lower_bound import bound_time, count_least_misses
+from runtime.sim.replay import replay
+from tests.builders.entries import tiny_spec
+
+SPEC = tiny_spec(num_layers=3, num_experts=8, top_k=2)
+MEASURED = MeasuredHardware(
+    name="toy",
+    chunk_bytes=(1, 1, 1),
+    transfer_fixed=0.0,
+    transfer_per_byte=2.0,
+    layer_fixed=1.0,
+    layer_per_token=0.0,
+    expert_fixed=0.0,
+    expert_per_token=1.0,
+    predictor_seconds=0.0,
+)
+"""An expert comes in 6 s; a layer takes 1 s and an expert 1 s a token."""
+TWO_TIERS = RooflineHardware(
+    name="disk",
+    link_bytes_per_second=1.0,
+    link_latency_seconds=0.1,
+    memory_bytes_per_second=100.0,
+    flops=1e9,
+    kernel_seconds=0.01,
+    predictor_seconds=0.0,
+    chunk_bytes=(1, 1, 1),
+    layer_bytes=1,
+    store_bytes_per_second=0.4,
+    host_share=0.6,
+)
+TWO_READERS = MeasuredHardware(
+    **{
+        **{name: getattr(MEASURED, name) for name in MEASURED.__dataclass_fields__},
+        "overheads": Overheads(computation_reads=True, transfer_speed_together=0.8),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of one request; `chosen` are each layer's experts of each token."""
+
+    chosen: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def tokens_T(self):
+        return np.zeros(len(self.chosen[0]), dtype=np.int64)
+
+    requests_T = tokens_T
+
+    def experts(self, layer):
+        return np.array(self.chosen[layer])
+
+
+def random_steps(seed: int, *, num_steps: int, prefill_tokens: int = 6) -> list[Step]:
+    rng = np.random.default_rng(seed)
+    weights = 1.0 / np.arange(1, SPEC.num_experts + 1)
+    weights /= weights.sum()
+
+    def choose() -> tuple[int, ...]:
+        return tuple(rng.choice(SPEC.num_experts, SPEC.top_k, replace=False, p=weights).tolist())
+
+    counts = [prefill_tokens if i % 20 == 0 else 1 for i in range(num_steps)]
+    return [
+        Step(tuple(tuple(choose() for _ in range(n)) for _ in range(SPEC.num_layers)))
+        for n in counts
+    ]
+
+
+def fewest_transfers(layers: list[list], num_slots: int) -> int:
+    """Fewest transfers of all runs from an empty cache, by trying every set of kept experts."""
+    costs = {frozenset(): 0}
+    for chosen in layers:
+        after: dict[frozenset, int] = {}
+        for resident, cost in costs.items():
+            new = cost + len(set(chosen) - resident)
+            known = sorted(resident | set(chosen))
+            for size in range(min(num_slots, len(known)) + 1):
+                for kept in map(frozenset, combinations(known, size)):
+                    after[kept] = min(after.get(kept, new), new)
+        costs = after
+    return min(costs.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    layers=st.lists(
+        st.lists(st.integers(0, 4), min_size=1, max_size=3, unique=True), min_size=1, max_size=7
+    ),
+    num_slots=st.integers(1, 4),
+)
+def test_least_misses__no_run_transfers_less(layers, num_slots) -> None:
+    experts = [[(0, e) for e in chosen] for chosen in layers]
+    expected = fewest_transfers(experts, num_slots)
+    assert count_least_misses(experts, num_slots, is_empty=True) == expected
+
+
+def test_least_misses__a_full_cache_begins_with_what_is_needed() -> None:
+    layers = [[(0, 0)], [(0, 1)], [(0, 2)], [(0, 0)]]
+    assert count_least_misses(layers, 2, is_empty=True) == 3
+    assert count_least_misses(layers, 2, is_empty=False) == 1
+
+
+def test_bound__is_the_computation_once_all_is_resident() -> None:
+    steps = [Step((((0, 1),), ((2, 3),), ((4, 5),)))] * 8
+    bound = bound_time(steps, spec=SPEC, hardware=MEASURED, num_slots=24)
+    # Six experts of 6 s each for the first step; then three layers of 1 s with two experts of 1 s.
+    assert bound.decode_seconds == 6 * 6.0 + 7 * 9.0
+    assert bound.ttft_seconds is None
+    assert bound.tpot_seconds == bound.decode_seconds / 8
+
+
+def test_bound__counts_the_transfers_that_the_link_must_make() -> None:
+    # Two experts take turns. One stays; the other is fetched for each of its five steps.
+    spec = tiny_spec(num_layers=1, num_experts=2, top_k=1)
+    steps = [Step((((i % 2,),),)) for i in range(10)]
+    bound = bound_time(steps, spec=spec, hardware=MEASURED, num_slots=1)
+    assert bound.decode_seconds == (1 + 5) * 6.0
+
+
+@pytest.mark.parametrize("hardware", [MEASURED, TWO_READERS, TWO_TIERS])
+@pytest.mark.parametrize("num_slots", [6, 12, 18])
+@pytest.mark.parametrize("name", ["on-demand", "oracle", "lfu", "deepspeed"])
+def test_bound__no_replay_is_faster(name: str, num_slots: int, hardware) -> None:
+    system = load_system(name)
+    steps = random_steps(num_slots, num_steps=60)
+    stats = replay(steps, None, spec=SPEC, system=system, hardware=hardware, budget_slots=num_slots)
+    bound = bound_time(steps, spec=SPEC, hardware=hardware, num_slots=num_slots)
+    assert bound.num_prefills == len(stats.ttft_seconds) == 3
+    assert bound.num_decode_steps == len(stats.tpot_seconds) == 57
+    assert 0 < bound.prefill_seconds <= sum(stats.ttft_seconds)
+    assert 0 < bound.decode_seconds <= sum(stats.tpot_seconds)
