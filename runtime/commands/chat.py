@@ -2,7 +2,6 @@
 
 import contextlib
 import sys
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from runtime.commands.stats_table import make_stats_table
+from runtime.commands.terminal_text import strip_control_characters
 from runtime.engine.handle import ModelHandle
 from runtime.engine.loading import load_served
 from runtime.errors import ChatError, CheckpointError, TransferError
@@ -216,8 +216,3 @@ def summarize_answer(answer: ChatAnswer, before: dict[str, Any], after: dict[str
     if requests:
         parts.append(f"hits {100 * (after['hits'] - before['hits']) / requests:.0f} %")
     return ", ".join(parts)
-
-
-def strip_control_characters(text: str) -> str:
-    """Remove control characters, which could be terminal escape sequences."""
-    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) != "Cc")

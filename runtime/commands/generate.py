@@ -1,16 +1,24 @@
-"""`moecast generate`: generate for one prompt and print the run's statistics."""
+"""The command `generate`: continue a prompt; text to stdout, statistics to stderr."""
 
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from predictors.errors import MoecastError
+from runtime.commands.progress import print_line
 from runtime.commands.stats_table import make_stats_table
+from runtime.commands.terminal_text import strip_control_characters
 from runtime.config import GenerateConfig
 from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
+from runtime.generation.detokenizer import Detokenizer
+from runtime.generation.sampling import TokenListener
 from runtime.hf.loading import load_plain
 from runtime.hf.tokens import context_length, load_tokenizer
 
@@ -19,37 +27,59 @@ class ReferenceMismatch(RuntimeError):
     """An internal error: the served model generated other tokens than plain Transformers."""
 
 
+@dataclass
+class AnswerTimes:
+    """Times of one generated text, in seconds from its prompt on."""
+
+    num_prompt_tokens: int
+    num_tokens: int = 0
+    first_token_seconds: float = 0.0
+    seconds: float = 0.0
+    """Until the last token."""
+    _start: float = field(default_factory=time.perf_counter, repr=False)
+
+    def add_token(self) -> None:
+        self.num_tokens += 1
+        self.seconds = time.perf_counter() - self._start
+        if self.num_tokens == 1:
+            self.first_token_seconds = self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if not key.startswith("_")}
+
+
 def run(config: GenerateConfig) -> dict[str, Any]:
-    """Print text and statistics; returns both with the token ids."""
-    console = Console()
+    """Write the text as it is generated, then the statistics; returns both with the token ids."""
+    notes = Console(stderr=True)
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
         tokenizer = load_tokenizer(handle.folder)
         prompt_tokens = encode(config.prompt, tokenizer, model, config.max_new_tokens)
-        tokens = generate(model, prompt_tokens, config)
+        if sys.stdout.isatty():
+            Console().print(config.prompt, style="bold", end="", markup=False, highlight=False)
+        tokens, times = generate_streamed(model, prompt_tokens, config, tokenizer)
         stats = handle.stats()
         spec = handle.spec.as_dict()
         reference = None
         if config.verify:
             plain = load_plain(handle.folder, dtype=model.dtype)
             reference = generate(plain, prompt_tokens, config)
-    new_tokens = tokens[len(prompt_tokens) :]
-    text = tokenizer.decode(new_tokens, skip_special_tokens=True)
-    console.print(config.prompt, style="bold", end="", markup=False, highlight=False)
-    console.print(text, markup=False, highlight=False)
-    console.print()
-    console.print(make_stats_table(stats, budget=config.budget, system=config.system.name))
+    answer = times.as_dict()
+    notes.print(
+        make_stats_table(stats, budget=config.budget, system=config.system.name, answer=answer)
+    )
     if reference is not None:
         if reference != tokens:
             raise ReferenceMismatch(f"plain Transformers generated {reference}, this run {tokens}")
-        console.print(f"verified: the same {len(new_tokens)} tokens as plain Transformers eager")
+        print_line(notes, f"verified: the same {len(tokens)} tokens as plain Transformers eager")
     return {
         "model": spec,
         "prompt": config.prompt,
-        "text": text,
+        "text": tokenizer.decode(tokens, skip_special_tokens=True),
         "prompt_tokens": prompt_tokens,
-        "tokens": new_tokens,
+        "tokens": tokens,
         "verified": None if reference is None else True,
+        "answer": answer,
         "stats": stats,
     }
 
@@ -75,12 +105,52 @@ def encode(
     return tokens
 
 
-def generate(model: PreTrainedModel, prompt_tokens: list[int], config: GenerateConfig) -> list[int]:
-    """Generate; returns the token ids of prompt and continuation."""
+def generate_streamed(
+    model: PreTrainedModel,
+    prompt_tokens: list[int],
+    config: GenerateConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[list[int], AnswerTimes]:
+    """Generate and write each piece of text to stdout as soon as its characters are complete."""
+    detokenizer = Detokenizer(tokenizer)
+    times = AnswerTimes(num_prompt_tokens=len(prompt_tokens))
+
+    def on_token(token: int) -> bool:
+        times.add_token()
+        write_text(detokenizer.push(token))
+        return False
+
+    try:
+        tokens = generate(model, prompt_tokens, config, on_token)
+        # Models with their own loop, such as diffusion models, report no single tokens.
+        for token in tokens[times.num_tokens :]:
+            on_token(token)
+        write_text(detokenizer.end())
+    finally:
+        if sys.stdout.isatty():
+            write_text("\n")
+    return tokens, times
+
+
+def write_text(text: str) -> None:
+    """Write to stdout: as it is to a file or pipe, without control characters to a terminal."""
+    sys.stdout.write(strip_control_characters(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def generate(
+    model: PreTrainedModel,
+    prompt_tokens: list[int],
+    config: GenerateConfig,
+    on_token: Callable[[int], bool] | None = None,
+) -> list[int]:
+    """Generate; returns the ids of the new tokens, and calls `on_token` with each."""
     torch.manual_seed(config.seed)
     sampling: dict[str, Any] = {"do_sample": False}
     if config.temperature > 0:
         sampling = {"do_sample": True, "temperature": config.temperature}
+    if on_token is not None:
+        sampling["stopping_criteria"] = StoppingCriteriaList([TokenListener(on_token)])
     inputs = torch.tensor([prompt_tokens], device=model.device)
     output = model.generate(
         inputs,
@@ -88,4 +158,6 @@ def generate(model: PreTrainedModel, prompt_tokens: list[int], config: GenerateC
         max_new_tokens=config.max_new_tokens,
         **sampling,
     )
-    return output[0].tolist()
+    # An encoder-decoder model's output begins with its decoder's start token.
+    num_given = 1 if model.config.is_encoder_decoder else len(prompt_tokens)
+    return output[0].tolist()[num_given:]

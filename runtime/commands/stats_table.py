@@ -20,26 +20,44 @@ def _mebibytes(value: int) -> str:
     return f"{value / MIB:.1f} MiB"
 
 
-def make_stats_table(stats: dict[str, Any], *, budget: str, system: str) -> Table:
-    """Make a table of hits, bytes, times and memory."""
+def _rate(num_tokens: int, seconds: float) -> str:
+    return f"{num_tokens / seconds:.1f} tokens/s"
+
+
+def make_stats_table(
+    stats: dict[str, Any], *, budget: str, system: str, answer: dict[str, Any] | None = None
+) -> Table:
+    """Make a table of speed, hits, bytes and memory.
+
+    Args:
+        stats: of the engine.
+        budget: as it was given.
+        system: its name.
+        answer: `num_prompt_tokens`, `num_tokens`, `first_token_seconds` and `seconds` of one
+            generated text, for its throughput.
+    """
+    prefill = _milliseconds(stats["ttft_seconds"])
+    decode = f"{_milliseconds(stats['tpot_seconds'])} per token"
+    if answer is not None:
+        first, num_tokens = answer["first_token_seconds"], answer["num_tokens"]
+        prefill = f"{_milliseconds(first)}, {_rate(answer['num_prompt_tokens'], first)}"
+        if num_tokens > 1:
+            decode = f"{_rate(num_tokens - 1, answer['seconds'] - first)}, {decode}"
     return fact_table(
         f"system {system}, budget {budget}",
         {
+            "prefill: time to first token (TTFT)": prefill,
+            "decode: time per output token (TPOT), median": decode,
             "experts requested": f"{stats['requests']}",
             "hits": f"{stats['hits']} ({_share(stats['hit_rate'])})",
             "joined in transfer": f"{stats['joins']}",
             "misses": f"{stats['misses']}",
-            "predicted experts that arrived in time (FetchRate)": _share(stats["fetch_rate"]),
-            "needed experts that were predicted and in time": _share(stats["joint_rate"]),
+            "predicted experts in time (FetchRate)": _share(stats["fetch_rate"]),
+            "needed experts predicted and in time": _share(stats["joint_rate"]),
             "bytes moved": _mebibytes(stats["bytes_moved"]),
             "bytes prefetched": _mebibytes(stats["bytes_prefetched"]),
-            "  used": _mebibytes(stats["bytes_used"]),
-            "  wasted": _mebibytes(stats["bytes_wasted"]),
-            "  not requested yet": _mebibytes(stats["bytes_prefetched_unused_yet"]),
-            "predicted, but late": _mebibytes(stats["bytes_late"]),
-            "time to first token (TTFT)": _milliseconds(stats["ttft_seconds"]),
-            "time per output token (TPOT), median": _milliseconds(stats["tpot_seconds"]),
-            "stall time waiting for experts": _milliseconds(stats["stall_seconds"]),
+            "bytes prefetched and wasted": _mebibytes(stats["bytes_wasted"]),
+            "time waiting for experts": _milliseconds(stats["stall_seconds"]),
             "time in the predictor": _milliseconds(stats["predictor_seconds"]),
             "memory for experts": _mebibytes(stats["arena_bytes"]),
             "peak memory of the process": _mebibytes(stats["peak_memory_bytes"]),

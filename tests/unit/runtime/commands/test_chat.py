@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 from runtime.commands.chat import (
     ChatTerminal,
     load_chat_tokenizer,
-    strip_control_characters,
     summarize_answer,
 )
+from runtime.commands.terminal_text import strip_control_characters
 from runtime.config import BUILTIN_MODELS
 from runtime.errors import CheckpointError, TransferError
 from runtime.generation.chat.config import ChatConfig
