@@ -22,7 +22,6 @@ def record(config: CollectConfig) -> dict[str, Any]:
     from collect.recording import default_folder, recording_settings
 
     assert config.run_dir is not None
-    console = Console()
     settings = recording_settings(
         config.data,
         temperature=config.temperature,
@@ -42,12 +41,12 @@ def record(config: CollectConfig) -> dict[str, Any]:
         signals=signals,
         settings=settings,
         budget=config.budget,
-        console=console,
+        console=Console(stderr=True),
         launcher=config.launcher,
         logs=config.run_dir / "workers",
         on_launched=launched.append,
     )
-    summary = summarize(trace, console, seconds=time.monotonic() - started)
+    summary = summarize(trace, Console(), seconds=time.monotonic() - started)
     return asdict(summary) | {"launched": launched[0] if launched else None}
 
 

@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rich.table import Table
-
 from collect.traces import Trace
 from collect.traces.reader import TraceStep
 from predictors.base import Predictor
 from predictors.metrics import Phase
 from predictors.reuse import ReusePredictor
 from predictors.spec import ModelSpec
+from predictors.text_table import TextTable
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
 from runtime.policy.systems import ON_DEMAND, load_system
@@ -156,15 +155,11 @@ def gap_closed(low: float | None, rate: float | None, high: float | None) -> flo
     return (rate - low) / (high - low)
 
 
-def gap_table(tables: PolicyTables) -> Table:
+def gap_table(tables: PolicyTables) -> TextTable:
     """Return hit rate (share of the gap) while decoding, a section for each stream and arena."""
-    table = Table()
-    table.add_column("requests, arena: policy", no_wrap=True)
-    for budget in BUDGETS:
-        table.add_column(budget, justify="right", no_wrap=True)
+    rows: list[list[str] | str] = []
     for name, by_budget in tables.items():
-        table.add_section()
-        table.add_row(f"[bold]{name}[/bold]")
+        rows.append(name)
         for policy in POLICIES:
             cells = []
             for budget in BUDGETS:
@@ -172,5 +167,5 @@ def gap_table(tables: PolicyTables) -> Table:
                 shown = "-" if rates.decode is None else f"{rates.decode:.3f}"
                 gap = rates.decode_gap_closed
                 cells.append(shown if gap is None else f"{shown} ({gap:.0%})")
-            table.add_row(policy, *cells)
-    return table
+            rows.append([policy, *cells])
+    return TextTable(columns=["eviction policy", *BUDGETS], rows=rows)

@@ -50,7 +50,7 @@ class TrainedReuse:
         """Print the table of hit rates."""
         console = Console()
         console.print(DEFINITION, highlight=False)
-        console.print(gap_table(self.hit_rates))
+        gap_table(self.hit_rates).print(console)
 
 
 def train_and_publish(

@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from predictors.metrics import DEFINITIONS
+from predictors.text_table import TextTable
 
 SHOWN = ("accuracy", "fetch_rate", "good_pred")
-LAYERS_SHOWN = 7
-"""Largest number of predictors whose layers are shown: more columns do not fit a terminal."""
 
 
 def cell(value: float | None) -> str:
@@ -25,19 +23,17 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
-def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+def summary_table(results: Mapping[str, Mapping[str, Any]]) -> TextTable:
     """Returns a table with a row for each predictor.
 
     Columns: accuracy, FetchRate and GoodPred for each machine (numbered), median latency of one
     layer's events at batch 1, bytes, accuracy on another distribution.
     """
     machines = machines_of(results)
-    table = Table(padding=(0, 0), collapse_padding=True)
-    table.add_column("predictor", no_wrap=True)
-    columns = ["acc", "worst"]
+    columns = ["predictor", "acc", "worst"]
     columns += [f"{name} {i}" for i in range(1, len(machines) + 1) for name in ("fetch", "good")]
-    for name in [*columns, "us", "bytes", "shifted"]:
-        table.add_column(name, justify="right", no_wrap=True)
+    columns += ["us", "bytes", "shifted"]
+    rows = []
     for name, one in results.items():
         cells = [cell(one["mean_accuracy"]), cell(one["worst_layer_accuracy"])]
         for machine in machines:
@@ -50,37 +46,28 @@ def summary_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
             size(one["bytes"]),
             cell(None if shifted is None else shifted["mean_accuracy"]),
         ]
-        table.add_row(name, *cells)
-    return table
+        rows.append([name, *cells])
+    return TextTable(
+        columns=columns,
+        rows=rows,
+        importance=("acc", "good 1", "fetch 1", "us", "bytes", "shifted"),
+        elsewhere="results.json and report/report.html have them",
+    )
 
 
 def machines_of(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return list(next(iter(results.values()))["hardware"])
 
 
-def layer_table(metric: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """One figure: a row for each layer, a column for each predictor, the mean below."""
-    table = Table()
-    table.add_column("layer", justify="right")
-    for name in results:
-        table.add_column(name, justify="right")
-    for layer in range(len(next(iter(results.values()))[metric])):
-        table.add_row(str(layer), *(cell(one[metric][layer]) for one in results.values()))
-    table.add_section()
-    table.add_row("mean", *(cell(one[f"mean_{metric}"]) for one in results.values()))
-    return table
-
-
 def show(
     results: Mapping[str, Mapping[str, Any]], *, setting: str, console: Console | None = None
 ) -> None:
-    """Prints the summary, and the layers' tables where they fit; definitions above the numbers."""
+    """Prints the summary, with the definitions above the numbers."""
     console = console or Console()
     for metric in SHOWN:
         console.print(f"{metric}: {DEFINITIONS[metric]}", highlight=False)
-        if len(results) <= LAYERS_SHOWN:
-            console.print(layer_table(metric, results))
-    console.print(summary_table(results))
+    console.print()
+    summary_table(results).print(console)
     numbered = (f"{i} is {name}" for i, name in enumerate(machines_of(results), start=1))
     console.print(
         "acc, worst: accuracy, mean and worst layer; fetch, good: fetch_rate and good_pred, "
@@ -91,6 +78,6 @@ def show(
     console.print(
         f"fetch_rate and good_pred: {setting}. Means are over the layers that a predictor "
         "forecasts; a dash: no forecast (no earlier layer to forecast it from), or not measured. "
-        "Figures of every layer: results.json.",
+        "Figures of every layer: results.json, and figures in report/report.html.",
         highlight=False,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from predictors.text_table import TextTable
 from predictors.units import MIB
 from runtime.commands.progress import print_line, progress
 from runtime.engine.memory import peak_memory_bytes
@@ -26,7 +27,6 @@ from runtime.generation.batch.prompts import (
 from runtime.generation.batch.result_journal import BatchResult, ResultJournal
 from runtime.hf.loading import read_config
 from runtime.store.model_source import identity, resolve
-from runtime.tools.report.tables import text_table
 
 
 class PromptsFailed(RuntimeError):
@@ -62,7 +62,7 @@ def run(config: BatchConfig) -> dict[str, Any]:
         with model.moecast:
             show_plan(console, made)
             ran, seconds = run_left_batches(
-                console, config, model, batches, made, journal, make_decoder(tokenizer)
+                config, model, batches, made, journal, make_decoder(tokenizer)
             )
             stats = model.moecast.stats()
     if ran.failed:
@@ -123,7 +123,6 @@ def stored_codings(store: Path | None) -> list[list[int]] | None:
 
 
 def run_left_batches(
-    console: Console,
     config: BatchConfig,
     model: PreTrainedModel,
     batches: list[Batch],
@@ -136,7 +135,7 @@ def run_left_batches(
     caches = make_kv_caches(model, config, made.kv_budget)
     start = time.perf_counter()
     try:
-        with progress(console, "prompts", total=num_left) as advance:
+        with progress(Console(stderr=True), "prompts", total=num_left) as advance:
 
             def emit(result: BatchResult) -> None:
                 journal.append(result)
@@ -172,8 +171,9 @@ def show_plan(console: Console, planned: PlannedRun) -> None:
         for row in plan.inequalities
     ]
     title = f"group of n={plan.n} batches (Klotski, section 7, inequalities 4 to 7)"
-    columns = ("", "condition", "computation", "transfers", "hidden")
-    console.print(text_table(title, columns, cells, left=2, wrap=True))
+    columns = ("inequality", "condition", "computation", "transfers", "hidden")
+    table = TextTable(title=title, columns=columns, rows=cells, left=2, importance=columns[::-1])
+    table.print(console)
     print_line(
         console,
         f"{'measured before' if planned.was_known else 'measured'}: attention "

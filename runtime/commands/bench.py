@@ -22,7 +22,7 @@ from runtime.tools.bench.rows import (
     make_rows,
     sort_by_condition,
 )
-from runtime.tools.bench.table import print_tables, wide_console
+from runtime.tools.bench.table import print_tables
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask, Tokens, make_requests
 from runtime.tools.bench.variants import find_bounds, list_conditions, live_cases
 from runtime.tools.child_process import ChildFailure, run_in_child
@@ -39,7 +39,7 @@ class NothingRan(RuntimeError):
 
 def run(config: BenchConfig) -> dict[str, Any]:
     """Run the comparison, print it and write the report next to the results."""
-    console = wide_console()
+    console = Console()
     folder = resolve(config.model)
     requests, description = make_requests(config, folder)
     if config.verify:
@@ -58,7 +58,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
     total = len(cases) * config.repetitions + config.verify + bool(bounds)
     with (
         tempfile.TemporaryDirectory(prefix="moecast-bench-") as scratch,
-        progress(console, "benchmark", total=total) as advance,
+        progress(Console(stderr=True), "benchmark", total=total) as advance,
     ):
         expected = plain_tokens(config, requests, Path(scratch)) if config.verify else {}
         advance(int(config.verify))
@@ -89,7 +89,8 @@ def run(config: BenchConfig) -> dict[str, Any]:
     if config.run_dir is not None:
         from runtime.tools.bench.html_report import make_report
 
-        print_line(console, str(make_report(results, rows).write(config.run_dir)))
+        page = make_report(results, rows).write(config.run_dir)
+        print_line(Console(stderr=True), f"report: {page}")
     return results
 
 

@@ -5,10 +5,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
+from predictors.text_table import TextTable
 from predictors.units import GIB
 from runtime.commands.progress import print_line, progress
 from runtime.config import DoctorConfig, ShapeConfig
@@ -26,7 +26,6 @@ from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.capacity import CapacityContext, CapacityRow, UserLoad, choose_system
 from runtime.tools.doctor.routing_recorder import record_routing
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.tables import text_table
 from runtime.tools.verify.reference import token_prompts
 
 REQUESTS = 32
@@ -60,7 +59,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
     machines = [
         machine for machine in config.hardware if not machine.measured or config.shape.is_own
     ]
-    with progress(console, "replaying", total=1 + len(machines)) as advance:
+    with progress(Console(stderr=True), "replaying", total=1 + len(machines)) as advance:
         context, local, basis = prepare_context(config)
         advance(1)
         rows = []
@@ -77,7 +76,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         "machines": [asdict(machine) for machine in machines],
         "capacity": [asdict(row) for row in rows],
     }
-    console.print(make_capacity_table(rows))
+    make_capacity_table(rows).print(console)
     for row in rows:
         if row.error is not None:
             print_line(console, f"{row.hardware}: {row.error}")
@@ -85,7 +84,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
     print_line(console, f"based on {basis}")
     if config.run_dir is not None:
         path = make_capacity_report(report, rows).write(config.run_dir)
-        print_line(console, f"report: {path}")
+        print_line(Console(stderr=True), f"report: {path}")
     return report
 
 
@@ -174,17 +173,23 @@ def format_value(key: str, value: Any) -> str:
     return str(value)
 
 
-TERMINAL_COLUMNS = ("machine", "machines", "users each", "budget", "TPOT", "TTFT", "hits")
+IMPORTANCE = ("machines", "users each", "budget", "TPOT", "TTFT", "hits", "memory")
 
 
-def make_capacity_table(rows: list[CapacityRow]) -> Table:
+def make_capacity_table(rows: list[CapacityRow]) -> TextTable:
     """Make a table with a line for each machine that can serve the load."""
     cells = [
-        [format_value(COLUMNS[name], getattr(row, COLUMNS[name])) for name in TERMINAL_COLUMNS]
+        [format_value(key, getattr(row, key)) for key in COLUMNS.values()]
         for row in rows
         if row.error is None
     ]
-    return text_table("requirements on each machine (simulated)", TERMINAL_COLUMNS, cells)
+    return TextTable(
+        title="requirements on each machine (simulated)",
+        columns=list(COLUMNS),
+        rows=cells,
+        importance=IMPORTANCE,
+        elsewhere="results.json and report.html have them",
+    )
 
 
 def make_capacity_report(report: dict[str, Any], rows: list[CapacityRow]) -> HtmlReport:

@@ -9,6 +9,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from predictors.spec import ModelSpec
+from predictors.text_table import TextTable
 from predictors.units import GIB, MIB
 from runtime.commands import capacity
 from runtime.commands.capacity import SPARE_PROMPTS, load_forecaster
@@ -30,7 +31,7 @@ from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import suggest_budget, sweep_budgets
 from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.routing_recorder import record_routing
-from runtime.tools.report.tables import fact_table, text_table
+from runtime.tools.report.tables import fact_table
 from runtime.tools.verify.reference import count_weight_bytes, token_prompts
 
 STAGES = 4
@@ -43,7 +44,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
     console = Console()
     folder = resolve(config.model)
     available = available_memory_bytes()
-    with progress(console, "examining", total=STAGES) as advance:
+    with progress(Console(stderr=True), "examining", total=STAGES) as advance:
         report: dict[str, Any] = {
             "versions": versions(),
             "hardware": hardware(folder),
@@ -135,11 +136,12 @@ def sweep(
 def print_report(console: Console, name: str, report: dict[str, Any]) -> None:
     """Print machine, model, bandwidths, the budget sweep and a suggested budget."""
     console.print(make_facts_table(name, report))
-    console.print(make_bandwidth_table(report["bandwidth"]))
+    console.print()
+    print_bandwidths(console, report["bandwidth"])
     if report["outlook"] is None:
         print_line(console, f"no estimates: {report['outlook_rests_on']}")
     else:
-        console.print(make_budget_table(report["outlook"]))
+        make_budget_table(report["outlook"]).print(console)
         print_line(console, f"estimates are based on {report['outlook_rests_on']}")
     budget = report["suggested_budget_bytes"]
     if budget is None:
@@ -173,8 +175,8 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
     return fact_table(f"{name} on this machine", rows)
 
 
-def make_bandwidth_table(bandwidth: dict[str, Any]) -> Table:
-    """Make the table of disk bandwidth by read size, with memory and links in the caption."""
+def print_bandwidths(console: Console, bandwidth: dict[str, Any]) -> None:
+    """Print the table of disk bandwidth by read size, then memory and links."""
     copied = format_bandwidth(bandwidth["memory_bytes_per_second"])
     rates = [f"memory (a copy, read and written) {copied}"]
     rates += [
@@ -186,32 +188,30 @@ def make_bandwidth_table(bandwidth: dict[str, Any]) -> Table:
         + [format_bandwidth(row[way]) for way in ("direct", "cold", "cached")]
         for row in bandwidth["disk"]
     ]
-    columns = ("size", "direct (as the runtime)", "cold page cache", "page cache")
-    table = text_table("reads of the model's files", columns, cells, left=0, wrap=True)
-    table.caption = "; ".join(rates)
-    return table
+    columns = ("read size", "direct (as the runtime)", "cold page cache", "page cache")
+    TextTable(title="reads of the model's files", columns=columns, rows=cells).print(console)
+    print_line(console, "; ".join(rates))
+    console.print()
 
 
-def make_budget_table(rows: list[dict[str, Any]]) -> Table:
+def make_budget_table(rows: list[dict[str, Any]]) -> TextTable:
     """Make the table of memory and speed at each budget."""
-    columns = ("budget", "experts", "process", "system", "TPOT", "hits", "stalled")
-    table = text_table("estimates for each budget (simulated)", columns, [], left=0)
+    columns = ("budget", "system", "TPOT", "hits", "stalled", "experts", "process")
+    cells: list[list[str]] = []
     for row in rows:
         if "error" in row:
-            table.add_row(row["budget"], "too small")
+            cells.append([row["budget"], "too small", *[""] * 5])
             continue
-        cells = [row["budget"], format_bytes(row["bytes"]), format_bytes(row["process_bytes"])]
+        shown = row["budget"]
+        sizes = [format_bytes(row["bytes"]), format_bytes(row["process_bytes"])]
         for name, figures in row["systems"].items():
             tpot = figures["tpot_seconds"]
-            table.add_row(
-                *cells,
-                name,
-                "not measured" if tpot is None else f"{1000 * tpot:.1f} ms",
-                format_share(figures["hit_rate"]),
-                format_share(figures["stall_share"]),
-            )
-            cells = [""] * len(cells)
-    return table
+            speed = "not measured" if tpot is None else f"{1000 * tpot:.1f} ms"
+            shares = [format_share(figures[key]) for key in ("hit_rate", "stall_share")]
+            cells.append([shown, name, speed, *shares, *sizes])
+            shown, sizes = "", ["", ""]
+    title = "estimates for each budget (simulated)"
+    return TextTable(title=title, columns=columns, rows=cells, left=2)
 
 
 def format_share(value: float | None) -> str:

@@ -39,7 +39,7 @@ def run(config: InflateConfig) -> dict[str, Any]:
     if partial_folder(output).exists():
         print_line(console, f"resuming in {partial_folder(output)}")
     started = time.monotonic()
-    with progress(console, "inflating", total=plan.num_bytes) as advance:
+    with progress(Console(stderr=True), "inflating", total=plan.num_bytes) as advance:
         shards = write_checkpoint(
             plan, output, origin=identity(folder, config.model), advance=advance
         )

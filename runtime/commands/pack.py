@@ -72,7 +72,7 @@ def run(config: PackConfig) -> dict[str, Any]:
     )
     started = time.monotonic()
     try:
-        with progress(console, "packing", total=num_experts) as advance:
+        with progress(Console(stderr=True), "packing", total=num_experts) as advance:
             done = pack(source, contents, output, overwrite=config.overwrite, advance=advance)
     finally:
         source.close()

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from predictors.text_table import TextTable
 from predictors.units import MIB
 from runtime.commands.progress import print_line, progress
 from runtime.config import VerifyModelConfig
 from runtime.store.model_source import resolve
-from runtime.tools.report.tables import text_table
 from runtime.tools.verify.answers import PromptComparison, compare_answers
 from runtime.tools.verify.reference import require_memory, token_prompts
 from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_side
@@ -60,7 +59,7 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
     rows: list[VerifyRow] = []
     with (
         tempfile.TemporaryDirectory(prefix="moecast-verify-") as scratch,
-        progress(console, "verifying", total=1 + len(config.budgets)) as advance,
+        progress(Console(stderr=True), "verifying", total=1 + len(config.budgets)) as advance,
     ):
         expected = Path(scratch, "reference")
         task = VerifyTask(side=side, config=config, prompts=prompts, output=expected)
@@ -81,8 +80,8 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
         "prompt position and every new token, bit by bit; greedy tokens"
     )
     print_line(console, what)
-    console.print(exactness_table(rows, config.model.name))
-    console.print(memory_table(rows, config.model.name))
+    exactness_table(rows, config.model.name).print(console)
+    memory_table(rows, config.model.name).print(console)
     results = {
         "model": config.model.name,
         "folder": str(folder),
@@ -127,7 +126,7 @@ def make_row(budget: str, comparisons: list[PromptComparison], report: SideRepor
     )
 
 
-def exactness_table(rows: list[VerifyRow], model: str) -> Table:
+def exactness_table(rows: list[VerifyRow], model: str) -> TextTable:
     """Make the table of comparisons at each budget."""
     columns = ("budget", "logits at", "tokens", "bitwise equal", "largest difference", "misses")
     cells = [
@@ -141,10 +140,11 @@ def exactness_table(rows: list[VerifyRow], model: str) -> Table:
         ]
         for row in rows
     ]
-    return text_table(f"{model} against Transformers eager", columns, cells, wrap=True)
+    title = f"{model} against Transformers eager"
+    return TextTable(title=title, columns=columns, rows=cells, importance=columns[3:])
 
 
-def memory_table(rows: list[VerifyRow], model: str) -> Table:
+def memory_table(rows: list[VerifyRow], model: str) -> TextTable:
     """Make the table of the serving process's memory at each budget."""
     verdicts = {True: "within 300", False: "OVER 300", None: "not compared"}
     cells = [
@@ -161,4 +161,4 @@ def memory_table(rows: list[VerifyRow], model: str) -> Table:
     ]
     columns = ("budget", "peak", "non-expert weights", "arena", "overhead", "limit")
     title = f"memory of the process that served {model}, MiB"
-    return text_table(title, columns, cells, wrap=True)
+    return TextTable(title=title, columns=columns, rows=cells, importance=columns[4:])

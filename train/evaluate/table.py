@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from predictors.text_table import TextTable
 from runtime.tools.report.tables import (
     FigureColumn,
     Row,
@@ -15,7 +15,6 @@ from runtime.tools.report.tables import (
     milliseconds,
     percent,
     speed_up,
-    text_table,
 )
 
 ROWS_SHOWN = 64
@@ -40,11 +39,8 @@ FIGURES = (
 )
 """Bytes in MiB."""
 
-NARROW = ("TPOT ms", "speed-up", "of bound", "p99", "hits", "stalls", "TTFT ms")
-"""Columns that fit a terminal of 80 letters."""
-
-WIDE_LETTERS = 150
-"""Width of a terminal that all columns fit."""
+IMPORTANCE = ("TPOT ms", "speed-up", "of bound", "hits", "stalls", "TTFT ms", "p99", "moved")
+ELSEWHERE = "results.json and report.html have them"
 
 
 def standing_text(standing: Mapping[str, Any], ours: str) -> str:
@@ -85,14 +81,18 @@ def bound_grid(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return condition_grid(standings, texts)
 
 
-def full_table(title: str, rows: Sequence[Row], *, letters: int) -> Table:
-    """Return the figures of one condition, the fastest system first, as many as fit."""
-    shown = [one for one in FIGURES if letters >= WIDE_LETTERS or one.heading in NARROW]
-    body = [
-        [row["system"], *(column.text(row) for column in shown)]
-        for row in sorted(rows, key=lambda row: row["tpot_ms"] or 0.0)
-    ]
-    return text_table(title, ["system", *(one.heading for one in shown)], body, narrow=True)
+def full_table(title: str, rows: Sequence[Row]) -> TextTable:
+    """Return the figures of one condition, the fastest system first."""
+    return TextTable(
+        title=title,
+        columns=["system", *(column.heading for column in FIGURES)],
+        rows=[
+            [row["system"], *(column.text(row) for column in FIGURES)]
+            for row in sorted(rows, key=lambda row: row["tpot_ms"] or 0.0)
+        ],
+        importance=IMPORTANCE,
+        elsewhere=ELSEWHERE,
+    )
 
 
 def overview(rows: Sequence[Row], budgets: Sequence[str]) -> list[list[str]]:
@@ -114,7 +114,7 @@ def show(results: Mapping[str, Any], *, console: Console) -> None:
     rows = results["rows"]
     columns, body = winners_grid(results)
     title = "First in each cell (median TPOT, bound left out)"
-    console.print(text_table(title, columns, body, left=2, narrow=True))
+    TextTable(title=title, columns=columns, rows=body, left=2, elsewhere=ELSEWHERE).print(console)
     if results["tally"]["cells"]:
         print_tally(results, console)
     if len(rows) <= ROWS_SHOWN:
@@ -122,14 +122,16 @@ def show(results: Mapping[str, Any], *, console: Console) -> None:
             here = [row for row in rows if (row["hardware"], row["budget"], row["batch"]) == place]
             hardware, budget, batch = place
             title = f"{hardware}, budget {budget}, batch {batch} (bytes in MiB, of a token)"
-            console.print(full_table(title, here, letters=console.width))
+            full_table(title, here).print(console)
     else:
         budgets = list(dict.fromkeys(row["budget"] for row in rows))
         for hardware, batch in dict.fromkeys((row["hardware"], row["batch"]) for row in rows):
             here = [row for row in rows if (row["hardware"], row["batch"]) == (hardware, batch)]
             title = f"{hardware}, batch {batch}: TPOT in ms, speed-up over {results['baseline']}"
             body = overview(here, budgets)
-            console.print(text_table(title, ["system", *budgets], body, narrow=True))
+            TextTable(
+                title=title, columns=["system", *budgets], rows=body, elsewhere=ELSEWHERE
+            ).print(console)
         console.print("All figures: results.json and report.html", highlight=False)
     for name, reason in results["missing"].items():
         console.print(f"left out: {name}: {reason}", highlight=False)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from predictors.text_table import TextTable
 from zoo.card import format_figure
 from zoo.catalog import Zoo
 from zoo.commands import EntrySummary, print_line, summarize
@@ -19,9 +20,6 @@ from zoo.index import EntryReference
 from zoo.load import find_entry, local_zoos
 from zoo.locations import configured_storages
 from zoo.signing import check_signature
-
-WIDE = 160
-"""Columns of a table that is not printed on a terminal."""
 
 
 def list_entries(config: ListConfig) -> dict[str, Any]:
@@ -38,10 +36,7 @@ def list_entries(config: ListConfig) -> dict[str, Any]:
     if config.json:
         print_line(json.dumps(listed, indent=2))
     elif rows:
-        # Names are for copying: in a file, lines are as long as they need to be.
-        console = Console()
-        wide = console if console.is_terminal else Console(width=WIDE)
-        wide.print(entries_table(rows, config.metric))
+        entries_table(rows, config.metric).print(Console())
     else:
         addresses = " and ".join(zoo.storage.address for zoo in zoos)
         print_line(f"no such entries in {addresses}")
@@ -68,20 +63,23 @@ def sort_value(metric: Any) -> float:
     return float(metric) if is_number else float("-inf")
 
 
-def entries_table(rows: list[EntrySummary], metric: str) -> Table:
-    table = Table(box=None)
+def entries_table(rows: list[EntrySummary], metric: str) -> TextTable:
     metrics = list(dict.fromkeys((metric, "accuracy", "good_pred")))
-    for column in ("name", "kind", *metrics, "size", "digest"):
-        table.add_column(column, no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.name,
-            row.kind,
-            *(format_figure(row.metrics.get(name)) for name in metrics),
-            f"{row.size / 2**20:.1f} MiB",
-            row.digest[:12],
-        )
-    return table
+    return TextTable(
+        columns=["name", "kind", *metrics, "size", "digest"],
+        rows=[
+            [
+                row.name,
+                row.kind,
+                *(format_figure(row.metrics.get(name)) for name in metrics),
+                f"{row.size / 2**20:.1f} MiB",
+                row.digest[:12],
+            ]
+            for row in rows
+        ],
+        importance=[*metrics, "size", "digest", "kind"],
+        elsewhere="json=true prints them",
+    )
 
 
 def show(config: ShowConfig) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def make_report(results: dict[str, Any], rows: Sequence[BenchRow]) -> HtmlReport
 
 
 SPEED_NOTE = (
-    "Times in ms, medians of the repetitions; p95 and p99 over all decode steps; `x`: on-demand's "
-    "time divided by this one's, within a repetition (TPOT, then TTFT). Hits, stalls and time in "
+    "Times in ms, medians of the repetitions; p95 and p99 over all decode steps; speed-up: "
+    "on-demand's time divided by this one's, within a repetition. Hits, stalls and time in "
     "the predictor: of decode steps. Simulated rows replay this run's own routing on this machine "
     "as measured, with the routing known in advance."
 )

@@ -4,20 +4,16 @@ import itertools
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
+from predictors.text_table import TextTable
 from runtime.tools.bench.rows import BenchRow
 from runtime.tools.report.tables import (
     FigureColumn,
     decimals,
     percent,
     speed_up,
-    text_table,
     whole_mebibytes,
 )
-
-WIDE = 160
-"""Characters of a line in a file."""
 
 
 def seconds_as_ms(seconds: float) -> str:
@@ -28,15 +24,17 @@ SPEED = (
     FigureColumn("TPOT", "tpot_seconds", seconds_as_ms),
     FigureColumn("p95", "tpot_p95_seconds", seconds_as_ms),
     FigureColumn("p99", "tpot_p99_seconds", seconds_as_ms),
-    FigureColumn("x", "tpot_speed_up", speed_up),
+    FigureColumn("speed-up", "tpot_speed_up", speed_up),
     FigureColumn("TTFT", "ttft_seconds", seconds_as_ms),
-    FigureColumn("x ", "ttft_speed_up", speed_up),
+    FigureColumn("TTFT speed-up", "ttft_speed_up", speed_up),
     FigureColumn("tokens/s", "tokens_per_second", decimals),
     FigureColumn("hits", "decode_hit_rate", percent),
     FigureColumn("stalled", "decode_stall_share", percent),
     FigureColumn("predictor", "decode_predictor_share", percent),
 )
-"""Times in ms; x: on-demand's time divided by this one's; hits and shares are of decode steps."""
+"""Times in ms; speed-up: on-demand's time divided by this one's; hits and shares are of decode
+steps."""
+SPEED_IMPORTANCE = ("TPOT", "speed-up", "hits", "tokens/s", "TTFT", "stalled", "p95", "p99")
 BYTES = (
     FigureColumn("moved", "bytes_moved", whole_mebibytes),
     FigureColumn("wasted", "bytes_wasted", whole_mebibytes),
@@ -50,23 +48,17 @@ BYTES = (
 )
 """MiB; memory: the process's peak; overhead: peak memory less weights and arena; page cache: bytes
 of the model's files that the run left there."""
-
-
-def wide_console() -> Console:
-    """Make a console whose lines in a file are as long as the tables need."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDE)
+BYTES_IMPORTANCE = ("memory", "moved", "per step", "wasted", "late", "overhead")
 
 
 def print_tables(console: Console, title: str, rows: Sequence[BenchRow]) -> None:
     """Print speed, then bytes and memory, then notes and failures."""
     good = [row for row in rows if not row.failed]
     speed = f"{title}: ms, speed-up over on-demand, shares of decode steps"
-    console.print(make_table(speed, SPEED, good))
+    make_table(speed, SPEED, good, SPEED_IMPORTANCE).print(console)
     live = [row for row in good if not row.simulated]
-    console.print(
-        make_table(f"{title}: bytes and memory, MiB per run and per decode step", BYTES, live)
-    )
+    memory = f"{title}: bytes and memory, MiB per run and per decode step"
+    make_table(memory, BYTES, live, BYTES_IMPORTANCE).print(console)
     for row in list_remarks(rows):
         where = f"{row.system}, budget {row.budget}, batch {row.batch}"
         line = f"{where}: {row.failed or row.note}"
@@ -78,13 +70,25 @@ def list_remarks(rows: Sequence[BenchRow]) -> list[BenchRow]:
     return [row for row in rows if row.failed or row.note]
 
 
-def make_table(title: str, columns: Sequence[FigureColumn], rows: Sequence[BenchRow]) -> Table:
+def make_table(
+    title: str,
+    columns: Sequence[FigureColumn],
+    rows: Sequence[BenchRow],
+    importance: Sequence[str],
+) -> TextTable:
     """Make a table with a line per row; budget and batch are written where they change."""
     headings, body = make_cells(columns, rows)
     for above, row in reversed(list(itertools.pairwise(body))):
         if row[:2] == above[:2]:
             row[:2] = ["", ""]
-    return text_table(title, headings, body, left=3)
+    return TextTable(
+        title=title,
+        columns=headings,
+        rows=body,
+        left=3,
+        importance=importance,
+        elsewhere="results.json and report.html have them",
+    )
 
 
 def make_cells(

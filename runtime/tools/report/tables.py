@@ -1,6 +1,6 @@
-"""Tables of figures in a terminal, and how their values are written."""
+"""Values of tables as text, and tables of facts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,34 +61,9 @@ def mebibytes(value: float, digits: int = 1) -> str:
 whole_mebibytes = partial(mebibytes, digits=0)
 
 
-def text_table(
-    title: str | None,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    left: int = 1,
-    narrow: bool = False,
-    wrap: bool = False,
-) -> Table:
-    """Return a table whose columns are aligned to the right, all but the first `left`.
-
-    Args:
-        narrow: without space between columns, for many of them in a small terminal.
-        wrap: break long cells into lines.
-    """
-    spacing = {"padding": (0, 0), "collapse_padding": True} if narrow else {}
-    table = Table(title=title, title_justify="left", **spacing)  # type: ignore[arg-type]
-    for number, heading in enumerate(columns):
-        justify = "left" if number < left else "right"
-        table.add_column(heading, justify=justify, no_wrap=not wrap)  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def fact_table(title: str, facts: Mapping[str, str]) -> Table:
     """Return a table of names and values without headings."""
-    table = Table(title=title, show_header=False)
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     table.add_column()
     table.add_column(overflow="fold")
     for name, value in facts.items():

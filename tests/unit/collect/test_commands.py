@@ -37,7 +37,7 @@ def test_collect__says_what_it_will_write_and_what_it_made(
     assert results["digest"] == trace.digest
     assert results["tokens"] == results["prefill_tokens"] + results["decode_tokens"]
     assert results["decode_tokens"] == 5 * 2
-    said = capfd.readouterr().out
+    said = capfd.readouterr().err
     assert "5 prompts to record in 1 of 1 parts, at most" in said
 
 

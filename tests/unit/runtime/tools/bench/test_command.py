@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from configs.cli import main
 from configs.command import Command
@@ -96,7 +97,7 @@ def test_check__another_token_is_an_error_that_names_the_place():
     same = [[[1, 2, 3]], [[4, 5, 6]]]
     other = [[[1, 2, 3]], [[4, 9, 6]]]
     arms = [outcome("on-demand", tokens=same), outcome("moecast", tokens=same, number=2)]
-    console = bench.wide_console()
+    console = Console()
     check(arms, {}, console)
     check(arms, {1: same}, console)
     arms[1].runs[1] = replace(arms[1].runs[1], tokens=other)
@@ -113,4 +114,4 @@ def test_check__nothing_that_ran_is_an_error():
     failed = outcome("promoe", number=0)
     failed.failed = "no zoo entry"
     with pytest.raises(NothingRan, match="no zoo entry"):
-        check([failed], {}, bench.wide_console())
+        check([failed], {}, Console())

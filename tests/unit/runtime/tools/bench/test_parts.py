@@ -1,11 +1,13 @@
 """Arms, requests, rounds, children and figures of a benchmark, each by itself."""
 
+import io
 import mmap
 import sys
 from dataclasses import asdict
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from predictors.baselines import PopularityPredictor
 from predictors.errors import MoecastError
@@ -15,6 +17,13 @@ from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.rounds import cached_bytes, run_rounds
 from runtime.tools.bench.rows import BenchRow, compare_bounds, make_rows
 from runtime.tools.bench.serve import with_counts
+from runtime.tools.bench.table import (
+    BYTES,
+    BYTES_IMPORTANCE,
+    SPEED,
+    SPEED_IMPORTANCE,
+    print_tables,
+)
 from runtime.tools.bench.tasks import RequestsTask, batch_prompts, make_requests
 from runtime.tools.bench.variants import find_bounds, live_cases
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
@@ -185,6 +194,19 @@ def test_figures__are_medians_of_runs_and_ratios_within_a_repetition():
     assert row.bytes_moved_per_decode_step == 20
     assert row.read_bytes_per_second == pytest.approx(200)
     assert row.memory_beside_bytes == 400 - 50 - 100
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_tables__show_whole_figures_at_every_width(width):
+    rows = make_rows([outcome("on-demand"), outcome("moe-infinity-request")])
+    file = io.StringIO()
+    print_tables(Console(file=file, force_terminal=True, width=width), "tiny", rows)
+    text = file.getvalue()
+    assert "…" not in text
+    assert f"{1000 * rows[0].tpot_seconds:.1f}" in text
+    assert set(SPEED_IMPORTANCE) <= {column.heading for column in SPEED}
+    assert set(BYTES_IMPORTANCE) <= {column.heading for column in BYTES}
+    assert ("left out for lack of width" in text) == (width < 130)
 
 
 def test_figures__of_a_bound_are_relative_to_on_demand():
