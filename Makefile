@@ -2,6 +2,7 @@
 # make test    environment, install, lint, types, all tests but the next
 # make test-engines    those that start Ray and Slurm's local executor: ten minutes or more
 # make check   lint, types and the quick tests, in the environment that is there
+# make docs    builds the documentation into site/
 # make clean   removes what the others made
 #
 # PYTHON=python3.12        another interpreter
@@ -15,7 +16,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: demo test test-engines check clean
+.PHONY: demo test test-engines check docs clean
 
 demo: $(VENV)/installed
 	$(BIN)/python -m train predictor=stride run_dir=runs/demo
@@ -36,6 +37,10 @@ check: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "$(MARKS)" -n $(WORKERS) --dist worksteal
 
+docs: $(VENV)/installed-dev
+	$(BIN)/python -m tests.docs.generate
+	$(BIN)/zensical build --strict --clean
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -48,4 +53,4 @@ $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@ $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache runs traces
+	rm -rf $(VENV) build dist site .cache *.egg-info .pytest_cache .mypy_cache .ruff_cache runs traces

@@ -20,7 +20,6 @@ from runtime.hf.layers import find_adapter, find_expert_banks
 from runtime.hf.loading import load_plain
 from tests.builders.families.build import UnbuildableError, save_family, tiny_config
 from tests.builders.families.table import FAMILIES, FUSED, PER_EXPERT, Family
-from tests.families.table import PAGE, rendered, written
 
 SERVED = [family for family in FAMILIES.values() if not family.refused]
 REFUSED = [family for family in FAMILIES.values() if family.refused]
@@ -197,7 +196,3 @@ def test_families__none_of_transformers_is_left_out():
         if counts_experts.search(file.read_text())
     }
     assert found == set(FAMILIES)
-
-
-def test_readme__has_the_table_of_families():
-    assert written(PAGE.read_text()) == rendered(), "run: python -m tests.families.table"

@@ -1,0 +1,37 @@
+"""Writes the table of systems and their switches from `configs/system/`."""
+
+from dataclasses import fields
+from typing import Any
+
+import yaml
+
+from runtime.config import SystemConfig
+from runtime.policy.systems import FOLDER, load_system, system_names
+
+SHOWN_APART = ("name", "predictor", "eviction", "prefetch")
+
+
+def render_systems() -> str:
+    """Returns a row for each system: predictor, eviction and what else its file sets."""
+    lines = ["| system | fetches | evicts | other options |", "|---|---|---|---|"]
+    for name in system_names():
+        system = load_system(name)
+        chosen = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+        others = [
+            f"`{field.name}={write_value(getattr(system, field.name))}`"
+            for field in fields(SystemConfig)
+            if field.name in chosen and field.name not in SHOWN_APART
+        ]
+        fetched = f"`{system.predictor}`" if system.prefetch else "on demand"
+        lines.append(f"| `{name}` | {fetched} | `{system.eviction}` | {', '.join(others)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_value(value: Any) -> str:
+    """Returns a value as a user writes it after `=`."""
+    if isinstance(value, dict):
+        inside = ", ".join(f"{key}: {write_value(item)}" for key, item in value.items())
+        return f"{{{inside}}}"
+    if isinstance(value, bool) or value is None:
+        return str(value).lower().replace("none", "null")
+    return str(value)
