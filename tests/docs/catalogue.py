@@ -31,7 +31,10 @@ def render_catalogue() -> str:
             hits = [write_score(manifest.metrics, key) for key in keys]
             rates.append(f"| `{name}` | {' | '.join(hits)} |")
     shares = " | ".join(f"{share} %" for share in CACHE_SHARES)
-    lines += ["", "Predictors of reuse, which decide what to evict: hit rate by share of the experts "]
+    lines += [
+        "",
+        "Predictors of reuse, which decide what to evict: hit rate by share of the experts ",
+    ]
     lines[-1] += "that fit in the cache, with nothing prefetched."
     lines += ["", f"| entry | {shares} |", "|---|---|---|---|---|", *rates]
     return "\n".join(lines) + "\n"

@@ -28,7 +28,8 @@ def split_page(name: str) -> tuple[Path, str, str, str]:
     path = DOCS / page
     before, begin, rest = path.read_text().partition(f"<!-- {name}: begin -->\n")
     content, end, after = rest.partition(f"<!-- {name}: end -->")
-    assert begin and end, f"{page} has no marks of {name}"
+    assert begin, f"{page} has no mark where {name} begins"
+    assert end, f"{page} has no mark where {name} ends"
     return path, before + begin, content, end + after
 
 

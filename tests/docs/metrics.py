@@ -9,10 +9,7 @@ COMMON = ("model_name", "engine")
 
 def render_predictor_metrics() -> str:
     """Returns a table of the metrics of predictors."""
-    rows = [
-        f"| `{name}` | {capitalize(meaning)}. |"
-        for name, meaning in DEFINITIONS.items()
-    ]
+    rows = [f"| `{name}` | {capitalize(meaning)}. |" for name, meaning in DEFINITIONS.items()]
     return "\n".join(["| metric | meaning |", "|---|---|", *rows]) + "\n"
 
 

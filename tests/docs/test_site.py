@@ -46,7 +46,10 @@ def test_site__has_every_page(site: Path) -> None:
 def test_site__loads_nothing_from_other_hosts(site: Path) -> None:
     loaded = {
         f"{path.relative_to(site)}: {address}"
-        for pattern, suffixes in ((LOADED, (".html", ".svg")), (IMPORTED, (".html", ".css", ".svg")))
+        for pattern, suffixes in (
+            (LOADED, (".html", ".svg")),
+            (IMPORTED, (".html", ".css", ".svg")),
+        )
         for path in site.rglob("*")
         if path.suffix in suffixes
         for address in pattern.findall(path.read_text())
