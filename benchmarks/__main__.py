@@ -15,7 +15,7 @@ TABLE = (
     ("validate", "validate", "the simulator next to live runs of the same steps on this machine"),
     ("reads", "reads", "read throughput of experts, in place and packed, by page-cache setting"),
     ("quantised", "quantised", "loss of the reference model with experts stored as int8 and int4"),
-    ("contention", "contention", "two processes on the same cores, for each OpenMP wait policy"),
+    ("contention", "contention", "decoding and recording next to another process, by wait policy"),
     ("launchers", "launchers", "recording and training by every launcher: digests, speed, kills"),
     ("klotski", "klotski.run", "batch groups live and simulated: Klotski's figures and table 3"),
     ("peers", "peers.run", "other programs with the same weights, prompts and memory"),

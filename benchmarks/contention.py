@@ -1,45 +1,65 @@
-"""Time per token of two processes on the same cores, for each OpenMP wait policy.
+"""Decoding and recording next to another program on the same cores, for each OpenMP wait policy.
 
-Each process serves the reference model and generates, alone or next to another one like it.
 OpenMP's threads spin while they wait for each other, unless OMP_WAIT_POLICY=passive lets them
-sleep: a spinning thread occupies a core that the other process needs.
+sleep: a spinning thread occupies a core that the other program needs. The measured process serves
+and records the reference model, alone or next to a process that generates with the same model and
+the same policy until it is killed. Conditions run in turns, and ratios are taken within a turn, so
+that a machine that others use changes them little.
 """
 
 import json
-import os
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.config import ContentionConfig
-from benchmarks.process import python_module, start_worker
+from benchmarks.process import WorkerProcess, python_module, start_worker
 from benchmarks.reports import (
     MachineFacts,
     command_line,
+    default_threads,
     describe_machine,
     print_line,
     write_report,
 )
+from runtime.openmp import WAIT_POLICY
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 ROUNDS = 3
 """Generations of a process after one to warm up; the median counts."""
-VARIABLE = "OMP_WAIT_POLICY"
-POLICIES = ("default", "passive")
-PROCESSES = (1, 2)
+RECORDED_PROMPTS = 12
+SPIN, SLEEP = "active", "passive"
+POLICIES = {SPIN: None, SLEEP: SLEEP}
+"""Value of the variable; None: unset, OpenMP's own default."""
 TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContentionRow:
-    policy: str
-    processes: int
+class ContentionTimes:
+    """One process's measurements."""
+
     token_seconds: float
-    """Median over the repetitions."""
-    every: list[float]
+    """Time per output token."""
+    recorded_tokens_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentionRow:
+    is_alone: bool
+    every: dict[str, list[ContentionTimes]]
+    """Of each policy, in the order of the repetitions."""
+    token_seconds: dict[str, float]
+    """Medians over the repetitions, by policy."""
+    recorded_tokens_per_second: dict[str, float]
+    decoding_speedup: float
+    """Times that decoding is faster with sleeping threads: the median of the repetitions' ratios,
+    as is the next."""
+    recording_speedup: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,66 +70,140 @@ class ContentionReport:
     conditions: list[ContentionRow]
 
 
-def token_seconds(policy: str, processes: int) -> float:
-    """Runs processes at the same time; returns the mean of their times per token."""
-    # The default policy is the variable's absence.
-    settings = [] if policy == "default" else [f"{VARIABLE}={policy}"]
-    command = ["env", "-u", VARIABLE, *settings, *python_module("benchmarks.contention")]
-    with tempfile.TemporaryDirectory() as folder:
-        workers = [
-            start_worker(command, {}, Path(folder), name=f"process-{number}")
-            for number in range(processes)
-        ]
-        reports = [worker.finish(TIMEOUT_SECONDS) for worker in workers]
-    return statistics.mean(report["token_seconds"] for report in reports)
-
-
 def run_contention(config: ContentionConfig) -> None:
-    machine = describe_machine(os.cpu_count() or 1)
-    conditions = [(policy, processes) for processes in PROCESSES for policy in POLICIES]
-    measured: dict[tuple[str, int], list[float]] = {condition: [] for condition in conditions}
+    machine = describe_machine(default_threads())
+    measured: dict[bool, dict[str, list[ContentionTimes]]] = {
+        alone: {policy: [] for policy in POLICIES} for alone in (True, False)
+    }
     for _ in range(config.repetitions):
-        for policy, processes in conditions:
-            seconds = token_seconds(policy, processes)
-            measured[policy, processes].append(seconds)
-            print_line(f"{policy}, {processes} at once: {1e3 * seconds:.1f} ms")
+        for alone, by_policy in measured.items():
+            for policy, times in by_policy.items():
+                times.append(measure(policy, alone=alone))
+                print_line(f"{policy}, {'alone' if alone else 'next to another'}: {times[-1]}")
     report = ContentionReport(
         command=command_line("contention", config),
         machine=machine,
-        what=f"reference model, budget 25%, {NEW_TOKENS} tokens; seconds per token",
-        conditions=[
-            ContentionRow(
-                policy=policy,
-                processes=processes,
-                token_seconds=statistics.median(values),
-                every=values,
-            )
-            for (policy, processes), values in measured.items()
-        ],
+        what=f"reference model: {NEW_TOKENS} tokens with budget 25%, and {RECORDED_PROMPTS} "
+        f"prompts recorded; active: {WAIT_POLICY} unset, passive: as moecast sets it",
+        conditions=[summarise(alone, by_policy) for alone, by_policy in measured.items()],
     )
     write_report(config, report)
 
 
-def generate(report: Path) -> None:
-    """Measures in the child process."""
+def summarise(is_alone: bool, every: dict[str, list[ContentionTimes]]) -> ContentionRow:
+    pairs = list(zip(every[SPIN], every[SLEEP], strict=True))
+    return ContentionRow(
+        is_alone=is_alone,
+        every=every,
+        token_seconds={
+            policy: statistics.median(one.token_seconds for one in times)
+            for policy, times in every.items()
+        },
+        recorded_tokens_per_second={
+            policy: statistics.median(one.recorded_tokens_per_second for one in times)
+            for policy, times in every.items()
+        },
+        decoding_speedup=statistics.median(
+            spin.token_seconds / sleep.token_seconds for spin, sleep in pairs
+        ),
+        recording_speedup=statistics.median(
+            sleep.recorded_tokens_per_second / spin.recorded_tokens_per_second
+            for spin, sleep in pairs
+        ),
+    )
+
+
+def measure(policy: str, *, alone: bool) -> ContentionTimes:
+    """Runs a process, next to a competitor unless it is alone; both have the policy."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if alone:
+            return ContentionTimes(**start(policy, folder).finish(TIMEOUT_SECONDS))
+        with compete(policy, folder):
+            return ContentionTimes(**start(policy, folder).finish(TIMEOUT_SECONDS))
+
+
+def start(policy: str, folder: Path, *, competes: bool = False) -> WorkerProcess:
+    value = POLICIES[policy]
+    command = [
+        "env", "-u", WAIT_POLICY, *([] if value is None else [f"{WAIT_POLICY}={value}"]),
+        *python_module("benchmarks.contention"),
+    ]  # fmt: skip
+    name = "competitor" if competes else "measured"
+    return start_worker(command, {"competes": competes}, folder, name=name)
+
+
+@contextmanager
+def compete(policy: str, folder: Path) -> Iterator[None]:
+    """Runs a process that generates without end while the caller measures."""
+    competitor = start(policy, folder, competes=True)
+    try:
+        while not competitor.report.exists() and competitor.process.poll() is None:
+            time.sleep(0.05)
+        # Raises if it ended instead.
+        if competitor.process.poll() is not None:
+            competitor.read_report()
+        yield
+    finally:
+        competitor.kill()
+
+
+def measure_here(folder: Path) -> ContentionTimes:
+    return ContentionTimes(
+        token_seconds=time_decoding(lambda: None),
+        recorded_tokens_per_second=time_recording(folder),
+    )
+
+
+def time_decoding(on_warm: Callable[[], object], *, rounds: int = ROUNDS) -> float:
+    """Returns the median time per output token in seconds; calls `on_warm` after a first round."""
     import torch
 
     from benchmarks.greedy import generate_greedy
     from runtime import load
 
-    model = load("qwen2-moe-tiny", budget="25%")
     tokens = torch.arange(1, 33)[None]
-
-    def measure() -> float:
-        start = time.perf_counter()
+    model = load("qwen2-moe-tiny", budget="25%")
+    with model.moecast:
         generate_greedy(model, tokens, NEW_TOKENS)
-        return (time.perf_counter() - start) / NEW_TOKENS
+        on_warm()
+        seconds: list[float] = []
+        while len(seconds) < rounds:
+            started = time.perf_counter()
+            generate_greedy(model, tokens, NEW_TOKENS)
+            seconds.append((time.perf_counter() - started) / NEW_TOKENS)
+    return statistics.median(seconds)
 
-    measure()
-    seconds = statistics.median(measure() for _ in range(ROUNDS))
-    report.write_text(json.dumps({"token_seconds": seconds}))
-    model.moecast.close()
+
+def time_recording(folder: Path) -> float:
+    """Returns the recorded tokens per second, without the loading of the model."""
+    from collect.config import DataConfig
+    from collect.recording import RecordingJob, recording_settings
+    from collect.traces.layout import ALL_SIGNALS
+    from runtime.config import ModelConfig
+
+    data = DataConfig(num_prompts=RECORDED_PROMPTS, max_prompt_tokens=128, new_tokens=8)
+    job = RecordingJob(
+        ModelConfig(dtype="float32"),
+        data,
+        str(folder / "trace"),
+        ALL_SIGNALS,
+        recording_settings(data),
+        "100%",
+    )
+    recorder = job.load()
+    with recorder.model.moecast:
+        started = time.perf_counter()
+        arrays, _ = recorder.record(0)
+        return len(arrays["request"]) / (time.perf_counter() - started)
+
+
+def main(request: Path, report: Path) -> None:
+    if json.loads(request.read_text())["competes"]:
+        time_decoding(lambda: report.write_text("{}"), rounds=sys.maxsize)
+    else:
+        report.write_text(json.dumps(asdict(measure_here(report.parent))))
 
 
 if __name__ == "__main__":
-    generate(Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

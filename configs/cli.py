@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from configs.command import Command
 from configs.invocation import Invocation
 from predictors.errors import MoecastError
+from runtime.openmp import let_waiting_threads_sleep
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -26,6 +27,7 @@ def main(
     Every exception becomes one line on stderr here: a MoecastError is a fault that the user can
     correct (2), any other is a failure (1). `debug=true` prints the traceback of both.
     """
+    let_waiting_threads_sleep()
     arguments = list(sys.argv[1:] if argv is None else argv)
     invocation = Invocation(called=called or f"python -m {program}", argv=arguments)
     debug = any(argument.lower().lstrip("-") in ("debug", "debug=true") for argument in arguments)

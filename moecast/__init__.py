@@ -11,6 +11,9 @@ __all__ = ["__version__", "load"]
 def __getattr__(name: str) -> Any:
     # PyTorch and Transformers take seconds to import: nothing is imported before it is used.
     if name == "load":
+        from runtime.openmp import let_waiting_threads_sleep
+
+        let_waiting_threads_sleep()
         from runtime.generation.loading import load
 
         return load

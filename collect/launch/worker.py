@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from predictors.errors import MoecastError
+from runtime.openmp import let_waiting_threads_sleep
 
 DoUnit = Callable[[str], Any]
 
@@ -52,8 +53,9 @@ class UnitWorker:
     def open(self) -> DoUnit:
         """Loads the model or whatever the work needs, unless that was done before."""
         if self._do is None:
-            # Before torch is imported, which reads it once.
+            # Before torch is imported, which reads them once.
             os.environ["OMP_NUM_THREADS"] = str(self.threads)
+            let_waiting_threads_sleep()
             module, _, function = self.entry.partition(":")
             self._do = getattr(import_module(module), function)(**json.loads(self.arguments))
             if "torch" in sys.modules:
