@@ -52,7 +52,7 @@ class ContentionTimes:
 class ContentionRow:
     is_alone: bool
     every: dict[str, list[ContentionTimes]]
-    """Of each policy, in the order of the repetitions."""
+    """Times by policy, in the order of the repetitions."""
     token_seconds: dict[str, float]
     """Medians over the repetitions, by policy."""
     recorded_tokens_per_second: dict[str, float]

@@ -19,6 +19,7 @@ MAY_IMPORT = {
 ROOMS = (
     "config",
     "errors",
+    "openmp",
     "policy",
     "sim",
     "store",
