@@ -114,6 +114,8 @@ def make_logits_processors(
                 num_prompt, sampling.min_tokens, sorted(sampling.stop_token_ids), device=str(device)
             )
         )
+    if not sampling.is_greedy:
+        processors.append(FiniteScores())
     return processors
 
 
@@ -165,6 +167,19 @@ class LogitBias(LogitsProcessor):
         scores = scores.clone()
         scores[0, self._tokens] += self._biases
         return scores
+
+
+class FiniteScores(LogitsProcessor):
+    """Leaves the best token alone where nothing can be drawn: the scores have NaN or infinity.
+
+    Damaged weights and extreme penalties give such scores; `torch.multinomial` refuses them.
+    """
+
+    def __call__(self, _input_ids: Tensor, scores: Tensor) -> Tensor:
+        if torch.isfinite(scores.max()):  # NaN, too, is the maximum
+            return scores
+        best = scores.nan_to_num(nan=float("-inf")).argmax(dim=-1, keepdim=True)
+        return torch.full_like(scores, float("-inf")).scatter_(1, best, 0.0)
 
 
 class TokenListener(StoppingCriteria):

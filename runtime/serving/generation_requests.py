@@ -74,14 +74,15 @@ def parse_completion(
     check_limits(body, info, limits)
     is_single = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
     given: list[Any] = [body.prompt] if is_single else body.prompt  # type: ignore[assignment]
-    prompts = [encode_prompt(prompt, body, info) for prompt in given]
-    num_choices = len(prompts) * (body.n or 1)
+    # Counted before any prompt is encoded, which may take minutes for a body of tiny ones.
+    num_choices = len(given) * (body.n or 1)
     if num_choices > limits.max_total_choices:
         raise RequestError(
             f"prompt: {num_choices} answers in one request exceed this server's limit of "
             f"{limits.max_total_choices}; send fewer prompts at once",
             param="prompt",
         )
+    prompts = [encode_prompt(prompt, body, info) for prompt in given]
     samplings = []
     for prompt in prompts:
         max_tokens = resolve_max_tokens(len(prompt.tokens), info, limits, body.max_tokens)
@@ -266,6 +267,12 @@ def resolve_sampling(
     stop_ids |= {info.special_tokens[stop] for stop in body.stops if stop in info.special_tokens}
     if not body.ignore_eos:
         stop_ids |= {*info.eos_token_ids, *more_stop_ids}
+    if body.min_tokens and len(stop_ids) >= info.vocab_size:
+        raise RequestError(
+            f"stop_token_ids: they are the whole vocabulary, of which min_tokens={body.min_tokens} "
+            "leaves no token; send fewer",
+            param="stop_token_ids",
+        )
     return SamplingParams(
         max_new_tokens=max_new_tokens,
         logit_bias=parse_logit_bias(body, info),

@@ -3,9 +3,19 @@
 `runtime.serving.generation_requests` checks the limits that depend on the model or on the server.
 """
 
+from collections.abc import Sized
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from runtime.serving.errors import RequestError
 
@@ -14,6 +24,14 @@ MAX_SEED = 2**SEED_BITS - 1
 MAX_LOGPROBS = 20
 MAX_STOP_LENGTH = 1024
 MAX_LOGIT_BIASES = 1024
+MIN_REPETITION_PENALTY = 0.01
+"""Logits divided by less overflow half precision."""
+MAX_FIELDS = 100
+"""Fields of an object, of which OpenAI's API has about forty."""
+MAX_ITEMS = 4096
+"""Items of a list other than tokens."""
+MAX_TOKENS = 1 << 20
+"""Tokens of a prompt; the model's context is the limit that counts."""
 
 
 def reject_surrogates(text: str) -> str:
@@ -22,10 +40,55 @@ def reject_surrogates(text: str) -> str:
     return text
 
 
+def at_most(limit: int) -> BeforeValidator:
+    """Rejects what has more items, before any of them is validated.
+
+    A body of a megabyte would otherwise become some hundred thousand errors, in seconds during
+    which the server answers nobody.
+    """
+
+    def check(given: Any) -> Any:
+        if isinstance(given, Sized) and len(given) > limit:
+            raise ValueError(f"it has {len(given)} items; at most {limit} are allowed")
+        return given
+
+    return BeforeValidator(check)
+
+
+def kind_of_prompt(given: Any) -> str:
+    """Returns the tag of the only form that a prompt can have, by its first item."""
+    if not isinstance(given, list):
+        return "text"
+    first = given[0] if given else None
+    if isinstance(first, list):
+        return "token-lists"
+    return "texts" if isinstance(first, str) else "tokens"
+
+
+def kind_of_list(given: Any) -> str:
+    return "list" if isinstance(given, list) else "text"
+
+
+FIRST_ERROR = Field(fail_fast=True)
+"""Validation of a list ends at the first invalid item."""
 Text = Annotated[str, AfterValidator(reject_surrogates)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_SEED)]
-Tokens = Annotated[list[TokenId], Field(min_length=1)]
+Tokens = Annotated[list[TokenId], FIRST_ERROR, Field(min_length=1), at_most(MAX_TOKENS)]
 StopString = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[list[Text], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS), Tag("texts")]
+    | Annotated[
+        list[Tokens], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS), Tag("token-lists")
+    ],
+    Discriminator(kind_of_prompt),
+]
+Stop = Annotated[
+    Annotated[StopString, Tag("text")]
+    | Annotated[list[StopString], FIRST_ERROR, at_most(MAX_ITEMS), Tag("list")],
+    Discriminator(kind_of_list),
+]
 
 IGNORED_FIELDS = frozenset(
     {
@@ -57,6 +120,13 @@ class RequestBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_size(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > MAX_FIELDS:
+            raise ValueError(f"it has {len(given)} fields; at most {MAX_FIELDS} are allowed")
+        return given
+
 
 class StreamOptions(RequestBody):
     include_usage: bool | None = None
@@ -74,19 +144,21 @@ class GenerationBody(RequestBody):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_SEED)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: (
         Annotated[
-            dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MAX_LOGIT_BIASES)
+            dict[str, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIASES),
+            at_most(MAX_LOGIT_BIASES),
         ]
         | None
     ) = None
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    stop: StopString | list[StopString] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[TokenId], FIRST_ERROR, at_most(MAX_ITEMS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = None
@@ -130,12 +202,7 @@ class GenerationBody(RequestBody):
 
 
 class CompletionRequest(GenerationBody):
-    prompt: (
-        Text
-        | Tokens
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[Tokens], Field(min_length=1)]
-    )
+    prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -157,11 +224,18 @@ class TextPart(RequestBody):
     text: Text
 
 
+Content = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[TextPart], FIRST_ERROR, at_most(MAX_ITEMS), Tag("list")],
+    Discriminator(kind_of_list),
+]
+
+
 class ChatMessage(RequestBody):
     """A message of a chat; `name` is ignored, as chat templates know roles only."""
 
     role: Annotated[Text, Field(min_length=1, max_length=64)]
-    content: Text | list[TextPart] | None = None
+    content: Content | None = None
     name: str | None = None
     refusal: str | None = None
 
@@ -183,8 +257,11 @@ class ChatMessage(RequestBody):
         return self.content or ""
 
 
+Messages = Annotated[list[ChatMessage], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS)]
+
+
 class ChatRequest(GenerationBody):
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Messages
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -204,7 +281,7 @@ class TokenizeRequest(RequestBody):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -229,4 +306,4 @@ class ErrorResponse(BaseModel):
 
 class DetokenizeRequest(RequestBody):
     model: Text | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], FIRST_ERROR, at_most(MAX_TOKENS)]

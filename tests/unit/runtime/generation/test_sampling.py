@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.generation.sampling import (
+    FiniteScores,
     LogprobRecorder,
     SamplingParams,
     make_logits_processors,
@@ -86,3 +87,22 @@ def test_prompt_logprobs__come_from_the_previous_row() -> None:
         float(rows[index, token]) for index, token in enumerate(tokens[1:])
     ]
     assert [entry.top[0][0] for entry in entries[1:]] == rows[:3].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ([[math.nan] * 4], 0),
+        ([[0.0, math.nan, 2.0, 1.0]], 2),
+        ([[0.0, math.inf, 2.0, 1.0]], 1),
+        ([[-math.inf] * 4], 0),
+    ],
+)
+def test_finite_scores__leave_the_best_where_nothing_can_be_drawn(scores, best) -> None:
+    row = FiniteScores()(torch.zeros((1, 1), dtype=torch.long), torch.tensor(scores))
+    assert torch.multinomial(row.softmax(-1), 8, replacement=True).unique().tolist() == [best]
+
+
+def test_finite_scores__change_no_other_row() -> None:
+    scores = torch.tensor([[0.5, -math.inf, 2.0]])
+    assert FiniteScores()(torch.zeros((1, 1), dtype=torch.long), scores) is scores

@@ -155,3 +155,22 @@ def test_chat_template__that_is_invalid_prevents_the_start(
         template.write_text(content)
     with pytest.raises(CheckpointError, match=r"chat_template=\S+ is not usable"):
         tiny(folder, chat_template=template)
+
+
+def test_many_prompts__are_counted_before_they_are_encoded() -> None:
+    class Unused:
+        def __call__(self, *_: Any, **__: Any) -> None:
+            raise AssertionError("nothing may be encoded")
+
+    with pytest.raises(RequestError, match="100 answers in one request exceed"):
+        parse_completion(completion(prompt=["a"] * 100), info(tokenizer=Unused()), LIMITS)
+
+
+def test_stop_token_ids__may_not_be_the_whole_vocabulary_with_min_tokens() -> None:
+    every = list(range(8))
+    tiny_vocabulary = info(vocab_size=8)
+    body = {"prompt": [1], "stop_token_ids": every}
+    parse_completion(completion(**body), tiny_vocabulary, LIMITS)
+    with pytest.raises(RequestError, match="whole vocabulary") as caught:
+        parse_completion(completion(**body, min_tokens=2), tiny_vocabulary, LIMITS)
+    assert caught.value.param == "stop_token_ids"

@@ -58,6 +58,7 @@ def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
         (COMPLETIONS, {**PROMPT, "min_p": -1}, "min_p"),
         (COMPLETIONS, {**PROMPT, "top_k": -2}, "top_k"),
         (COMPLETIONS, {**PROMPT, "repetition_penalty": 0}, "repetition_penalty"),
+        (COMPLETIONS, {**PROMPT, "repetition_penalty": 1e-300}, "repetition_penalty"),
         (COMPLETIONS, {**PROMPT, "presence_penalty": 3}, "presence_penalty"),
         (COMPLETIONS, {**PROMPT, "seed": 2**63}, "seed"),
         (COMPLETIONS, {**PROMPT, "stop": ["a", "b", "c", "d", "e"]}, "stop"),

@@ -1,0 +1,79 @@
+"""Malformed bodies of a megabyte end in one error, before their items are validated."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from runtime.serving.schemas import (
+    MAX_FIELDS,
+    MAX_ITEMS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+
+MANY = 200_000
+FIELDS = {f"field{i}": 1 for i in range(MANY)}
+
+
+def chat(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content, **fields}]}
+
+
+MALFORMED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
+    "prompt of empty lists": (CompletionRequest, {"prompt": [[]] * MANY}),
+    "prompt of nulls": (CompletionRequest, {"prompt": [None] * MANY}),
+    "prompt of objects": (CompletionRequest, {"prompt": [{}] * MANY}),
+    "prompt of a text and nulls": (CompletionRequest, {"prompt": ["a"] + [None] * MANY}),
+    "prompt of a token and texts": (CompletionRequest, {"prompt": [1] + ["a"] * MANY}),
+    "prompt of a list of texts": (CompletionRequest, {"prompt": [["a"] * MANY]}),
+    "stop": (CompletionRequest, {"prompt": "a", "stop": [1] * MANY}),
+    "stop_token_ids": (CompletionRequest, {"prompt": "a", "stop_token_ids": ["a"] * MANY}),
+    "logit_bias": (CompletionRequest, {"prompt": "a", "logit_bias": dict.fromkeys(FIELDS, "a")}),
+    "fields": (CompletionRequest, {"prompt": "a", **FIELDS}),
+    "stream_options": (CompletionRequest, {"prompt": "a", "stream_options": FIELDS}),
+    "messages of numbers": (ChatRequest, {"messages": [1] * MANY}),
+    "messages of empty objects": (ChatRequest, {"messages": [{}] * MANY}),
+    "content of numbers": (ChatRequest, chat([1] * MANY)),
+    "content of objects": (ChatRequest, chat([{}] * MANY)),
+    "fields of a message": (ChatRequest, chat("a", **FIELDS)),
+    "messages to tokenize": (TokenizeRequest, {"messages": [[]] * MANY}),
+    "tokens": (DetokenizeRequest, {"tokens": ["a"] * MANY}),
+    "tokens of lists": (DetokenizeRequest, {"tokens": [[]] * MANY}),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_bodies__a_megabyte_of_errors_is_a_few(name: str) -> None:
+    body, fields = MALFORMED[name]
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate(fields)
+    assert caught.value.error_count() <= 2
+
+
+def test_bodies__many_messages_of_many_fields_stop_at_the_first() -> None:
+    message = {"role": "user", **{f"field{i}": 1 for i in range(MAX_FIELDS - 1)}}
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"messages": [message] * MAX_ITEMS})
+    assert caught.value.error_count() < MAX_FIELDS
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"prompt": "a"}, "a"),
+        ({"prompt": ["a", "b"]}, ["a", "b"]),
+        ({"prompt": [1, 2]}, [1, 2]),
+        ({"prompt": [[1], [2, 3]]}, [[1], [2, 3]]),
+    ],
+)
+def test_prompt__has_the_four_forms_of_the_api(fields: dict, prompt: Any) -> None:
+    assert CompletionRequest.model_validate(fields).prompt == prompt
+
+
+def test_stop__is_a_text_or_a_list() -> None:
+    assert CompletionRequest.model_validate({"prompt": "a", "stop": "b"}).stops == ("b",)
+    assert CompletionRequest.model_validate({"prompt": "a", "stop": ["b"]}).stops == ("b",)
+    assert CompletionRequest.model_validate({"prompt": "a", "stop": None}).stops == ()
