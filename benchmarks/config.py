@@ -294,5 +294,10 @@ class SoakConfig(ServingConfig):
 
 
 @dataclass(kw_only=True)
+class FiguresConfig(RunConfig):
+    """`python -m benchmarks figures` has no options of its own."""
+
+
+@dataclass(kw_only=True)
 class TablesConfig(RunConfig):
     pass

@@ -17,6 +17,7 @@ from predictors.base import Predictor
 from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
+from runtime.tools.report.provenance import read_provenance
 from train.config import TrainConfig
 from train.distributed import fit_distributed
 from train.drift import LEARNERS, measure_drift
@@ -174,7 +175,12 @@ def train(config: TrainConfig) -> dict[str, Any]:
     again = f"moecast train report run_dir={config.run_dir} makes it again"
     with timer.stage("report", f"results.json is written; drawing the report ({again})"):
         reuse_predictor = load_reuse(config.run_dir, trace.spec)
-        page = make_page(record, trace, reuse_predictor=reuse_predictor)
+        page = make_page(
+            record,
+            trace,
+            reuse_predictor=reuse_predictor,
+            provenance=read_provenance(config.run_dir),
+        )
         log_report(config.logger, page, write_report(page, config.run_dir), config.run_dir)
     sys.stderr.write(
         f"next: `moecast zoo push {config.run_dir / 'entries'}` adds the entries to your zoo, from "

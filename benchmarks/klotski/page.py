@@ -1,4 +1,4 @@
-"""The report as a page: Klotski's figures 12, 14 and 15 and its table 3, from this machine."""
+"""The report as a page: what Klotski's figures 12, 14 and 15 and table 3 show, measured here."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,29 +11,37 @@ from benchmarks.klotski.rows import (
     simulated_points,
 )
 from predictors.units import GIB, MIB
+from runtime.tools.report.figures import hue_color, muted_color, ramp_colors
 from runtime.tools.report.html_report import HtmlReport, slug
+from runtime.tools.report.line_labels import label_lines
+from runtime.tools.report.provenance import Provenance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MARKERS = "os^Dv<>pPX"
 ABLATION = ("simple pipeline", "+ multi batches", "+ only hot experts", "+ order (klotski)")
 
 
-def build_page(report: KlotskiReport) -> HtmlReport:
+def build_page(report: KlotskiReport, provenance: Provenance | None = None) -> HtmlReport:
     """Builds the tables, and a figure for each of the paper's."""
     rows = report.completed
-    page = HtmlReport("Batches in groups", f"klotski on {report.model}, {report.budget} budget")
+    page = HtmlReport(
+        "Batches in groups",
+        f"klotski on {report.model}, {report.budget} budget",
+        provenance=provenance,
+    )
     page.table("Variants", *variants_table(rows), note=NOTE)
     by_name = {row.name: row for row in rows}
-    add_groups(page, "figure-14", "Throughput against n", live_points(rows))
+    add_groups(page, "throughput-by-group-size", "Throughput by group size", live_points(rows))
     add_bars(page, [by_name[name] for name in ABLATION if name in by_name])
     compared = [by_name[name] for name in (ABLATION[0], ABLATION[-1]) if name in by_name]
-    add_memory(page, compared)
+    add_memory(page, [row for row in compared if row.memory])
     for row in compared:
         add_timeline(page, row)
     for environment, points in simulated_points(report.simulated or []).items():
-        name = f"simulated-{slug(environment)}"
-        add_groups(page, name, f"Simulated: {environment}", points)
+        name = f"throughput-by-group-size-simulated-{slug(environment)}"
+        add_groups(page, name, f"Throughput by group size, simulated: {environment}", points)
     return page
 
 
@@ -68,25 +76,26 @@ def variants_table(rows: Sequence[LiveRow]) -> tuple[list[str], list[list[Any]]]
 
 
 def add_groups(page: HtmlReport, name: str, heading: str, points: Sequence[Point]) -> None:
-    """Adds figure 14: a line for each batch size."""
+    """Adds a line of throughput for each batch size (Klotski, figure 14)."""
     if not points:
         return
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for batch in dict.fromkeys(batch for batch, _, _ in points):
+        batches = list(dict.fromkeys(batch for batch, _, _ in points))
+        for batch, color, marker in zip(batches, ramp_colors(len(batches)), MARKERS, strict=False):
             line = [(n, speed) for size, n, speed in points if size == batch]
-            axes.plot(*zip(*line, strict=True), marker="o", label=f"batch {batch}")
-        axes.set_xlabel("n, batches of a group")
-        axes.set_ylabel("tokens/s")
-        axes.set_ylim(bottom=0)
-        axes.legend()
+            style = {"color": color, "marker": marker, "label": f"batch size {batch}"}
+            axes.plot(*zip(*line, strict=True), **style)
+        axes.set(xlabel="n, batches in a group", ylabel="throughput, tokens/s", ylim=(0, None))
+        axes.set_xticks(sorted({n for _, n, _ in points}))
+        label_lines(axes)
 
     page.figure(name, heading, draw, ["batch", "n", "tokens/s"], [list(point) for point in points])
 
 
 def add_bars(page: HtmlReport, rows: Sequence[LiveRow]) -> None:
-    """Adds table 3."""
+    """Adds the throughput of each step (Klotski, table 3)."""
     if not rows:
         return
     names = [row.name for row in rows]
@@ -94,58 +103,61 @@ def add_bars(page: HtmlReport, rows: Sequence[LiveRow]) -> None:
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        axes.bar(names, speeds)
-        axes.set_ylabel("tokens/s")
+        bars = axes.barh(names, speeds, 0.66, color=hue_color("teal"))
+        axes.bar_label(bars, fmt="%.1f", fontsize=9, padding=4)
+        axes.set_xlabel("throughput, tokens/s")
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
 
     page.figure(
-        "table-3",
-        "What each step adds",
+        "throughput-by-technique",
+        "Throughput as the techniques of klotski are added",
         draw,
         ["step", "tokens/s"],
         [list(pair) for pair in zip(names, speeds, strict=True)],
+        inches=(8.0, 1.0 + 0.42 * len(names)),
     )
 
 
 def add_memory(page: HtmlReport, rows: Sequence[LiveRow]) -> None:
-    """Adds figure 12: resident memory, and experts in the arena, over time."""
+    """Adds resident memory, and experts in the arena, over time (Klotski, figure 12)."""
     if not rows:
         return
 
     def draw(figure: "Figure") -> None:
         above, below = figure.subplots(2, 1, sharex=True)
-        for row in rows:
-            seconds = [at for at, _, _ in row.memory]
-            above.plot(seconds, [size / MIB for _, size, _ in row.memory], label=row.name)
-            below.plot(seconds, [held for _, _, held in row.memory], label=row.name)
-        for row in rows[-1:]:
-            limit = (row.weights_bytes + row.arena_bytes) / MIB
-            above.axhline(limit, linestyle="--", color="C7", label="weights and budget")
-        above.set_ylabel("resident, MiB")
-        above.set_ylim(bottom=0)
-        above.legend()
-        below.set_ylabel("experts in the arena")
-        below.set_xlabel("seconds")
+        for row, hue in zip(rows, ("navy", "teal"), strict=False):
+            seconds, sizes, held = zip(*row.memory, strict=True)
+            style = {"color": hue_color(hue), "label": row.name}
+            above.plot(seconds, [size / MIB for size in sizes], **style)
+            below.plot(seconds, held, **style)
+        limit = (rows[-1].weights_bytes + rows[-1].arena_bytes) / MIB
+        above.axhline(limit, linestyle="--", color=muted_color(), linewidth=1.2)
+        above.annotate(
+            "weights and budget", (0, limit), (4, 4), textcoords="offset points", fontsize=9,
+            color=muted_color(),
+        )  # fmt: skip
+        above.set(ylabel="resident, MiB", ylim=(0, None))
+        below.set(ylabel="experts in memory", xlabel="seconds since the start", ylim=(0, None))
+        for axes in (above, below):
+            label_lines(axes)
 
     page.figure(
-        "figure-12",
+        "memory-over-time",
         "Memory over time",
         draw,
-        ["arm", "seconds", "resident bytes", "experts in the arena"],
+        ["variant", "seconds", "resident bytes", "experts in the arena"],
         [[row.name, *sample] for row in rows for sample in row.memory],
         inches=(8.0, 5.0),
     )
 
 
-LANES = {
-    "transfers": "C0",
-    "experts": "C2",
-    "other_layers": "C3",
-    "stalls": "C7",
-}
+LANES = {"transfers": "orange", "experts": "blue", "other_layers": "navy", "stalls": "maroon"}
+"""Rows of the timeline, with their hues."""
 
 
 def add_timeline(page: HtmlReport, row: LiveRow) -> None:
-    """Adds figure 15: two layers of one step."""
+    """Adds two layers of one step (Klotski, figure 15)."""
     timeline = row.timeline
     if timeline is None:
         return
@@ -155,14 +167,17 @@ def add_timeline(page: HtmlReport, row: LiveRow) -> None:
         axes = figure.subplots()
         for place, (lane, spans) in enumerate(lanes.items()):
             bars = [(begin, end - begin) for begin, end in spans]
-            axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=LANES[lane])
+            axes.broken_barh(bars, (place - 0.4, 0.8), facecolors=hue_color(LANES[lane]))
         axes.set_yticks(range(len(LANES)), [lane.replace("_", " ") for lane in LANES])
-        axes.set_xlabel("ms")
+        axes.set_xlabel("ms since the first of these layers began")
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
 
     page.figure(
-        f"figure-15-{slug(row.name)}",
+        f"timeline-of-layers-{slug(row.name)}",
         f"Layers {timeline.layers[0]} and {timeline.layers[1]} of one step: {row.name}",
         draw,
         ["lane", "from ms", "to ms"],
         [[lane, *span] for lane, spans in lanes.items() for span in spans],
+        inches=(8.0, 2.6),
     )

@@ -19,7 +19,8 @@ from benchmarks.klotski.rows import (
     KlotskiReport,
     LiveRow,
 )
-from benchmarks.reports import describe_machine, print_line, write_report
+from benchmarks.reports import command_line, describe_machine, print_line, write_report
+from runtime.tools.report.provenance import Provenance
 
 BASE, OURS = "single batch, on demand", "+ order (klotski)"
 
@@ -80,7 +81,8 @@ def run_klotski(config: KlotskiConfig) -> None:
         quality=quality,
         seconds=round(time.monotonic() - started),
     )
-    page = build_page(report).write(config.page)
+    origin = Provenance(command=command_line("klotski", config), date=machine.date)
+    page = build_page(report, origin).write(config.page)
     # The page's CSV files have the samples; the committed report stays small.
     small = [
         replace(row, memory=[], timeline=None) if isinstance(row, LiveRow) else row for row in live

@@ -1,20 +1,29 @@
-"""A page with the distributions of latency, a curve for each system (fMoE, figure 10)."""
+"""A page with the distributions of latency, a row for each system (fMoE, figure 10)."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from benchmarks.serving.rows import ArrivalsReport, Percentiles, SystemLatencies
 from predictors.units import GIB
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.line_styles import draw_legend, line_style
+from runtime.tools.report.provenance import Provenance
+from runtime.tools.report.spreads import (
+    MEDIAN,
+    PERCENTILES,
+    SPREADS_NOTE,
+    draw_spreads,
+    spreads_height,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LATENCIES = {
-    "end-to-end": "From when a request was due to its last token",
-    "first token": "From when a request was due to its first token",
-    "token": "Between tokens after the first, the mean of each request",
+    "end-to-end": "Time from when a request was due to its last token",
+    "first token": "Time from when a request was due to its first token",
+    "token": "Time between tokens after the first, mean of each request",
 }
 """Names of the latencies, with their headings."""
 
@@ -25,11 +34,12 @@ def latencies(system: SystemLatencies) -> dict[str, Percentiles]:
     return dict(zip(LATENCIES, distributions, strict=True))
 
 
-def build_page(report: ArrivalsReport) -> HtmlReport:
+def build_page(report: ArrivalsReport, provenance: Provenance | None = None) -> HtmlReport:
     page = HtmlReport(
         "Latency of replayed arrivals",
         f"{report.requests} requests of `{report.trace}`, {report.rate:.3f} a second, "
         f"{report.repetitions} times; model `{report.model}`, budget {report.budget}",
+        provenance=provenance,
     )
     page.table(
         "Latency",
@@ -51,11 +61,13 @@ def build_page(report: ArrivalsReport) -> HtmlReport:
             for name, system in report.systems.items()
         }
         page.figure(
-            f"cdf-{latency.replace(' ', '-')}",
+            f"distribution-of-{latency.replace(' ', '-')}-latency",
             heading,
-            draw_curves(curves),
+            draw_rows({name: latencies(one)[latency].all for name, one in report.systems.items()}),
             ["system", "seconds", "share of requests"],
             [[name, *point] for name, points in curves.items() for point in points],
+            note=SPREADS_NOTE,
+            inches=(8.0, spreads_height(len(curves))),
         )
     return page
 
@@ -65,16 +77,16 @@ def cumulative_shares(values: list[float]) -> list[tuple[float, float]]:
     return [(value, (place + 1) / len(values)) for place, value in enumerate(sorted(values))]
 
 
-def draw_curves(curves: dict[str, list[tuple[float, float]]]) -> Callable[["Figure"], None]:
+def draw_rows(seconds: dict[str, list[float]]) -> Callable[["Figure"], None]:
+    """Returns a function that draws each system's percentiles, the lowest median on top."""
+    spreads = {
+        name: [float(value) for value in np.percentile(values, PERCENTILES)]
+        for name, values in sorted(seconds.items(), key=lambda item: np.percentile(item[1], MEDIAN))
+    }
+
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for place, (name, points) in enumerate(curves.items()):
-            x, y = [0.0, *(x for x, _ in points)], [0.0, *(y for _, y in points)]
-            axes.step(x, y, where="post", label=name, **line_style(place) | {"marker": ""})
+        draw_spreads(axes, spreads)
         axes.set_xlabel("seconds")
-        axes.set_ylabel("share of requests")
-        axes.set_xlim(left=0)
-        axes.set_ylim(0, 1)
-        draw_legend(figure, axes)
 
     return draw

@@ -20,6 +20,11 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> lis
     return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
+def show_figure(name: str, described: str) -> list[str]:
+    """Returns the line that shows `docs/images/NAME.svg` on a page of docs."""
+    return [f"![{described}](images/{name}.svg)", ""]
+
+
 def format_figure(value: float | str | None, digits: int = 3, unit: str = "") -> str:
     """Returns a number with its unit, a dash if it was not measured, and words unchanged."""
     if isinstance(value, str):

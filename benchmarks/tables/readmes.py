@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks.config import TablesConfig
 from benchmarks.process import ROOT
 from benchmarks.tables import comparing, forecasting, grouping, launching, serving, spreading
+from benchmarks.tables.markdown import show_figure
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
@@ -41,8 +42,12 @@ def run_tables(config: TablesConfig) -> None:
         ROOT / "docs/results.md",
         [
             forecasting.predictors_table(),
+            show_figure("accuracy-by-layer", "Accuracy of each predictor, by layer"),
+            show_figure("hit-rate-by-eviction-policy", "Hit rates of eviction policies"),
             comparing.replayed_table(),
+            show_figure("simulated/tpot-against-budget", "Simulated TPOT against the budget"),
             comparing.live_table(),
+            show_figure("tpot-against-budget", "Live TPOT against the budget, and the bound"),
             comparing.peers_section(),
             grouping.groups_tables(),
             serving.robustness_table(),

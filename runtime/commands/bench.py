@@ -88,9 +88,10 @@ def run(config: BenchConfig) -> dict[str, Any]:
     }
     if config.run_dir is not None:
         from runtime.tools.bench.html_report import make_report
+        from runtime.tools.report.provenance import read_provenance
 
-        page = make_report(results, rows).write(config.run_dir)
-        print_line(Console(stderr=True), f"report: {page}")
+        page = make_report(results, rows, read_provenance(config.run_dir))
+        print_line(Console(stderr=True), f"report: {page.write(config.run_dir)}")
     return results
 
 

@@ -4,8 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime.tools.comparison import Condition
+from runtime.tools.report.figures import hue_color, muted_color
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.line_styles import system_styles
+from runtime.tools.report.line_labels import draw_legend, label_lines
+from runtime.tools.report.series_styles import line_style
+from runtime.tools.report.spreads import (
+    MEDIAN,
+    PERCENTILES,
+    SPREADS_NOTE,
+    draw_spreads,
+    spreads_height,
+)
 from runtime.tools.report.tables import Row
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.timeline import TimelineSpan
@@ -15,9 +24,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANEL_INCHES = 4.0
+PANEL_INCHES = 4.6
 
-SPAN_COLOURS = {"compute": "C0", "stall": "C1", "fetch": "C3", "prefetch": "C2"}
+SPAN_HUES = {"compute": "navy", "stall": "maroon", "fetch": "orange", "prefetch": "teal"}
 SPAN_LABELS = {
     "compute": "compute",
     "stall": "stall",
@@ -42,12 +51,6 @@ def pick(rows: Sequence[Row], keys: Sequence[str]) -> list[tuple[Any, ...]]:
     return [tuple(row[key] for key in keys) for row in rows]
 
 
-def legend(figure: "Figure", axes: "Axes", columns: int = 4) -> None:
-    """Add one legend for all panels, below them."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
 def wide(panels: int) -> float:
     """Return the width in inches of a figure with this many panels side by side."""
     return max(8.0, PANEL_INCHES * panels)
@@ -60,68 +63,79 @@ def draw_machines(
     *,
     xlabel: str,
     ylabel: str,
-    legend_columns: int = 4,
 ) -> None:
-    """Draw a panel for each machine side by side, and one legend below them."""
+    """Draw a panel for each machine side by side, with each line's name at its end."""
     grid = figure.subplots(1, len(names), squeeze=False)
     for axes, machine in zip(grid[0], names, strict=True):
         draw_panel(axes, machine)
         axes.set(title=machine, xlabel=xlabel)
     grid[0][0].set_ylabel(ylabel)
-    legend(figure, grid[0][0], legend_columns)
 
 
 def draw_systems(
-    axes: "Axes",
-    rows: Sequence[Row],
-    key: str,
-    across: str,
-    ticks: Mapping[Any, float],
-    styles: Any,
+    axes: "Axes", rows: Sequence[Row], key: str, across: str, ticks: Mapping[Any, float], bound: str
 ) -> None:
-    """Draw a line of the figure `key` for each system on a logarithmic axis."""
+    """Draw a line of the figure `key` for each system on a logarithmic axis.
+
+    What lies beyond the bound's line, which nothing can reach, is shaded.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     for system, own in by_system(rows).items():
         places = [ticks[row[across]] for row in own]
-        axes.plot(places, [row[key] for row in own], label=system, **styles[system])
+        axes.plot(places, [row[key] for row in own], label=system, **line_style(system))
     axes.set_yscale("log")
     # 12 rather than 1.2 x 10^1.
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(list(ticks.values()), list(map(str, ticks)))
+    axes.margins(x=0.02)
+    shade_beyond(axes, bound, below=key.endswith("_ms"))
+    label_lines(axes, texts={bound: f"{bound}: the bound"})
+
+
+def shade_beyond(axes: "Axes", bound: str, *, below: bool) -> None:
+    """Shade what lies below the bound's line, or above it, to the edge of the axes."""
+    line = next((line for line in axes.get_lines() if line.get_label() == bound), None)
+    if line is not None:
+        lowest, highest = axes.get_ylim()
+        edge = lowest if below else highest
+        axes.fill_between(
+            line.get_xdata(), line.get_ydata(), edge, color=muted_color(), alpha=0.13, linewidth=0
+        )
+        axes.set_ylim(lowest, highest)
+
+
+LATENCIES = {"TPOT": ("tpot_ms", "of a generated token"), "TTFT": ("ttft_ms", "of a prefill")}
 
 
 def draw_budgets(page: HtmlReport, results: Row, batch: int) -> None:
-    """Draw latency against the budget, decode above and prefill below (ProMoE, figure 10)."""
+    """Draw TPOT and TTFT against the budget (ProMoE, figure 10)."""
     rows = [row for row in results["rows"] if row["batch"] == batch]
     names = machines(rows)
-    columns = ("hardware", "budget", "system", "tpot_ms", "ttft_ms")
+    for latency, (key, described) in LATENCIES.items():
 
-    def draw(figure: "Figure") -> None:
-        grid = figure.subplots(2, len(names), squeeze=False, sharex=True)
-        styles = styles_of(results)
-        for place, machine in enumerate(names):
-            here = [row for row in rows if row["hardware"] == machine]
-            ticks = axis_of(list(dict.fromkeys(row["budget"] for row in here)))
-            draw_systems(grid[0][place], here, "tpot_ms", "budget", ticks, styles)
-            draw_systems(grid[1][place], here, "ttft_ms", "budget", ticks, styles)
-            grid[0][place].set_title(f"{machine}: decode")
-            grid[1][place].set(title=f"{machine}: prefill", xlabel="memory for experts")
-        grid[0][0].set_ylabel("TPOT, ms")
-        grid[1][0].set_ylabel("TTFT, ms")
-        legend(figure, grid[0][0])
+        def draw(figure: "Figure", key: str = key, latency: str = latency) -> None:
+            def draw_panel(axes: "Axes", machine: str) -> None:
+                here = [row for row in rows if row["hardware"] == machine]
+                ticks = axis_of(list(dict.fromkeys(row["budget"] for row in here)))
+                draw_systems(axes, here, key, "budget", ticks, results["bound"])
 
-    page.figure(
-        "latency-against-cache-rate",
-        "Latency against cache rate",
-        draw,
-        columns,
-        pick(rows, columns),
-        note=f"Medians, batch {batch}; as in ProMoE, figure 10. The vertical axes are logarithmic.",
-        inches=(wide(len(names)), 7.6),
-    )
+            xlabel, ylabel = "memory for experts, share of all", f"{latency}, ms (log scale)"
+            draw_machines(figure, names, draw_panel, xlabel=xlabel, ylabel=ylabel)
+
+        columns = ("hardware", "budget", "system", key)
+        page.figure(
+            f"{latency.lower()}-against-budget",
+            f"{latency} against the memory budget",
+            draw,
+            columns,
+            pick(rows, columns),
+            note=f"Median time {described}, batch {batch}; as in ProMoE, figure 10. Lower is "
+            f"better; the shaded area below `{results['bound']}` is out of reach.",
+            inches=(wide(len(names)), 4.8),
+        )
 
 
 def axis_of(budgets: Sequence[str]) -> dict[str, float]:
@@ -129,16 +143,6 @@ def axis_of(budgets: Sequence[str]) -> dict[str, float]:
     if all(budget.endswith("%") for budget in budgets):
         return {budget: float(budget[:-1]) for budget in budgets}
     return {budget: float(place) for place, budget in enumerate(budgets)}
-
-
-def styles_of(results: Row) -> Mapping[str, Any]:
-    return system_styles(
-        list(dict.fromkeys(row["system"] for row in results["rows"])),
-        ours=results["ours"],
-        subject=results["ablated"],
-        baseline=results["baseline"],
-        bound=results["bound"],
-    )
 
 
 def draw_ablation(page: HtmlReport, results: Row, subject: str) -> None:
@@ -159,26 +163,28 @@ def draw_ablation(page: HtmlReport, results: Row, subject: str) -> None:
             values.append((machine, stage, row["tpot_ms"], row["ttft_ms"], decode, prefill))
 
     def draw(figure: "Figure") -> None:
-        grid = figure.subplots(1, 2, squeeze=False, sharey=True)
-        width = 0.8 / len(names)
-        for axes, column, title in ((grid[0][0], 5, "prefill"), (grid[0][1], 4, "decode")):
+        panels = figure.subplots(1, 2, sharey=True)
+        height = 0.8 / len(names)
+        for axes, column, title in zip(panels, (5, 4), ("Prefill", "Decode"), strict=True):
             for place, machine in enumerate(names):
-                heights = [one[column] or 0.0 for one in values if one[0] == machine]
-                left = [i + (place - (len(names) - 1) / 2) * width for i in range(len(stages))]
-                bars = axes.bar(left, heights, width * 0.92, label=machine, color=f"C{place}")
-                axes.bar_label(bars, fmt="%.2f", fontsize=8, padding=2)
-            axes.axhline(1.0, linewidth=1.0, color="C7", linestyle=":")
-            axes.set_title(title)
-            axes.set_xticks(range(len(stages)), [broken(one) for one in stages], fontsize=8.5)
-            axes.grid(visible=False, axis="x")
-        grid[0][0].set_ylabel("speed-up over base")
-        legend(figure, grid[0][0])
+                widths = [one[column] or 0.0 for one in values if one[0] == machine]
+                below = [i + (place - (len(names) - 1) / 2) * height for i in range(len(stages))]
+                hue = hue_color(("red", "salmon", "maroon", "orange")[place % 4])
+                bars = axes.barh(below, widths, height * 0.88, label=machine, color=hue)
+                axes.bar_label(bars, fmt="%.2fx", fontsize=8.5, padding=3)
+            axes.axvline(1.0, linewidth=1.0, color=muted_color(), linestyle=":")
+            axes.set(title=title, xlabel="times faster than base", xlim=(0, None))
+            axes.set_yticks(range(len(stages)), stages)
+            axes.margins(x=0.14)
+            axes.grid(visible=False, axis="y")
+        panels[0].invert_yaxis()
+        draw_legend(figure, panels[0])
 
     columns = ("hardware", "stage", "tpot_ms", "ttft_ms", "speedup_decode", "speedup_prefill")
     place = f"budget {rows[0]['budget']}, batch {rows[0]['batch']}"
     page.figure(
-        "ablation",
-        f"Ablation of {subject}",
+        f"ablation-of-{subject}",
+        f"Speed-up as the techniques of {subject} are added",
         draw,
         columns,
         values,
@@ -188,12 +194,6 @@ def draw_ablation(page: HtmlReport, results: Row, subject: str) -> None:
     )
 
 
-def broken(stage: str) -> str:
-    """Break `+ early preemption` into two lines, which are as wide as a bar."""
-    first, _, last = stage.rpartition(" ")
-    return f"{first}\n{last}" if " " in first else stage
-
-
 def draw_batches(page: HtmlReport, results: Row, budget: str) -> None:
     """Draw throughput against the number of requests that decode together (Klotski, figure 10)."""
     rows = [row for row in results["rows"] if row["budget"] == budget]
@@ -201,23 +201,22 @@ def draw_batches(page: HtmlReport, results: Row, budget: str) -> None:
     columns = ("hardware", "batch", "system", "tokens_per_second", "tpot_ms")
 
     def draw(figure: "Figure") -> None:
-        styles = styles_of(results)
-
         def draw_panel(axes: "Axes", machine: str) -> None:
             here = [row for row in rows if row["hardware"] == machine]
             ticks = {batch: place for place, batch in enumerate(sorted({r["batch"] for r in here}))}
-            draw_systems(axes, here, "tokens_per_second", "batch", ticks, styles)
+            draw_systems(axes, here, "tokens_per_second", "batch", ticks, results["bound"])
 
-        xlabel, ylabel = "requests that decode together", "throughput, tokens/s"
+        xlabel, ylabel = "requests that decode together", "tokens/s (log scale)"
         draw_machines(figure, names, draw_panel, xlabel=xlabel, ylabel=ylabel)
 
     page.figure(
-        "batch-size",
-        "Batch size",
+        "throughput-against-batch-size",
+        "Throughput against the batch size",
         draw,
         columns,
         pick(rows, columns),
-        note=f"Budget {budget}; the vertical axes are logarithmic.",
+        note=f"Budget {budget}. Higher is better; the shaded area above `{results['bound']}` is "
+        "out of reach.",
         inches=(wide(len(names)), 5.0),
     )
 
@@ -229,36 +228,38 @@ def draw_distances(page: HtmlReport, results: Row, subject: str) -> None:
     columns = ("hardware", "system", "distance", "tpot_ms", "hit_rate", "stall_share")
 
     def draw(figure: "Figure") -> None:
-        from runtime.tools.report.figures import muted_color, text_color
-
         def draw_panel(axes: "Axes", machine: str) -> None:
             lines = by_system([row for row in rows if row["hardware"] == machine])
             (without,) = lines.pop(NO_PREFETCH)
-            for place, (label, own) in enumerate(lines.items()):
+            ahead = sorted({row["distance"] for own in lines.values() for row in own})
+            axes.plot(
+                [ahead[0], ahead[-1]],
+                2 * [without["tpot_ms"]],
+                label=NO_PREFETCH,
+                **{**line_style("on-demand"), "marker": ""},
+            )
+            for label, own in lines.items():
+                # The forecasts of the bound are the routing itself.
+                style = line_style("oracle" if label == TRUTH else label.partition(",")[0])
                 axes.plot(
                     [row["distance"] for row in own],
                     [row["tpot_ms"] for row in own],
                     label="the routing itself" if label == TRUTH else label,
-                    color=text_color() if label == TRUTH else f"C{place - 1}",
-                    linestyle=":" if label == TRUTH else "-",
-                    marker=".os^D"[place % 5],
+                    **style,
                 )
-            axes.axhline(without["tpot_ms"], color=muted_color(), linewidth=1.2, label=NO_PREFETCH)
-            axes.set_ylim(bottom=0)
-            axes.locator_params(axis="x", integer=True)
+            axes.set_xticks(ahead)
+            label_lines(axes)
 
-        draw_machines(
-            figure, names, draw_panel, xlabel="layers ahead", ylabel="TPOT, ms", legend_columns=5
-        )
+        draw_machines(figure, names, draw_panel, xlabel="layers ahead", ylabel="TPOT, ms")
 
     place = f"budget {rows[0]['budget']}, batch {rows[0]['batch']}"
     page.figure(
-        "prefetch-distance",
-        "Prefetch distance",
+        "tpot-against-prefetch-distance",
+        f"TPOT of {subject} with forecasts of one distance alone",
         draw,
         columns,
         pick(rows, columns),
-        note=f"{subject} with forecasts of one distance alone; {place}. `mlp, stride`: the paper's "
+        note=f"{place.capitalize()}. `mlp, stride`: the paper's "
         "networks, one and two layers ahead. The routing itself: what a perfect forecast of that "
         "distance gives.",
         inches=(wide(len(names)), 4.2),
@@ -276,7 +277,8 @@ def draw_distribution(
         and Condition(row.budget, row.batch) == condition
         and row.tpot_percentiles_ms
     ]
-    names = list(dict.fromkeys(row.hardware for row in rows))
+    rows.sort(key=lambda row: row.tpot_percentiles_ms[MEDIAN])
+    names = machines(results["rows"])
     values = [
         (row.hardware, row.system, percent, value)
         for row in rows
@@ -284,27 +286,27 @@ def draw_distribution(
     ]
 
     def draw(figure: "Figure") -> None:
-        styles = styles_of(results)
-
-        def draw_panel(axes: "Axes", machine: str) -> None:
-            for row in rows:
-                if row.hardware == machine:
-                    points = row.tpot_percentiles_ms
-                    settings = {**styles[row.system], "marker": None}
-                    axes.plot(points, range(len(points)), label=row.system, **settings)
-            axes.set_xlim(left=0)
-
-        xlabel, ylabel = "time of a token, ms", "percent of tokens"
-        draw_machines(figure, names, draw_panel, xlabel=xlabel, ylabel=ylabel)
+        grid = figure.subplots(1, len(names), squeeze=False)
+        systems = list(dict.fromkeys(row.system for row in rows))
+        for axes, machine in zip(grid[0], names, strict=True):
+            spreads = {
+                row.system: [row.tpot_percentiles_ms[percent] for percent in PERCENTILES]
+                for row in rows
+                if row.hardware == machine
+            }
+            draw_spreads(axes, spreads, order=systems)
+            axes.set(title=machine, xlabel="time of a token, ms")
+        for axes in grid[0][1:]:
+            axes.set_yticklabels([])
 
     page.figure(
-        "latency-cdf",
-        "Distribution of latency",
+        "tpot-distribution",
+        "Distribution of the time of a token",
         draw,
         ("hardware", "system", "percent", "tpot_ms"),
         values,
-        note=f"{str(condition).capitalize()}: share of decode steps that take no longer.",
-        inches=(wide(len(names)), 5.0),
+        note=f"{str(condition).capitalize()}. {SPREADS_NOTE}",
+        inches=(wide(len(names)), spreads_height(len({row.system for row in rows}))),
     )
 
 
@@ -318,7 +320,7 @@ def draw_timeline(
         axes = figure.subplots()
         seen: set[str] = set()
         for place, system in enumerate(systems):
-            for kind, colour in SPAN_COLOURS.items():
+            for kind, hue in SPAN_HUES.items():
                 lane = 0.0 if kind in ("compute", "stall") else 0.42
                 bars = [
                     (span.start_ms, span.end_ms - span.start_ms)
@@ -329,7 +331,7 @@ def draw_timeline(
                     axes.broken_barh(
                         bars,
                         (place + lane + 0.08, 0.36),
-                        facecolor=colour,
+                        facecolor=hue_color(hue),
                         edgecolor=figure.get_facecolor(),
                         linewidth=0.6,
                         label=None if kind in seen else SPAN_LABELS[kind],
@@ -338,14 +340,14 @@ def draw_timeline(
         axes.set_yticks([place + 0.47 for place in range(len(systems))], systems)
         axes.set_ylim(len(systems), -0.1)
         axes.set_xlim(left=0)
-        axes.set_xlabel("ms")
+        axes.set_xlabel("ms since the first of these layers began")
         axes.grid(visible=False, axis="y")
-        legend(figure, axes)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
 
     columns = ("system", "kind", "start_ms", "end_ms", "layer", "expert")
     page.figure(
-        "timeline",
-        "Timeline of a few layers",
+        "timeline-of-layers",
+        "Timeline of a few layers of one token",
         draw,
         columns,
         [(one.system, one.kind, one.start_ms, one.end_ms, one.layer, one.expert) for one in spans],

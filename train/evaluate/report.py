@@ -6,6 +6,7 @@ from typing import Any
 
 from runtime.tools.comparison import Condition
 from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.provenance import read_provenance
 from runtime.tools.report.tables import Row, dashed, percent
 from train.evaluate.figures import (
     draw_ablation,
@@ -33,7 +34,7 @@ def write_report(
     `rows` have the distributions; `condition` is that of figures that show only one.
     """
     subject = results["ablated"]
-    page = HtmlReport("Systems compared", subtitle(results))
+    page = HtmlReport("Systems compared", subtitle(results), provenance=read_provenance(folder))
     columns, body = winners_grid(results)
     page.table("First system of each condition", columns, body, note=winners_note(results))
     columns, body = bound_grid(results)

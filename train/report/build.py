@@ -11,6 +11,7 @@ from predictors.base import Predictor
 from predictors.metrics import DEFINITIONS
 from predictors.spec import ModelSpec
 from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.provenance import Provenance, read_provenance
 from runtime.tools.report.table_cells import Cell
 from train.config import ReportConfig
 from train.errors import TrainError
@@ -31,6 +32,7 @@ def make_page(
     reuse_predictor: Predictor | None = None,
     ceiling: Mapping[str, Any] | None = None,
     replay_tokens: int = REPLAY_TOKENS,
+    provenance: Provenance | None = None,
 ) -> HtmlReport:
     """Every section in order; what the results lack is measured on the trace, held out.
 
@@ -42,6 +44,7 @@ def make_page(
         f"{len(table)} predictors, {spec.num_layers} layers of {spec.num_experts} experts, "
         f"top {spec.top_k}; {results['trace']['held_out_tokens']:,} of "
         f"{results['trace']['tokens']:,} tokens held out",
+        provenance=provenance,
     )
     summary(page, table, results["setting"])
     page.text(
@@ -146,6 +149,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
         reuse_predictor=load_reuse(config.run_dir, trace.spec),
         ceiling=ceiling,
         replay_tokens=config.replay_tokens,
+        provenance=read_provenance(config.run_dir),
     )
     return {"report": str(write_report(page, config.run_dir))}
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.tools.report.figures import muted_color
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.line_styles import draw_legend, draw_lines, line_style
+from runtime.tools.report.line_labels import draw_legend, draw_lines, label_lines
+from runtime.tools.report.series_styles import series_style
 from runtime.tools.report.table_cells import Cell
 from train.accuracy import ENTRY
 
@@ -27,24 +28,24 @@ def accuracy_by_layer(page: HtmlReport, table: Table) -> None:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         series = {name: (range(num_layers), table[name]["accuracy"]) for name in names}
-        draw_lines(axes, series, places=names)
+        draw_lines(axes, series)
         axes.set(xlabel="layer", ylabel="accuracy", ylim=(0, 1))
+        axes.set_xmargin(0.02)
         axes.locator_params(axis="x", integer=True)
-        order = sorted(table, key=lambda name: -(table[name]["mean_accuracy"] or 0.0))
-        draw_legend(figure, axes, order=order)
+        label_lines(axes)
 
     rows: list[list[Cell]] = [
         [layer, *(table[name]["accuracy"][layer] for name in names)] for layer in range(num_layers)
     ]
     page.figure(
         "accuracy-by-layer",
-        "Accuracy by layer",
+        "Accuracy of the forecasts by layer",
         draw,
         ["layer", *names],
         rows,
-        note="Held-out tokens; the legend is in the order of the means. A line begins at the first "
-        "layer that its predictor forecasts. As figure 8 of promoe.",
-        inches=(8, 4.6),
+        note="Share of the chosen experts that were forecast, on held-out tokens. A line begins at "
+        "the first layer that its predictor forecasts. As in ProMoE, figure 8.",
+        inches=(8, 4.8),
     )
 
 
@@ -94,14 +95,14 @@ def good_pred_by_horizon(page: HtmlReport, table: Table, setting: str) -> None:
                 )
                 for kind in kinds
             }
-            draw_lines(axes, series, places=list(table), markersize=6)
+            draw_lines(axes, series, markersize=6)
             axes.set(title=title, xlabel="layers ahead", ylim=(0, 1), xlim=(-0.3, 3.3))
             axes.set_xticks(range(4))
         draw_legend(figure, panels[0])
 
     page.figure(
         "good-pred-by-horizon",
-        "GoodPred against horizon",
+        "Accuracy, FetchRate and GoodPred by distance",
         draw,
         list(rows[0]),
         [list(row.values()) for row in rows],
@@ -129,41 +130,40 @@ def calibration(page: HtmlReport, table: Table) -> None:
         for place, values in enumerate(zip(one["pairs"], one["score"], one["chosen"], strict=True))
     ]
 
+    order = sorted(known, key=lambda name: known[name]["error"])
+    num_columns = min(5, len(order))
+    num_rows = -(-len(order) // num_columns)
+
     def draw(figure: "Figure") -> None:
-        left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-        left.plot([0, 1], [0, 1], color=muted_color(), linewidth=1, linestyle=(0, (2, 2)))
-        series = {
-            name: (_known(one["score"]), _known(one["chosen"])) for name, one in known.items()
-        }
-        draw_lines(left, series, places=list(table))
-        left.set(xlim=(0, 1), ylim=(0, 1), title="Reliability")
-        left.set(xlabel="score", ylabel="share that was chosen")
-        order = sorted(known, key=lambda name: known[name]["error"], reverse=True)
-        for height, name in enumerate(order):
-            error = known[name]["error"]
-            right.barh(
-                height, error, color=line_style(list(table).index(name))["color"], height=0.62
-            )
-            right.annotate(
-                f"{error:.3f}", (error, height), (4, 0), textcoords="offset points", va="center",
-                fontsize=8.5, color=muted_color(),
+        grid = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True)
+        for axes in grid.flat[len(order) :]:
+            axes.set_visible(False)
+        for axes, name in zip(grid.flat, order, strict=False):
+            one, style = known[name], series_style(name)
+            axes.plot([0, 1], [0, 1], color=muted_color(), linewidth=1, linestyle=(0, (2, 2)))
+            axes.plot(
+                _known(one["score"]), _known(one["chosen"]), color=style.color, marker="o",
+                markersize=3.5, linewidth=1.8,
             )  # fmt: skip
-        right.set_yticks(range(len(order)), order)
-        right.grid(axis="y", visible=False)
-        right.margins(x=0.18)
-        right.set(title="Expected calibration error", xlabel="mean |score - share chosen|")
+            axes.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
+            axes.set_title(f"{name}\nerror {one['error']:.3f}", fontsize=9)
+        figure.supylabel("share that was chosen", fontsize=10, color=muted_color())
+        for column, axes in enumerate(grid[-1]):
+            lowest = axes if axes.get_visible() else grid[-2][column]
+            lowest.set_xlabel("score")
+            lowest.tick_params(labelbottom=True)
 
     page.figure(
         "calibration",
-        "Calibration: is a score the chance of being chosen?",
+        "Calibration: how often a score comes true",
         draw,
         ["predictor", "error", "bin", "pairs", "mean_score", "share_chosen"],
         rows,
         note="All layers, every pair of a held-out token and an expert, in 15 equal bins of the "
-        "score; on the dotted line a score is the chance. A bin counts in the error as often as it "
-        "has pairs, and most pairs have a score near 0: a predictor that says 0 of everything has "
-        "a small error too. Colours are those of the figures above.",
-        inches=(8, 4.2),
+        "score; on the dashed line a score is the chance. The error is the mean distance to it. A "
+        "bin counts in the error as often as it has pairs, and most pairs have a score near 0: a "
+        "predictor that says 0 of everything has a small error too.",
+        inches=(8, 0.7 + 1.75 * num_rows),
     )
 
 

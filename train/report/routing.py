@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from collect.traces import Trace, TraceSignal
 from predictors.metrics import Phase
 from predictors.spec import ModelSpec
-from runtime.tools.report.figures import muted_color
+from runtime.tools.report.figures import HUES, hue_color, muted_color
 from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.line_labels import label_lines
 from runtime.tools.report.table_cells import Cell
 
 if TYPE_CHECKING:
@@ -171,11 +172,13 @@ def entropies(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> No
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for place, (name, label) in enumerate(labels.items()):
-            axes.plot(layers, routing.entropies[name], color=f"C{place}", marker="o", label=label)
+        for (name, label), hue, marker in zip(labels.items(), HUES, "os^", strict=False):
+            entropies = routing.entropies[name]
+            axes.plot(layers, entropies, color=hue_color(hue), marker=marker, label=label)
         axes.set(xlabel="layer", ylabel="entropy, share of even", ylim=(0, 1.03))
+        axes.set_xmargin(0.02)
         axes.locator_params(axis="x", integer=True)
-        figure.legend(loc="outside right upper")
+        label_lines(axes)
 
     rows = [
         [layer, *(float(routing.entropies[name][layer]) for name in labels)] for layer in layers
@@ -188,7 +191,7 @@ def entropies(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> No
         rows,
         note="Shannon entropy of a layer's choices over that of choosing every expert as often: 1 "
         f"is even. A request is the mean of {len(routing.requests_RLE):,} held-out ones. One step "
-        "chooses top_k different experts, once each. As figure 3 b of fmoe.",
+        "chooses top_k different experts, once each. As in fMoE, figure 3 b.",
         inches=(8, 3.2),
     )
 
@@ -207,13 +210,14 @@ def popularity(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> N
         def from_zero(values: NDArray[np.float64]) -> NDArray[np.float64]:
             return np.concatenate([[0.0], values])
 
-        axes.plot(x, from_zero(request_E), color="C1", label="one request, mean")
-        axes.plot(x, from_zero(corpus_LE.mean(axis=0)), color="C0", label="corpus, mean of layers")
+        axes.plot(x, from_zero(request_E), color=hue_color("red"), label="one request, mean")
+        means = from_zero(corpus_LE.mean(axis=0))
+        axes.plot(x, means, color=hue_color("blue"), label="corpus, mean of layers")
         axes.fill_between(
             x,
             from_zero(corpus_LE.min(axis=0)),
             from_zero(corpus_LE.max(axis=0)),
-            color="C0",
+            color=hue_color("blue"),
             alpha=0.22,
             linewidth=0,
             label="corpus, all layers",
@@ -236,13 +240,13 @@ def popularity(page: HtmlReport, routing: RoutingPatterns, spec: ModelSpec) -> N
         for e in range(spec.num_experts)
     ]
     page.figure(
-        "popularity",
+        "share-of-most-chosen-experts",
         "How uneven routing is: cumulative share of choices",
         draw,
         ["share_of_experts", "corpus_mean", "corpus_lowest", "corpus_highest", "request_mean"],
         rows,
         note="On the dotted line all experts are chosen as often, as load balancing wants it. The "
         "further above it, the more a fixed set of popular experts covers (corpus), or the more a "
-        "cache has from what was used before (request). As figure 5 a of promoe.",
+        "cache has from what was used before (request). As in ProMoE, figure 5 a.",
         inches=(8, 3.8),
     )

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runtime.policy.eviction.registry import EVICTIONS
-from runtime.tools.report.figures import muted_color, text_color
+from runtime.tools.report.figures import muted_color
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.line_styles import draw_legend, draw_lines, line_style
+from runtime.tools.report.line_labels import draw_legend, label_lines
+from runtime.tools.report.series_styles import DASHED, SOLID, line_style, series_style
 from runtime.tools.report.table_cells import Cell
 from train.drift import MARKS
 from train.report.forecasts import AGAIN, Table
@@ -15,54 +15,73 @@ from train.report.measured import HitRateRow
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BOUND = "belady"
+BASELINE, BOUND = "lru", "belady"
 
 
 def hit_rate(page: HtmlReport, rows: Sequence[HitRateRow], *, num_tokens: int) -> None:
-    """Every eviction policy against cache size, between LRU and the bound."""
-    sizes = sorted({row.cache_percent for row in rows})
+    """Draw the hit rate of every eviction policy at every cache size, between LRU and the bound."""
+    heading = "Hit rate of each eviction policy, by cache size"
     if any(row.hit_rate is None for row in rows):
-        page.text("Hit rate against cache size", ["The trace has no generated tokens."])
+        page.text(heading, ["The trace has no generated tokens."])
         return
+    sizes = sorted({row.cache_percent for row in rows})
     rates = by_policy(rows, "hit_rate")
-    gaps = by_policy(rows, "gap_closed")
-    middle = sizes.index(50) if 50 in sizes else 0
-    order = sorted(rates, key=lambda name: -(rates[name][middle] or 0.0))
-    places = [name for name in EVICTIONS if name != BOUND]
-
-    def draw(figure: "Figure") -> None:
-        panels = figure.subplots(1, 2)
-        titles = ("Hit rate", "Of the way from LRU to the bound")
-        for axes, values, title in zip(panels, (rates, gaps), titles, strict=True):
-            series = {name: (sizes, one) for name, one in values.items() if name != BOUND}
-            draw_lines(axes, series, places=places)
-            bound = values.get(BOUND, [])
-            style = {"color": text_color(), "linewidth": 2.4, "marker": "o", "label": BOUND}
-            axes.plot(
-                sizes[: len(bound)], [float("nan") if v is None else v for v in bound], **style
-            )
-            axes.set(title=title, xlabel="cache, % of all experts")
-            axes.set_xticks(sizes)
-        panels[0].set(ylim=(0, 1))
-        draw_legend(figure, panels[0], order=order)
-
     note = (
         "Share of the experts that generated tokens need which are in the arena when their router "
         f"asks; nothing is prefetched, the arena is divided by layers, {num_tokens:,} generated "
-        "held-out tokens. `belady` knows the future: the bound. The legend is in the order at 50 %."
+        "held-out tokens. The line is `lru`; `belady` knows the future: the bound."
     )
     if "reuse" not in rates:
         note += " `reuse` asks a trained forecaster: `moecast train predictor=all` trains it."
     columns = ("cache_percent", "eviction", "hit_rate", "gap_closed")
     page.figure(
-        "hit-rate",
-        "Hit rate against cache size",
-        draw,
+        "hit-rate-by-eviction-policy",
+        heading,
+        lambda figure: draw_hit_rates(figure, sizes, rates),
         columns,
         [[getattr(row, key) for key in columns] for row in rows],
         note=note,
-        inches=(8, 4.2),
+        inches=(9.2, 1.3 + 0.29 * len(rates)),
     )
+
+
+def draw_hit_rates(
+    figure: "Figure", sizes: Sequence[int], rates: Mapping[str, Sequence[float | None]]
+) -> None:
+    """Draw a panel for each cache size with a row for each policy, the best on top.
+
+    Args:
+        sizes: cache sizes in percent of all experts.
+        rates: hit rates of each policy at these sizes.
+    """
+    names = sorted(rates, key=lambda name: -sum(rate or 0.0 for rate in rates[name]))
+    panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+    for column, (axes, size) in enumerate(zip(panels, sizes, strict=True)):
+        zero = 100 * (rates[BASELINE][column] or 0.0)
+        axes.axvline(zero, color=muted_color(), linewidth=1.2)
+        best = max(100 * (rates[name][column] or 0.0) for name in names)
+        for row, name in enumerate(names):
+            rate, style = 100 * (rates[name][column] or 0.0), series_style(name)
+            axes.plot([zero, rate], [row, row], color=style.color, linewidth=1.4, alpha=0.7)
+            axes.plot([rate], [row], color=style.color, marker=style.marker, markersize=7)
+            axes.annotate(
+                f"{rate:.1f}", (max(rate, zero), row), (7, 0), textcoords="offset points",
+                va="center", fontsize=8.5, color=muted_color(),
+            )  # fmt: skip
+        width = max(best - zero, 1.0)
+        lowest = min(100 * (rates[name][column] or 0.0) for name in names)
+        axes.set(
+            title=f"cache of {size} %",
+            xlabel="hit rate, %",
+            xlim=(min(lowest, zero) - 0.1 * width, best + 0.42 * width),
+        )
+        axes.locator_params(axis="x", nbins=4)
+        axes.grid(visible=False, axis="y")
+    shown = [f"{name}: the bound" if name == BOUND else name for name in names]
+    panels[0].set_yticks(range(len(names)), shown)
+    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    for label, name in zip(panels[0].get_yticklabels(), names, strict=True):
+        label.set_weight("bold" if series_style(name).width > 2.5 else "normal")
 
 
 def by_policy(rows: Sequence[HitRateRow], key: str) -> dict[str, list[float | None]]:
@@ -109,7 +128,7 @@ def trace_size(page: HtmlReport, rows: Sequence[Mapping[str, Any]], *, others: s
         ):
             best[key] = row
     if not best:
-        page.text("Accuracy against trace size", ["Not measured.", HOW])
+        page.text("Accuracy against the size of the training trace", ["Not measured.", HOW])
         return
     names = list(dict.fromkeys(name for name, _ in best))
     points = {
@@ -122,26 +141,26 @@ def trace_size(page: HtmlReport, rows: Sequence[Mapping[str, Any]], *, others: s
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        for place, (name, found) in enumerate(points.items()):
+        for name, found in points.items():
             axes.plot(
                 [tokens for tokens, _ in found],
                 [row["mean_accuracy"] for _, row in found],
                 label=name,
-                **line_style(place),
+                **line_style(name),
             )
         axes.set_xscale("log", base=2)
         ticks = sorted({tokens for _, tokens in best})
         axes.set_xticks(ticks, [thousands(tokens) for tokens in ticks])
         axes.minorticks_off()
-        axes.set(xlabel="training tokens", ylabel="mean accuracy, held out", ylim=(0, 1))
-        order = sorted(points, key=lambda name: -points[name][-1][1]["mean_accuracy"])
-        draw_legend(figure, axes, order=order)
+        axes.set(xlabel="training tokens", ylabel="mean accuracy, held out")
+        axes.set_xmargin(0.02)
+        label_lines(axes)
 
     columns = ("predictor", "horizon", "train_tokens", "prompts", "width", "passes",
                "mean_accuracy", "worst_layer_accuracy")  # fmt: skip
     page.figure(
-        "trace-size",
-        "Accuracy against trace size",
+        "accuracy-by-trace-size",
+        "Accuracy against the size of the training trace",
         draw,
         columns,
         [[row.get(key) for key in columns] for row in rows],
@@ -236,23 +255,23 @@ def drift(page: HtmlReport, found: Mapping[str, Any] | None) -> None:
     def draw(figure: "Figure") -> None:
         panels = figure.subplots(1, 2, sharey=True)
         for axes, (what, title) in zip(panels, titles.items(), strict=True):
-            for place, name in enumerate(found):
-                style = {**line_style(place), "linestyle": "-"}
+            for name in found:
+                style = {**line_style(name), "linestyle": SOLID}
                 _curve(axes, rows, name, what, label=name, **style)
                 if what == "learning":
-                    still = {**style, "linestyle": (0, (4, 1.6)), "markerfacecolor": "none"}
+                    still = {**style, "linestyle": DASHED, "markerfacecolor": "none"}
                     _curve(axes, rows, name, "frozen", **still)
             axes.set_xscale("log")
             axes.set_xticks(marks, [str(mark) for mark in marks])
             axes.minorticks_off()
             axes.set(title=title, xlabel="requests served")
         panels[0].set(ylabel="accuracy", ylim=(0, None))
-        panels[1].plot([], [], color=muted_color(), linestyle=(0, (4, 1.6)), label="frozen")
+        panels[1].plot([], [], color=muted_color(), linestyle=DASHED, label="frozen")
         draw_legend(figure, panels[1])
 
     page.figure(
-        "drift",
-        "Learning while serving",
+        "accuracy-while-serving",
+        "Accuracy of predictors that learn while serving",
         draw,
         ["predictor", "curve", "requests", "accuracy"],
         rows,

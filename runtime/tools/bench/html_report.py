@@ -1,6 +1,6 @@
 """HTML report of a live comparison, with the papers' figures drawn from this run's rows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,21 +10,33 @@ from runtime.policy.systems import ON_DEMAND, PROMOE
 from runtime.tools.bench.rows import BenchRow
 from runtime.tools.bench.table import BYTES, SPEED, list_remarks, make_cells, row_label
 from runtime.tools.bench.variants import ABLATIONS
+from runtime.tools.report.figures import muted_color
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.line_styles import system_styles
+from runtime.tools.report.line_labels import label_lines
+from runtime.tools.report.provenance import Provenance
+from runtime.tools.report.series_styles import line_style, series_style
+from runtime.tools.report.spreads import (
+    MEDIAN,
+    PERCENTILES,
+    SPREADS_NOTE,
+    draw_spreads,
+    spreads_height,
+)
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Series = dict[str, tuple[list[Any], list[float]]]
 """Label to positions on the axis and values."""
 
 
-def make_report(results: dict[str, Any], rows: Sequence[BenchRow]) -> HtmlReport:
+def make_report(
+    results: dict[str, Any], rows: Sequence[BenchRow], provenance: Provenance | None = None
+) -> HtmlReport:
     """Make the report: all tables, and a figure for each comparison in the papers."""
     good = [row for row in rows if not row.failed]
-    page = HtmlReport(f"Systems side by side, live: {results['model']}", results["compared"])
+    title = f"Systems side by side, live: {results['model']}"
+    page = HtmlReport(title, results["compared"], provenance=provenance)
     page.text("Machine", describe_machine(results))
     page.table("Speed", *make_cells(SPEED, good), note=SPEED_NOTE)
     live = [row for row in good if not row.simulated]
@@ -37,7 +49,7 @@ def make_report(results: dict[str, Any], rows: Sequence[BenchRow]) -> HtmlReport
         add_budgets(page, of_batch, batch)
         add_ablation(page, of_batch, batch)
         for budget in dict.fromkeys(row.budget for row in of_batch):
-            add_cdf(page, [row for row in of_batch if row.budget == budget], batch, budget)
+            add_distribution(page, [row for row in of_batch if row.budget == budget], batch, budget)
     add_batches(page, good)
     return page
 
@@ -93,36 +105,35 @@ def collect_series(rows: Sequence[BenchRow], axis: str, key: str, scale: float) 
     return found
 
 
-def draw_lines(found: Series, x_label: str, y_label: str) -> Callable[["Figure"], None]:
-    """Return a function that draws a line for each system."""
+def draw_series(found: Series, x_label: str, y_label: str) -> Callable[["Figure"], None]:
+    """Return a function that draws a line for each system and shades what lies below the bound."""
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        styles = label_styles(found)
+        ticks = axis_places([place for places, _ in found.values() for place in places])
         for name, (places, values) in found.items():
-            axes.plot(places, values, label=name, **styles[name])
-        axes.set_ylim(bottom=0)
-        label_axes(axes, x_label, y_label)
+            axes.plot([ticks[at] for at in places], values, label=name, **line_style(name))
+        axes.set_xticks(list(ticks.values()), list(ticks))
+        axes.set(ylim=(0, None), xlabel=x_label, ylabel=y_label)
+        if BOUND in found:
+            places, values = found[BOUND]
+            x = [ticks[at] for at in places]
+            axes.fill_between(x, values, 0, color=muted_color(), alpha=0.13, linewidth=0)
+        label_lines(axes, texts={BOUND: "oracle: the bound (simulated)"})
 
     return draw
 
 
-def label_axes(axes: "Axes", x_label: str, y_label: str) -> None:
-    """Label both axes and put the legend on their right."""
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+BOUND = "oracle (simulated)"
+"""The label of the row that knows the routing in advance."""
 
 
-def label_styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the style of each system's line, as in the report of `train.evaluate`."""
-    return system_styles(
-        list(labels),
-        ours="moecast",
-        subject=PROMOE,
-        baseline=ON_DEMAND,
-        bound="oracle (simulated)",
-    )
+def axis_places(labels: Sequence[str]) -> dict[str, float]:
+    """Return the place of each label on the axis: shares to scale, others at equal distances."""
+    names = list(dict.fromkeys(labels))
+    if all(name.endswith("%") for name in names):
+        return {name: float(name[:-1]) for name in names}
+    return {name: float(place) for place, name in enumerate(names)}
 
 
 def long_rows(found: Series) -> list[list[Any]]:
@@ -131,16 +142,20 @@ def long_rows(found: Series) -> list[list[Any]]:
 
 def add_budgets(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None:
     """Latency against the share of experts in memory (ProMoE, figure 10; fMoE, figure 9)."""
+    rows = [row for row in rows if row.system not in ABLATIONS]
     if len({row.budget for row in rows}) < 2:
         return
     for name, key in (("TPOT", "tpot_seconds"), ("TTFT", "ttft_seconds")):
         found = collect_series(rows, "budget", key, 1000)
         page.figure(
-            f"{name.lower()}-budget-batch-{batch}",
-            f"{name} against the budget, batch {batch}",
-            draw_lines(found, "memory for experts", f"{name}, ms"),
+            f"{name.lower()}-against-budget-batch-{batch}",
+            f"{name} against the memory budget, batch {batch}",
+            draw_series(found, "memory for experts, share of all", f"{name}, ms"),
             ["system", "budget", f"{name} ms"],
             long_rows(found),
+            note="Medians, lower is better. The shaded area below the simulated `oracle`, which "
+            "knows the routing in advance, is out of reach.",
+            inches=(8.0, 4.8),
         )
 
 
@@ -152,17 +167,17 @@ def add_batches(page: HtmlReport, rows: Sequence[BenchRow]) -> None:
         of_budget = [row for row in rows if row.budget == budget]
         found = collect_series(of_budget, "batch", "tpot_seconds", 1000)
         page.figure(
-            f"tpot-batch-{file_label(budget)}",
+            f"tpot-against-batch-size-{file_label(budget)}",
             f"TPOT against the batch size, budget {budget}",
-            draw_lines(found, "batch size", "TPOT, ms"),
+            draw_series(found, "batch size", "TPOT, ms"),
             ["system", "batch", "TPOT ms"],
             long_rows(found),
         )
 
 
-def add_cdf(page: HtmlReport, rows: Sequence[BenchRow], batch: int, budget: str) -> None:
+def add_distribution(page: HtmlReport, rows: Sequence[BenchRow], batch: int, budget: str) -> None:
     """Add the distribution of the decode steps' times (fMoE, figure 10)."""
-    shares = list(range(0, 101, 2))
+    shares = list(range(101))
     found: Series = {
         row_label(row): (shares, [1000 * float(t) for t in np.percentile(row.steps, shares)])
         for row in rows
@@ -171,18 +186,22 @@ def add_cdf(page: HtmlReport, rows: Sequence[BenchRow], batch: int, budget: str)
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        styles = label_styles(found)
-        for name, (_, times) in found.items():
-            axes.plot(times, shares, label=name, **{**styles[name], "marker": None})
-        axes.set_xlim(left=0)
-        label_axes(axes, "decode step, ms", "% of steps")
+        medians = {name: np.percentile(times, MEDIAN) for name, (_, times) in found.items()}
+        spreads = {
+            name: [float(time) for time in np.percentile(found[name][1], PERCENTILES)]
+            for name in sorted(medians, key=lambda name: medians[name])
+        }
+        draw_spreads(axes, spreads)
+        axes.set_xlabel("time of a decode step, ms")
 
     page.figure(
-        f"cdf-{file_label(budget)}-batch-{batch}",
-        f"Decode steps' times, budget {budget}, batch {batch}",
+        f"tpot-distribution-{file_label(budget)}-batch-{batch}",
+        f"Times of the decode steps, budget {budget}, batch {batch}",
         draw,
-        ["system", "share of steps", "ms"],
+        ["system", "percent of steps", "ms"],
         long_rows(found),
+        note=SPREADS_NOTE,
+        inches=(8.0, spreads_height(len(found))),
     )
 
 
@@ -196,20 +215,27 @@ def add_ablation(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None
     budgets = list(dict.fromkeys(row.budget for row in kept))
 
     def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        width = 0.8 / len(found)
-        for i, (name, (places, values)) in enumerate(found.items()):
-            x = [budgets.index(place) + width * (i - (len(found) - 1) / 2) for place in places]
-            axes.bar(x, values, width * 0.9, color=f"C{i}", label=name)
-        axes.set_xticks(range(len(budgets)), budgets)
-        label_axes(axes, "memory for experts", "TPOT, ms")
+        panels = figure.subplots(1, len(budgets), squeeze=False, sharey=True)[0]
+        for axes, budget in zip(panels, budgets, strict=True):
+            for row, (name, (places, values)) in enumerate(found.items()):
+                if budget in places:
+                    time = values[places.index(budget)]
+                    bar = axes.barh(row, time, 0.66, color=series_style(name).color)
+                    axes.bar_label(bar, fmt="%.3g", fontsize=9, padding=3)
+            axes.set(title=f"budget {budget}", xlabel="TPOT, ms", xlim=(0, None))
+            axes.set_xmargin(0.14)
+            axes.grid(visible=False, axis="y")
+        panels[0].set_yticks(range(len(found)), list(found))
+        panels[0].invert_yaxis()
 
     page.figure(
-        f"ablation-batch-{batch}",
-        f"promoe without each technique, batch {batch}",
+        f"tpot-without-each-technique-batch-{batch}",
+        f"TPOT of promoe without each technique, batch {batch}",
         draw,
         ["system", "budget", "TPOT ms"],
         long_rows(found),
+        note="Medians, lower is better; techniques as in ProMoE, figure 12.",
+        inches=(max(8.0, 3.0 * len(budgets)), 1.2 + 0.36 * len(found)),
     )
 
 

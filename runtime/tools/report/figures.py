@@ -1,11 +1,11 @@
 """Figures in a light and a dark colour scheme; matplotlib is imported when the first is drawn.
 
 A figure is a function that draws on an empty `matplotlib.figure.Figure`. It is called once per
-scheme, so it must take colours from here or from matplotlib's cycle (`C0`, `C1`...).
+scheme, so it must take colours from here or from `series_styles`.
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +19,16 @@ INCHES = (8.0, 4.2)
 """Default width and height; letters are then as large as the page's text."""
 DPI = 150
 """Resolution of the PNG: sharp on a screen of double density."""
+TITLE_INCHES = 0.35
+FOOT_POINTS = 6.8
+"""Size of the line with a figure's origin."""
+
+
+HUES = (
+    "blue", "red", "teal", "orange", "indigo", "magenta", "green", "brown", "cyan", "maroon",
+    "salmon", "lilac", "moss", "lime", "navy",
+)  # fmt: skip
+"""Colours by name, in the order of matplotlib's cycle."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,7 @@ class ColorScheme:
     muted: str
     line: str
     cycle: tuple[str, ...]
-    """Distinguishable with red-green colour blindness; neighbours differ in lightness."""
+    """One colour for each of `HUES`, apart also for eyes without red or green cones."""
     ramp: tuple[str, ...]
     """From 0 (close to the background) to the maximum."""
 
@@ -39,9 +49,10 @@ LIGHT = ColorScheme(
     surface="#ffffff",
     ink="#1c1c1a",
     muted="#62615c",
-    line="#e3e2dd",
+    line="#e6e5e0",
     cycle=(
-        "#2a78d6", "#e34948", "#1baf7a", "#eda100", "#4a3aa7", "#e87ba4", "#eb6834", "#008300",
+        "#377efe", "#e54041", "#09949d", "#f47500", "#15229e", "#ac37b1", "#06ac78", "#5a3d00",
+        "#26a5f2", "#55111f", "#d3927f", "#d1a9de", "#8cb05c", "#b9c75a", "#004675",
     ),
     ramp=("#f4f7fb", "#b7d3f6", "#5598e7", "#1c5cab", "#0d366b"),
 )  # fmt: skip
@@ -51,7 +62,8 @@ DARK = ColorScheme(
     muted="#a3a29b",
     line="#32322f",
     cycle=(
-        "#3987e5", "#e66767", "#199e70", "#c98500", "#9085e9", "#d55181", "#d95926", "#5fae45",
+        "#0f7adc", "#cb452c", "#03ceca", "#f1a521", "#bc98ff", "#b04eaa", "#45d262", "#b17c5c",
+        "#92e0ff", "#b44867", "#ff9798", "#97a5da", "#b0e9a7", "#dff364", "#4e6979",
     ),
     ramp=("#1f2630", "#104281", "#256abf", "#6da7ec", "#cde2fb"),
 )  # fmt: skip
@@ -77,6 +89,7 @@ def use_scheme(colours: ColorScheme) -> Iterator[None]:
         "axes.labelcolor": colours.muted,
         "axes.titlecolor": colours.ink,
         "axes.titlesize": 10.5,
+        "axes.titlepad": 8,
         "axes.titlelocation": "left",
         "axes.labelsize": 10,
         "axes.grid": True,
@@ -124,23 +137,47 @@ def muted_color() -> str:
     return str(matplotlib.rcParams["axes.labelcolor"])
 
 
+def hue_color(hue: str) -> str:
+    """Return matplotlib's name of a hue in the current scheme."""
+    return f"C{HUES.index(hue)}"
+
+
+def ramp_colors(count: int) -> list[tuple[float, float, float, float]]:
+    """Return colours from light to dark, for lines of a growing size."""
+    import matplotlib
+
+    ramp = matplotlib.colormaps[matplotlib.rcParams["image.cmap"]]
+    return [ramp(0.35 + 0.65 * index / max(1, count - 1)) for index in range(count)]
+
+
 def render_figure(
-    draw: Draw, colours: ColorScheme, *, inches: tuple[float, float], kinds: Sequence[str]
-) -> list[bytes]:
-    """Render a figure as each of the kinds (`svg`, `png`); equal drawings give equal bytes."""
+    draw: Draw,
+    colours: ColorScheme,
+    *,
+    inches: tuple[float, float],
+    kind: str,
+    title: str = "",
+    foot: str = "",
+) -> bytes:
+    """Render a figure as `svg` or `png`; equal drawings give equal bytes.
+
+    Args:
+        title: heading above all panels, for a file that stands alone.
+        foot: small line below all panels.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    files = []
+    width, height = inches
     with use_scheme(colours):
-        figure = Figure(figsize=inches)
+        figure = Figure(figsize=(width, height + TITLE_INCHES * bool(title)))
         FigureCanvasAgg(figure)
         draw(figure)
-        for kind in kinds:
-            file = io.BytesIO()
-            metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-            figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
-            files.append(file.getvalue())
-            # The layout is found once: it takes as long as drawing.
-            figure.set_layout_engine("none")
-    return files
+        if title:
+            figure.suptitle(title, x=0.006, ha="left", fontsize=12.5, weight="bold")
+        if foot:
+            figure.supxlabel(foot, x=0.006, ha="left", fontsize=FOOT_POINTS, color=colours.muted)
+        file = io.BytesIO()
+        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+        figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)
+        return file.getvalue()

@@ -17,7 +17,15 @@ from html import escape
 from pathlib import Path
 
 from predictors.files import write_atomic
-from runtime.tools.report.figures import DARK, INCHES, LIGHT, Draw, render_figure
+from runtime.tools.report.figures import (
+    DARK,
+    INCHES,
+    LIGHT,
+    ColorScheme,
+    Draw,
+    render_figure,
+)
+from runtime.tools.report.provenance import Provenance
 from runtime.tools.report.table_cells import Cell, inline, table_html, write_csv
 
 FILE = "report.html"
@@ -40,10 +48,14 @@ class ReportSection:
 
 
 class HtmlReport:
-    """A report with sections in the order in which they are added."""
+    """A report with sections in the order in which they are added.
 
-    def __init__(self, title: str, subtitle: str = ""):
-        self.title, self.subtitle = title, subtitle
+    Args:
+        provenance: origin of the numbers, written below each figure; None: not recorded.
+    """
+
+    def __init__(self, title: str, subtitle: str = "", *, provenance: Provenance | None = None):
+        self.title, self.subtitle, self.provenance = title, subtitle, provenance
         self.sections: list[ReportSection] = []
 
     def text(self, heading: str, paragraphs: Sequence[str]) -> None:
@@ -109,6 +121,9 @@ class HtmlReport:
             )
             contents = f'<nav aria-label="Contents"><ol>\n{listed}\n</ol></nav>'
         subtitle = f'<p class="subtitle">{inline(self.subtitle)}</p>' if self.subtitle else ""
+        origin = ""
+        if self.provenance is not None:
+            origin = f"<br><code>{escape(self.provenance.line())}</code>"
         lines = [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -118,23 +133,49 @@ class HtmlReport:
             f"</head>\n<body>\n<header><h1>{escape(self.title)}</h1>{subtitle}</header>\n<main>",
             contents,
             *blocks,
-            "</main>\n<footer>A dash means not measured. The CSV of each figure and table has the "
-            "exact numbers.</footer>\n</body>\n</html>\n",
+            f"</main>\n<footer>A dash means not measured. The CSV of each figure and table has the "
+            f"exact numbers.{origin}</footer>\n</body>\n</html>\n",
         ]
         path = folder / FILE
         write_atomic(path, "\n".join(lines).encode())
         return path
+
+    def write_figures(self, folder: Path, kind: str) -> list[Path]:
+        """Write the figures alone, as `svg` or `png`, with their CSVs; returns their paths."""
+        drawn = [section for section in self.sections if section.draw is not None]
+        for section in drawn:
+            self._write_values(section, folder)
+            self._write_figure(section, folder, kind)
+        return [folder / f"{section.name}.{kind}" for section in drawn]
+
+    def _write_figure(self, section: ReportSection, folder: Path, kind: str) -> bytes:
+        """Write a figure with its heading, which a file that stands alone needs."""
+        data = self._render(section, kind, title=section.heading)
+        write_atomic(folder / f"{section.name}.{kind}", data)
+        return data
+
+    def _write_values(self, section: ReportSection, folder: Path) -> bytes:
+        data = write_csv(section.columns, section.rows).encode()
+        write_atomic(folder / f"{section.name}.csv", data)
+        return data
+
+    def _render(
+        self, section: ReportSection, kind: str, colours: ColorScheme = LIGHT, *, title: str = ""
+    ) -> bytes:
+        """Draw a section's figure as `svg` or `png`, with its origin below it."""
+        assert section.draw is not None
+        foot = "" if self.provenance is None else self.provenance.line()
+        return render_figure(
+            section.draw, colours, inches=section.inches, kind=kind, title=title, foot=foot
+        )
 
     def _block(self, section: ReportSection, folder: Path) -> str:
         """Make one section's HTML and write its files."""
         lines = [f'<section id="{section.name}">\n<h2>{escape(section.heading)}</h2>']
         links = []
         if section.draw is not None:
-            light, png = render_figure(
-                section.draw, LIGHT, inches=section.inches, kinds=("svg", "png")
-            )
-            (dark,) = render_figure(section.draw, DARK, inches=section.inches, kinds=("svg",))
-            write_atomic(folder / f"{section.name}.png", png)
+            light, dark = (self._render(section, "svg", colours) for colours in (LIGHT, DARK))
+            png = self._write_figure(section, folder, "png")
             links.append(download_link(f"{section.name}.png", "image/png", png))
             lines.append(
                 '<figure><picture><source media="(prefers-color-scheme: dark)" '
@@ -147,8 +188,7 @@ class HtmlReport:
         tone = ' class="note"' if section.columns else ""
         lines += [f"<p{tone}>{inline(paragraph)}</p>" for paragraph in section.paragraphs]
         if section.columns:
-            data = write_csv(section.columns, section.rows).encode()
-            write_atomic(folder / f"{section.name}.csv", data)
+            data = self._write_values(section, folder)
             links.insert(0, download_link(f"{section.name}.csv", "text/csv", data))
             lines.append(f'<p class="files">{" · ".join(links)}</p>')
         return "\n".join([*lines, "</section>"])

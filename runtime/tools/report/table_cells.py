@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from runtime.tools.report.series_styles import scheme_colors
+
 Cell = str | int | float | bool | None
 NUMBER = re.compile(r"[<>~≤≥±]?\s?[-+−]?\d[\d,.]*([eE][-+]?\d+)?\s?(%|\S{1,5})?")
 """A number with an optional unit: `1,024`, `33 %`, `1.31x`, `250 us`."""
@@ -65,7 +67,7 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
             text = format_cell(value, largest=most)
             long = isinstance(value, str) and len(value) > LONG
             names = ["number"] * number + ["none"] * (value is None) + ["long"] * long
-            cells.append(f"<td{_class(names)}>{inline(text)}</td>")
+            cells.append(f"<td{_class(names)}>{_swatch(value)}{inline(text)}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     lines.append("</tbody></table>")
     return "\n".join(lines)
@@ -73,6 +75,15 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 def _largest(values: Sequence[Cell]) -> float:
     return max((abs(value) for value in values if isinstance(value, float)), default=0.0)
+
+
+def _swatch(value: Cell) -> str:
+    """Return a dot in the colour that the name has in figures, if it has one."""
+    colors = scheme_colors(value) if isinstance(value, str) else None
+    if colors is None:
+        return ""
+    light, dark = colors
+    return f'<i class="swatch" style="background: light-dark({light}, {dark})"></i>'
 
 
 def _class(names: Sequence[str]) -> str:

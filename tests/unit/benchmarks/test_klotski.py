@@ -196,7 +196,8 @@ def test_tables__show_the_rows_that_exist(monkeypatch):
 
 def test_page__has_the_papers_figures(tmp_path):
     page = build_page(REPORT).write(tmp_path)
-    assert "Throughput against n" in page.read_text()
+    assert "Throughput by group size" in page.read_text()
     pictures = sorted(path.name for path in tmp_path.glob("*.png"))
-    assert {"figure-12.png", "figure-14.png", "table-3.png"} <= set(pictures)
-    assert any(name.startswith("figure-15") for name in pictures)
+    assert {"memory-over-time.png", "throughput-by-technique.png"} <= set(pictures)
+    assert "throughput-by-group-size.png" in pictures
+    assert any(name.startswith("timeline-of-layers") for name in pictures)

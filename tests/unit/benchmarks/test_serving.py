@@ -122,7 +122,7 @@ def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
     assert parts["queue"]["machine"]["cores"] == os.cpu_count()
 
 
-def test_page__has_a_curve_for_each_system(tmp_path: Path) -> None:
+def test_page__has_the_distribution_of_each_system(tmp_path: Path) -> None:
     def system(*times: float) -> SystemLatencies:
         latency = Percentiles(mean=1.5, p50=1.0, p90=1.5, p99=2.0, all=list(times))
         return SystemLatencies(
@@ -147,9 +147,9 @@ def test_page__has_a_curve_for_each_system(tmp_path: Path) -> None:
         systems={"on-demand": system(3, 1), "moecast": system(2, 1)},
     )
     build_page(report).write(tmp_path)
-    csv = (tmp_path / "cdf-end-to-end.csv").read_text().splitlines()
+    csv = (tmp_path / "distribution-of-end-to-end-latency.csv").read_text().splitlines()
     assert csv[1:] == ["on-demand,1,0.5", "on-demand,3,1.0", "moecast,1,0.5", "moecast,2,1.0"]
-    assert (tmp_path / "cdf-first-token.png").stat().st_size > 1000
+    assert (tmp_path / "distribution-of-first-token-latency.png").stat().st_size > 1000
     assert cumulative_shares([5.0]) == [(5.0, 1.0)]
 
 

@@ -92,8 +92,9 @@ def test_evaluate__names_what_cannot_be_replayed_and_why(finished) -> None:
 
 def test_evaluate__report_holds_its_figures_and_loads_nothing(finished) -> None:
     folder, _ = finished
-    names = ["latency-against-cache-rate", "ablation", "batch-size", "prefetch-distance"]
-    for name in [*names, "latency-cdf", "timeline"]:
+    latencies = ["tpot-against-budget", "ttft-against-budget", "tpot-distribution"]
+    variants = ["ablation-of-token", "throughput-against-batch-size"]
+    for name in [*latencies, *variants, "tpot-against-prefetch-distance", "timeline-of-layers"]:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert len((folder / f"{name}.csv").read_text().splitlines()) > 2
     page = (folder / "report.html").read_text()

@@ -36,12 +36,12 @@ FIGURES = {
     "accuracy-by-layer",
     "good-pred-by-horizon",
     "calibration",
-    "trace-size",
-    "drift",
+    "accuracy-by-trace-size",
+    "accuracy-while-serving",
     "expert-heatmaps",
     "routing-entropy",
-    "popularity",
-    "hit-rate",
+    "share-of-most-chosen-experts",
+    "hit-rate-by-eviction-policy",
 }
 
 
@@ -188,7 +188,7 @@ def test_report__draws_ceilings_of_the_same_trace_only(
            "horizon": 1, "mean_accuracy": 0.375, "worst_layer_accuracy": 0.25}  # fmt: skip
     ceiling = {"trace": trace.digest, "dataset": "synthetic", "rows": [row]}
     page = make_page(results_of(run), trace, ceiling=ceiling, replay_tokens=5)
-    drawn = next(one for one in page.sections if one.name == "trace-size")
+    drawn = next(one for one in page.sections if one.name == "accuracy-by-trace-size")
     assert ("mlp", 1, 64, 4, 8, 1, 0.375, 0.25) in drawn.rows
     file = tmp_path / "ceiling.json"
     file.write_text(json.dumps({**ceiling, "trace": "f" * 64}))

@@ -60,7 +60,7 @@ def test_bench__continues_after_a_failed_variant(tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "skipping" in page
     assert "no zoo entry of kind mlp for tiny" in page
-    assert (tmp_path / "run" / "cdf-50pct-batch-1.csv").is_file()
+    assert (tmp_path / "run" / "tpot-distribution-50pct-batch-1.csv").is_file()
 
 
 @pytest.mark.parametrize(

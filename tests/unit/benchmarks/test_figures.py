@@ -1,0 +1,26 @@
+"""The committed figures show the committed results."""
+
+from pathlib import Path
+
+from benchmarks.process import ROOT
+from benchmarks.tables.figures import list_pages
+from runtime.tools.report.table_cells import write_csv
+
+
+def test_figures__are_those_of_the_committed_results() -> None:
+    expected: dict[Path, str] = {}
+    for folder, kind, page in list_pages():
+        for section in page.sections:
+            if section.draw is not None:
+                values = write_csv(section.columns, section.rows)
+                expected[folder / f"{section.name}.csv"] = values
+                assert (ROOT / folder / f"{section.name}.{kind}").stat().st_size < 200_000
+        assert page.provenance is not None
+        assert page.provenance.date is not None
+        assert page.provenance.revision is not None
+    for path, values in expected.items():
+        assert (ROOT / path).read_text() == values, f"{path}: run `python -m benchmarks figures`"
+    folders = {path.parent for path in expected}
+    assert {path for folder in folders for path in (ROOT / folder).glob("*.csv")} == {
+        ROOT / path for path in expected
+    }

@@ -1,0 +1,78 @@
+"""The origin of figures: one line that says how the numbers were made."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from runtime.tools.report.html_report import HtmlReport
+from runtime.tools.report.provenance import (
+    LONGEST_COMMAND,
+    Provenance,
+    read_provenance,
+    spell_command,
+)
+
+RECORD = {
+    "command": "train",
+    "argv": ["predictor=all", "run_dir=/home/me/run", "trace=/home/me/traces/one"],
+    "started": "2026-11-22T06:31:31+00:00",
+    "seed": 3,
+    "git_revision": "d29fd0b11949a06597cd9c32772e051f2b80d95a-dirty",
+}
+LINE = "python -m train predictor=all trace=one · 2026-11-22 · revision d29fd0b119-dirty · seed 3"
+
+
+def test_read__makes_a_line_of_the_runs_own_record(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(RECORD))
+    provenance = read_provenance(tmp_path)
+    assert provenance is not None
+    assert provenance.line() == LINE
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_read__is_none_without_a_record(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    assert read_provenance(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "spelt"),
+    [
+        ("train-report", "python -m train report x=1"),
+        ("train.evaluate", "python -m train.evaluate x=1"),
+        ("moecast-bench", "moecast bench x=1"),
+    ],
+)
+def test_spell__is_the_command_as_typed(label: str, spelt: str) -> None:
+    assert spell_command(label, ["x=1"]) == spelt
+
+
+def test_line__leaves_out_what_is_not_known_and_cuts_long_commands() -> None:
+    assert Provenance(command="moecast bench").line() == "moecast bench"
+    line = Provenance(command="x" * 500, seed=0).line()
+    assert line == "x" * (LONGEST_COMMAND - 1) + "… · seed 0"
+
+
+def test_figures__have_title_and_origin(tmp_path: Path) -> None:
+    drawn = []
+
+    def draw(figure) -> None:
+        figure.subplots().plot([1, 2])
+        drawn.append(figure)
+
+    page = HtmlReport("Page", provenance=Provenance(command="moecast bench", seed=1))
+    page.figure("curve", "A curve", draw, ["x"], [[1]])
+    assert page.write_figures(tmp_path, "svg") == [tmp_path / "curve.svg"]
+    assert {path.name for path in tmp_path.iterdir()} == {"curve.svg", "curve.csv"}
+    assert drawn[0].get_suptitle() == "A curve"
+    assert drawn[0].get_supxlabel() == "moecast bench · seed 1"
+    html = page.write(tmp_path).read_text()
+    assert "<code>moecast bench · seed 1</code>" in html
+    embedded = re.search(r'<img src="data:image/svg\+xml;base64,([^"]+)', html)
+    assert embedded is not None
+    # Below its heading on the page, the figure does not repeat it.
+    assert base64.b64decode(embedded[1]) != (tmp_path / "curve.svg").read_bytes()

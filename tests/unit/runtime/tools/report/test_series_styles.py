@@ -1,0 +1,82 @@
+"""Styles: every name has one, no two of a table look alike, with any colour vision."""
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from predictors.registry import KINDS
+from runtime.policy.eviction.registry import EVICTIONS
+from runtime.tools.report.figures import DARK, HUES, LIGHT
+from runtime.tools.report.series_styles import STYLES, line_style, scheme_colors, series_style
+from runtime.tools.report.table_cells import table_html
+
+SYSTEMS = [path.stem for path in Path("configs/system").glob("*.yaml")]
+TABLES = [list(KINDS), list(EVICTIONS), SYSTEMS]
+
+# Linear RGB as seen without red or without green cones (Machado et al. 2009, severity 1).
+CONES = {
+    "all": np.eye(3),
+    "protanopia": np.array(
+        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
+    ),
+}
+
+
+TO_XYZ = np.array([[0.412, 0.358, 0.180], [0.213, 0.715, 0.072], [0.019, 0.119, 0.950]])
+
+
+def lab(color: str, cones: str) -> np.ndarray:
+    """CIELAB of a colour `#rrggbb` as an eye with these cones sees it."""
+    share = np.array([int(color[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(CONES[cones] @ linear, 0, 1)
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    ratio = to_xyz @ seen / np.array([0.9505, 1.0, 1.089])
+    root = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+    return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
+
+
+@pytest.mark.parametrize("names", TABLES, ids=["predictors", "evictions", "systems"])
+def test_styles__cover_each_table_and_tell_its_names_apart(names: list[str]) -> None:
+    assert set(names) <= set(STYLES)
+    assert len({STYLES[name].marker for name in names}) == len(names)
+    assert len({STYLES[name].hue for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("cones", CONES)
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("names", TABLES, ids=["predictors", "evictions", "systems"])
+def test_colors__differ_for_eyes_of_every_sort(names: list[str], scheme: int, cones: str) -> None:
+    least = 20 if cones == "all" else 13
+    for one, other in combinations(names, 2):
+        first, second = (lab(scheme_colors(name)[scheme], cones) for name in (one, other))
+        assert np.linalg.norm(first - second) > least, (one, other)
+
+
+def test_schemes__have_a_color_for_each_hue() -> None:
+    assert len(LIGHT.cycle) == len(DARK.cycle) == len(HUES) == len(set(LIGHT.cycle))
+
+
+def test_series_style__variants_have_the_hue_of_their_name() -> None:
+    assert series_style("oracle (simulated)") == STYLES["oracle"]
+    assert series_style("skip, 1 ahead") == STYLES["skip"]
+    for variant in ("skip-2", "skip-3", "skip, 2 ahead", "skip without anything"):
+        style = series_style(variant)
+        assert style.hue == STYLES["skip"].hue
+        assert (style.marker, style.dashes) != (STYLES["skip"].marker, STYLES["skip"].dashes)
+    assert series_style("skip-2") == series_style("skip, 2 ahead")
+    assert series_style("my-own") == series_style("my-own")
+    assert line_style("my-own")["color"].startswith("C")
+
+
+def test_table__marks_names_with_the_color_of_their_line() -> None:
+    html = table_html(["system"], [["moecast"], ["unknown"]])
+    assert html.count("swatch") == 1
+    assert LIGHT.cycle[HUES.index("blue")] in html
