@@ -85,8 +85,8 @@ def add_groups(page: HtmlReport, name: str, heading: str, points: Sequence[Point
         batches = list(dict.fromkeys(batch for batch, _, _ in points))
         for batch, color, marker in zip(batches, ramp_colors(len(batches)), MARKERS, strict=False):
             line = [(n, speed) for size, n, speed in points if size == batch]
-            style = {"color": color, "marker": marker, "label": f"batch size {batch}"}
-            axes.plot(*zip(*line, strict=True), **style)
+            label = f"batch size {batch}"
+            axes.plot(*zip(*line, strict=True), color=color, marker=marker, label=label)
         axes.set(xlabel="n, batches in a group", ylabel="throughput, tokens/s", ylim=(0, None))
         axes.set_xticks(sorted({n for _, n, _ in points}))
         label_lines(axes)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from runtime.tools.report.figures import text_color
 from runtime.tools.report.series_styles import line_style
 
@@ -47,17 +49,16 @@ def label_lines(axes: "Axes", *, texts: Mapping[str, str] | None = None) -> None
     """
     ends = []
     for line in axes.get_lines():
-        points = [
-            (float(x), float(y))
-            for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
-            if y == y  # not NaN
-        ]
-        if points and not str(line.get_label()).startswith("_"):
-            ends.append((line, points[-1]))
+        points = np.column_stack([np.asarray(line.get_xdata()), np.asarray(line.get_ydata())])
+        known = points[~np.isnan(points[:, 1].astype(float))]
+        if len(known) and not str(line.get_label()).startswith("_"):
+            ends.append((line, (float(known[-1, 0]), float(known[-1, 1]))))
     axes.get_ylim()  # autoscales now
     to_axes = axes.transData + axes.transAxes.inverted()
     heights = [float(to_axes.transform(point)[1]) for _, point in ends]
-    box, (width, height) = axes.get_position(), axes.figure.get_size_inches()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    box, (width, height) = axes.get_position(), figure.get_size_inches()
     gap = LABEL_POINTS * LINE_HEIGHT / (POINTS_PER_INCH * box.height * height)
     per_point = 1 / (POINTS_PER_INCH * box.width * width)
     for (line, point), place in zip(ends, spread(heights, gap), strict=True):

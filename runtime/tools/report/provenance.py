@@ -14,7 +14,7 @@ REVISION_CHARACTERS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What has made the numbers; None: not recorded."""
+    """The command that made the numbers; None: not recorded."""
 
     command: str
     date: str | None = None
