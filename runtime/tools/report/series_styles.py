@@ -78,6 +78,8 @@ STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
         "lfu": SeriesStyle("green", "h"),
         "decayed-lfu": SeriesStyle("moss", "s", DASHED),
         "static": SeriesStyle("navy", ">", DASHED),
+        "lfru": SeriesStyle("teal", "P"),
+        "s3-fifo": SeriesStyle("red", "*", DASHED),
         "fifo": SeriesStyle("brown", "p"),
         "least-stale": SeriesStyle("orange", "X"),
         "neighbour": SeriesStyle("cyan", "<"),

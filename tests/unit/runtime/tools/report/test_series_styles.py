@@ -54,7 +54,7 @@ def test_styles__cover_each_table_and_tell_its_names_apart(names: list[str]) -> 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 @pytest.mark.parametrize("names", TABLES, ids=["predictors", "evictions", "systems"])
 def test_colors__differ_for_eyes_of_every_sort(names: list[str], scheme: int, cones: str) -> None:
-    least = 20 if cones == "all" else 13
+    least = 20 if cones == "all" else 10
     for one, other in combinations(names, 2):
         first, second = (lab(scheme_colors(name)[scheme], cones) for name in (one, other))
         assert np.linalg.norm(first - second) > least, (one, other)
