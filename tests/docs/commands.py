@@ -70,6 +70,8 @@ def render_command(called: str, command: Command, groups: OptionGroups) -> Itera
         elif key not in EVERYWHERE:
             own.append(key)
     yield from (f"### {called}", "", command.summary, "")
+    # A command's own options come before those that it shares with others.
+    own.sort(key=lambda key: key not in schema.__annotations__)
     if own:
         yield from (*HEAD, *option_rows(config, own), "")
     if used:

@@ -1,0 +1,97 @@
+"""Every command of the documentation has options that exist: it is parsed, and not run."""
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import configs.commands
+from configs.program import run_program
+from moecast.command import main
+from tests.docs.pages import CodeBlock, markdown_files, read_blocks
+
+ACCEPT = "builtins:repr"
+"""Runs in place of each command and does nothing with its configuration."""
+SEPARATORS = {"&&", "||", "&", ";", "|"}
+PROMPT = re.compile(r"^\$ ", re.MULTILINE)
+
+
+def split_commands(block: CodeBlock) -> Iterator[list[str]]:
+    """Yields the arguments of each command that is ours."""
+    for line in PROMPT.sub("", block.text).replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&;|")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if word not in SEPARATORS:
+                words.append(word)
+                continue
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words = words[1:]
+            if is_ours(words):
+                yield words
+            words = []
+
+
+def is_ours(words: list[str]) -> bool:
+    if words[:1] == ["moecast"]:
+        return True
+    return words[:2] == ["python", "-m"] and words[2] in (*configs.commands.PROGRAMS, "moecast")
+
+
+COMMANDS = sorted(
+    {
+        shlex.join(words): block
+        for path in markdown_files()
+        for block in read_blocks(path, "console", "bash", "sh", "shell")
+        for words in split_commands(block)
+    }.items()
+)
+
+
+@pytest.fixture(autouse=True)
+def accepting(monkeypatch: pytest.MonkeyPatch) -> None:
+    accepting = {
+        program: tuple(
+            replace(command, run=ACCEPT, check=None, keeps_run=False, records=False)
+            for command in commands
+        )
+        for program, commands in configs.commands.PROGRAMS.items()
+    }
+    monkeypatch.setattr(configs.commands, "PROGRAMS", accepting)
+
+
+def run(words: list[str]) -> int:
+    if words[0] == "moecast":
+        return main(words[1:])
+    program, arguments = words[2], words[3:]
+    if program == "moecast":
+        return main(arguments)
+    return run_program(program, arguments)
+
+
+@pytest.mark.parametrize(("text", "block"), COMMANDS, ids=[text for text, _ in COMMANDS])
+def test_command__has_options_that_exist(
+    text: str, block: CodeBlock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(shlex.split(text)) == 0, f"{block}: {capsys.readouterr().err}"
+
+
+def test_command__an_unknown_option_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["moecast", "generate", "bugdet=50%"]) == 2
+    assert "budget" in capsys.readouterr().err
+
+
+def test_modules_of_the_documentation__exist() -> None:
+    missing = {
+        module
+        for path in markdown_files()
+        for module in re.findall(
+            r"python -m ((?:benchmarks|tests|runtime|train|zoo)[\w.]*)", path.read_text()
+        )
+        if importlib.util.find_spec(module) is None
+    }
+    assert not missing
