@@ -12,10 +12,20 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """A byte that is no character, as sentencepiece writes it."""
 
 
+MAX_HELD_TOKENS = 4
+"""Tokens that may lack the rest of a character, which has at most four bytes in UTF-8."""
+MAX_UNDECIDED = 3
+"""Replacement characters at the end of a text that later bytes may still turn into a character."""
+CONTEXT_TOKENS = 2 * MAX_HELD_TOKENS
+"""Tokens that are decoded again for each byte that is no character."""
+
+
 class Detokenizer:
     """Turns tokens into pieces of text whose concatenation is the decoded whole.
 
-    A character whose bytes are spread over several tokens is returned with the last of them.
+    A character whose bytes are spread over several tokens is returned with the last of them. Bytes
+    that never become a character are held back until that is certain, four tokens at most, so that
+    each token takes the same time whatever came before it.
 
     A token's text depends on its neighbours (a space before it, bytes after it): each call decodes
     from the tokens of the last piece on, and returns only what is new after these.
@@ -23,40 +33,65 @@ class Detokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._skipped = frozenset(tokenizer.all_special_ids) if skip_special_tokens else frozenset()
         self._tokens: list[int] = []
         """Tokens from the beginning of the last returned piece on."""
         self._num_returned = 0
         """How many of these have been returned as text."""
+        self._returned = ""
+        """The text of these tokens that has been returned."""
         self.num_characters = 0
         """Characters returned so far."""
 
     def push(self, token: int) -> str:
         """Add a token and return the text that is complete now, often none."""
-        self._tokens.append(token)
-        returned, text = self._decode(self._num_returned), self._decode()
-        if len(text) <= len(returned) or text.endswith(REPLACEMENT):
+        if token in self._skipped:
             return ""
-        self._tokens = self._tokens[self._num_returned :]
-        self._num_returned = len(self._tokens)
-        return self._new(returned, text)
+        self._tokens.append(token)
+        text = self._decode(self._tokens)
+        if not text.endswith(REPLACEMENT):
+            if len(text) <= len(self._returned):
+                return ""
+            piece = self._take(text)
+            self._tokens = self._tokens[self._num_returned :]
+            self._num_returned = len(self._tokens)
+            self._returned = self._decode(self._tokens)
+            return piece
+        if len(self._tokens) - self._num_returned <= MAX_HELD_TOKENS:
+            return ""
+        return self._settle(text)
 
     def end(self) -> str:
         """Return the rest: bytes that never became a character."""
-        returned, text = self._decode(self._num_returned), self._decode()
+        text = self._decode(self._tokens)
         self._num_returned = len(self._tokens)
-        return self._new(returned, text)
+        piece, self._returned = self._take(text), text
+        return piece
 
-    def _new(self, returned: str, text: str) -> str:
-        piece = text[len(returned) :]
+    def _settle(self, text: str) -> str:
+        """Return what later tokens cannot change of a text that ends in incomplete characters."""
+        if not text.startswith(self._returned):
+            # Some decoders give up a whole run of bytes, with characters that were returned before.
+            self._tokens = self._tokens[self._num_returned :]
+            self._returned = ""
+            text = self._decode(self._tokens)
+        num_undecided = min(MAX_UNDECIDED, len(text) - len(text.rstrip(REPLACEMENT)))
+        piece = self._take(text[: len(text) - num_undecided])
+        self._tokens = self._tokens[-CONTEXT_TOKENS:]
+        self._num_returned = max(0, len(self._tokens) - MAX_HELD_TOKENS)
+        text = self._decode(self._tokens)
+        self._returned = text[: len(text) - num_undecided]
+        return piece
+
+    def _take(self, text: str) -> str:
+        """Count and return the characters after those that were returned."""
+        piece = text[len(self._returned) :]
         self.num_characters += len(piece)
         return piece
 
-    def _decode(self, num_tokens: int | None = None) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         text = self._tokenizer.decode(
-            self._tokens[:num_tokens],
-            skip_special_tokens=self._skip_special_tokens,
-            clean_up_tokenization_spaces=False,
+            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         assert isinstance(text, str)
         return text

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.generation.chat_template import render
-from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import SamplingParams
 from runtime.serving.errors import ContextTooLong, RequestError, UnknownModel
 from runtime.serving.model_info import RECOMMENDED_OPTIONS, ModelInfo
@@ -180,8 +179,11 @@ def encode_text(text: str, info: ModelInfo, *, add_special_tokens: bool) -> list
 
 def decode_tokens(tokens: list[int], info: ModelInfo) -> str:
     """Decode as answers are decoded, but keep special tokens: they belong to the given text."""
-    detokenizer = Detokenizer(info.tokenizer, skip_special_tokens=False)
-    return "".join([*map(detokenizer.push, tokens), detokenizer.end()])
+    text = info.tokenizer.decode(
+        tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    assert isinstance(text, str)
+    return text
 
 
 def require_tokens(tokens: list[int], info: ModelInfo, *, param: str) -> None:
@@ -191,6 +193,15 @@ def require_tokens(tokens: list[int], info: ModelInfo, *, param: str) -> None:
         raise RequestError(
             f"{param}: token {largest} is not in the model's vocabulary of {info.vocab_size}",
             param=param,
+        )
+
+
+def require_length(tokens: list[int], info: ModelInfo, *, param: str) -> None:
+    """Raise ContextTooLong if there are more tokens than the model can have in one answer."""
+    limit = info.context_length
+    if limit is not None and len(tokens) > limit:
+        raise ContextTooLong(
+            f"{param}: {len(tokens)} tokens; this model's context length is {limit}", param=param
         )
 
 

@@ -18,6 +18,7 @@ from runtime.serving.generation_requests import (
     decode_tokens,
     parse_chat,
     parse_completion,
+    require_length,
     require_model,
     require_tokens,
     tokenize_body,
@@ -175,6 +176,7 @@ def token_routes(service: GenerationService) -> APIRouter:
         info = require_model_info(service)
         require_model(body.model, info)
         require_tokens(body.tokens, info, param="tokens")
+        require_length(body.tokens, info, param="tokens")
         return {"prompt": await asyncio.to_thread(decode_tokens, body.tokens, info)}
 
     return router

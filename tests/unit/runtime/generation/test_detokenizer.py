@@ -5,10 +5,13 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from runtime.config import BUILTIN_MODELS
 from runtime.generation.detokenizer import (
+    CONTEXT_TOKENS,
+    MAX_HELD_TOKENS,
     Detokenizer,
     StopStringMatcher,
     Vocabulary,
@@ -43,6 +46,59 @@ def test_characters__come_with_their_last_byte(text: str) -> None:
         expected += [""] * (len(character.encode()) - 1) + [character]
     assert [detokeniser.push(BYTES[byte]) for byte in text.encode()] == expected
     assert detokeniser.end() == ""
+
+
+@given(st.lists(st.sampled_from([*"aé€😀".encode(), 0xC3, 0xFF, 0xF0, 0x80, 0xE2]), max_size=60))
+def test_bytes_of_any_kind__concatenate_to_the_decoded_text(data: list[int]) -> None:
+    tokens = [BYTES[byte] for byte in data]
+    detokeniser = Detokenizer(TOKENIZER)
+    pieces = [detokeniser.push(token) for token in tokens]
+    assert "".join([*pieces, detokeniser.end()]) == whole(tokens)
+    assert detokeniser.num_characters == len(whole(tokens))
+
+
+class CountingTokenizer:
+    """A tokenizer that keeps the longest list it was asked to decode."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self._tokenizer, self.longest = tokenizer, 0
+        self.all_special_ids = tokenizer.all_special_ids
+
+    def decode(self, tokens: list[int], **options: bool) -> str:
+        self.longest = max(self.longest, len(tokens))
+        return str(self._tokenizer.decode(tokens, **options))
+
+
+@pytest.mark.parametrize("data", [b"\x80", b"\xf0", b"\xe2\x82\xac\xe2"])
+def test_bytes_that_are_no_character__take_no_longer_the_more_they_are(data: bytes) -> None:
+    counting = CountingTokenizer(TOKENIZER)
+    detokeniser = Detokenizer(counting)  # type: ignore[arg-type]
+    tokens = [BYTES[byte] for byte in data * 500]
+    shown = "".join(map(detokeniser.push, tokens))
+    assert counting.longest <= 2 * CONTEXT_TOKENS
+    text = whole(tokens)
+    assert text.startswith(shown)
+    assert len(text) - len(shown) <= MAX_HELD_TOKENS
+
+
+def byte_fallback_tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer as Llama's: letters, and every byte as `<0xNN>`."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "a": 257}
+    model = models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_byte_fallback__characters_and_lone_bytes_are_decoded() -> None:
+    tokenizer = byte_fallback_tokenizer()
+    for data in ("€😀a€".encode(), b"\xff" * 40 + b"a" + "€".encode(), b"a\xe2\x82"):
+        tokens = [257 if byte == ord("a") else byte for byte in data]
+        counting = CountingTokenizer(tokenizer)
+        detokeniser = Detokenizer(counting)  # type: ignore[arg-type]
+        text = "".join([*map(detokeniser.push, tokens), detokeniser.end()])
+        assert text == tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+        assert counting.longest <= 2 * CONTEXT_TOKENS
 
 
 def test_bytes_that_are_no_character__come_at_the_end_only() -> None:

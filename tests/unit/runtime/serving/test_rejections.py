@@ -103,6 +103,7 @@ def error_of(answer: httpx2.Response, status: int) -> dict[str, Any]:
         ("/tokenize", {"prompt": "a", "messages": HELLO}, "prompt"),
         ("/detokenize", {"tokens": [8192]}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/detokenize", {"tokens": [1] * 4096}, "tokens"),
     ],
 )
 def test_field_at_fault__is_named(
