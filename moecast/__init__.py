@@ -2,23 +2,27 @@
 
 from typing import TYPE_CHECKING, Any
 
+from moecast.own_packages import import_own
+
 if TYPE_CHECKING:
     from runtime.generation.loading import load
 
 __all__ = ["__version__", "load"]
 
+MODULES = {"load": "runtime.generation.loading"}
+"""Name to the module that defines it. PyTorch and Transformers take seconds to import: nothing is
+imported before it is used."""
+
 
 def __getattr__(name: str) -> Any:
-    # PyTorch and Transformers take seconds to import: nothing is imported before it is used.
-    if name == "load":
-        from runtime.openmp import let_waiting_threads_sleep
-
-        let_waiting_threads_sleep()
-        from runtime.generation.loading import load
-
-        return load
+    if name in MODULES:
+        # Before PyTorch is imported.
+        import_own("runtime.openmp").let_waiting_threads_sleep()
+        return getattr(import_own(MODULES[name]), name)
     if name == "__version__":
-        from predictors.versions import package_version
-
-        return package_version("moecast") or "not installed"
+        return import_own("predictors.versions").package_version("moecast") or "not installed"
     raise AttributeError(f"module 'moecast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

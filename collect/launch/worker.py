@@ -50,8 +50,11 @@ class UnitWorker:
         self.threads = threads
         self._do: DoUnit | None = None
 
-    def open(self) -> DoUnit:
-        """Loads the model or whatever the work needs, unless that was done before."""
+    def open(self) -> None:
+        """Loads the model or whatever the work needs, unless that was done before.
+
+        Returns nothing: an actor's result is pickled, and a served model cannot be.
+        """
         if self._do is None:
             # Before torch is imported, which reads them once.
             os.environ["OMP_NUM_THREADS"] = str(self.threads)
@@ -60,18 +63,17 @@ class UnitWorker:
             self._do = getattr(import_module(module), function)(**json.loads(self.arguments))
             if "torch" in sys.modules:
                 sys.modules["torch"].set_num_threads(self.threads)
-        assert self._do is not None
-        return self._do
 
     def run(self, unit: str) -> str:
         """Returns the `UnitResult` as JSON; an exception's traceback goes to the log."""
         try:
-            do = self.open()
+            self.open()
         except Exception as error:
             return UnitResult(unit=unit, error=_describe(error), is_fatal=True).to_json()
         # Whatever the exception, the model stays loaded for the next unit.
+        assert self._do is not None
         try:
-            return UnitResult(unit=unit, value=do(unit)).to_json()
+            return UnitResult(unit=unit, value=self._do(unit)).to_json()
         except Exception as error:
             is_fatal = isinstance(error, MoecastError)
             return UnitResult(unit=unit, error=_describe(error), is_fatal=is_fatal).to_json()

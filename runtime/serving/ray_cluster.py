@@ -7,12 +7,15 @@ loopback only, without its dashboard, and a cluster is joined only by its addres
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from predictors.errors import MoecastError
 
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("predictors", "zoo", "runtime", "collect", "train")
 OBJECT_STORE_BYTES = 80 << 20
 """About Ray's minimum; this project passes nothing through the object store."""
 PROXY_TIMEOUTS = {
@@ -83,10 +86,14 @@ def join(address: str | None, *, num_cpus: int, option: str) -> bool:
     prepare(address)
     import ray
 
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    options: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": "ERROR",
+        "runtime_env": {"worker_process_setup_hook": make_worker_hook()},
+    }
     if address is not None:
         try:
-            ray.init(address=address, **quiet)
+            ray.init(address=address, **options)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise ClusterError(
                 f"{option}={address}: cannot join a Ray cluster there "
@@ -100,7 +107,7 @@ def join(address: str | None, *, num_cpus: int, option: str) -> bool:
         num_cpus=num_cpus,
         include_dashboard=False,
         object_store_memory=OBJECT_STORE_BYTES,
-        **quiet,
+        **options,
     )
     if ray.util.get_node_ip_address() != LOOPBACK:
         ray.shutdown()
@@ -109,6 +116,27 @@ def join(address: str | None, *, num_cpus: int, option: str) -> bool:
             f"{EXTERNAL_VARIABLE} is 1. Unset it, or name a cluster with {option}"
         )
     return True
+
+
+def make_worker_hook() -> Callable[[], None]:
+    """Return a function that imports this project's packages in a new worker of Ray.
+
+    Ray puts the driver's current folder first on a worker's search path, and a user's `train.py`
+    there would replace ours. Ray sends a nested function as its code, so that nothing needs to be
+    imported to call it. Packages that are at another place on a cluster's machine are found there.
+    """
+    root, names = str(ROOT), [name for name in PACKAGES if find_spec(name) is not None]
+
+    def import_packages() -> None:
+        import importlib
+        import sys
+
+        sys.path.insert(0, root)
+        for name in names:
+            importlib.import_module(name)
+        sys.path.remove(root)
+
+    return import_packages
 
 
 def keep_to_loopback() -> None:

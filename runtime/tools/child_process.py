@@ -9,14 +9,19 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.machinery import PathFinder
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 from predictors.errors import MoecastError
 
+ROOT = Path(__file__).resolve().parents[2]
 STDERR = 2
 PRELOADED = ["runtime.engine.loading"]
 """Imports that every child needs. Libraries of learned predictors are imported by the children
@@ -50,7 +55,8 @@ def run_in_child(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     process: ForkServerProcess = context.Process(target=_child, args=(function, task, folder))
-    process.start()
+    with own_folder_first():
+        process.start()
     try:
         process.join(limit_seconds)
         if process.is_alive():
@@ -67,6 +73,30 @@ def run_in_child(
     return ChildFailure(
         describe_exit(process.exitcode or 0, stderr.read_text() if stderr.exists() else "")
     )
+
+
+@contextmanager
+def own_folder_first() -> Iterator[None]:
+    """Makes children import this package, though a script's folder has a `runtime.py`.
+
+    A child searches the parent's path; the fork server, which Python starts with the first child,
+    searches the current folder unless PYTHONSAFEPATH is set.
+    """
+    found = PathFinder.find_spec("runtime")
+    if found is None or str(found.origin).startswith(f"{ROOT}/"):
+        yield
+        return
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    sys.path.insert(0, str(ROOT))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(ROOT))
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def describe_exit(exit_code: int, stderr: str) -> str:

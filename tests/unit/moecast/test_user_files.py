@@ -1,0 +1,105 @@
+"""Commands and imports in a folder whose files have the names of this project's packages."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.program import hide_current_folder
+from moecast.own_packages import import_own
+from tests.builders.shadows import shadowing_folder
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = """
+from pathlib import Path
+from moecast import __version__
+
+if __name__ == "__main__":
+    from runtime.tools import child_process
+
+    child_process.PRELOADED = []
+    assert child_process.run_in_child("json:dumps", [1], Path("child")) == "[1]"
+    try:
+        import train
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with this project at the end of the search path."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTHONSAFEPATH", None)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_command__imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    done = python(shadowing_folder(tmp_path), "-m", "moecast", "zoo", "list", "run_dir=run")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run/results.json").is_file()
+
+
+def test_module__imports_nothing_else_from_the_current_folder(tmp_path: Path) -> None:
+    """Python itself imports `zoo` of `python -m zoo` from the current folder."""
+    folder = shadowing_folder(tmp_path)
+    (folder / "zoo.py").unlink()
+    done = python(folder, "-m", "zoo", "list", "run_dir=run")
+    assert done.returncode == 0, done.stderr
+
+
+def test_script__imports_moecast_beside_files_of_its_packages_names(tmp_path: Path) -> None:
+    (shadowing_folder(tmp_path) / "script.py").write_text(SCRIPT)
+    done = python(tmp_path, "script.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"a file of the user was imported: {tmp_path / 'train.py'}\n"
+
+
+def test_script__that_imported_its_own_file_is_told_to_rename_it(tmp_path: Path) -> None:
+    (tmp_path / "runtime.py").write_text("")
+    done = python(tmp_path, "-c", "import runtime\nfrom moecast import load")
+    assert f"{tmp_path / 'runtime.py'} was imported under this name: rename" in done.stderr
+
+
+def test_import_own__gives_the_modules_of_this_project() -> None:
+    assert import_own("zoo.digest") is sys.modules["zoo.digest"]
+
+
+def test_hiding__takes_the_current_folder_off_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setattr(sys, "path", [str(ROOT), "", "/elsewhere", str(tmp_path), str(ROOT)])
+    hide_current_folder()
+    assert sys.path == ["/elsewhere", str(ROOT)]
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+
+
+def test_hiding__leaves_a_checkout_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setattr(sys, "path", [str(ROOT), "/elsewhere"])
+    hide_current_folder()
+    assert sys.path == [str(ROOT), "/elsewhere"]
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_ray_worker__imports_this_projects_packages(tmp_path: Path) -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+    from runtime.serving.ray_cluster import make_worker_hook
+
+    hook = cloudpickle.dumps(make_worker_hook())
+    (shadowing_folder(tmp_path) / "hook").write_bytes(hook)
+    code = "import cloudpickle, pathlib; cloudpickle.loads(pathlib.Path('hook').read_bytes())()"
+    done = python(tmp_path, "-c", f"{code}; import train; print(train.__file__)")
+    assert done.stdout.strip() == str(ROOT / "train/__init__.py"), done.stderr
