@@ -8,6 +8,7 @@ import pytest
 from tests.docs.pages import DOCS, ROOT, markdown_files, read_anchors, read_links, read_nav
 
 ELSEWHERE = ("http://", "https://", "mailto:")
+IMAGES = {".svg", ".png", ".jpg", ".webp"}
 
 
 def broken_links(path: Path) -> list[str]:
@@ -47,5 +48,5 @@ def test_images__are_shown_by_a_page() -> None:
         for link in read_links(path)
         if not link.startswith(ELSEWHERE)
     }
-    images = {path.resolve() for path in (DOCS / "images").rglob("*") if path.is_file()}
+    images = {path.resolve() for path in (DOCS / "images").rglob("*") if path.suffix in IMAGES}
     assert not {str(path.relative_to(DOCS)) for path in images - shown}
