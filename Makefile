@@ -1,4 +1,5 @@
-# make demo    from nothing to a table and generated text: environment, install, train, serve
+# make demo    from nothing to generated text and trained predictors: environment, install, generate,
+#              train, generate; it says beforehand what it takes
 # make test    environment, install, lint, types, all tests but the next
 # make test-engines    those that start Ray and Slurm's local executor: ten minutes or more
 # make check   lint, types and the quick tests, in the environment that is there
@@ -18,9 +19,35 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PI
 
 .PHONY: demo test test-engines check docs clean
 
-demo: $(VENV)/installed
-	$(BIN)/python -m train predictor=stride run_dir=runs/demo
-	$(BIN)/python -m runtime generate predictor=runs/demo/entries/stride budget=50% prompt="The heart pumps blood"
+PROMPT := prompt="The heart pumps blood"
+DEMO := runs/demo
+
+demo:
+	@echo "make demo: install, generate, train a small predictor, generate with it. No GPU, no account."
+	@echo "  download  0.5 GB with torch for the CPU, several GB with torch for CUDA, the default on Linux:"
+	@echo "            make demo PIP_ARGS=\"--extra-index-url https://download.pytorch.org/whl/cpu\""
+	@echo "  disk      2 GB in $(VENV) (with CUDA 8 GB), 0.6 GB in runs/; make clean removes both"
+	@echo "  time      the download, then about three minutes on two cores"
+	@echo
+	@echo "1. Install into $(VENV)"
+	@$(MAKE) --no-print-directory --silent $(VENV)/installed
+	@echo
+	@echo "2. Generate, with half of the experts in memory and predictors that ship with moecast"
+	$(BIN)/moecast generate budget=50% $(PROMPT)
+	@echo
+	@echo "   The same without forecasts and with plain LRU eviction: the same text, fewer hits"
+	$(BIN)/moecast generate budget=50% system=on-demand $(PROMPT) > /dev/null
+	@echo
+	@echo "3. Train on 64 prompts (512 without data.num_prompts), score on held-out ones"
+	$(BIN)/moecast train data.num_prompts=64 data.new_tokens=16 max_epochs=3 replay_tokens=50 score_shifted=false run_dir=$(DEMO)
+	@echo
+	@echo "4. Generate with what was just trained"
+	$(BIN)/moecast generate budget=50% predictor=$(DEMO)/entries/residual system.reuse_predictor=$(DEMO)/entries/reuse $(PROMPT)
+	@echo
+	@echo "Next:"
+	@echo "  $(BIN)/moecast serve budget=50%    an OpenAI-compatible server and its status page: http://localhost:8000"
+	@echo "  $(BIN)/python -m webbrowser $(CURDIR)/$(DEMO)/report/report.html    figures of this training"
+	@echo "  $(BIN)/moecast serve Qwen/Qwen3-30B-A3B model.local_only=false budget=50%    a real model: downloads 61 GB"
 
 test: $(VENV)/installed-dev
 	$(MAKE) check MARKS="not engines"

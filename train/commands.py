@@ -36,7 +36,7 @@ from train.nonlearned import count_baselines
 from train.pipeline import Parity, export_predictors, make_stacks, write_entries
 from train.ray_ddp import fit_ray_ddp
 from train.replay import budget_slots, describe_machines
-from train.report.build import load_reuse, make_page, write_report
+from train.report.build import REPLAY_TOKENS, load_reuse, make_page, write_report
 from train.reuse_training import SIGNALS as REUSE_SIGNALS
 from train.reuse_training import train_and_publish
 from train.routers import RouterWeights
@@ -179,6 +179,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
             record,
             trace,
             reuse_predictor=reuse_predictor,
+            replay_tokens=min(REPLAY_TOKENS, config.replay_tokens),
             provenance=read_provenance(config.run_dir),
         )
         log_report(config.logger, page, write_report(page, config.run_dir), config.run_dir)

@@ -81,7 +81,8 @@ class TrainConfig(RunConfig):
     budget: str = "50%"
     """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""
     replay_tokens: int = 500
-    """Generated held-out tokens to replay for fetch_rate; accuracy is taken on all tokens."""
+    """Generated held-out tokens to replay for fetch_rate and hit rates, of which the report uses at
+    most 200; accuracy is taken on all tokens."""
     threads: int | None = None
     """CPU threads of torch; its own choice unless given."""
 

@@ -16,6 +16,12 @@ from runtime.policy.systems import ON_DEMAND, load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import RecordedStep
+from train.evaluate.forecasts import (
+    RecordedForecasts,
+    RoutedStep,
+    record_forecasts,
+    routing_only,
+)
 from train.replay import budget_slots, first_tokens
 
 POLICIES = (
@@ -61,29 +67,49 @@ def eviction_system() -> SystemConfig:
     return replace(load_system(ON_DEMAND), early_preemption=True, reordered=True)
 
 
+@dataclass(frozen=True)
+class RoutedStream:
+    """Steps to replay under every eviction policy: their routing and the forecasts of reuse.
+
+    Both are read and computed once, because they depend on neither the policy nor the cache.
+    """
+
+    steps: Sequence[RoutedStep]
+    reuse: RecordedForecasts | None
+    """None: the stream cannot be replayed under `reuse`."""
+
+
+def record_stream(
+    steps: Sequence[RecordedStep], reuse_predictor: Predictor | None, spec: ModelSpec
+) -> RoutedStream:
+    """Read the steps' routing, and show them to a new copy of the reuse predictor."""
+    reuse = None
+    if reuse_predictor is not None:
+        # A new one: it remembers the requests that it has seen.
+        own = ReusePredictor.from_files(spec, reuse_predictor.files(), reuse_predictor.options())
+        reuse = record_forecasts(own, steps)
+    return RoutedStream([routing_only(step, spec.num_layers) for step in steps], reuse)
+
+
 def replay_policy(
     policy: str,
-    steps: Sequence[RecordedStep],
+    stream: RoutedStream,
     *,
     spec: ModelSpec,
     system: SystemConfig,
     hardware: Hardware,
     slots: int,
-    reuse_predictor: Predictor | None,
 ) -> ReplayStats:
-    """Replay the steps under one eviction policy; `reuse_predictor` is for `reuse` only."""
-    own = None
-    if policy == ReusePredictor.kind and reuse_predictor is not None:
-        # A new one: it remembers the requests that it has seen.
-        own = ReusePredictor.from_files(spec, reuse_predictor.files(), reuse_predictor.options())
+    """Replay the stream under one eviction policy."""
+    reuse = stream.reuse if policy == ReusePredictor.kind else None
     return replay(
-        steps,
+        stream.steps,
         None,
         spec=spec,
         system=replace(system, eviction=policy),
         hardware=hardware,
         budget_slots=slots,
-        reuse_predictor=own,
+        reuse_predictor=None if reuse is None else reuse.predictor(spec),
     )
 
 
@@ -105,30 +131,33 @@ def compare_policies(
     `generated`: prompts in one step, then token by token; `every token`: prompts token by token
     too, as many as `num_tokens`.
     """
-    generated = list(first_tokens(trace.steps("held_out"), num_tokens))
-    every_token = list(token_by_token(trace.steps("held_out"), num_tokens))
+    generated = record_stream(
+        list(first_tokens(trace.steps("held_out"), num_tokens)), reuse_predictor, trace.spec
+    )
+    every_token = record_stream(
+        list(token_by_token(trace.steps("held_out"), num_tokens)), reuse_predictor, trace.spec
+    )
     per_layer = eviction_system()
     everything = replace(per_layer, per_layer=False)
-    streams: tuple[tuple[str, Sequence[RecordedStep], SystemConfig], ...] = (
+    streams: tuple[tuple[str, RoutedStream, SystemConfig], ...] = (
         ("every token, per-layer", every_token, per_layer),
         ("every token, global", every_token, everything),
         ("generated, per-layer", generated, per_layer),
         ("generated, global", generated, everything),
     )
     tables: dict[str, dict[str, dict[str, HitRates]]] = {}
-    for name, steps, system in streams:
+    for name, stream, system in streams:
         tables[name] = {}
         for budget in BUDGETS:
             rates = {}
             for policy in POLICIES:
                 stats = replay_policy(
                     policy,
-                    steps,
+                    stream,
                     spec=trace.spec,
                     system=system,
                     hardware=hardware,
                     slots=budget_slots(budget, trace.spec, hardware),
-                    reuse_predictor=reuse_predictor,
                 )
                 decode, prefill = (
                     sum_counters(stats.decode).hit_rate,

@@ -19,7 +19,7 @@ from runtime.policy.counters import sum_counters
 from runtime.policy.eviction.registry import EVICTIONS
 from runtime.sim.hardware import RooflineHardware
 from train.accuracy import score_layers
-from train.eviction_eval import eviction_system, gap_closed, replay_policy
+from train.eviction_eval import eviction_system, gap_closed, record_stream, replay_policy
 from train.nonlearned import fit_popularity, fit_token
 from train.replay import budget_slots, first_tokens
 
@@ -59,6 +59,7 @@ def measure_hit_rates(
     long enough to rank the policies; `moecast train reuse` has a longer one.
     """
     steps = list(first_tokens(trace.steps("held_out"), num_tokens))
+    stream = record_stream(steps, reuse_predictor, trace.spec)
     system = eviction_system()
     rows: list[HitRateRow] = []
     for budget in BUDGETS:
@@ -68,12 +69,11 @@ def measure_hit_rates(
                 continue
             stats = replay_policy(
                 policy,
-                steps,
+                stream,
                 spec=trace.spec,
                 system=system,
                 hardware=ANY,
                 slots=budget_slots(f"{budget}%", trace.spec, ANY),
-                reuse_predictor=reuse_predictor,
             )
             rates[policy] = HitRateRow(budget, policy, sum_counters(stats.decode).hit_rate)
         for row in rates.values():
