@@ -9,11 +9,18 @@ import torch
 from safetensors.torch import save_file
 
 from predictors.errors import MoecastError
+from predictors.units import MIB
 from runtime.commands import verify
 from runtime.config import ModelConfig, VerifyModelConfig
 from runtime.tools.child_process import ChildFailure
 from runtime.tools.verify import reference, sides
-from runtime.tools.verify.answers import answer_path, compare_answers, read_answers, write_answers
+from runtime.tools.verify.answers import (
+    PromptComparison,
+    answer_path,
+    compare_answers,
+    read_answers,
+    write_answers,
+)
 from runtime.tools.verify.reference import load_lazy, plain_bytes, token_prompts
 from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask
 from tests.builders.families.build import save_family
@@ -57,8 +64,25 @@ def test_verify__a_served_model_is_the_plain_one(tmp_path):
     assert row["overhead_bytes"] == (
         row["peak_memory_bytes"] - row["non_expert_bytes"] - row["arena_bytes"]
     )
+    # Both were measured in processes of the same environment.
+    assert row["overhead_within_bound"], row
+    assert row["overhead_bound_bytes"] == results["import_bytes"] + 32 * MIB
+    assert results["import_bytes"] > 100 * MIB
     for said in ("Transformers", "experts_implementation=eager", "bfloat16 on cpu", "no tokenizer"):
         assert said in results["compared"]
+
+
+@pytest.mark.parametrize(("peak", "verdict"), [(141, "within 132"), (143, "OVER 132")])
+def test_verify__over_is_more_than_imports_and_allowance(peak, verdict):
+    report = SideReport(
+        transformers="0", torch="0", model_class="C", model_module="json", dtype="float32",
+        experts_implementation="eager", device="cpu", threads=1,
+        weights_bytes=6 * MIB, peak_memory_bytes=peak * MIB,
+        stats={"arena_bytes": 4 * MIB, "misses": 0, "hits": 0, "bytes_moved": 0},
+    )  # fmt: skip
+    row = verify.make_row("50%", [PromptComparison(prompt=0)], report, import_bytes=100 * MIB)
+    assert row.overhead_bytes == (peak - 10) * MIB
+    assert verify.memory_table([row], "tiny").rows[0][-1] == verdict
 
 
 def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch):
@@ -73,12 +97,14 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
                 file = answer_path(asked.output, 0, what)
                 answer_path(asked.output, number, what).write_bytes(file.read_bytes())
         return SideReport(
-            transformers="0", torch="0", model_class="C", experts_implementation="eager",
-            dtype="float32", device="cpu", threads=1, weights_bytes=1, peak_memory_bytes=3,
+            transformers="0", torch="0", model_class="C", model_module="json",
+            experts_implementation="eager", dtype="float32", device="cpu", threads=1,
+            weights_bytes=1, peak_memory_bytes=3,
             stats={"arena_bytes": 1, "misses": 0, "hits": 0, "bytes_moved": 0},
         )  # fmt: skip
 
     monkeypatch.setattr(verify, "run_side", answered)
+    monkeypatch.setattr(verify, "measure_import_bytes", lambda _: 1)
     with pytest.raises(verify.NotExact, match=r"budgets 30%.*position 1 of logits") as failure:
         verify.run(settings(folder))
     assert "'max_abs_difference': 0.5" in str(failure.value)
