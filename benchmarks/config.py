@@ -18,7 +18,14 @@ class BenchmarkConfig(RunConfig):
     """JSON file for the results."""
 
     def __post_init__(self) -> None:
-        for name in ("repetitions", "requests", "tokens", "new_tokens", "cases", "clients"):
+        for name in (
+            "repetitions",
+            "requests",
+            "max_new_tokens",
+            "replay_tokens",
+            "cases",
+            "clients",
+        ):
             value = getattr(self, name, 1)
             if isinstance(value, int) and value < 1:
                 raise MoecastError(f"{name}={value}: must be at least 1")
@@ -74,7 +81,7 @@ class PapersConfig(BenchmarkConfig):
     entries: Path | None = None
     """Folder of trained entries that come before the zoo's."""
     output: Path = RESULTS / "papers.json"
-    new_tokens: int = 100
+    replay_tokens: int = 100
     """Generated tokens to replay for each cell."""
     paper: str | None = None
     """Replay the figures of one paper: promoe, fmoe, moe-infinity-request or klotski."""
@@ -87,7 +94,7 @@ class ScalingConfig(BenchmarkConfig):
     entries: Path | None = None
     """Folder of trained entries that come before the zoo's."""
     output: Path = RESULTS / "scaling.json"
-    new_tokens: int = 100
+    replay_tokens: int = 100
     """Generated tokens to replay for each cell."""
     system: str = "moe-infinity-sequence"
     """System to replay: a file of configs/system."""
@@ -122,7 +129,7 @@ class ValidateConfig(BenchmarkConfig):
     """Systems to run live and simulated."""
     repetitions: int = 2
     """Runs of each budget and system, interleaved."""
-    new_tokens: int = 32
+    max_new_tokens: int = 32
     """Tokens to generate for each prompt."""
 
 
@@ -145,7 +152,7 @@ class KlotskiConfig(BenchmarkConfig):
     """Batches of a group of figure 14, with commas between them."""
     prompt_tokens: int = 16
     """Tokens of each prompt."""
-    new_tokens: int = 12
+    max_new_tokens: int = 12
     """Tokens to generate for each prompt."""
     repetitions: int = 1
     """Runs of each variant, interleaved."""
@@ -172,7 +179,7 @@ class PeersConfig(BenchmarkConfig):
     """Memory for experts, with commas between the sizes."""
     repetitions: int = 3
     """Runs of each peer and budget, interleaved."""
-    new_tokens: int = 24
+    max_new_tokens: int = 24
     """Tokens to generate for each prompt."""
     seconds_per_prompt: float = 4.0
     """An answer that takes longer ends early, after three tokens or more."""
@@ -203,7 +210,7 @@ class ServingConfig(BenchmarkConfig):
 class StormConfig(ServingConfig):
     requests: int = 200
     """Requests that are sent together."""
-    tokens: int = 10_000
+    max_new_tokens: int = 10_000
     """Tokens that each asks for."""
     repetitions: int = 3
     """Storms, one after another."""
@@ -213,7 +220,7 @@ class StormConfig(ServingConfig):
 class ShutdownConfig(ServingConfig):
     requests: int = 12
     """Answers in progress when SIGTERM is sent."""
-    tokens: int = 64
+    max_new_tokens: int = 64
     """Tokens of each answer, where the server has a grace period."""
     repetitions: int = 3
     """Shutdowns with and without a grace period."""
@@ -223,7 +230,7 @@ class ShutdownConfig(ServingConfig):
 class QueueConfig(ServingConfig):
     requests: int = 500
     """Requests to the full server, one after another and again eight at a time."""
-    tokens: int = 500
+    max_new_tokens: int = 500
     """Tokens of each of the answers that fill it."""
 
 
@@ -237,7 +244,7 @@ class FuzzConfig(ServingConfig):
 class DisconnectsConfig(ServingConfig):
     requests: int = 1000
     """Clients that leave."""
-    tokens: int = 1500
+    max_new_tokens: int = 1500
     """Tokens that each asks for."""
 
 
@@ -263,9 +270,9 @@ class ArrivalsConfig(ServingConfig):
     """Memory for experts."""
     requests: int = 32
     """Successive requests of the trace; the seed chooses the first."""
-    prompt_tokens: float = 48.0
+    mean_prompt_tokens: float = 48.0
     """Mean prompt length to scale the trace to."""
-    new_tokens: float = 16.0
+    mean_new_tokens: float = 16.0
     """Mean answer length to scale the trace to."""
     load: float = 0.8
     """Request rate, as a share of what the first system serves one after another."""

@@ -130,7 +130,7 @@ class LaunchersReport:
 
 
 def make_job(folder: Path, *, num_prompts: int) -> RecordingJob:
-    data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, new_tokens=16)
+    data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, max_new_tokens=16)
     settings = replace(recording_settings(data, batch_size=16), shard_bytes=PART_BYTES)
     return RecordingJob(MODEL, data, str(folder), ROUTING_SIGNALS, settings, "100%")
 
@@ -218,7 +218,7 @@ def measure_killed(folder: Path, *, num_prompts: int) -> KilledRun:
 
 def measure_training(folder: Path, *, num_prompts: int, epochs: int) -> dict[str, TrainedWeights]:
     """Trains all networks in one process, and by groups of layers in two."""
-    data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, new_tokens=16)
+    data = DataConfig(num_prompts=num_prompts, max_prompt_tokens=128, max_new_tokens=16)
     trace = collect(MODEL, data, folder=folder / "trace")
     weights = {}
     for name, options in {

@@ -220,7 +220,7 @@ def compare_claims(rows: list[ScalingRow]) -> list[Claim]:
 
 def run_scaling(config: ScalingConfig) -> None:
     started = time.monotonic()
-    context = PaperContext(config.trace, entries=config.entries, new_tokens=config.new_tokens)
+    context = PaperContext(config.trace, entries=config.entries, new_tokens=config.replay_tokens)
     shapes = [SWITCH_LARGE, load_shape("nllb-moe")]
     server = replace(load_hardware("a5000-pcie4"), store_bytes_per_second=0.0, host_bytes=0.0)
     rows = []

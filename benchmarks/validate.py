@@ -252,11 +252,11 @@ def run_validate(config: ValidateConfig) -> None:
     machine = describe_machine(torch.get_num_threads())
     folder = str(config.model)
     prompts, _ = token_prompts(config.model, PROMPTS, seed=0)
-    steps, expected, spec = record_steps(folder, prompts, config.new_tokens)
+    steps, expected, spec = record_steps(folder, prompts, config.max_new_tokens)
     cells = [ValidateCell(budget, system) for budget in config.budget for system in config.system]
     for _ in range(config.repetitions):
         for cell in cells:
-            seconds = run_live(folder, cell, prompts, config.new_tokens, expected)
+            seconds = run_live(folder, cell, prompts, config.max_new_tokens, expected)
             print_line(f"{cell.budget}, {cell.system.name}: {seconds:.1f} s")
     rows = [compare(cell, steps, spec) for cell in cells]
     Console().print(comparison_table(rows))
@@ -265,7 +265,7 @@ def run_validate(config: ValidateConfig) -> None:
         threads=torch.get_num_threads(),
         repetitions=config.repetitions,
         prompts=len(prompts),
-        new_tokens=config.new_tokens,
+        new_tokens=config.max_new_tokens,
         expert_bytes=sum(cells[0].profiles[0].chunk_bytes),
         tpot_within=sum(row.tpot_within for row in rows),
         hits_within=sum(row.hits_within for row in rows),

@@ -50,15 +50,15 @@ class DataConfig:
     """Most prompts to take. Long texts are cut into several."""
     max_prompt_tokens: int = 256
     """Most tokens of a prompt; longer ones are cut."""
-    new_tokens: int = 32
+    max_new_tokens: int = 32
     """Most tokens to generate and record after each prompt; an end-of-text token ends earlier."""
 
     def __post_init__(self) -> None:
         for name in ("num_prompts", "max_prompt_tokens", "min_chars"):
             if getattr(self, name) < 1:
                 raise MoecastError(f"data.{name}={getattr(self, name)}: must be at least 1")
-        if self.new_tokens < 0:
-            raise MoecastError(f"data.new_tokens={self.new_tokens}: must be 0 or more")
+        if self.max_new_tokens < 0:
+            raise MoecastError(f"data.max_new_tokens={self.max_new_tokens}: must be 0 or more")
 
 
 @dataclass(kw_only=True)

@@ -136,9 +136,9 @@ class UnitRecorder:
         longest = max(len(prompt.tokens) for unit in self.work for prompt in unit)
         if context is not None and longest + self.settings.new_tokens > context:
             raise TraceError(
-                f"prompts of {longest} tokens and data.new_tokens={self.settings.new_tokens} "
+                f"prompts of {longest} tokens and data.max_new_tokens={self.settings.new_tokens} "
                 f"exceed the model's context of {context}: lower data.max_prompt_tokens or "
-                "data.new_tokens"
+                "data.max_new_tokens"
             )
 
     def record(
@@ -209,7 +209,7 @@ def generate(
 def recording_settings(data: DataConfig, **options: Any) -> RecordingSettings:
     """Returns settings with the lengths of the data; `options` are the other fields."""
     return RecordingSettings(
-        new_tokens=data.new_tokens,
+        new_tokens=data.max_new_tokens,
         max_prompt_tokens=data.max_prompt_tokens,
         chat=data.chat,
         **options,

@@ -25,6 +25,9 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "launcher.minutes": "set launcher.options={timeout_min: MINUTES}",
         "launcher.memory_gib": "set launcher.options={mem_gb: GIB}",
         "launcher.folder": "logs are in RUN_DIR/workers: set run_dir=FOLDER",
+        "launcher.address": "launcher.ray_address",
+        "data.new_tokens": "data.max_new_tokens",
+        "shifted.new_tokens": "shifted.max_new_tokens",
     }
     | {
         f"{key}.{old}": f"{key}.{new}"
@@ -38,7 +41,17 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "batch": {
         "measure_again": "removed; delete the folder `measured` of the cache (MOECAST_CACHE)",
     },
+    "bench": {"batch": "batch_size"},
+    "doctor": {"budgets": "budget"},
+    "evaluate": {"batch": "batch_size", "fresh": "overwrite", "new_tokens": "replay_tokens"},
+    "train": {"fresh": "overwrite"},
+    "verify": {"budgets": "budget"},
+    "zoo_push": {"to": "zoo"},
     "serve": {
+        "cluster": "ray_address",
+        "key": "api_key",
+    }
+    | {
         name: "removed; Ray Serve's own router distributes the requests, so leave it out"
         for name in ("routing", "forecaster")
     },

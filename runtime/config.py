@@ -250,7 +250,7 @@ class VerifyReference(StrEnum):
 
 @dataclass(kw_only=True)
 class VerifyModelConfig(ServedConfig):
-    budgets: list[str] = field(default_factory=lambda: ["15%", "50%", "100%"])
+    budget: list[str] = field(default_factory=lambda: ["15%", "50%", "100%"])
     """Budgets to try, as for `generate`."""
     prompts: list[str] = field(
         default_factory=lambda: [
@@ -268,8 +268,8 @@ class VerifyModelConfig(ServedConfig):
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise MoecastError(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
-        if not self.budgets or not self.prompts:
-            raise MoecastError("budgets and prompts must not be empty")
+        if not self.budget or not self.prompts:
+            raise MoecastError("budget and prompts must not be empty")
 
 
 @dataclass(kw_only=True)
@@ -277,7 +277,7 @@ class DoctorConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     predictor: str | None = None
     """Zoo entry or folder for the budget sweep of `promoe`; none: the next layer's router."""
-    budgets: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%", "100%"])
+    budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%", "100%"])
     """Budgets of the budget sweep."""
     seconds: float = 8.0
     """Maximum time to record routing for the budget sweep."""

@@ -71,7 +71,7 @@ def from_bytes(data: bytes, *, what: str) -> dict[str, Any]:
         not head.startswith(MAGIC)
         or hashlib.sha256(body).hexdigest().encode() != head[len(MAGIC) :]
     ):
-        raise TrainCheckpointError(f"{what} is torn or was altered; start over with fresh=true")
+        raise TrainCheckpointError(f"{what} is torn or was altered; start over with overwrite=true")
     length = int.from_bytes(body[:8], "little")
     tree = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["tree"])
     return unpack(tree, load(body))

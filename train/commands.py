@@ -213,7 +213,12 @@ def train_networks(
             fitted = fit_ray_ddp(trace, families, settings, config)
         elif config.launcher.is_in_process:
             fitted = fit(
-                trace, families, settings, run_dir=config.run_dir, logger=logger, fresh=config.fresh
+                trace,
+                families,
+                settings,
+                run_dir=config.run_dir,
+                logger=logger,
+                overwrite=config.overwrite,
             )
         else:
             fitted = fit_distributed(
@@ -225,7 +230,7 @@ def train_networks(
                 run_dir=config.run_dir,
                 logger=logger,
                 console=Console(stderr=True),
-                fresh=config.fresh,
+                overwrite=config.overwrite,
             )
     with timer.stage("export", "exporting to ONNX and comparing with torch"):
         learned, agreement = export_predictors(fitted.families, trace, int8=config.predictor.int8)

@@ -76,7 +76,7 @@ class TrainConfig(RunConfig):
     """Peak learning rate of AdamW; warmed up, then linearly to zero."""
     weight_decay: float = 1e-2
     """Weight decay of AdamW."""
-    fresh: bool = False
+    overwrite: bool = False
     """Train from the beginning, even if the run folder has a checkpoint to resume from."""
     budget: str = "50%"
     """Memory for experts in the replay behind fetch_rate: a size or a share of all experts."""

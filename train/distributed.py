@@ -110,7 +110,7 @@ def fit_distributed(
     run_dir: Path,
     logger: Logger,
     console: Console | None = None,
-    fresh: bool = False,
+    overwrite: bool = False,
 ) -> Fitted:
     """Trains `families`, which are as `make_stacks` makes them, group by group.
 
@@ -124,7 +124,7 @@ def fit_distributed(
     folder = run_dir / "groups"
     groups = layer_groups(trace.spec, settings.kinds, layers=launcher.layers)
     units = {group.unit_name(trace, families, settings): group for group in groups}
-    if fresh:
+    if overwrite:
         for unit in units:
             (folder / unit).unlink(missing_ok=True)
     missing = [unit for unit in units if not is_trained(folder / unit)]

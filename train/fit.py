@@ -118,7 +118,7 @@ def fit(
     *,
     run_dir: Path,
     logger: Logger,
-    fresh: bool = False,
+    overwrite: bool = False,
     data: TraceData | ReuseData | None = None,
     checkpoints: str = CHECKPOINTS,
     peers: Peers | None = None,
@@ -149,7 +149,7 @@ def fit(
         family.normalise_by(sample)
     folder = run_dir / checkpoints
     checkpoint = folder / "last.ckpt"
-    if fresh:
+    if overwrite:
         checkpoint.unlink(missing_ok=True)
     resumed = checkpoint.exists()
     record = {"trace": trace.digest, **asdict(settings)}
@@ -193,7 +193,7 @@ def load_weights(path: Path, module: nn.Module) -> int:
     Raises CheckpointError when the file is missing or damaged.
     """
     if not path.exists():
-        raise TrainCheckpointError(f"{path} is missing; start over with fresh=true")
+        raise TrainCheckpointError(f"{path} is missing; start over with overwrite=true")
     saved = SafeCheckpointIO().load_checkpoint(path)
     module.load_state_dict(saved["state_dict"])
     return int(saved["epoch"])
@@ -269,7 +269,7 @@ class RunRecord(Callback):
             listed = ", ".join(f"{k}: {was.get(k)!r} then, {self._record[k]!r} now" for k in wrong)
             raise TrainCheckpointError(
                 f"the run folder holds a checkpoint of another run ({listed}); "
-                "name another run_dir, or start over with fresh=true"
+                "name another run_dir, or start over with overwrite=true"
             )
 
 

@@ -54,7 +54,7 @@ def fit_ray_ddp(
     started = time.perf_counter()
     result = run_dir.resolve() / RESULT
     result.unlink(missing_ok=True)
-    if config.fresh:
+    if config.overwrite:
         # Not by one of the processes: another might still see it.
         (run_dir / CHECKPOINTS / "last.ckpt").unlink(missing_ok=True)
     resources = {"CPU": launcher.cpus} | ({"GPU": launcher.gpus} if launcher.gpus else {})

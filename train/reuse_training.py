@@ -92,7 +92,7 @@ def fit_reuse(
             settings,
             run_dir=run_dir,
             logger=logger,
-            fresh=config.fresh,
+            overwrite=config.overwrite,
             data=data,
             checkpoints=CHECKPOINTS,
         )

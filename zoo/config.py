@@ -74,7 +74,7 @@ class PullConfig(RunConfig):
 class PushConfig(RunConfig):
     path: Path = MISSING
     """Folder of an entry, or of several, such as RUN_DIR/entries of `moecast train`."""
-    to: str | None = None
+    zoo: str | None = None
     """Zoo to publish in: a folder, `builtin`, s3:// or hf://; default: the pulled entries."""
     alias: str | None = None
     """Another name for this version, such as stable."""

@@ -47,7 +47,7 @@ def list_requests(config: KlotskiConfig) -> dict[str, VariantRequest]:
         n=config.n,
         num_batches=config.n,
         prompt_tokens=config.prompt_tokens,
-        new_tokens=config.new_tokens,
+        new_tokens=config.max_new_tokens,
         threads=config.threads,
     )
     single = replace(base, n=1, num_batches=1)
@@ -160,11 +160,11 @@ def run_accelerate(config: KlotskiConfig) -> AccelerateRow:
         config.model,
         config.batch_size * config.n,
         num_tokens=config.prompt_tokens,
-        new_tokens=config.new_tokens,
+        new_tokens=config.max_new_tokens,
     )
     questions = Questions(
         prompts=[list(prompt.tokens) for prompt in prompts],
-        new_tokens=config.new_tokens,
+        new_tokens=config.max_new_tokens,
         seconds_per_prompt=0.0,
         threads=config.threads,
     )

@@ -70,7 +70,7 @@ def run_klotski(config: KlotskiConfig) -> None:
         model=config.model.name,
         budget=config.budget,
         prompt_tokens=config.prompt_tokens,
-        new_tokens=config.new_tokens,
+        new_tokens=config.max_new_tokens,
         repetitions=config.repetitions,
         machine=machine,
         tokens_equal=True,

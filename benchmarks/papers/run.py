@@ -23,7 +23,7 @@ def run_papers(config: PapersConfig) -> None:
     if config.paper is not None and config.paper not in PAPERS:
         raise MoecastError(unknown("paper", config.paper, PAPERS))
     started = time.monotonic()
-    context = PaperContext(config.trace, entries=config.entries, new_tokens=config.new_tokens)
+    context = PaperContext(config.trace, entries=config.entries, new_tokens=config.replay_tokens)
     claims: list[Claim] = []
     cells: list[ReplayCell] = []
     for paper, figures in PAPERS.items():

@@ -177,7 +177,7 @@ def run_peers(config: PeersConfig) -> None:
     tokenizer = AutoTokenizer.from_pretrained(config.model, local_files_only=True)
     questions = Questions(
         prompts=[tokenizer(prompt)["input_ids"] for prompt in PROMPTS],
-        new_tokens=config.new_tokens,
+        new_tokens=config.max_new_tokens,
         seconds_per_prompt=config.seconds_per_prompt,
         threads=config.threads,
     )
@@ -192,7 +192,7 @@ def run_peers(config: PeersConfig) -> None:
                 budget_bytes=budget_bytes,
                 limit_bytes=others_bytes + budget_bytes + ALLOWANCE_BYTES,
             )
-    expected = plain_answers(config.model, questions.prompts, config.new_tokens)
+    expected = plain_answers(config.model, questions.prompts, config.max_new_tokens)
     runner = PeerRunner(config.work, weights, config.environments)
     results = run_interleaved(peers, keys, questions, runner, config.repetitions)
     rows: list[PeerRow | FailedPeer] = []
@@ -211,7 +211,7 @@ def run_peers(config: PeersConfig) -> None:
         reference_peer=REFERENCE,
         repetitions=config.repetitions,
         prompts=[len(prompt) for prompt in questions.prompts],
-        new_tokens=config.new_tokens,
+        new_tokens=config.max_new_tokens,
         seconds_per_prompt=questions.seconds_per_prompt,
         seconds=time.monotonic() - started,
         rows=add_ratios(rows),

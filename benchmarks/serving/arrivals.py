@@ -134,7 +134,7 @@ def replay_on(
 
 def run_arrivals(config: ArrivalsConfig) -> None:
     machine = describe_machine(default_threads())
-    means = {"prompt_tokens": config.prompt_tokens, "new_tokens": config.new_tokens}
+    means = {"prompt_tokens": config.mean_prompt_tokens, "new_tokens": config.mean_new_tokens}
     options = {"budget": config.budget, "max_waiting": config.requests}
     model = ModelConfig()
     if config.model is not None:
@@ -144,7 +144,7 @@ def run_arrivals(config: ArrivalsConfig) -> None:
     longest = round(LONGEST * max(means.values()))
     texts = load_texts(resolve(model), config.requests + 2, longest, config.seed)
     texts, spare = texts[: config.requests], texts[config.requests :]
-    warm_up = [text[: round(config.prompt_tokens)] for text in spare]
+    warm_up = [text[: round(config.mean_prompt_tokens)] for text in spare]
     rate = config.rate
     arrivals: list[Arrival] = []
     systems = {name: SystemRuns() for name in config.system}

@@ -214,6 +214,6 @@ def run_disconnects(config: DisconnectsConfig) -> None:
     machine = describe_machine(default_threads())
     with run_server() as target:
         report = disconnect_clients(
-            target, requests=config.requests, tokens=config.tokens, seed=config.seed
+            target, requests=config.requests, tokens=config.max_new_tokens, seed=config.seed
         )
     write_part("disconnects", config, machine, report)

@@ -78,7 +78,7 @@ def measure_full_queue(target: ServerProcess, *, requests: int, tokens: int) -> 
 def run_queue(config: QueueConfig) -> None:
     machine = describe_machine(default_threads())
     with run_server({"max_running": RUNNING, "max_waiting": WAITING}) as target:
-        run = measure_full_queue(target, requests=config.requests, tokens=config.tokens)
+        run = measure_full_queue(target, requests=config.requests, tokens=config.max_new_tokens)
     both = (run.one_after_another, run.eight_at_a_time)
     worst = max(refusals.p99_ms for refusals in both)
     report = QueueReport(

@@ -125,7 +125,9 @@ def run_shutdown(config: ShutdownConfig) -> None:
         with run_server({"grace": 0}) as target:
             abrupt.append(stop_abruptly(target, requests=config.requests, tokens=1500))
         with run_server({"grace": GRACE_SECONDS}) as target:
-            graceful.append(stop_gracefully(target, requests=config.requests, tokens=config.tokens))
+            graceful.append(
+                stop_gracefully(target, requests=config.requests, tokens=config.max_new_tokens)
+            )
     worst = max(run.seconds for run in abrupt)
     exits = [*abrupt, *graceful]
     report = ShutdownReport(

@@ -67,21 +67,21 @@ def run_storm(config: StormConfig) -> None:
     machine = describe_machine(default_threads())
     with tempfile.TemporaryDirectory() as scratch:
         options = {
-            "model.id": extend_context(Path(scratch) / "model", config.tokens + 64),
-            "max_new_tokens": config.tokens,
+            "model.id": extend_context(Path(scratch) / "model", config.max_new_tokens + 64),
+            "max_new_tokens": config.max_new_tokens,
             "max_waiting": config.requests,
         }
         with run_server(options) as target:
             # Loads and allocates what is needed once.
-            send_storm(target, requests=2, tokens=config.tokens)
+            send_storm(target, requests=2, tokens=config.max_new_tokens)
             runs = [
-                send_storm(target, requests=config.requests, tokens=config.tokens)
+                send_storm(target, requests=config.requests, tokens=config.max_new_tokens)
                 for _ in range(config.repetitions)
             ]
     worst = max(run.next_seconds for run in runs)
     report = StormReport(
         requests=config.requests,
-        tokens=config.tokens,
+        tokens=config.max_new_tokens,
         client_seconds=CLIENT_SECONDS,
         next_seconds_worst=worst,
         is_reached=worst <= NEXT_SECONDS

@@ -29,7 +29,7 @@ class LauncherConfig:
     """CPU threads of each worker; default: the cores of this machine divided by the workers."""
     layers: int = 4
     """train: layers whose networks are trained as one unit."""
-    address: str | None = None
+    ray_address: str | None = None
     """ray: a running cluster to join (HOST:PORT, or auto), with token authentication. Default: Ray
     is started on this machine, on loopback, and stopped at the end."""
     cpus: int = 1
@@ -53,8 +53,8 @@ class LauncherConfig:
                 raise MoecastError(f"launcher.{name}={getattr(self, name)}: must be 0 or more")
         if self.threads is not None and self.threads < 1:
             raise MoecastError(f"launcher.threads={self.threads}: must be at least 1")
-        if self.address is not None and self.kind is not LauncherKind.RAY:
-            raise MoecastError(f"launcher.address={self.address} is for launcher=ray")
+        if self.ray_address is not None and self.kind is not LauncherKind.RAY:
+            raise MoecastError(f"launcher.ray_address={self.ray_address} is for launcher=ray")
 
     @property
     def is_in_process(self) -> bool:

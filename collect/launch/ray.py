@@ -1,4 +1,4 @@
-"""launcher=ray: a pool of Ray actors, on this machine or on the cluster at `launcher.address`."""
+"""launcher=ray: a pool of Ray actors, on this machine or on the cluster at `launcher.ray_address`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,9 +18,9 @@ def join_ray(config: LauncherConfig, *, num_cpus: int | None = None) -> bool:
     """
     try:
         return ray_cluster.join(
-            config.address,
+            config.ray_address,
             num_cpus=num_cpus or config.workers * config.cpus,
-            option="launcher.address",
+            option="launcher.ray_address",
         )
     except ray_cluster.ClusterError as error:
         raise LaunchError(f"launcher=ray: {error}") from error

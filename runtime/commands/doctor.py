@@ -118,7 +118,7 @@ def sweep(
         spec=spec,
         hardware=measured,
         predictor=predictor,
-        budgets=config.budgets,
+        budgets=config.budget,
         slot_bytes=max_slot_bytes(store),
         scratch_bytes=store.scratch_bytes,
         resident_bytes=count_weight_bytes(model),

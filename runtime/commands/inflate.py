@@ -45,7 +45,7 @@ def run(config: InflateConfig) -> dict[str, Any]:
         )
     seconds = time.monotonic() - started
     # The model's short name is needed to find the original's predictors.
-    command = f"moecast verify model={config.model.name} model.id={output} budgets=[25%]"
+    command = f"moecast verify model={config.model.name} model.id={output} budget=25%"
     print_line(
         console,
         f"{output}: {shards} files in {seconds:.1f} s; next: {command}",

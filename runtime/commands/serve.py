@@ -35,15 +35,15 @@ def run(config: ServeConfig) -> dict[str, Any]:
     from runtime.serving.model_loading import served_name
     from runtime.serving.server import listen, serve, server_url
 
-    keys = load_api_keys(config.key, os.environ)
+    keys = load_api_keys(config.api_key, os.environ)
     if not (keys or config.is_local or config.insecure):
         raise MoecastError(
-            f"host={config.host}: other machines can reach this address; set key=... or "
+            f"host={config.host}: other machines can reach this address; set api_key=... or "
             f"{KEY_VARIABLE}, or insecure=true to serve without authentication"
         )
     version = package_version("moecast") or ""
     if config.launcher == RAY:
-        prepare(config.cluster)
+        prepare(config.ray_address)
         # Imported here: it needs the extra, and Ray reads the environment when it is imported.
         from runtime.serving.replicas import run as serve_replicas
 

@@ -58,14 +58,14 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
     rows: list[VerifyRow] = []
     with (
         tempfile.TemporaryDirectory(prefix="moecast-verify-") as scratch,
-        progress(Console(stderr=True), "verifying", total=1 + len(config.budgets)) as advance,
+        progress(Console(stderr=True), "verifying", total=1 + len(config.budget)) as advance,
     ):
         expected = Path(scratch, "reference")
         task = VerifyTask(side=side, config=config, prompts=prompts, output=expected)
         reference = run_side(task)
         import_bytes = measure_import_bytes(reference.model_module)
         advance(1)
-        for number, budget in enumerate(config.budgets):
+        for number, budget in enumerate(config.budget):
             served = Path(scratch, f"served-{number}")
             report = run_side(replace(task, side=VerifySide.SERVED, budget=budget, output=served))
             comparisons = [compare_answers(expected, served, i) for i in range(len(prompts))]

@@ -22,7 +22,7 @@ def load_api_keys(key: str | None, environment: Mapping[str, str]) -> frozenset[
     Raises:
         MoecastError: the option is set but holds no key, or one that no header can carry.
     """
-    source = "key"
+    source = "api_key"
     if key is None:
         source, key = KEY_VARIABLE, environment.get(KEY_VARIABLE)
     if key is None:

@@ -19,7 +19,7 @@ class ServeConfig(ServedConfig):
     """local: serve in this process; ray: replicas behind Ray Serve (`pip install '.[ray]'`)."""
     replicas: int = 1
     """With launcher=ray: number of servers, each with its own model and budget."""
-    cluster: str | None = None
+    ray_address: str | None = None
     """With launcher=ray: address of a Ray cluster to join with a token; none: this machine only."""
     budget: str = "50%"
     """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
@@ -27,7 +27,7 @@ class ServeConfig(ServedConfig):
     """Address to listen on; one that other machines reach needs a key, or insecure=true."""
     port: int = 8000
     """Port to listen on; 0: a free port, which is printed."""
-    key: str | None = field(default=None, metadata={SECRET: True})
+    api_key: str | None = field(default=None, metadata={SECRET: True})
     """API keys, separated by commas, or @FILE with one on each line; none: the environment variable
     MOECAST_API_KEY, which other users of the machine cannot see in the process list."""
     insecure: bool = False
@@ -67,9 +67,9 @@ class ServeConfig(ServedConfig):
             raise MoecastError(f"port={self.port}: must be at most {MAX_PORT}")
         if self.launcher not in (LOCAL, RAY):
             raise MoecastError(unknown("launcher", self.launcher, (LOCAL, RAY)))
-        if self.launcher == LOCAL and (self.replicas > 1 or self.cluster):
+        if self.launcher == LOCAL and (self.replicas > 1 or self.ray_address):
             raise MoecastError(
-                f"replicas={self.replicas}, cluster={self.cluster}: launcher=local serves one "
+                f"replicas={self.replicas}, ray_address={self.ray_address}: launcher=local serves one "
                 "replica in this process; use launcher=ray"
             )
         if self.launcher == RAY and self.port == 0:

@@ -128,7 +128,7 @@ class HostCheckMiddleware:
                 await send_error(
                     send,
                     403,
-                    "a server without a key accepts the host localhost only; set key=..., or "
+                    "a server without a key accepts the host localhost only; set api_key=..., or "
                     "insecure=true behind a proxy that authenticates clients",
                     kind="permission_error",
                 )

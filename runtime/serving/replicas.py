@@ -49,7 +49,7 @@ class ServerReplica:
 
     def __init__(self, config: ServeConfig, keys: frozenset[str], version: str, revision: int):
         share_one_heap()
-        if config.cluster is None:
+        if config.ray_address is None:
             keep_to_loopback()
         self.revision = revision
         self._grace = config.grace
@@ -95,7 +95,7 @@ class ReplicaSet:
         self._cpus = max(1, count_usable_cores() // config.replicas)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         self._owns_ray = join(
-            config.cluster, num_cpus=self._cpus * config.replicas, option="cluster"
+            config.ray_address, num_cpus=self._cpus * config.replicas, option="ray_address"
         )
         try:
             serve.start(

@@ -62,7 +62,7 @@ def recording(tmp_path: Path) -> list[str]:
     return [
         *("model.name=tiny", f"model.id={tmp_path / 'model'}", "model.dtype=float32"),
         *("data=jsonl", f"data.path={tmp_path / 'prompts.jsonl'}", "data.min_chars=1"),
-        *("data.new_tokens=8", "temperature=1", "shard_mib=1", "data.max_prompt_tokens=4000"),
+        *("data.max_new_tokens=8", "temperature=1", "shard_mib=1", "data.max_prompt_tokens=4000"),
     ]
 
 
@@ -130,7 +130,7 @@ def test_train__has_one_digest_from_every_launcher(tmp_path: Path) -> None:
 def test_collect__killed_workers_lose_nothing(tmp_path: Path) -> None:
     """The reference model in two dozen parts of about a second each."""
     options = [
-        *("data.num_prompts=24", "data.max_prompt_tokens=32", "data.new_tokens=48"),
+        *("data.num_prompts=24", "data.max_prompt_tokens=32", "data.max_new_tokens=48"),
         *("shard_mib=1", "batch_size=1", "temperature=1"),
     ]
     whole = run("collect", *options, f"output={tmp_path / 'whole'}", run_dir=tmp_path / "r0")

@@ -40,7 +40,7 @@ def trained(tmp_path_factory) -> Path:
     done = command(
         folder,
         *("train", "model=qwen2-moe-tiny", "predictor=stride", "run_dir=runs/r"),
-        *("data.num_prompts=24", "data.new_tokens=6", "data.max_prompt_tokens=64"),
+        *("data.num_prompts=24", "data.max_new_tokens=6", "data.max_prompt_tokens=64"),
         *("max_epochs=2", "replay_tokens=120", "shifted.num_prompts=4"),
     )
     assert done.returncode == 0, done.stderr

@@ -48,7 +48,7 @@ def greedy(folder: Path, prompts: list[str], number: int) -> list[str]:
 
 
 def test_server__answers_several_clients_at_once_with_prefetching(tmp_path: Path) -> None:
-    options = {"predictor": "skip", "budget": "30%", "key": "a-secret"}
+    options = {"predictor": "skip", "budget": "30%", "api_key": "a-secret"}
     with run_server(options, folder=tmp_path) as served:
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="a-secret", timeout=PATIENCE)
 
@@ -72,8 +72,8 @@ def test_server__answers_several_clients_at_once_with_prefetching(tmp_path: Path
         kept = [path.read_text() for path in (tmp_path / "run").iterdir()]
         assert all("a-secret" not in text for text in [*kept, served.log.read_text()])
         config = json.loads((tmp_path / "run" / "run.json").read_text())
-        assert config["config"]["key"] == "(hidden)"
-        assert "key=(hidden)" in config["argv"]
+        assert config["config"]["api_key"] == "(hidden)"
+        assert "api_key=(hidden)" in config["argv"]
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +130,11 @@ def test_missing_model__is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["host=0.0.0.0", "port=0"], "set key=... or MOECAST_API_KEY"),
-        (["host=192.0.2.1", "port=0", "key=k"], "cannot listen there"),
+        (["host=0.0.0.0", "port=0"], "set api_key=... or MOECAST_API_KEY"),
+        (["host=192.0.2.1", "port=0", "api_key=k"], "cannot listen there"),
         (["port=70000"], "at most 65535"),
-        (["key=@/nowhere"], "cannot read the file"),
-        (["key="], "holds no key"),
+        (["api_key=@/nowhere"], "cannot read the file"),
+        (["api_key="], "holds no key"),
         (["max_body=lots"], "max_body"),
         (["max_running=0"], "max_running=0"),
     ],

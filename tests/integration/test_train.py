@@ -95,8 +95,8 @@ def test_train__refuses_other_settings_in_the_same_folder(
     setup += ["predictor=stride"]
     assert main("train", TRAIN, setup) == 0
     assert main("train", TRAIN, [*setup, "lr=0.01"]) == 2
-    assert "fresh=true" in capsys.readouterr().err
-    assert main("train", TRAIN, [*setup, "lr=0.01", "fresh=true"]) == 0
+    assert "overwrite=true" in capsys.readouterr().err
+    assert main("train", TRAIN, [*setup, "lr=0.01", "overwrite=true"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def replay_all(cases: Sequence[ReplayCase], comparison: Comparison) -> list[Repl
     missing = {
         digest: case
         for digest, case in zip(digests, cases, strict=True)
-        if config.fresh or not finished.path(digest).exists()
+        if config.overwrite or not finished.path(digest).exists()
     }
     console = Console(stderr=True)
     total = len(set(digests))
@@ -139,8 +139,8 @@ def name_replays(cases: Sequence[ReplayCase], comparison: Comparison) -> list[st
     for case in cases:
         keys = (case.variant.predictor, case.variant.reuse_predictor)
         forecasts = [of_predictor.get(key or "", "") for key in keys]
-        new_tokens = str(comparison.config.new_tokens)
-        digests.append(case.digest(comparison.trace.digest, new_tokens, code, *forecasts))
+        replay_tokens = str(comparison.config.replay_tokens)
+        digests.append(case.digest(comparison.trace.digest, replay_tokens, code, *forecasts))
     return digests
 
 
@@ -160,7 +160,7 @@ def group_jobs(cases: Iterable[tuple[str, ReplayCase]], comparison: Comparison) 
             trace=comparison.trace.path,
             spec=comparison.trace.spec,
             batch=batch,
-            new_tokens=comparison.config.new_tokens,
+            new_tokens=comparison.config.replay_tokens,
             predictor=predictor,
             reuse_predictor=reuse_predictor,
             predictors={
@@ -233,10 +233,10 @@ def check_budgets(config: EvaluateConfig, trace: Trace, machines: Sequence[Hardw
             budget_slots(budget, trace.spec, machine)
     for batch in config.batches:
         try:
-            held_out_steps(trace, batch=batch, new_tokens=config.new_tokens)
+            held_out_steps(trace, batch=batch, new_tokens=config.replay_tokens)
         except TrainError:
             raise
         except MoecastError as error:
             raise TrainError(
-                f"batch={batch}: the trace {trace.path} has too few held-out requests ({error})"
+                f"batch_size={batch}: the trace {trace.path} has too few held-out requests ({error})"
             ) from error

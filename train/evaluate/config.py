@@ -36,31 +36,35 @@ class EvaluateConfig(RunConfig):
     """
     budget: list[str] = field(default_factory=lambda: ["10%", "25%", "50%", "75%"])
     """Memory for experts: sizes or shares of all experts, with commas between them."""
-    batch: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])
+    batch_size: list[str] = field(default_factory=lambda: ["1", "2", "4", "8"])
     """Requests that decode together, with commas between them."""
     predictor: str | None = None
     """Predictor of every system that prefetches, instead of its own: kind, zoo entry or folder."""
     entries: Path | None = None
     """Folder of zoo entries (RUN_DIR/entries of `moecast train`) that come before the zoo's."""
-    new_tokens: int = 500
+    replay_tokens: int = 500
     """Generated held-out tokens to replay, in whole requests."""
     figures: bool = True
     """Write report.html, with replays for its figures of ablation and prefetch distance."""
     workers: int | None = None
     """Processes that replay; default: one for each core."""
-    fresh: bool = False
+    overwrite: bool = False
     """Replay all conditions, even those whose results are in the run folder."""
 
     def __post_init__(self) -> None:
-        for name in ("new_tokens", "workers"):
+        for name in ("replay_tokens", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise MoecastError(f"{name}={value}: must be at least 1")
-        for one in self.batch:
+        for one in self.batch_size:
             if not one.isdecimal() or int(one) < 1:
-                raise MoecastError(f"batch={','.join(self.batch)}: {one!r} is not a whole number")
-        if not self.budget or not self.batch:
-            raise MoecastError("budget and batch must name at least one value, as in budget=25%")
+                raise MoecastError(
+                    f"batch_size={','.join(self.batch_size)}: {one!r} is not a whole number"
+                )
+        if not self.budget or not self.batch_size:
+            raise MoecastError(
+                "budget and batch_size must name at least one value, as in budget=25%"
+            )
         if self.baseline.prefetch:
             raise MoecastError(
                 f"baseline={self.baseline.name} prefetches: name a system that does not, such as "
@@ -69,7 +73,7 @@ class EvaluateConfig(RunConfig):
 
     @property
     def batches(self) -> list[int]:
-        return sorted({int(one) for one in self.batch})
+        return sorted({int(one) for one in self.batch_size})
 
 
 def check_model(config: EvaluateConfig) -> None:

@@ -179,6 +179,6 @@ def held_out_steps(trace: Trace, *, batch: int, new_tokens: int) -> list[Recorde
     if not any(is_decode(step) for step in steps):
         raise TrainError(
             f"the trace {trace.path} has no generated tokens in its held-out requests: collect one "
-            "with more requests (data.num_prompts=...) and data.new_tokens=32"
+            "with more requests (data.num_prompts=...) and data.max_new_tokens=32"
         )
     return steps

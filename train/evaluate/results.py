@@ -114,7 +114,7 @@ def make_results(
             "source": manifest.plan.source,
             "held_out_tokens": len(trace.rows("held_out")),
         },
-        "new_tokens": config.new_tokens,
+        "new_tokens": config.replay_tokens,
         "shape": asdict(config.shape),
         "machines": [finite(asdict(machine)) for machine in machines],
         "hardware": [asdict(hardware) for hardware in config.hardware],

@@ -32,7 +32,7 @@ def push(config: PushConfig) -> dict[str, Any]:
                 f"alias={config.alias}: must begin with a small letter, and be neither latest nor "
                 "a digest"
             )
-    target = open_writable_zoo(config.to)
+    target = open_writable_zoo(config.zoo)
     is_entry = (config.path / MANIFEST).is_file()
     folders = [] if is_entry else sorted(path.parent for path in config.path.glob(f"*/{MANIFEST}"))
     # All are checked before the first is published. Without any, `open_entry` says what is missing.

@@ -31,7 +31,7 @@ class BenchConfig(RunConfig):
     prefetching, on-demand, is always included."""
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
     """Memory for experts, as for `generate`; every system at each."""
-    batch: list[int] = field(default_factory=lambda: [1])
+    batch_size: list[int] = field(default_factory=lambda: [1])
     """Prompts that are continued together; every system and budget at each."""
     ablation: bool = False
     """Also promoe without each of chunks, early preemption and reordering (ProMoE, figure 12)."""
@@ -43,7 +43,7 @@ class BenchConfig(RunConfig):
     prompts: list[str] = field(default_factory=lambda: list(PROMPTS))
     """Prompts, taken in turn: the first ones warm up, the next are measured."""
     requests: int = 1
-    """Requests measured in each run, each of `batch` prompts, one after another."""
+    """Requests measured in each run, each of `batch_size` prompts, one after another."""
     max_new_tokens: int = 32
     """Greedy tokens of each request."""
     warm_up_tokens: int = 8
@@ -58,12 +58,12 @@ class BenchConfig(RunConfig):
     """Also keep a timeline of the first run of each system in `run_dir/timelines`."""
 
     def __post_init__(self) -> None:
-        for name in ("budget", "batch", "prompts", "system"):
+        for name in ("budget", "batch_size", "prompts", "system"):
             if not getattr(self, name):
                 raise MoecastError(f"{name}: must name at least one; there is nothing to run")
-        for batch in self.batch:
+        for batch in self.batch_size:
             if batch < 1:
-                raise MoecastError(f"batch={batch}: must be at least 1")
+                raise MoecastError(f"batch_size={batch}: must be at least 1")
         least = {"repetitions": LEAST_REPETITIONS, "max_new_tokens": 2, "requests": 1}
         for name, number in {**least, "warm_up_tokens": 0}.items():
             if getattr(self, name) < number:

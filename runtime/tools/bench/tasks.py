@@ -88,7 +88,7 @@ def make_requests(config: BenchConfig, folder: Path) -> tuple[dict[int, list[Ben
             f"a prompt and its answer take {longest} tokens and the model's context has {context}; "
             "lower max_new_tokens, or give shorter prompts"
         )
-    return {batch: batch_prompts(prompts, batch, config) for batch in config.batch}, what
+    return {batch: batch_prompts(prompts, batch, config) for batch in config.batch_size}, what
 
 
 def batch_prompts(

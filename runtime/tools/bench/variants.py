@@ -24,7 +24,7 @@ def is_bound(system: SystemConfig) -> bool:
 
 def list_conditions(config: BenchConfig) -> list[Condition]:
     """Return every budget at every batch size."""
-    return [Condition(budget, batch) for batch in config.batch for budget in config.budget]
+    return [Condition(budget, batch) for batch in config.batch_size for budget in config.budget]
 
 
 def live_variants(config: BenchConfig) -> list[Variant]:

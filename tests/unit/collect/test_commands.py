@@ -19,7 +19,7 @@ def options(tmp_path: Path, **changed: str) -> list[str]:
         "data": "jsonl",
         "data.path": str(tmp_path / "prompts.jsonl"),
         "data.min_chars": "1",
-        "data.new_tokens": "2",
+        "data.max_new_tokens": "2",
         "output": str(tmp_path / "trace"),
         "run_dir": str(tmp_path / "run"),
     }

@@ -75,7 +75,7 @@ record(Path(sys.argv[1]), Path(sys.argv[2]))
 def record(home: Path, folder: Path) -> Trace:
     """A trace of twelve work units, one prompt each."""
     data = DataConfig(
-        kind=SourceKind.JSONL, path=str(home / "prompts.jsonl"), min_chars=1, new_tokens=8
+        kind=SourceKind.JSONL, path=str(home / "prompts.jsonl"), min_chars=1, max_new_tokens=8
     )
     model = ModelConfig(name="tiny", id=str(home / "model"), dtype="float32")
     settings = recording_settings(data, shard_bytes=1, temperature=1.0)

@@ -36,7 +36,7 @@ def make_data(tmp_path: Path, *, count: int = 6, new_tokens: int = 4, **fields) 
         kind=SourceKind.JSONL,
         path=str(path),
         min_chars=1,
-        new_tokens=new_tokens,
+        max_new_tokens=new_tokens,
         **fields,
     )
 

@@ -51,10 +51,10 @@ def test_model_of_the_command_line__replaces_that_of_the_file(file: Path) -> Non
 
 
 def test_several_choices_and_lists__are_lists_or_text(file: Path) -> None:
-    file.write_text("system: [promoe, lfu]\nbudget: 5%,6%\nbatch: 4\n")
+    file.write_text("system: [promoe, lfu]\nbudget: 5%,6%\nbatch_size: 4\n")
     config, _ = compose_typed("bench", [], [file])
     assert [system.name for system in config.system] == ["promoe", "lfu"]
-    assert (config.budget, config.batch) == (["5%", "6%"], [4])
+    assert (config.budget, config.batch_size) == (["5%", "6%"], [4])
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from configs.compose import ConfigError, compose_typed, group_choices
 
 
 def test_list__takes_words_and_numbers_with_commas_between_them() -> None:
-    config, _ = compose_typed("bench", ["budget=10%, 512MiB", "batch=1,8"])
+    config, _ = compose_typed("bench", ["budget=10%, 512MiB", "batch_size=1,8"])
     assert config.budget == ["10%", "512MiB"]
-    assert config.batch == [1, 8]
-    config, _ = compose_typed("bench", ["budget=[5%,6%]", "batch=[2]"])
-    assert (config.budget, config.batch) == (["5%", "6%"], [2])
+    assert config.batch_size == [1, 8]
+    config, _ = compose_typed("bench", ["budget=[5%,6%]", "batch_size=[2]"])
+    assert (config.budget, config.batch_size) == (["5%", "6%"], [2])
 
 
 def test_choices__are_composed_in_the_given_order() -> None:

@@ -115,7 +115,7 @@ def test_fit__refuses_damaged_best_weights(trace: Trace, tmp_path: Path) -> None
     run(trace, tmp_path, max_epochs=1)
     path = tmp_path / CHECKPOINTS / "best.ckpt"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(TrainCheckpointError, match=r"best.ckpt is torn.*fresh=true$"):
+    with pytest.raises(TrainCheckpointError, match=r"best.ckpt is torn.*overwrite=true$"):
         run(trace, tmp_path, max_epochs=1)
     path.unlink()
     with pytest.raises(TrainCheckpointError, match=r"best.ckpt is missing"):
@@ -130,7 +130,7 @@ def test_fit__depends_on_the_seed(trace: Trace, tmp_path: Path) -> None:
 
 def test_fit__refuses_the_checkpoint_of_another_run(trace: Trace, tmp_path: Path) -> None:
     run(trace, tmp_path, max_epochs=1)
-    with pytest.raises(TrainCheckpointError, match=r"lr: 0.01 then, 0.02 now.*fresh=true"):
+    with pytest.raises(TrainCheckpointError, match=r"lr: 0.01 then, 0.02 now.*overwrite=true"):
         run(trace, tmp_path, max_epochs=1, lr=0.02)
 
 

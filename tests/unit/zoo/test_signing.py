@@ -56,7 +56,7 @@ def test_signature__travels_with_the_entry(
 ) -> None:
     ours, theirs = keys["ours.pub"], keys["theirs.pub"]
     assert zoo("verify", signed, f"require_signature={ours}") == 0
-    assert zoo("push", signed, f"to={tmp_path / 'far'}") == 0
+    assert zoo("push", signed, f"zoo={tmp_path / 'far'}") == 0
     with served(tmp_path / "far") as (address, _):
         pull = ("pull", "tiny/stride", f"zoo={address}")
         assert zoo(*pull, f"require_signature={theirs}") == 2

@@ -30,9 +30,9 @@ def test_configured_zoos__are_searched_in_order_and_pulled(
 ) -> None:  # fmt: skip
     address, site = far
     tiny_entry(tmp_path / "m", name="tiny/mlp", kind="mlp")
-    assert zoo("push", tmp_path / "m", f"to={tmp_path / 'first'}") == 0
+    assert zoo("push", tmp_path / "m", f"zoo={tmp_path / 'first'}") == 0
     tiny_entry(tmp_path / "o", name="tiny/stride", licence="MIT")
-    assert zoo("push", tmp_path / "o", f"to={tmp_path / 'last'}") == 0
+    assert zoo("push", tmp_path / "o", f"zoo={tmp_path / 'last'}") == 0
     monkeypatch.setenv("MOECAST_ZOO", f"{tmp_path / 'first'}, {address},{tmp_path / 'last'}")
     assert find_entry("tiny/stride").manifest.licence == "Apache-2.0"
     assert (
@@ -189,7 +189,7 @@ def test_list__filters_and_sorts(
     for name, (accuracy, good, kind) in figures.items():
         held_out = {"accuracy": accuracy, "good_pred": good}
         tiny_entry(tmp_path / name, name=f"tiny/{name}", kind=kind, metrics={"held_out": held_out})
-        assert zoo("push", tmp_path / name, f"to={tmp_path / 'zoo'}") == 0
+        assert zoo("push", tmp_path / name, f"zoo={tmp_path / 'zoo'}") == 0
     capsys.readouterr()
     assert zoo("list", f"zoo={tmp_path / 'zoo'}", "json=true", *filters) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -212,7 +212,7 @@ from tests.builders.entries import tiny_spec
 from zoo.load import load_predictor
 folder = Path({str(tmp_path)!r})
 mlp_entry(folder / "e")
-assert zoo("push", folder / "e", f"to={{folder / 'far'}}") == 0
+assert zoo("push", folder / "e", f"zoo={{folder / 'far'}}") == 0
 assert zoo("pull", "tiny/mlp", f"zoo={{folder / 'far'}}") == 0
 load_predictor("tiny/mlp", spec=tiny_spec())
 assert seen == [], seen

@@ -26,7 +26,7 @@ def zoo(*arguments: object) -> int:
 
 def test_push_and_pull__carry_an_entry_over(tmp_path: Path) -> None:
     written = tiny_entry(tmp_path / "e")
-    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'far'}") == 0
+    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'far'}") == 0
     with pytest.raises(ZooError, match="unknown zoo entry 'tiny/stride'"):
         find_entry("tiny/stride")
     assert zoo("pull", "tiny/stride", f"zoo={tmp_path / 'far'}") == 0
@@ -44,7 +44,7 @@ def test_push__publishes_all_entries_of_a_folder_or_none(tmp_path: Path) -> None
     assert {"tiny/stride", "tiny/mlp"} <= list_names()
     graph = next((tmp_path / "entries/stride").rglob("*.onnx"))
     graph.write_bytes(b"altered")
-    assert zoo("push", tmp_path / "entries", f"to={tmp_path / 'other'}") == 2
+    assert zoo("push", tmp_path / "entries", f"zoo={tmp_path / 'other'}") == 2
     assert not (tmp_path / "other").exists()
 
 
@@ -63,8 +63,8 @@ def test_replace__forgets_older_versions_and_their_blobs(tmp_path: Path) -> None
     target = FolderStorage(tmp_path / "zoo")
     tiny_entry(tmp_path / "1", licence="MIT")
     second = tiny_entry(tmp_path / "2", licence="BSD-3-Clause")
-    assert zoo("push", tmp_path / "1", f"to={target.address}") == 0
-    assert zoo("push", tmp_path / "2", f"to={target.address}", "replace=true") == 0
+    assert zoo("push", tmp_path / "1", f"zoo={target.address}") == 0
+    assert zoo("push", tmp_path / "2", f"zoo={target.address}", "replace=true") == 0
     named = {second.digest, *(one.sha256 for one in second.files.values())}
     assert set(target.names("blobs/sha256")) == named
     assert list(Zoo(target).read_index().entries["tiny/stride"].versions) == [second.digest]
@@ -72,9 +72,9 @@ def test_replace__forgets_older_versions_and_their_blobs(tmp_path: Path) -> None
 
 def test_same_entry_twice__changes_nothing(tmp_path: Path) -> None:
     tiny_entry(tmp_path / "e")
-    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 0
+    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 0
     before = (tmp_path / "zoo/index.json").read_bytes()
-    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 0
+    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 0
     assert (tmp_path / "zoo/index.json").read_bytes() == before
 
 
@@ -135,7 +135,7 @@ def test_push__lists_missing_fields(
     changes: dict[str, object], lacks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny_entry(tmp_path / "e", **changes)
-    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 2
+    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 2
     assert f"it lacks {lacks}" in capsys.readouterr().err
     assert not (tmp_path / "zoo").exists()
 
@@ -178,7 +178,7 @@ def test_push__refuses_a_poor_card(card: bytes | None, lacks: str, tmp_path: Pat
 def test_push__refuses_untracked_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny_entry(tmp_path / "e")
     (tmp_path / "e/extra.json").write_text("{}")
-    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 2
+    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 2
     assert "extra.json" in capsys.readouterr().err
     assert zoo("verify", tmp_path / "e") == 2
 
@@ -211,7 +211,7 @@ def test_index__of_another_form_is_refused(content: str, tmp_path: Path) -> None
         (["pull", "tiny/stride", "zoo=package://no.such"], "no package 'no.such' is installed"),
         (["pull", "tiny/stride", "zoo=nope://x"], "use https://, s3:// or hf://"),
         (["pull", "tiny/stride"], "no zoo to pull from"),
-        (["push", "nowhere", "to=https://x/zoo"], "is read-only"),
+        (["push", "nowhere", "zoo=https://x/zoo"], "is read-only"),
         (["pull", "../x", "zoo=builtin"], "is not NAME"),
         (["push", "nowhere"], "nowhere is not a zoo entry"),
     ],
@@ -229,7 +229,7 @@ def test_error__names_cause_and_next_step(
 
 def test_list__writes_results_where_asked(tmp_path: Path) -> None:
     tiny_entry(tmp_path / "e")
-    assert zoo("push", tmp_path / "e", f"to={tmp_path / 'zoo'}") == 0
+    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 0
     assert zoo("list", f"zoo={tmp_path / 'zoo'}", f"run_dir={tmp_path / 'run'}") == 0
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert [one["name"] for one in results["entries"]] == ["tiny/stride"]

@@ -237,7 +237,7 @@ from collect.launch.config import LauncherConfig, LauncherKind
 from collect.launch.ray import join_ray
 from collect.errors import LaunchError
 try:
-    join_ray(LauncherConfig(kind=LauncherKind.RAY, address="127.0.0.1:9"))
+    join_ray(LauncherConfig(kind=LauncherKind.RAY, ray_address="127.0.0.1:9"))
 except LaunchError as error:
     print(json.dumps([str(error), "ray" in sys.modules]))
 """
@@ -271,5 +271,5 @@ def test_slurm__a_missing_cluster_is_reported_in_one_line(
 def test_config__refuses_what_does_not_fit() -> None:
     with pytest.raises(MoecastError, match=r"launcher\.workers=0"):
         LauncherConfig(workers=0)
-    with pytest.raises(MoecastError, match=r"launcher\.address=a:1 is for launcher=ray"):
-        LauncherConfig(address="a:1")
+    with pytest.raises(MoecastError, match=r"launcher\.ray_address=a:1 is for launcher=ray"):
+        LauncherConfig(ray_address="a:1")

@@ -27,7 +27,7 @@ from tests.builders.models import plain_eager, tiny_qwen2_moe
 def test_doctor__report_of_a_model(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model")
     config = DoctorConfig(
-        model=ModelConfig(name="tiny", id=str(folder)), budgets=["1%", "50%", "100%"], seconds=2
+        model=ModelConfig(name="tiny", id=str(folder)), budget=["1%", "50%", "100%"], seconds=2
     )
     report = json.loads(json.dumps(run(config), allow_nan=False))
     assert report["versions"]["torch"] == version("torch")

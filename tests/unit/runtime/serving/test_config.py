@@ -10,7 +10,7 @@ from runtime.serving.config import ServeConfig
     ("options", "message"),
     [
         ({"replicas": 2}, "launcher=ray"),
-        ({"cluster": "10.0.0.1:6379"}, "launcher=ray"),
+        ({"ray_address": "10.0.0.1:6379"}, "launcher=ray"),
         ({"launcher": "slurm"}, "unknown launcher"),
         ({"launcher": "ray", "replicas": 0}, "replicas=0"),
         ({"launcher": "ray", "port": 0}, "port=0"),

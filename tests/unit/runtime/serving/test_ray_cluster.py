@@ -25,9 +25,9 @@ def test_join__rejects_a_ray_imported_without_a_token(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", FakeRay(initialized=False))
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(ClusterError, match="already imported without a token"):
-        join(None, num_cpus=1, option="cluster")
+        join(None, num_cpus=1, option="ray_address")
 
 
 def test_join__leaves_an_initialized_ray_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", FakeRay(initialized=True))
-    assert not join(None, num_cpus=1, option="cluster")
+    assert not join(None, num_cpus=1, option="ray_address")

@@ -25,8 +25,8 @@ ASKED = [
     "system=lfu,token,promoe,fmoe,moe-infinity-request",
     "hardware=rtx4090-pcie4",
     "budget=40%,80%",
-    "batch=1,2",
-    "new_tokens=12",
+    "batch_size=1,2",
+    "replay_tokens=12",
     "ablated=token",
     "workers=1",
 ]
@@ -121,8 +121,12 @@ def test_evaluate__processes_give_the_same_figures(finished, trace, tmp_path) ->
 
 
 def test_evaluate__replays_again_when_a_setting_changes(trace, tmp_path) -> None:
-    small = {"systems": ["token"], "figures": False, "batch": ["1"]}
-    for num_cells, changed in ((6, {}), (12, {"new_tokens": 3}), (15, {"budget": ["80%", "60%"]})):
+    small = {"systems": ["token"], "figures": False, "batch_size": ["1"]}
+    for num_cells, changed in (
+        (6, {}),
+        (12, {"replay_tokens": 3}),
+        (15, {"budget": ["80%", "60%"]}),
+    ):
         run(tmp_path, trace, **small, **changed)
         assert len(list((tmp_path / "replays").iterdir())) == num_cells
 
@@ -130,7 +134,9 @@ def test_evaluate__replays_again_when_a_setting_changes(trace, tmp_path) -> None
 def test_evaluate__needs_no_hidden_states_for_counted_systems(tmp_path) -> None:
     make_trace(tmp_path / "trace", signals=ROUTING)
     systems = ["moe-infinity-request", "fmoe", "token"]
-    results = run(tmp_path / "run", tmp_path / "trace", systems=systems, figures=False, batch=["1"])
+    results = run(
+        tmp_path / "run", tmp_path / "trace", systems=systems, figures=False, batch_size=["1"]
+    )
     assert set(results["systems"]) == {"on-demand", "moe-infinity-request", "token", "oracle"}
     assert "hidden states" in results["missing"]["fmoe"]
 
@@ -146,8 +152,8 @@ def test_evaluate__unknown_system_lists_the_choices(trace, capsys) -> None:
     [
         ({"budget": ["25%", "1%"]}, "too small: one step needs 2 experts.*the least budget is"),
         ({"budget": ["much"]}, "budget='much': write a size such as 4GiB"),
-        ({"batch": ["1", "x"]}, "batch=1,x: 'x' is not a whole number"),
-        ({"batch": ["64"]}, "batch=64: the trace .* has too few held-out requests"),
+        ({"batch_size": ["1", "x"]}, "batch_size=1,x: 'x' is not a whole number"),
+        ({"batch_size": ["64"]}, "batch_size=64: the trace .* has too few held-out requests"),
         ({"workers": 0}, "workers=0: must be at least 1"),
         ({"baseline": SystemConfig()}, "baseline=promoe prefetches.*baseline=on-demand"),
         ({"shape": ShapeConfig()}, "shape=trace needs the traced model"),
@@ -194,4 +200,4 @@ def test_static__keeps_the_experts_most_used_in_training(trace) -> None:
 
 
 def test_batches__are_unique_and_ascending() -> None:
-    assert replace(composed(), batch=["8", "1", "8"]).batches == [1, 8]
+    assert replace(composed(), batch_size=["8", "1", "8"]).batches == [1, 8]

@@ -67,7 +67,7 @@ def test_bench__continues_after_a_failed_variant(tmp_path):
     ("argument", "said"),
     [
         ("repetitions=2", "repetitions=2: must be at least 3"),
-        ("batch=0", "batch=0: must be at least 1"),
+        ("batch_size=0", "batch_size=0: must be at least 1"),
         ("max_new_tokens=1", "max_new_tokens=1: must be at least 2"),
         ("budget=[]", "budget: must name at least one"),
         ("system=promo", "unknown system 'promo'. Did you mean 'promoe'"),

@@ -36,7 +36,7 @@ BOUND = SystemConfig(name="belady", prefetch=False, eviction="belady")
 
 
 def test_live_cases__include_on_demand_and_no_bounds():
-    config = BenchConfig(system=[LFU, BOUND], budget=["10%", "20%"], batch=[1, 4])
+    config = BenchConfig(system=[LFU, BOUND], budget=["10%", "20%"], batch_size=[1, 4])
     found = [(a.condition.batch, a.condition.budget, a.variant.label) for a in live_cases(config)]
     assert found == [
         (batch, budget, name)
