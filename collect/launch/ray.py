@@ -1,4 +1,4 @@
-"""launcher=ray: a pool of Ray actors, on this machine or on the cluster at `launcher.ray_address`."""
+"""launcher=ray: a pool of Ray actors, on this machine or on the cluster `launcher.ray_address`."""
 
 from collections.abc import Iterator, Sequence
 

@@ -69,8 +69,8 @@ class ServeConfig(ServedConfig):
             raise MoecastError(unknown("launcher", self.launcher, (LOCAL, RAY)))
         if self.launcher == LOCAL and (self.replicas > 1 or self.ray_address):
             raise MoecastError(
-                f"replicas={self.replicas}, ray_address={self.ray_address}: launcher=local serves one "
-                "replica in this process; use launcher=ray"
+                f"replicas={self.replicas}, ray_address={self.ray_address}: launcher=local serves "
+                "one replica in this process; use launcher=ray"
             )
         if self.launcher == RAY and self.port == 0:
             raise MoecastError("port=0: launcher=ray needs a port number")

@@ -238,5 +238,6 @@ def check_budgets(config: EvaluateConfig, trace: Trace, machines: Sequence[Hardw
             raise
         except MoecastError as error:
             raise TrainError(
-                f"batch_size={batch}: the trace {trace.path} has too few held-out requests ({error})"
+                f"batch_size={batch}: the trace {trace.path} has too few held-out requests "
+                f"({error})"
             ) from error
