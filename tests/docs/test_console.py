@@ -11,7 +11,7 @@ import pytest
 import configs.commands
 from configs.program import run_program
 from moecast.command import main
-from tests.docs.pages import CodeBlock, markdown_files, read_blocks
+from tests.docs.pages import DOCS, FENCE, ROOT, CodeBlock, markdown_files, read_blocks
 
 ACCEPT = "builtins:repr"
 """Runs in place of each command and does nothing with its configuration."""
@@ -95,3 +95,19 @@ def test_modules_of_the_documentation__exist() -> None:
         if importlib.util.find_spec(module) is None
     }
     assert not missing
+
+
+def test_options_in_the_text__exist() -> None:
+    reference = (DOCS / "commands.md").read_text()
+    known = set(re.findall(r"^\| `([\w.]+)` ", reference, re.MULTILINE))
+    known |= set(re.findall(r"\[`(\w+)`\]\(#", reference))
+    known |= {key.removeprefix("system.") for key in known}
+    unknown = {
+        f"{path.relative_to(ROOT)}: {key}"
+        for path in [ROOT / "README.md", *DOCS.rglob("*.md")]
+        for text in re.findall(r"`([^`\n]+)`", FENCE.sub("", path.read_text()))
+        if "(" not in text and not text.startswith("python -m ")
+        for key in re.findall(r"(?:^|\s)(?:--)?([a-z]\w*(?:\.\w+)*)=(?!=)", text)
+        if key not in known
+    }
+    assert not unknown
