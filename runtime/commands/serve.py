@@ -5,7 +5,6 @@ import atexit
 import gc
 import os
 import sys
-from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -16,9 +15,6 @@ from runtime.engine.memory import share_one_heap
 from runtime.serving.config import RAY, ServeConfig
 from runtime.serving.ray_cluster import prepare
 
-PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
-"""Packages of the extra `serve`."""
-
 
 class EngineFailed(RuntimeError):
     """An internal error ended the engine thread while the server was running."""
@@ -27,8 +23,7 @@ class EngineFailed(RuntimeError):
 def run(config: ServeConfig) -> dict[str, Any]:
     """Serve until a signal; returns why the server ended, and the engine's statistics."""
     share_one_heap()
-    require_extra()
-    # Imported here: these need the extra.
+    # Imported here: libraries that these import start threads, which then share the heap.
     from runtime.serving.app_factory import create_server
     from runtime.serving.auth import KEY_VARIABLE, load_api_keys
     from runtime.serving.logs import configure_json_logging
@@ -75,13 +70,6 @@ def run(config: ServeConfig) -> dict[str, Any]:
         "ended": reason,
         "stats": None if loaded is None else loaded.model.moecast.stats(),
     }
-
-
-def require_extra() -> None:
-    """Raise MoecastError if the server's packages are not installed."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise MoecastError(f"serve needs {', '.join(missing)}: pip install '.[serve]'")
 
 
 def exit_without_thread() -> None:

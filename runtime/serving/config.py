@@ -16,7 +16,7 @@ LOCAL, RAY = "local", "ray"
 @dataclass(kw_only=True)
 class ServeConfig(ServedConfig):
     launcher: str = LOCAL
-    """local: serve in this process; ray: replicas behind Ray Serve (`pip install '.[ray]'`)."""
+    """local: serve in this process; ray: replicas behind Ray Serve (needs `moecast[ray]`)."""
     replicas: int = 1
     """With launcher=ray: number of servers, each with its own model and budget."""
     ray_address: str | None = None

@@ -3,7 +3,6 @@
 import json
 import signal
 import socket
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -155,14 +154,3 @@ def test_taken_port__is_an_error_before_the_model_is_loaded(
         port = other.getsockname()[1]
         assert main("runtime", RUNTIME, ["serve", f"run_dir={tmp_path}", f"port={port}"]) == 2
     assert "choose another port" in capsys.readouterr().err
-
-
-def test_missing_extra__names_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.setattr(
-        "runtime.commands.serve.find_spec", lambda name: None if name == "uvicorn" else object()
-    )
-    assert main("runtime", RUNTIME, ["serve", f"run_dir={tmp_path}"]) == 2
-    assert capsys.readouterr().err == "error: serve needs uvicorn: pip install '.[serve]'\n"

@@ -75,7 +75,7 @@ RAMP = {LIGHT: "moecast-light", DARK: "moecast-dark"}
 def use_scheme(colours: ColorScheme) -> Iterator[None]:
     """Style matplotlib with these colours within the context."""
     import matplotlib
-    from cycler import cycler
+    from matplotlib import cycler
     from matplotlib.colors import LinearSegmentedColormap
 
     name = RAMP[colours]

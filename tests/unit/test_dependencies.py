@@ -1,0 +1,121 @@
+"""Declared dependencies are those that are imported, and serving imports no training library."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from tests.builders.sources import PACKAGES, Import, sources
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NOT_IMPORTED = {
+    "onnxscript": "torch.onnx.export writes graphs with it",
+    "s3fs": "fsspec imports it for s3://",
+    "gcsfs": "fsspec imports it for gs://",
+    "adlfs": "fsspec imports it for az://",
+    "pyopenssl": "model-signing imports it without declaring it",
+}
+"""Dependencies that no module names, with their reasons."""
+DISTRIBUTIONS = {"google": "protobuf", "torchao": "torchao", "gcsfs": "gcsfs", "adlfs": "adlfs"}
+"""Distribution of a module that is not installed everywhere, or whose name several share."""
+TRAINING = {
+    "lightning",
+    "datasets",
+    "wandb",
+    "matplotlib",
+    "onnxscript",
+    "pandas",
+    "train",
+    "collect",
+}
+SERVES = """
+import json, sys
+from moecast.command import main
+code = main(["generate", "max_new_tokens=2", "budget=50%", "run_dir=run"])
+import runtime.commands.batch, runtime.commands.chat, runtime.commands.serve
+import runtime.serving.app_factory, runtime.serving.server
+loaded = sorted({name.split(".")[0] for name in sys.modules})
+print(json.dumps({"code": code, "loaded": loaded}), file=sys.stderr)
+"""
+
+
+def normalise(requirement: str) -> str:
+    """The name in a requirement, as the package index compares names."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match is not None
+    return re.sub(r"[-_.]+", "-", match.group()).lower()
+
+
+CORE = {normalise(requirement) for requirement in PROJECT["dependencies"]}
+EXTRAS = {
+    normalise(requirement)
+    for extra, requirements in PROJECT["optional-dependencies"].items()
+    for requirement in requirements
+    if extra != "dev"
+}
+
+
+@cache
+def third_party_imports() -> dict[str, list[tuple[str, Import]]]:
+    """Distribution to the modules of ours that import it, with the import."""
+    known = packages_distributions()
+    found: dict[str, list[tuple[str, Import]]] = {}
+    for source in sources().values():
+        for entry in source.imports:
+            module = entry.module.split(".")[0]
+            if module in sys.stdlib_module_names or module in PACKAGES:
+                continue
+            name = DISTRIBUTIONS.get(module) or known.get(module, [module])[0]
+            found.setdefault(normalise(name), []).append((source.module, entry))
+    return found
+
+
+def test_dependencies__are_all_imported_or_have_a_reason() -> None:
+    unused = (CORE | EXTRAS) - set(third_party_imports())
+    assert unused == set(NOT_IMPORTED)
+
+
+def test_imports__are_all_declared() -> None:
+    assert not set(third_party_imports()) - CORE - EXTRAS
+
+
+def test_extras__are_imported_where_they_are_used() -> None:
+    """`runtime.serving.replicas` is imported by the option that needs Ray."""
+    offenders = [
+        f"{module} imports {name}"
+        for name, users in third_party_imports().items()
+        for module, entry in users
+        if name in EXTRAS - CORE and entry.at_once and not entry.for_types
+    ]
+    assert set(offenders) == {"runtime.serving.replicas imports ray"}
+
+
+def test_constraints__pin_every_dependency() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {normalise(line) for line in lines if line and not line.startswith("#")}
+    development = {normalise(line) for line in PROJECT["optional-dependencies"]["dev"]}
+    not_tested = {"torchao", "gcsfs", "adlfs", "moecast"}
+    assert not (CORE | EXTRAS | development) - pinned - not_tested
+
+
+@pytest.mark.timeout(240)
+def test_serving__imports_no_library_of_training(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SERVES],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads(done.stderr.splitlines()[-1])
+    assert report["code"] == 0, done.stderr
+    assert not TRAINING & set(report["loaded"])
