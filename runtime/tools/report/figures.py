@@ -75,8 +75,8 @@ RAMP = {LIGHT: "moecast-light", DARK: "moecast-dark"}
 def use_scheme(colours: ColorScheme) -> Iterator[None]:
     """Style matplotlib with these colours within the context."""
     import matplotlib
-    from matplotlib import cycler
     from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.rcsetup import cycler
 
     name = RAMP[colours]
     if name not in matplotlib.colormaps:
