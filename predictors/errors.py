@@ -8,6 +8,10 @@ class MoecastError(ValueError):
     """A fault of the user; the message names the cause and the next command, without traceback."""
 
 
+class DiskFullError(MoecastError):
+    """A file could not be written because the disk is full; nothing half-written is left."""
+
+
 class PredictorError(MoecastError):
     """A predictor that does not exist, or was made for another model."""
 

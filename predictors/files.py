@@ -1,6 +1,7 @@
 """Atomic writes of files and folders: temporary name in the same folder, fsync, rename, fsync."""
 
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
+
+from predictors.errors import DiskFullError
 
 CACHE = "MOECAST_CACHE"
 
@@ -40,6 +43,14 @@ def write_atomic(path: Path, data: bytes) -> None:
         # mkstemp makes files that only the owner can read.
         temporary.chmod(0o644)
         temporary.replace(path)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFullError(
+                f"{path} could not be written: the disk is full ({len(data):,} bytes needed, "
+                f"{shutil.disk_usage(path.parent).free:,} free). What was there before is "
+                "unchanged; free some space and run the same command again"
+            ) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)

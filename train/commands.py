@@ -19,6 +19,7 @@ from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
 from runtime.tools.report.provenance import read_provenance
 from train.config import TrainConfig
+from train.disk_space import require_training_space
 from train.distributed import fit_distributed
 from train.drift import LEARNERS, measure_drift
 from train.find_trace import find_shifted_trace, find_trace
@@ -206,6 +207,7 @@ def train_networks(
     if not settings.kinds:
         return {}, {}, None
     families = make_stacks(trace, routers, settings, settings.kinds)
+    require_training_space(config.run_dir, families)
     networks = sum(len(family.labels) for family in families)
     message = f"training {networks} networks on {len(trace.rows('train')):,} tokens"
     with timer.stage("training", message):

@@ -47,7 +47,8 @@ class TrainConfig(RunConfig):
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     trace: str | None = None
-    """Folder or address of a trace; recorded if it is missing. Default: runs/traces/MODEL/DATA."""
+    """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
+    missing."""
     shifted: DataConfig = field(default_factory=DataConfig)
     shifted_trace: str | None = None
     """The same for prompts of another distribution, on which predictors are scored too."""

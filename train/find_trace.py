@@ -11,12 +11,13 @@ from collect.record import LOGS, collect
 from collect.recording import default_folder, recording_settings
 from collect.traces import Trace, TraceSignal
 from collect.traces.layout import ALL_SIGNALS
-from collect.traces.manifest import has_manifest, read_manifest
+from collect.traces.manifest import has_manifest
 from runtime.config import ModelConfig
 from runtime.store.model_source import identity, resolve
 from train.config import TrainConfig
 from train.errors import TrainError
 from train.evaluate.config import EvaluateConfig
+from train.named_trace import open_named_trace
 
 
 def find_trace(
@@ -30,18 +31,19 @@ def find_trace(
 ) -> Trace:
     """Returns the trace of this model and data, after recording what is missing of it.
 
-    A finished trace that was named is used whatever its prompts were, if it is of this model and
-    has the signals in `needed`, by default all of them; the model of an imported one is not
-    checked. A trace of the same prompts with all signals is used where fewer are needed. Messages
-    call the option `key`.
+    A trace that was named must be finished and is used whatever its prompts were, if it is of this
+    model and has the signals in `needed`, by default all of them; the model of an imported one is
+    not checked. Nothing is recorded into a named folder: its name may be mistyped. A trace of the
+    same prompts with all signals is used where fewer are needed. Messages call the option `key`.
 
     Raises:
-        TrainError: the trace that was named is of another model, or lacks a signal.
+        TrainError: the trace that was named is not there or incomplete, is of another model, or
+            lacks a signal.
         TraceError, PromptError, DiskSpaceError, CheckpointError: as `collect.record.collect`.
     """
     named = config.trace
-    if named is not None and has_manifest(named) and read_manifest(named).complete:
-        trace = Trace.open(named)
+    if named is not None:
+        trace = open_named_trace(named, config.model, key=key)
         if trace.manifest.plan.source != "imported":
             require_model(trace, config.model, key=key)
         if trace.spec.hidden_size < 1:
@@ -61,14 +63,12 @@ def find_trace(
         return trace
     model, data = config.model, config.data
     settings = recording_settings(data, seed=config.seed)
-    if named is None:
-        whole = default_folder(model, data, signals=ALL_SIGNALS, settings=settings)
-        if has_manifest(whole):
-            signals = ALL_SIGNALS
+    if has_manifest(default_folder(model, data, signals=ALL_SIGNALS, settings=settings)):
+        signals = ALL_SIGNALS
     return collect(
         model,
         data,
-        folder=named or default_folder(model, data, signals=signals, settings=settings),
+        folder=default_folder(model, data, signals=signals, settings=settings),
         signals=signals,
         settings=settings,
         console=Console(stderr=True),

@@ -15,6 +15,7 @@ from collect.traces import Trace, TraceSignal
 from predictors.reuse import ReusePredictor
 from runtime.sim.hardware import Hardware
 from train.config import TrainConfig
+from train.disk_space import require_training_space
 from train.eviction_eval import BUDGETS, DEFINITION, HitRates, compare_policies, gap_table
 from train.export import quantise
 from train.find_trace import find_trace
@@ -83,6 +84,7 @@ def fit_reuse(
     logger = make_logger(config.logger, run_dir=run_dir, settings={"trace": trace.digest})
     seed_everything(config.seed, verbose=False)
     stack = ReuseStack(trace.spec, matrices_LED, biases_LE)
+    require_training_space(run_dir, [stack])
     data = ReuseData(trace, matrices_LED, biases_LE, batch_size=config.batch_size, seed=config.seed)
     status = "failed"
     try:

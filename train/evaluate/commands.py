@@ -12,7 +12,6 @@ from rich.console import Console
 
 from collect.traces import Trace
 from collect.traces.layout import ALL_SIGNALS
-from collect.traces.manifest import has_manifest, read_manifest
 from predictors.errors import MoecastError
 from runtime.commands.progress import progress
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
@@ -36,6 +35,7 @@ from train.evaluate.variants import (
     list_cases,
     list_variants,
 )
+from train.named_trace import open_named_trace
 from train.replay import budget_slots
 
 
@@ -176,12 +176,12 @@ def open_trace(config: EvaluateConfig) -> Trace:
     """Open the named trace, of any model, or the model's own, recorded if it is missing.
 
     Raises:
+        TrainError: the named trace is not there or incomplete.
         TraceError: it is damaged, or not finished.
         PromptError, DiskSpaceError, CheckpointError: it cannot be recorded.
     """
-    named = config.trace
-    if named is not None and has_manifest(named) and read_manifest(named).complete:
-        return Trace.open(named)
+    if config.trace is not None:
+        return open_named_trace(config.trace, config.model)
     from train.find_trace import find_trace
 
     return find_trace(config, ALL_SIGNALS)

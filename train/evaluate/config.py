@@ -18,7 +18,8 @@ class EvaluateConfig(RunConfig):
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     trace: str | None = None
-    """Folder or address of a trace; recorded if it is missing. Default: runs/traces/MODEL/DATA."""
+    """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
+    missing."""
     system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
     """Systems to compare; the baseline and the bound are always among them."""
     hardware: list[HardwareConfig] = field(

@@ -1,0 +1,44 @@
+"""A trace that was named is opened as it is: a mistyped name is refused, never recorded into."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from configs.cli import main
+from configs.commands import EVALUATE
+from runtime.config import ModelConfig
+from tests.builders.traces import make_trace
+from train import named_trace
+from train.errors import TrainError
+from train.named_trace import open_named_trace
+
+
+def test_named_trace__a_mistyped_one_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "mine")
+    assert open_named_trace(trace.path, ModelConfig()).digest == trace.digest
+    with pytest.raises(TrainError) as refused:
+        open_named_trace(tmp_path / "mien", ModelConfig(id="org/model"), key="shifted_trace")
+    message = str(refused.value)
+    assert f"shifted_trace={tmp_path / 'mien'} is not a trace. {tmp_path} has mine." in message
+    assert f"moecast collect model.id=org/model output={tmp_path / 'mien'} records one" in message
+    assert not (tmp_path / "mien").exists()
+
+
+def test_named_trace__an_incomplete_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_trace(tmp_path / "t")
+    unfinished = SimpleNamespace(complete=False)
+    monkeypatch.setattr(named_trace, "read_manifest", lambda _: unfinished)
+    with pytest.raises(TrainError, match="is an incomplete trace"):
+        open_named_trace(tmp_path / "t", ModelConfig())
+
+
+def test_evaluate__never_records_into_a_mistyped_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"trace={tmp_path / 'mien'}", "system=lfu", f"run_dir={tmp_path / 'run'}"]
+    assert main("train.evaluate", EVALUATE, options) == 2
+    assert "is not a trace" in capsys.readouterr().err
+    assert not (tmp_path / "mien").exists()
