@@ -1,5 +1,6 @@
 """The choices of the groups, which are the files of `configs/GROUP/`."""
 
+import os
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import fields
@@ -17,15 +18,39 @@ from predictors.config import ALL, SEVERAL
 from predictors.errors import unknown
 
 FOLDER = Path(__file__).resolve().parent
+SUFFIXES = (".jsonl", ".json", ".txt", ".md", ".csv", ".yaml", ".yml")
+"""Endings of a file's name; a choice may have a dot too."""
 
 
 def find_choice(option: Option, choices: Sequence[str]) -> str:
     """Returns the choice of a group that an option names; ConfigError if there is none."""
-    if option.text not in choices:
-        raise ConfigError(
-            explain_choice(option.key, option.text) or unknown(option.key, option.text, choices)
+    key, value = option.key, option.text
+    if value not in choices:
+        message = explain_choice(key, value) or explain_path(key, value, choices)
+        raise ConfigError(message or unknown(key, value, choices))
+    return value
+
+
+def explain_path(group: str, value: str, choices: Sequence[str]) -> str | None:
+    """Returns the message for a path in place of a choice; None for another value."""
+    path = Path(value).expanduser()
+    if not (os.sep in value or path.suffix in SUFFIXES or path.exists()):
+        return None
+    if path.suffix in (".yaml", ".yml"):
+        return (
+            f"{group}={value} is no choice. Give options in a file with --config {value} "
+            f"(keys such as {group}.name), on top of a choice: {', '.join(choices)}"
         )
-    return option.text
+    if {"jsonl", "text", "hub"} <= set(choices):
+        suffixes = {".jsonl": "jsonl", ".json": "jsonl"}
+        kind = suffixes.get(path.suffix, "text" if path.suffix or path.exists() else "hub")
+        return f"{group}={value} is a path: write {group}={kind} {group}.path={value}"
+    if group == "predictor":
+        return (
+            f"predictor={value} is a path: this command takes a kind to train, "
+            f"{', '.join(choices)}. A trained entry is for `generate predictor={value}`"
+        )
+    return f"{group}={value} is a path: {group} takes one of {', '.join(choices)}"
 
 
 def multi_choice_defaults(root: str) -> dict[str, str]:
@@ -48,8 +73,8 @@ def check_choices(group: str, names: str) -> list[str]:
     choices = known if words == [ALL] else list(dict.fromkeys(words))
     for choice in choices:
         if choice not in known:
-            message = explain_choice(group, choice) or unknown(group, choice, [*known, ALL])
-            raise ConfigError(message)
+            message = explain_choice(group, choice) or explain_path(group, choice, known)
+            raise ConfigError(message or unknown(group, choice, [*known, ALL]))
     return choices
 
 

@@ -13,6 +13,10 @@ class Command:
     """`package.module:function`, imported when it runs; takes the typed configuration."""
     summary: str
     """One line of the help text."""
+    example: str = ""
+    """Arguments of a call that is worth trying first, for the help."""
+    basic: tuple[str, ...] = ()
+    """Options and groups that `--help` shows, in this order; empty: all of the command's own."""
     check: str | None = None
     """`package.module:function`, called with the typed configuration before `run` is imported: it
     refuses what it can tell without heavy imports, such as a model's folder that is not there."""

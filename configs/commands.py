@@ -5,6 +5,9 @@ from configs.command import Command
 CHECK_MODEL = "runtime.store.model_source:check_model"
 CHECK_TEXT_MODEL = "runtime.store.model_source:check_text_model"
 
+RUN = ("model", "model.local_only", "budget", "predictor", "system")
+"""Basic options of the commands that run a model."""
+
 RUNTIME = tuple(
     Command(
         name=name,
@@ -12,21 +15,71 @@ RUNTIME = tuple(
         run=f"runtime.commands.{name}:run",
         check=CHECK_TEXT_MODEL if name in ("generate", "chat", "serve") else CHECK_MODEL,
         summary=summary,
+        example=example,
+        basic=basic,
         positional=("model", "prompt") if name == "generate" else ("model",),
         resumes=name in ("batch", "pack"),
     )
-    for name, summary in (
-        ("generate", "Continues a prompt with a model whose experts stay within a memory budget."),
-        ("chat", "Talks with a model in the terminal."),
-        ("serve", "Runs an OpenAI-compatible server, whose clients share one budget."),
-        ("batch", "Continues a file of prompts at the highest throughput; resumes if interrupted."),
-        ("verify", "Compares logits and tokens with plain Transformers, bit by bit."),
-        ("bench", "Compares systems on this machine: same model and prompts, every token checked."),
-        ("doctor", "Measures this machine with a model and suggests a budget."),
-        ("pack", "Repacks a model's experts for direct reads, optionally quantised."),
-        ("inflate", "Writes a copy of a model with larger experts that compute the same."),
+    for name, summary, example, basic in (
+        (
+            "generate",
+            "Continues a prompt with a model whose experts stay within a memory budget.",
+            'qwen2-moe-tiny prompt="The heart pumps blood" budget=50%',
+            (*RUN, "prompt", "max_new_tokens", "temperature", "device", "verify"),
+        ),
+        (
+            "chat",
+            "Talks with a model in the terminal.",
+            "Qwen/Qwen3-30B-A3B model.local_only=false budget=50%",
+            (*RUN, "system_prompt", "max_new_tokens", "temperature", "device"),
+        ),
+        (
+            "serve",
+            "Runs an OpenAI-compatible server, whose clients share one budget.",
+            "Qwen/Qwen3-30B-A3B model.local_only=false budget=50% port=8000",
+            (*RUN, "host", "port", "api_key", "max_running", "kv_budget", "device"),
+        ),
+        (
+            "batch",
+            "Continues a file of prompts at the highest throughput; resumes if interrupted.",
+            "qwen2-moe-tiny input=prompts.jsonl output=answers.jsonl budget=25%",
+            (*RUN, "input", "output", "max_new_tokens", "temperature", "overwrite", "device"),
+        ),
+        (
+            "verify",
+            "Compares logits and tokens with plain Transformers, bit by bit.",
+            "qwen2-moe-tiny budget=15%,50%",
+            (*RUN, "prompts", "max_new_tokens", "reference", "device"),
+        ),
+        (
+            "bench",
+            "Compares systems on this machine: same model and prompts, every token checked.",
+            "qwen2-moe-tiny system=on-demand,promoe,moecast budget=25%",
+            (*RUN, "batch_size", "max_new_tokens", "repetitions", "verify", "device", "run_dir"),
+        ),
+        (
+            "doctor",
+            "Measures this machine with a model and suggests a budget.",
+            "qwen2-moe-tiny",
+            ("model", "model.local_only", "budget", "digests", "users", "tps", "hardware"),
+        ),
+        (
+            "pack",
+            "Repacks a model's experts for direct reads, optionally quantised.",
+            "qwen2-moe-tiny output=packed",
+            ("model", "model.local_only", "output", "quantise", "group_size", "overwrite"),
+        ),
+        (
+            "inflate",
+            "Writes a copy of a model with larger experts that compute the same.",
+            "qwen2-moe-tiny total_size=256MiB output=inflated",
+            ("model", "output", "total_size", "expert_size"),
+        ),
     )
 )
+
+DATA = ("data", "data.path", "data.num_prompts", "data.max_new_tokens")
+"""Basic options of the prompts that a trace is recorded from."""
 
 COLLECT = (
     Command(
@@ -37,6 +90,8 @@ COLLECT = (
         summary="Runs prompts through a model and records its hidden states and routing.",
         positional=("model",),
         resumes=True,
+        example="qwen2-moe-tiny data=jsonl data.path=prompts.jsonl output=trace",
+        basic=("model", "model.local_only", *DATA, "output", "budget", "launcher"),
     ),
     Command(
         name="import",
@@ -44,6 +99,8 @@ COLLECT = (
         run="collect.commands:import_log",
         summary="Makes a routing-only trace from a published routing log (JSON lines).",
         positional=("source",),
+        example="routing.jsonl output=trace model_id=ORG/NAME",
+        basic=("source", "output", "model_id", "num_experts", "split", "origin"),
     ),
 )
 
@@ -60,6 +117,8 @@ TRAIN = (
         ),
         positional=("model",),
         resumes=True,
+        example="qwen2-moe-tiny run_dir=runs/mine",
+        basic=("model", "model.local_only", "predictor", "trace", *DATA, "max_epochs", "run_dir"),
     ),
     Command(
         name="reuse",
@@ -72,6 +131,8 @@ TRAIN = (
         ),
         positional=("model",),
         resumes=True,
+        example="qwen2-moe-tiny run_dir=runs/reuse",
+        basic=("model", "model.local_only", "trace", *DATA, "max_epochs", "run_dir"),
     ),
     Command(
         name="report",
@@ -79,6 +140,8 @@ TRAIN = (
         run="train.report.build:report",
         summary="Makes report.html of a finished run again, from its results and its trace.",
         positional=("run_dir",),
+        example="runs/mine",
+        basic=("run_dir", "trace"),
         keeps_run=False,
         records=False,
     ),
@@ -96,6 +159,11 @@ EVALUATE = (
         ),
         positional=("model",),
         resumes=True,
+        example="qwen2-moe-tiny system=promoe,moecast budget=25%,50% batch_size=1",
+        basic=(
+            *("model", "trace", "system", "hardware", "shape", "budget", "batch_size"),
+            *("predictor", "entries", "run_dir"),
+        ),
     ),
 )
 
@@ -105,6 +173,8 @@ REFERENCE = (
         config="reference",
         run="train.reference.commands:run",
         summary="Trains, audits and writes the reference model qwen2-moe-tiny.",
+        example="corpus.root=texts",
+        basic=("corpus.root", "output", "run_dir"),
     ),
 )
 
@@ -114,20 +184,75 @@ ZOO = tuple(
         config=f"zoo_{name}",
         run=f"zoo.commands.{run}",
         summary=summary,
+        example=example,
         positional=(positional,) if positional else (),
         keeps_run=False,
     )
-    for name, run, positional, summary in (
-        ("list", "list:list_entries", None, "Lists the entries that `predictor=` accepts."),
-        ("show", "list:show", "name", "Shows an entry's card and manifest."),
-        ("verify", "list:verify", "name", "Checks the digest of every file of an entry."),
-        ("pull", "pull:pull", "name", "Copies entries from another zoo into the user's."),
-        ("lock", "pull:lock", None, "Writes zoo.lock, the digest of each entry."),
-        ("push", "publish:push", "path", "Publishes entries in a zoo, by default the user's."),
-        ("sign", "publish:sign", "path", "Signs an entry's folder (OpenSSF model signing)."),
-        ("index", "publish:index", "path", "Makes a zoo of a folder of entries, for a web server."),
-        ("rm", "publish:remove", "name", "Removes an entry, or a version of it, from a zoo."),
-        ("gc", "publish:collect_garbage", None, "Removes the files that no entry references."),
+    for name, run, positional, example, summary in (
+        (
+            "list",
+            "list:list_entries",
+            None,
+            "model=qwen2-moe-tiny",
+            "Lists the entries that `predictor=` accepts.",
+        ),
+        (
+            "show",
+            "list:show",
+            "name",
+            "qwen2-moe-tiny/stride",
+            "Shows an entry's card and manifest.",
+        ),
+        (
+            "verify",
+            "list:verify",
+            "name",
+            "qwen2-moe-tiny/stride",
+            "Checks the digest of every file of an entry.",
+        ),
+        (
+            "pull",
+            "pull:pull",
+            "name",
+            "qwen2-moe-tiny/stride zoo=https://example.org/zoo",
+            "Copies entries from another zoo into the user's.",
+        ),
+        (
+            "lock",
+            "pull:lock",
+            None,
+            "names=qwen2-moe-tiny/stride",
+            "Writes zoo.lock, the digest of each entry.",
+        ),
+        (
+            "push",
+            "publish:push",
+            "path",
+            "runs/mine/entries zoo=hf://ORG/NAME",
+            "Publishes entries in a zoo, by default the user's.",
+        ),
+        (
+            "sign",
+            "publish:sign",
+            "path",
+            "runs/mine/entries/stride key=private.pem",
+            "Signs an entry's folder (OpenSSF model signing).",
+        ),
+        (
+            "index",
+            "publish:index",
+            "path",
+            "runs/mine/entries output=zoo",
+            "Makes a zoo of a folder of entries, for a web server.",
+        ),
+        (
+            "rm",
+            "publish:remove",
+            "name",
+            "qwen2-moe-tiny/stride",
+            "Removes an entry, or a version of it, from a zoo.",
+        ),
+        ("gc", "publish:collect_garbage", None, "", "Removes the files that no entry references."),
     )
 )
 

@@ -1,8 +1,9 @@
 """Runs a command once or as a sweep, and records what it did."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,20 +35,26 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
     if not argv and "" not in table:
         sys.stderr.write(write_program_help(called, commands))
         return USAGE
-    if argv and argv[0] in HELP and (len(commands) > 1 or "" not in table):
+    if argv and argv[0] in HELP and not argv[1:] and "" not in table:
         sys.stdout.write(write_program_help(called, commands))
         return OK
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], HELP[1]]
     if argv and argv[0] in table:
         command, argv = table[argv[0]], argv[1:]
     elif argv and (message := explain_command(program, argv[0])):
         raise ConfigError(message)
     elif "" in table:
         command = table[""]
+        if argv and argv[0].isidentifier() and not Path(argv[0]).exists():
+            refuse_misspelt(argv[0], table)
     else:
         raise ConfigError(unknown("command", argv[0], table))
     arguments = read_arguments(argv, command.positional, find_type=find_type_of(command))
     if arguments.help_topic is not None:
-        sys.stdout.write(write_command_help(called, command))
+        others = [other for other in commands if other.name] if not command.name else []
+        topic = arguments.help_topic
+        sys.stdout.write(write_command_help(called, command, topic, others=others))
         return OK
     invocation.resumes = command.resumes
     label = "-".join(filter(None, (program, command.name)))
@@ -56,6 +63,12 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
     else:
         run_once(label, command, arguments, invocation)
     return OK
+
+
+def refuse_misspelt(word: str, table: Mapping[str, Command]) -> None:
+    """Raises ConfigError if a word is close to a command's name, where it would be a model."""
+    if get_close_matches(word, table, n=1, cutoff=0.75):
+        raise ConfigError(unknown("command", word, filter(None, table)))
 
 
 def find_type_of(command: Command) -> Callable[[str], Any]:

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
@@ -104,16 +104,3 @@ def enum_values(declared: Any) -> dict[str, str]:
         if isinstance(kind, type) and issubclass(kind, Enum)
         for member in kind
     }
-
-
-def type_text(declared: Any) -> str:
-    """Returns a type as the help writes it: an enum by its values."""
-    names = []
-    for kind in union_members(declared):
-        if kind is NoneType:
-            names.append("null")
-        elif isinstance(kind, type) and issubclass(kind, Enum):
-            names.append("|".join(str(member.value) for member in kind))
-        else:
-            names.append(str(kind) if get_origin(kind) else getattr(kind, "__name__", str(kind)))
-    return " or ".join(names)

@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+MOST_LISTED = 15
+"""Choices of a message that also names the closest one."""
+
 
 class MoecastError(ValueError):
     """A fault of the user; the message names the cause and the next command, without traceback."""
@@ -17,10 +20,15 @@ class PredictorError(MoecastError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Returns the message for an unknown name, with the choices and the closest one."""
+    """Returns the message for an unknown name, with the closest one and the choices.
+
+    A long list is left out if a name is close.
+    """
     choices = sorted(known)
     if not choices:
         return f"unknown {kind} {name!r}: there are none"
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f" Did you mean {close[0]!r}?" if close else ""
+    if close and len(choices) > MOST_LISTED:
+        return f"unknown {kind} {name!r}.{hint}"
     return f"unknown {kind} {name!r}.{hint} Choices: {', '.join(choices)}"

@@ -9,8 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from configs.command import Command
 from configs.commands import PROGRAMS
 from configs.compose import compose_defaults
-from configs.help import default_text, field_docstrings
-from configs.schema import option_type, type_text
+from configs.help import default_text, describe_type, field_docstrings
+from configs.schema import option_type
 from moecast.command import COMMANDS
 from predictors.config import SEVERAL, RunConfig
 
@@ -88,7 +88,7 @@ def option_rows(config: DictConfig, keys: list[str], prefix: str = "") -> Iterat
             continue
         default = default_text(config, key).removeprefix("= ")
         shown = f"`{default}`" if default and default != "(required)" else default.strip("()")
-        kind = type_text(option_type(config, key))
+        kind = describe_type(key, option_type(config, key))
         cells = (f"`{prefix}{key}` {kind}", shown, meanings.get(key, ""))
         yield f"| {' | '.join(escape(cell) for cell in cells)} |"
 

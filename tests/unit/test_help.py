@@ -35,7 +35,7 @@ else:
     COMMANDS = PROGRAMS[sys.argv[1]]
 codes = [main(sys.argv[1], COMMANDS, ["--help"])]
 for command in COMMANDS:
-    arguments = [one for one in (command.name, "--help") if one]
+    arguments = [one for one in (command.name, "--help", "all") if one]
     codes.append(main(sys.argv[1], COMMANDS, arguments))
 print(json.dumps({"codes": codes, "modules": sorted({one.split(".")[0] for one in sys.modules})}))
 """

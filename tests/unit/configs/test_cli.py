@@ -1,7 +1,6 @@
 """The one error boundary: exit codes, one line, records of a run."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,26 +121,3 @@ def test_sweep__runs_the_grid_in_numbered_folders(tmp_path: Path) -> None:
         {"zoo": "b", "seed": 2},
     ]
     assert json.loads((tmp_path / "3/results.json").read_text()) == {"zoo": "b", "seed": 2}
-
-
-def test_help__shows_each_option_with_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("zoo", COMMANDS, ["works", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "  seed  int = 0\n      Seed of every random choice.\n" in text
-    assert "  zoo  str or null\n" in text
-
-
-@dataclass(kw_only=True)
-class Documented:
-    """A schema."""
-
-    width: int = 1
-    """Two
-    lines."""
-    bare: int = 2
-
-
-def test_field_docstrings__are_those_below_the_fields() -> None:
-    from configs.help import field_docstrings
-
-    assert field_docstrings(Documented) == {"width": "Two lines."}

@@ -1,0 +1,102 @@
+"""`--help`: the basic options with an example; `all` and one option on request."""
+
+import shlex
+from dataclasses import dataclass
+
+import pytest
+
+from configs.arguments import read_arguments
+from configs.cli import main
+from configs.command import Command
+from configs.commands import PROGRAMS
+from configs.compose import compose_typed
+from configs.execution import find_type_of
+from configs.help import CommandHelp, field_docstrings, write_command_help
+
+COMMANDS = [
+    pytest.param(program, command, id=f"{program} {command.name}".strip())
+    for program, commands in PROGRAMS.items()
+    for command in commands
+]
+SERVE = next(command for command in PROGRAMS["runtime"] if command.name == "serve")
+
+
+@pytest.mark.parametrize(("program", "command"), COMMANDS)
+def test_example__composes(program: str, command: Command) -> None:
+    argv = shlex.split(command.example)
+    arguments = read_arguments(argv, command.positional, find_type=find_type_of(command))
+    assert compose_typed(command.config, arguments.options)[0]
+    assert f"python -m {program} {command.name}".strip() in write_command_help(
+        f"python -m {program}", command
+    )
+
+
+@pytest.mark.parametrize(("program", "command"), COMMANDS)
+def test_basic_options__are_few_and_exist(program: str, command: Command) -> None:
+    assert len(CommandHelp(command).basic_keys()) <= 12, program
+    assert len(command.basic) == len(set(command.basic))
+
+
+def test_page__begins_with_the_model_and_has_words() -> None:
+    page = write_command_help("moecast", SERVE)
+    assert page.startswith("usage: moecast serve [MODEL] [key=value ...]\n")
+    assert "\nexample:\n  moecast serve Qwen/Qwen3-30B-A3B model.local_only=false" in page
+    positions = [page.index(f"\n  {key}  ") for key in SERVE.basic]
+    assert positions == sorted(positions)
+    assert "  budget  a size or a share" in page
+    assert "  model.local_only  on/off = true\n      Use only files" in page
+    assert "  port  number = 8000\n" in page
+    assert "store.path" not in page
+    assert "debug" not in page
+
+
+def test_all__lists_every_option() -> None:
+    page = write_command_help("moecast", SERVE, "all")
+    for text in (
+        "  store.path  path",
+        "  system.eviction  text",
+        "  debug  on/off",
+        "--config FILE",
+    ):
+        assert text in page
+    assert page.index("  model  ") < page.index("  budget  ") < page.index("  system  ")
+
+
+def test_topic__is_a_group_or_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("runtime", [SERVE], ["serve", "--help", "max-running"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == "  max_running  number = 8"
+    assert main("runtime", [SERVE], ["help", "serve"]) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m runtime serve")
+    assert "system.eviction" in write_command_help("moecast", SERVE, "system")
+    assert main("runtime", [SERVE], ["serve", "--help", "max_runing"]) == 2
+    assert "Did you mean 'max_running'" in capsys.readouterr().err
+
+
+def test_program_with_a_default_command__shows_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main("train", PROGRAMS["train"], ["--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: python -m train [MODEL]")
+    assert "\n  report  Makes report.html" in out
+
+
+@pytest.mark.parametrize("word", ["reprot", "reuze"])
+def test_misspelt_command__is_no_model(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("train", PROGRAMS["train"], [word]) == 2
+    assert f"unknown command {word!r}. Did you mean" in capsys.readouterr().err
+
+
+@dataclass(kw_only=True)
+class Documented:
+    """A schema."""
+
+    width: int = 1
+    """Two
+    lines."""
+    bare: int = 2
+
+
+def test_field_docstrings__are_those_below_the_fields() -> None:
+    assert field_docstrings(Documented) == {"width": "Two lines."}
