@@ -9,6 +9,7 @@ TABLE = (
     ("environments", "environments", "builds the pinned environments of other programs"),
     ("tables", "tables.readmes", "writes the tables of the README, docs and benchmarks pages"),
     ("figures", "tables.figures", "draws the figures of docs and of the benchmarks' page"),
+    ("screenshot", "serving.screenshot", "server: a picture of the status page (docs/images)"),
     ("ceiling", "ceiling", "accuracy of forecasts against training data, passes and network size"),
     ("moecast", "moecast", "ablation of the system moecast, from promoe to the bound (simulated)"),
     ("papers", "papers.run", "the papers' figures and tables next to replays (simulated)"),

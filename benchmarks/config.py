@@ -301,6 +301,16 @@ class SoakConfig(ServingConfig):
 
 
 @dataclass(kw_only=True)
+class ScreenshotConfig(BenchmarkConfig):
+    output: Path = Path("docs/images/status-page.png")
+    """PNG file of the status page."""
+    budget: str = "50%"
+    """Memory for experts, of the reference model."""
+    seconds: float = 75.0
+    """Time for which the page is open and requests are sent."""
+
+
+@dataclass(kw_only=True)
 class FiguresConfig(RunConfig):
     """`python -m benchmarks figures` has no options of its own."""
 

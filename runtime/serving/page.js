@@ -18,6 +18,7 @@ const STATES = {
 const ADDRESS = `${location.origin}${location.pathname.replace(/[^/]*$/, "")}status`;
 
 const find = (id) => document.getElementById(id);
+const SHOWN_ID = 12; // characters of a request's id
 const history = { hits: [], tokens: [], moved: [], stalls: [], queue: [] };
 let polls = []; // responses of the last window and the one before, with their times
 let cells = []; // states of the experts on the map
@@ -38,6 +39,12 @@ function number(value) {
 
 function percent(part, whole) {
   return whole ? `${(100 * part / whole).toFixed(1)} %` : "-";
+}
+
+function milliseconds(seconds) {
+  if (seconds === null) return "-";
+  if (seconds >= 10) return duration(seconds);
+  return seconds >= 1 ? `${seconds.toFixed(2)} s` : `${(1000 * seconds).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
 }
 
 function duration(seconds) {
@@ -78,6 +85,17 @@ function curve(id, value, top) {
   });
   const svg = find(id).querySelector("svg");
   svg.replaceChildren(path("area", area), path("trace", trace));
+}
+
+// A column for each value, oldest first; the tallest has the whole height.
+function columns(id, values) {
+  const highest = Math.max(...values.map((value) => value ?? 0), 1e-9);
+  const width = 120 / Math.max(20, values.length);
+  const area = values.map((value, index) => {
+    const height = 31 * (value ?? 0) / highest, left = index * width;
+    return value === null ? "" : `M${left.toFixed(2)} 32v${(-height).toFixed(2)}h${(0.8 * width).toFixed(2)}V32Z`;
+  });
+  find(id).querySelector("svg").replaceChildren(path("column", area.join("")));
 }
 
 function path(kind, data) {
@@ -188,6 +206,8 @@ function show(now, seconds) {
   setState(now.state, now.state);
   showQueue(now);
   showTokens(now, rate(now, seconds, (status) => status.tokens.generated));
+  showLatency(now.latency, now.answers);
+  showAnswers(now.answers);
   tile("memory", bytes(now.memory.resident_bytes), "resident");
   if (!now.experts) return;
   const { system, predictor, eviction } = now.served;
@@ -207,12 +227,41 @@ function showTraffic(now, per) {
     requested ? `of ${number(requested)} experts/s; ${overall} overall` : "overall; idle now");
   curve("hits", requested ? hit / requested : null, 1);
   const moved = per((status) => status.experts.bytes_moved) ?? 0;
-  tile("moved", `${bytes(moved)}/s`, `${bytes(experts.bytes_moved)} in total`);
+  const { disk, host } = now.bytes_from;
+  const sources = host ? `${bytes(disk)} from disk, ${bytes(host)} from host memory` : `${bytes(disk)} from disk`;
+  tile("moved", `${bytes(moved)}/s`, `${sources}, in total`);
   curve("moved", moved);
   const stalled = Math.min(1, per((status) => status.seconds.stall) ?? 0);
   tile("stalls", percent(stalled, 1),
     `of the time; ${duration(now.seconds.stall)} in total, ${duration(now.seconds.predictor)} in the predictor`);
   curve("stalls", stalled, 1);
+}
+
+function showLatency(latency, answers) {
+  for (const id of ["ttft", "tpot"]) {
+    const known = latency[`${id}_seconds`];
+    tile(id, known ? milliseconds(known.p50) : "-",
+      known ? `p90 ${milliseconds(known.p90)}, p99 ${milliseconds(known.p99)}, last ` +
+        `${number(latency.num_answers)} answers` : "no answer yet");
+    columns(id, answers.map((answer) => answer[`${id}_seconds`]).reverse());
+  }
+}
+
+function showAnswers(answers) {
+  find("answers-summary").textContent = answers.length
+    ? `The last ${answers.length} answers, the newest first. Prompts and texts are not kept.` : "None yet.";
+  find("answers").replaceChildren(...answers.map((answer) => {
+    const row = element("tr"), id = element("th", answer.id.slice(0, SHOWN_ID));
+    const ended = new Date(answer.ended_at);
+    id.scope = "row";
+    id.title = answer.id;
+    row.append(id, ...[
+      ended.toLocaleTimeString(), number(answer.prompt_tokens), number(answer.new_tokens),
+      milliseconds(answer.ttft_seconds), milliseconds(answer.tpot_seconds),
+    ].map((value) => element("td", value)), element("td", answer.finish_reason, `reason ${answer.finish_reason}`));
+    row.children[1].title = ended.toString();
+    return row;
+  }));
 }
 
 function showQueue(now) {
@@ -222,7 +271,7 @@ function showQueue(now) {
 }
 
 function showTokens(now, throughput) {
-  tile("tokens", number(throughput ?? 0),
+  tile("tokens", `${number(throughput ?? 0)} tokens/s`,
     `${number(now.tokens.generated)} generated, ${number(now.tokens.prompt)} prompt tokens`);
   curve("tokens", throughput);
 }

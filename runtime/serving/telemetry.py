@@ -10,6 +10,7 @@ from runtime.engine.monitor import EngineMonitor, EngineSnapshot
 from runtime.serving.config import ServeConfig
 from runtime.serving.metrics import ServerMetrics
 from runtime.serving.model_loading import served_name
+from runtime.serving.recent_answers import RecentAnswers
 from runtime.serving.service import GenerationService, ServiceState
 
 TIER_FIELDS = ("name", "num_slots", "num_used", "num_pinned", "num_in_flight", "used_bytes",
@@ -34,7 +35,9 @@ class Telemetry:
         self._monitor: EngineMonitor | None = None
         self._served: dict[str, Any] | None = None
         self.metrics = ServerMetrics(model_name=self._model_name, max_running=config.max_running)
+        self.recent = RecentAnswers()
         service.add_observer(self.metrics.requests)
+        service.add_observer(self.recent)
         service.on_state_change(self._on_state_change)
 
     def _on_state_change(self, state: ServiceState) -> None:
@@ -58,7 +61,7 @@ class Telemetry:
             self._monitor = monitor
 
     def status(self) -> dict[str, Any]:
-        """Totals since the start, and the current state.
+        """Totals since the start, the current state and the last answers.
 
         Until the model is loaded `served` is null, and the engine's fields are missing.
         """
@@ -73,7 +76,10 @@ class Telemetry:
             "tokens": {
                 "prompt": requests.num_prompt_tokens,
                 "generated": requests.num_generated_tokens,
+                "generated_per_second": self.recent.tokens_per_second(),
             },
+            "latency": self.recent.latencies(),
+            "answers": self.recent.last(),
             "memory": {"resident_bytes": self._process.memory_info().rss},
             "served": self._served,
         }
@@ -86,7 +92,8 @@ class Telemetry:
 def engine_status(state: EngineSnapshot) -> dict[str, Any]:
     """The engine's part of the status, without `cells`."""
     return {
-        "experts": asdict(state.computing),
+        "experts": asdict(state.computing) | {"hit_rate": state.computing.hit_rate},
+        "bytes_from": count_sources(state),
         "layers": [
             {"requests": layer.requests, "hits": layer.hits, "recall": layer.recall}
             for layer in state.computing_layers
@@ -98,3 +105,13 @@ def engine_status(state: EngineSnapshot) -> dict[str, Any]:
         "faults": state.faults,
         "lost_threads": state.num_lost_threads,
     }
+
+
+def count_sources(state: EngineSnapshot) -> dict[str, int]:
+    """Return the bytes of experts that were read from the disk and copied from host memory."""
+    has_host_tier = any(not tier.computes for tier in state.tiers)
+    sources = {"disk": 0, "host": 0}
+    for tier in state.tiers:
+        source = "host" if tier.computes and has_host_tier else "disk"
+        sources[source] += tier.total.bytes_moved
+    return sources

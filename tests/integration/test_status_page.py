@@ -92,6 +92,14 @@ def test_status__has_the_pages_fields_and_no_prompts(server: ServerProcess) -> N
     assert status["tokens"]["generated"] == 24
     assert status["experts"]["requests"] > 0
     assert status["tiers"][0]["num_pinned"] == 0
+    (answer,) = status["answers"]
+    assert set(answer) == {
+        *("id", "ended_at", "prompt_tokens", "new_tokens", "ttft_seconds", "tpot_seconds"),
+        "finish_reason",
+    }
+    assert (answer["new_tokens"], answer["finish_reason"]) == (24, "length")
+    assert answer["tpot_seconds"] == status["latency"]["tpot_seconds"]["p50"] > 0
+    assert status["bytes_from"]["disk"] == status["experts"]["bytes_moved"] > 0
     assert [len(row) for row in status["cells"]] == [60] * 12
     cells = "".join(status["cells"])
     assert cells.count("c") + cells.count("f") == status["tiers"][0]["num_used"]
@@ -141,10 +149,14 @@ def test_browser__shows_the_servers_counts(server: ServerProcess, url: str, tmp_
     rate = 100 * experts["hits"] / experts["requests"]
     assert f"{rate:.1f} % overall; idle now" in text_of(dom, "hits")
     assert "24 generated" in text_of(dom, "tokens")
+    assert "last 1 answers" in text_of(dom, "ttft")
+    assert status["answers"][0]["id"][:12] in text_of(dom, "answers")
+    assert "24" in text_of(dom, "answers").split()
+    assert "from disk, in total" in text_of(dom, "moved")
     assert "0 running of 8; 0 of 64 waiting" in text_of(dom, "queue")
     present = "".join(status["cells"]).count("c")
     assert text_of(dom, "cells-summary").startswith(f"{present} of 720 experts are cached")
-    assert dom.count('<th scope="row">') == 12
+    assert dom.count('<th scope="row"') == 12 + len(status["answers"])
     assert 'class="trace" d="M' in dom  # a curve of more than one poll
     assert "failed transfers none" in text_of(dom, "facts")
 
@@ -191,7 +203,9 @@ def test_browser__shows_that_the_server_stopped_answering(tmp_path: Path) -> Non
             "state": "loading",
             "uptime_seconds": float(len(polls)),
             "queue": {"running": 0, "waiting": 0, "max_running": 1, "max_waiting": 1},
-            "tokens": {"prompt": 0, "generated": 0},
+            "tokens": {"prompt": 0, "generated": 0, "generated_per_second": 0.0},
+            "latency": {"num_answers": 0, "ttft_seconds": None, "tpot_seconds": None},
+            "answers": [],
             "memory": {"resident_bytes": 1},
             "served": None,
         }

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from PIL import Image
+
 from benchmarks.process import ROOT
 from benchmarks.tables.figures import list_pages
 from runtime.tools.report.table_cells import write_csv
@@ -24,3 +26,9 @@ def test_figures__are_those_of_the_committed_results() -> None:
     assert {path for folder in folders for path in (ROOT / folder).glob("*.csv")} == {
         ROOT / path for path in expected
     }
+
+
+def test_picture__of_the_status_page_is_small() -> None:
+    path = ROOT / "docs/images/status-page.png"
+    assert path.stat().st_size < 200_000
+    assert Image.open(path).width == 1200

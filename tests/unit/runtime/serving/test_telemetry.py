@@ -60,7 +60,10 @@ def test_status__of_a_model_that_is_loading(telemetry: Telemetry, service: FakeS
     assert status["queue"] == {"running": 0, "waiting": 0, "max_running": 2, "max_waiting": 3}
     assert status["memory"]["resident_bytes"] > 0
     assert "experts" not in status
-    assert service.observers == [telemetry.metrics.requests]
+    assert service.observers == [telemetry.metrics.requests, telemetry.recent]
+    assert status["tokens"] == {"prompt": 0, "generated": 0, "generated_per_second": 0}
+    assert status["latency"] == {"num_answers": 0, "ttft_seconds": None, "tpot_seconds": None}
+    assert status["answers"] == []
 
 
 @pytest.mark.parametrize("state", [ServiceState.FAILED, ServiceState.ENDED])
@@ -95,6 +98,12 @@ def test_status__includes_the_engine_once_it_is_ready(
     assert [tier["name"] for tier in status["tiers"]] == ["device", "host"]
     assert [len(row) for row in status["cells"]] == [8, 8]
     assert status["experts"]["requests"] == sum(row["requests"] for row in status["layers"]) > 0
+    assert status["experts"]["hit_rate"] == (
+        status["experts"]["hits"] / status["experts"]["requests"]
+    )
+    # Every expert that was copied from host memory was read from the disk before.
+    assert 0 < status["bytes_from"]["host"] == status["experts"]["bytes_moved"]
+    assert status["bytes_from"]["disk"] > 0
     assert status["seconds"]["predictor"] > 0
     assert (status["faults"], status["lost_threads"], status["prefetching"]) == ({}, 0, None)
     assert telemetry.metrics.requests.max_length == 64
