@@ -1,7 +1,8 @@
 """Decoding and recording next to another program on the same cores, for each OpenMP wait policy.
 
 OpenMP's threads spin while they wait for each other, unless OMP_WAIT_POLICY=passive lets them
-sleep: a spinning thread occupies a core that the other program needs. The measured process serves
+sleep: a spinning thread occupies a core that the other program needs. GNU's runtime, which
+PyTorch's wheels for Linux use, can also spin briefly and then sleep (GOMP_SPINCOUNT). The measured process serves
 and records the reference model, alone or next to a process that generates with the same model and
 the same policy until it is killed. Conditions run in turns, and ratios are taken within a turn, so
 that a machine that others use changes them little.
@@ -33,9 +34,13 @@ NEW_TOKENS = 16
 ROUNDS = 3
 """Generations of a process after one to warm up; the median counts."""
 RECORDED_PROMPTS = 12
-SPIN, SLEEP = "active", "passive"
-POLICIES = {SPIN: None, SLEEP: SLEEP}
-"""Value of the variable; None: unset, OpenMP's own default."""
+ACTIVE = "active"
+POLICIES: dict[str, dict[str, str]] = {
+    ACTIVE: {},
+    "brief": {"GOMP_SPINCOUNT": "1000"},
+    "passive": {WAIT_POLICY: "passive"},
+}
+"""Variables of each policy; the others are unset. Without any, OpenMP's threads spin."""
 TIMEOUT_SECONDS = 600.0
 
 
@@ -56,10 +61,10 @@ class ContentionRow:
     token_seconds: dict[str, float]
     """Medians over the repetitions, by policy."""
     recorded_tokens_per_second: dict[str, float]
-    decoding_speedup: float
-    """Times that decoding is faster with sleeping threads: the median of the repetitions' ratios,
-    as is the next."""
-    recording_speedup: float
+    decoding_speedup: dict[str, float]
+    """Times that decoding is faster than with `active`: medians of the repetitions' ratios, as are
+    those of recording."""
+    recording_speedup: dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +89,21 @@ def run_contention(config: ContentionConfig) -> None:
         command=command_line("contention", config),
         machine=machine,
         what=f"reference model: {NEW_TOKENS} tokens with budget 25%, and {RECORDED_PROMPTS} "
-        f"prompts recorded; active: {WAIT_POLICY} unset, passive: as moecast sets it",
+        f"prompts recorded; active: no variable is set, brief: GOMP_SPINCOUNT=1000, passive: "
+        f"{WAIT_POLICY}=passive, as moecast sets it",
         conditions=[summarise(alone, by_policy) for alone, by_policy in measured.items()],
     )
     write_report(config, report)
 
 
 def summarise(is_alone: bool, every: dict[str, list[ContentionTimes]]) -> ContentionRow:
-    pairs = list(zip(every[SPIN], every[SLEEP], strict=True))
+    def median_ratio(name: str, policy: str, *, inverse: bool) -> float:
+        pairs = [
+            (getattr(active, name), getattr(own, name))
+            for active, own in zip(every[ACTIVE], every[policy], strict=True)
+        ]
+        return statistics.median(own / active if inverse else active / own for active, own in pairs)
+
     return ContentionRow(
         is_alone=is_alone,
         every=every,
@@ -103,13 +115,13 @@ def summarise(is_alone: bool, every: dict[str, list[ContentionTimes]]) -> Conten
             policy: statistics.median(one.recorded_tokens_per_second for one in times)
             for policy, times in every.items()
         },
-        decoding_speedup=statistics.median(
-            spin.token_seconds / sleep.token_seconds for spin, sleep in pairs
-        ),
-        recording_speedup=statistics.median(
-            sleep.recorded_tokens_per_second / spin.recorded_tokens_per_second
-            for spin, sleep in pairs
-        ),
+        decoding_speedup={
+            policy: median_ratio("token_seconds", policy, inverse=False) for policy in POLICIES
+        },
+        recording_speedup={
+            policy: median_ratio("recorded_tokens_per_second", policy, inverse=True)
+            for policy in POLICIES
+        },
     )
 
 
@@ -124,11 +136,13 @@ def measure(policy: str, *, alone: bool) -> ContentionTimes:
 
 
 def start(policy: str, folder: Path, *, competes: bool = False) -> WorkerProcess:
-    value = POLICIES[policy]
+    names = {name for variables in POLICIES.values() for name in variables}
     command = [
-        "env", "-u", WAIT_POLICY, *([] if value is None else [f"{WAIT_POLICY}={value}"]),
+        "env",
+        *(word for name in sorted(names) for word in ("-u", name)),
+        *(f"{name}={value}" for name, value in POLICIES[policy].items()),
         *python_module("benchmarks.contention"),
-    ]  # fmt: skip
+    ]
     name = "competitor" if competes else "measured"
     return start_worker(command, {"competes": competes}, folder, name=name)
 
