@@ -2,10 +2,11 @@
 
 OpenMP's threads spin while they wait for each other, unless OMP_WAIT_POLICY=passive lets them
 sleep: a spinning thread occupies a core that the other program needs. GNU's runtime, which
-PyTorch's wheels for Linux use, can also spin briefly and then sleep (GOMP_SPINCOUNT). The measured process serves
-and records the reference model, alone or next to a process that generates with the same model and
-the same policy until it is killed. Conditions run in turns, and ratios are taken within a turn, so
-that a machine that others use changes them little.
+PyTorch's wheels for Linux use, can also spin briefly and then sleep (GOMP_SPINCOUNT).
+
+The measured process serves and records the reference model, alone or next to a process that
+generates with the same model and the same policy until it is killed. Conditions run in turns, and
+ratios are taken within a turn, so that a machine that others use changes them little.
 """
 
 import json
