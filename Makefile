@@ -39,7 +39,7 @@ demo:
 	$(BIN)/moecast generate budget=50% system=on-demand $(PROMPT) > /dev/null
 	@echo
 	@echo "3. Train on 64 prompts (512 without data.num_prompts), score on held-out ones"
-	$(BIN)/moecast train data.num_prompts=64 data.new_tokens=16 max_epochs=3 replay_tokens=50 score_shifted=false run_dir=$(DEMO)
+	$(BIN)/moecast train data.num_prompts=64 data.max_new_tokens=16 max_epochs=3 replay_tokens=50 score_shifted=false run_dir=$(DEMO)
 	@echo
 	@echo "4. Generate with what was just trained"
 	$(BIN)/moecast generate budget=50% predictor=$(DEMO)/entries/residual system.reuse_predictor=$(DEMO)/entries/reuse $(PROMPT)

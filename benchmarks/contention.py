@@ -197,7 +197,7 @@ def time_recording(folder: Path) -> float:
     from collect.traces.layout import ALL_SIGNALS
     from runtime.config import ModelConfig
 
-    data = DataConfig(num_prompts=RECORDED_PROMPTS, max_prompt_tokens=128, new_tokens=8)
+    data = DataConfig(num_prompts=RECORDED_PROMPTS, max_prompt_tokens=128, max_new_tokens=8)
     job = RecordingJob(
         ModelConfig(dtype="float32"),
         data,
