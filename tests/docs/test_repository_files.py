@@ -1,0 +1,69 @@
+"""The files that hosts and contributors look for are there, valid and linked."""
+
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from tests.docs.pages import ROOT, markdown_files, read_links
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_citation__is_valid_and_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["type"] in ("software", "dataset")
+    assert citation["title"] == PROJECT["name"]
+    assert str(citation["version"]) == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert citation["authors"] == [{"name": "The moecast developers"}]
+
+
+def test_citation__has_every_paper() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    cited = {paper["url"] for paper in citation["references"]}
+    papers = (ROOT / "docs/papers.md").read_text()
+    addresses = set(re.findall(r"\((https://arxiv\.org/abs/[\d.]+)\)", papers))
+    assert cited == addresses
+    for paper in citation["references"]:
+        assert paper["type"] == "article"
+        assert paper["title"] in papers
+        authors = ", ".join(
+            f"{author['given-names']} {author['family-names']}" for author in paper["authors"]
+        )
+        assert authors in papers
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "LICENSE"])
+def test_file__is_there_and_linked(name: str) -> None:
+    target = ROOT / name
+    assert target.is_file()
+    assert any(
+        (path.parent / link).resolve() == target
+        for path in markdown_files()
+        if path != target
+        for link in read_links(path)
+    )
+
+
+def test_targets_of_make__exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        target
+        for path in markdown_files()
+        for target in re.findall(r"`make ([a-z-]+)", path.read_text())
+    }
+    assert named <= targets
+
+
+def test_extras_of_the_documentation__exist() -> None:
+    named = {
+        extra.strip()
+        for path in markdown_files()
+        for extras in re.findall(r"moecast\[([a-z0-9, ]+)\]", path.read_text())
+        for extra in extras.split(",")
+    }
+    assert named <= PROJECT["optional-dependencies"].keys()
