@@ -17,9 +17,12 @@ def run_program(name: str, argv: Sequence[str] | None = None, *, called: str | N
         argv: arguments; default: those of the process.
         called: the words before them, as the user typed them; default: `python -m NAME`.
     """
-    from configs.cli import main
-    from configs.commands import PROGRAMS
-
+    try:
+        from configs.cli import main
+        from configs.commands import PROGRAMS
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted before it began; run the same command again\n")
+        return 130
     return main(name, PROGRAMS[name], argv, called=called)
 
 

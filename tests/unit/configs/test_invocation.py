@@ -1,0 +1,29 @@
+"""The line after Ctrl-C: the exact command, quoted for the shell, without secrets."""
+
+from pathlib import Path
+
+from configs.invocation import Invocation
+
+
+def test_interruption__names_the_command_again() -> None:
+    invocation = Invocation(called="moecast", argv=["generate", "prompt=it's"])
+    assert invocation.explain_interruption() == (
+        """interrupted; to run it again: moecast generate 'prompt=it'"'"'s'"""
+    )
+
+
+def test_interruption__continues_in_the_folder_that_was_chosen() -> None:
+    invocation = Invocation(
+        called="python -m train", argv=["seed=1"], resumes=True, run_dir=Path("runs/a b")
+    )
+    assert invocation.explain_interruption() == (
+        "interrupted; to continue: python -m train seed=1 'run_dir=runs/a b'"
+    )
+
+
+def test_interruption__hides_secrets_in_both_forms() -> None:
+    invocation = Invocation(
+        called="moecast", argv=["serve", "api_key=a", "--api-key", "b", "x"], secrets=["api_key"]
+    )
+    line = invocation.explain_interruption()
+    assert line.endswith("serve 'api_key=(hidden)' --api-key '(hidden)' x")
