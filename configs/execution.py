@@ -112,6 +112,7 @@ def run_once(
     results = run(config)
     if folder is not None and command.records and results is not None:
         write_json(folder / "results.json", results)
+        sys.stderr.write(f"results: {folder / 'results.json'}\n")
     return results
 
 

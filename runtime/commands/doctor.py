@@ -14,7 +14,7 @@ from predictors.units import GIB, MIB
 from runtime.commands import capacity
 from runtime.commands.capacity import SPARE_PROMPTS, load_forecaster
 from runtime.commands.progress import print_line, progress
-from runtime.config import DoctorConfig
+from runtime.config import BUILTIN, DoctorConfig, ModelConfig
 from runtime.engine.memory import available_memory_bytes
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import StrippedModel, load_stripped
@@ -76,7 +76,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         resident_bytes=sizes["non_expert_bytes"],
         available_bytes=available,
     )
-    print_report(console, config.model.name, report)
+    print_report(console, config.model, report)
     return report
 
 
@@ -133,9 +133,9 @@ def sweep(
     }
 
 
-def print_report(console: Console, name: str, report: dict[str, Any]) -> None:
+def print_report(console: Console, chosen: ModelConfig, report: dict[str, Any]) -> None:
     """Print machine, model, bandwidths, the budget sweep and a suggested budget."""
-    console.print(make_facts_table(name, report))
+    console.print(make_facts_table(chosen.name, report))
     console.print()
     print_bandwidths(console, report["bandwidth"])
     if report["outlook"] is None:
@@ -151,6 +151,8 @@ def print_report(console: Console, name: str, report: dict[str, Any]) -> None:
         return
     share = min(100.0, 100 * budget / max(1, report["model"]["experts_bytes"]))
     print_line(console, f"suggested: budget={budget // MIB + 1}MiB ({share:.0f} % of all experts)")
+    source = chosen.name if chosen.id == BUILTIN else chosen.id
+    print_line(console, f"next: moecast generate {source} budget={budget // MIB + 1}MiB")
 
 
 def make_facts_table(name: str, report: dict[str, Any]) -> Table:

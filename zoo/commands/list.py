@@ -21,6 +21,9 @@ from zoo.load import find_entry, local_zoos
 from zoo.locations import configured_storages
 from zoo.signing import check_signature
 
+RENDERED_WIDTH = 100
+"""Characters from which no value of a rendered card is cut; in less, its Markdown is shown."""
+
 
 def list_entries(config: ListConfig) -> dict[str, Any]:
     """Lists entries, the best first; an entry that two zoos have is listed for both."""
@@ -93,7 +96,10 @@ def show(config: ShowConfig) -> dict[str, Any]:
     console = Console()
     if CARD in manifest.files:
         _, _, body = entry.read(CARD).decode().partition("\n---\n")
-        console.print(Markdown(body))
+        if console.is_terminal and console.width >= RENDERED_WIDTH:
+            console.print(Markdown(body))
+        else:
+            print_line(body.strip() + "\n")
     table = Table(box=None, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
