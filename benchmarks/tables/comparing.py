@@ -3,12 +3,25 @@
 from typing import Any
 
 from benchmarks.papers.claims import PapersReport
-from benchmarks.peers.rows import PeersReport, peers_table
+from benchmarks.peers.rows import PeerRow, PeersReport, peers_table
 from benchmarks.reports import read_report
 from benchmarks.tables.markdown import format_figure, format_percent, markdown_table, read_document
 from benchmarks.validate import ValidateReport
 
 SHORT = ("on-demand", "promoe", "moecast", "oracle")
+OWN = {
+    "oracle": "the bound: the whole routing is known beforehand (simulated)",
+    "moecast": "**moecast**",
+    "promoe": "ProMoE, run by moecast",
+    "on-demand": "moecast without forecasts",
+}
+OTHERS = {
+    "transformers": "Transformers, weights mapped from the file",
+    "accelerate": "Accelerate, disk offload",
+    "llama-cpp": "llama.cpp, weights mapped from the file",
+    "airllm": "AirLLM, layer by layer",
+}
+"""Rows of the short table, in its order."""
 
 
 def replayed_table(*, batch: int = 1, every: bool = False) -> list[str]:
@@ -92,6 +105,55 @@ def live_table(*, every: bool = False) -> list[str]:
         *markdown_table(["budget", *chosen], lines),
         "",
     ]
+
+
+def speed_table() -> list[str]:
+    """Returns the time of a token by share of memory: the bound, own systems, other programs."""
+    live, peers = read_document("bench"), read_report("peers", PeersReport)
+    if live is None or peers is None:
+        return []
+    times = {
+        (row["system"], row["budget"]): row["tpot_seconds"]
+        for row in live["rows"]
+        if row["batch"] == 1 and not row.get("failed")
+    }
+    others = {row.peer: row for row in peers.rows if isinstance(row, PeerRow)}
+    own = others["moecast"]
+    budgets = sorted({budget for _, budget in times}, key=lambda budget: float(budget.rstrip("%")))
+    rows = [
+        [label, *(_milliseconds(times.get((system, budget))) for budget in budgets)]
+        for system, label in OWN.items()
+    ]
+    rows += [
+        [
+            label,
+            *(
+                _milliseconds(row.tpot_seconds if row.budget == budget else None)
+                for budget in budgets
+            ),
+        ]
+        for peer, label in OTHERS.items()
+        if (row := others.get(peer)) is not None
+    ]
+    cores = live["machine"]["hardware"]["cores"]
+    return [
+        "Time per generated token when only this share of the experts fits in memory (2 GiB of "
+        f"float32 experts, read from a disk, {cores} CPU cores):",
+        "",
+        *markdown_table(["", *budgets], rows),
+        "",
+        f"The other programs ran at {own.budget}, next to moecast, which took "
+        f"{_milliseconds(own.tpot_seconds)} in that run: "
+        f"{own.decode_over_accelerate:.1f} times the throughput of Accelerate. All of moecast's "
+        "tokens are those of Transformers. The machine's disk reads ahead "
+        f"{max(peers.machine.read_ahead_kib.values()) / 1024:.0f} MiB, which slows programs that map their "
+        "weights. [How it was measured](docs/results.md)",
+        "",
+    ]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return format_figure(None if seconds is None else 1e3 * seconds, 0, " ms")
 
 
 def validated_table() -> list[str]:

@@ -37,7 +37,7 @@ def replace_tables(path: Path, sections: list[list[str]]) -> None:
 def run_tables(config: TablesConfig) -> None:
     """Writes the tables of README.md, docs/results.md and benchmarks/README.md."""
     del config
-    replace_tables(ROOT / "README.md", [comparing.live_table()])
+    replace_tables(ROOT / "README.md", [comparing.speed_table()])
     replace_tables(
         ROOT / "docs/results.md",
         [
