@@ -74,7 +74,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
         torch.set_num_threads(config.threads)
     timer = StageTimer()
     signals = signals_of(kinds)
-    with timer.stage("trace", f"trace of {config.model.name} on {config.data.name}"):
+    source = config.trace or config.data.name
+    with timer.stage("trace", f"trace of {config.model.name}: {source}"):
         needed = signals_of(required_kinds(config.predictor.kind))
         trace = find_trace(
             config,

@@ -1,0 +1,111 @@
+"""The documentation's own commands: read from its pages, run as a reader would run them."""
+
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+
+from moecast.command import main
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSOLE, PYTHON = "console", "python"
+START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class CodeBlock:
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+
+def read_blocks(page: str) -> list[CodeBlock]:
+    """Reads the fenced blocks of a page, by its path in the repository, in their order."""
+    blocks, inside, language = [], None, ""
+    for line in (ROOT / page).read_text().splitlines():
+        if not line.startswith("```"):
+            if inside is not None:
+                inside.append(line)
+        elif inside is None:
+            inside, language = [], line[3:].strip()
+        else:
+            blocks.append(CodeBlock(language, "\n".join(inside)))
+            inside = None
+    assert inside is None, f"{page}: a block is not closed"
+    return blocks
+
+
+def read_commands(page: str) -> list[str]:
+    """Reads the lines of a page's console blocks."""
+    return [line for block in read_blocks(page) if block.language == CONSOLE for line in block.lines]
+
+
+def replace_words(line: str, words: Mapping[str, str]) -> str:
+    for word, replacement in words.items():
+        line = line.replace(word, replacement)
+    return line
+
+
+def run_command(line: str) -> None:
+    """Runs `moecast ...` in this process, whose imports are done; fails unless it succeeds."""
+    program, *arguments = shlex.split(line)
+    assert program == "moecast", line
+    assert main(arguments) == 0, line
+
+
+@contextmanager
+def serve_in_background(line: str, *, port: int) -> Iterator[None]:
+    """Runs `moecast serve ...` as a process of its own, from when it listens to the end."""
+    command = [sys.executable, "-m", *shlex.split(line)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            wait_until_ready(process, port)
+            yield
+        finally:
+            process.terminate()
+            _, output = process.communicate(timeout=START_SECONDS)
+        assert process.returncode == 0, output.decode()
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the server ended"
+        try:
+            if httpx2.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
+                return
+        except httpx2.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"the server is not ready after {START_SECONDS:g} s")
+
+
+def run_curl(line: str) -> dict[str, object]:
+    """Sends the request of a `curl URL -H HEADER -d BODY` line; returns the JSON answer."""
+    program, url, *options = shlex.split(line)
+    assert program == "curl", line
+    values = dict(zip(options[::2], options[1::2], strict=True))
+    assert values.keys() == {"-H", "-d"}, line
+    name, _, value = values["-H"].partition(": ")
+    answer = httpx2.post(f"http://{url}", headers={name: value}, content=values["-d"], timeout=60)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def free_port() -> int:
+    """Returns a port that nothing listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -1,0 +1,113 @@
+"""The commands of `README.md` and `docs/quickstart.md`, run as they stand there.
+
+Lines that install are those of `make`, which every test run begins with. The README's commands for a
+large model run with a tiny checkpoint: what `docs/tutorial.md` has too is run by its own test, with
+more options, and a server's options are tried with `generate`, which starts faster.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.builders.pages import (
+    PYTHON,
+    ROOT,
+    free_port,
+    read_blocks,
+    read_commands,
+    replace_words,
+    run_command,
+    run_curl,
+    serve_in_background,
+)
+from tests.builders.recordable import recordable
+
+README, QUICKSTART = "README.md", "docs/quickstart.md"
+LARGE, SMALL = "Qwen/Qwen3-30B-A3B", "models/My-Model"
+BUNDLED = "qwen2-moe-tiny"
+INSTALLS = ("pip install", "python3 -m venv", "source ")
+
+
+def commands_with(page: str, *words: str) -> list[str]:
+    return [line for line in read_commands(page) if all(word in line for word in words)]
+
+
+def test_readme__is_short_and_begins_with_its_status() -> None:
+    lines = (ROOT / README).read_text().splitlines()
+    assert len(lines) <= 150
+    assert any("**Status:**" in line for line in lines[:12])
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The server of both pages, on a free port."""
+    (line,) = commands_with(README, "moecast serve", BUNDLED)
+    assert commands_with(QUICKSTART, "moecast serve") == [line]
+    port = free_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("server"))
+        with serve_in_background(line.replace("port=8000", f"port={port}"), port=port):
+            yield port
+
+
+def test_pages__an_answer_takes_three_commands(port: int) -> None:
+    install, serve, curl = read_commands(README)[:3]
+    assert install == "pip install -c constraints.txt -e ."
+    assert serve.startswith("moecast serve ")
+    assert curl in read_commands(QUICKSTART)
+    answer = run_curl(curl.replace("localhost:8000", f"127.0.0.1:{port}"))
+    assert answer["model"] == BUNDLED
+    assert answer["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("page", [README, QUICKSTART])
+def test_pages__python_runs(
+    page: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = [block.text for block in read_blocks(page) if block.language == PYTHON]
+    assert blocks
+    for text in blocks:
+        text = text.replace("localhost:8000", f"127.0.0.1:{port}")
+        exec(compile(text, page, "exec"), {})
+
+
+@pytest.mark.parametrize("page", [README, QUICKSTART])
+def test_pages__commands_with_the_included_model_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n/stats\n/quit\n"))
+    for line in read_commands(page):
+        is_elsewhere = LARGE in line or line.startswith((*INSTALLS, "curl ", "moecast serve"))
+        if not is_elsewhere and "zoo push" not in line:
+            run_command(line)
+
+
+def test_readme__commands_for_a_large_model_run_with_a_tiny_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recordable(tmp_path / SMALL, num_layers=2)
+    monkeypatch.chdir(tmp_path)
+    words = {f"{LARGE} model.local_only=false": SMALL, LARGE: SMALL, "GiB": "MiB"}
+    lines = [replace_words(line, words) for line in commands_with(README, "moecast")]
+    lines = [line for line in lines if SMALL in line or "zoo push" in line]
+    tutorial = [set(line.split()) for line in read_commands("docs/tutorial.md")]
+    ran = []
+    for line in lines:
+        if any(set(line.split()) <= longer for longer in tutorial):
+            continue
+        run_command(line.replace("moecast serve", "moecast generate"))
+        ran.append(line.split()[1])
+    assert ran == ["serve", "pack", "serve"]
+
+
+def test_readme__make_has_the_targets_it_names() -> None:
+    named = set(re.findall(r"`make ([\w-]+)`", (ROOT / README).read_text()))
+    assert {"demo", "test"} <= named
+    makefile = (ROOT / "Makefile").read_text()
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

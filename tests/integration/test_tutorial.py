@@ -1,0 +1,103 @@
+"""`docs/tutorial.md`, command by command, with a tiny checkpoint in place of the reader's model."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.builders.hub import fake_hub
+from tests.builders.pages import (
+    PYTHON,
+    free_port,
+    read_blocks,
+    read_commands,
+    replace_words,
+    run_command,
+    run_curl,
+    serve_in_background,
+)
+from tests.builders.recordable import recordable
+
+PAGE = "docs/tutorial.md"
+MODEL = "models/My-Model"
+SHORTER = {
+    "moecast doctor": "seconds=1 budgets=50%",
+    "moecast collect": "data.num_prompts=80 data.max_prompt_tokens=48 data.new_tokens=8",
+    "moecast train": "max_epochs=2 predictor.width=64 replay_tokens=40",
+    "moecast evaluate": "new_tokens=120 workers=1 figures=false",
+}
+"""Options that the page leaves at their defaults, for seconds in place of minutes."""
+WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with liquor jugs".split()  # noqa: SIM905
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's folder: the model and a file of prompts."""
+    (tmp_path / "models").mkdir()
+    recordable(tmp_path / MODEL, num_layers=4, num_experts=16)
+    choose = random.Random(0)
+    prompts = [{"prompt": " ".join(choose.choices(WORDS, k=9))} for _ in range(80)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shorten(line: str) -> str:
+    command = " ".join(line.split()[:2])
+    return f"{line} {SHORTER.get(command, '')}".strip()
+
+
+def test_tutorial__leads_from_a_checkpoint_to_a_server_with_its_predictors(
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    port = free_port()
+    ports = {"port=8000": f"port={port}", "localhost:8000": f"127.0.0.1:{port}"}
+    commands = [replace_words(line, ports) for line in read_commands(PAGE)]
+    serve = next(line for line in commands if line.startswith("moecast serve"))
+    curl = next(line for line in commands if line.startswith("curl"))
+    for line in commands:
+        if line in (serve, curl):
+            continue
+        if "hf://" in line:
+            push_to_hub(line, monkeypatch)
+            continue
+        if line.startswith("moecast zoo pull"):
+            # The other machine has a zoo of its own.
+            monkeypatch.setenv("MOECAST_CACHE", str(workplace / "other machine"))
+        run_command(shorten(line))
+    assert (workplace / "runs/mine/report/report.html").is_file()
+    check_scores(workplace)
+    shown = capsys.readouterr().out
+    assert "my-model/residual" in shown
+    caplog.clear()
+    with serve_in_background(serve, port=port):
+        answer = run_curl(curl)
+    assert answer["usage"]["completion_tokens"] == 16
+    for block in read_blocks(PAGE):
+        if block.language == PYTHON:
+            exec(compile(block.text, PAGE, "exec"), {})
+    assert capsys.readouterr().out.strip() == "residual"
+    assert "there is no zoo entry" not in caplog.text
+
+
+def check_scores(workplace: Path) -> None:
+    """The page promises: better than the routers alone, and better than on demand."""
+    predictors = json.loads((workplace / "runs/mine/results.json").read_text())["predictors"]
+    assert predictors["residual"]["mean_accuracy"] > predictors["skip"]["mean_accuracy"]
+    rows = json.loads((workplace / "runs/evaluate/results.json").read_text())["rows"]
+    hits = {(row["system"], row["budget"]): row["hit_rate"] for row in rows}
+    for budget in ("25%", "50%"):
+        assert hits["on-demand", budget] < hits["moecast", budget] <= hits["oracle", budget]
+
+
+def push_to_hub(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishes on a stand-in for the Hub."""
+    with fake_hub() as (address, _), monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        patch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        patch.setenv("HF_TOKEN", "hf_test")
+        run_command(line)
