@@ -174,17 +174,17 @@ def train(config: TrainConfig) -> dict[str, Any]:
     }
     # Before the report, so that a failed drawing loses no results.
     write_json(config.run_dir / "results.json", record)
-    again = f"moecast train report run_dir={config.run_dir} makes it again"
-    with timer.stage("report", f"results.json is written; drawing the report ({again})"):
-        reuse_predictor = load_reuse(config.run_dir, trace.spec)
-        page = make_page(
-            record,
-            trace,
-            reuse_predictor=reuse_predictor,
-            replay_tokens=min(REPLAY_TOKENS, config.replay_tokens),
-            provenance=read_provenance(config.run_dir),
-        )
-        log_report(config.logger, page, write_report(page, config.run_dir), config.run_dir)
+    if config.figures:
+        again = f"moecast train report run_dir={config.run_dir} makes it again"
+        with timer.stage("report", f"results.json is written; drawing the report ({again})"):
+            page = make_page(
+                record,
+                trace,
+                reuse_predictor=load_reuse(config.run_dir, trace.spec),
+                replay_tokens=min(REPLAY_TOKENS, config.replay_tokens),
+                provenance=read_provenance(config.run_dir),
+            )
+            log_report(config.logger, page, write_report(page, config.run_dir), config.run_dir)
     sys.stderr.write(
         f"next: `moecast zoo push {config.run_dir / 'entries'}` adds the entries to your zoo, from "
         f"which every command with the model {config.model.name} takes them\n"

@@ -77,6 +77,8 @@ class TrainConfig(RunConfig):
     """Peak learning rate of AdamW; warmed up, then linearly to zero."""
     weight_decay: float = 1e-2
     """Weight decay of AdamW."""
+    figures: bool = True
+    """Write report.html; `moecast train report` writes it later."""
     overwrite: bool = False
     """Train from the beginning, even if the run folder has a checkpoint to resume from."""
     budget: str = "50%"

@@ -82,7 +82,7 @@ def test_train__writes_every_figure_and_entries_that_load(
 def test_train__run_again_resumes_to_the_same_weights(setup: list[str], tmp_path: Path) -> None:
     digests = []
     for _ in range(2):
-        assert main("train", TRAIN, [*setup, "predictor=stride"]) == 0
+        assert main("train", TRAIN, [*setup, "predictor=stride", "figures=false"]) == 0
         results = json.loads((tmp_path / "run" / "results.json").read_text())
         digests.append(results["training"]["weights_digest"])
     assert results["training"]["resumed"]
@@ -92,7 +92,7 @@ def test_train__run_again_resumes_to_the_same_weights(setup: list[str], tmp_path
 def test_train__refuses_other_settings_in_the_same_folder(
     setup: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    setup += ["predictor=stride"]
+    setup += ["predictor=stride", "figures=false"]
     assert main("train", TRAIN, setup) == 0
     assert main("train", TRAIN, [*setup, "lr=0.01"]) == 2
     assert "overwrite=true" in capsys.readouterr().err
@@ -156,6 +156,7 @@ def test_train__of_a_kind_that_is_not_learned_trains_nothing(
     setup: list[str], tmp_path: Path
 ) -> None:
     options = ["predictor=eam-request", "predictor.options={capacity: 7}", "score_shifted=false"]
+    options += ["figures=false"]
     assert main("train", TRAIN, [*setup, *options]) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert list(results["predictors"])[0] == "eam-request"
@@ -163,6 +164,7 @@ def test_train__of_a_kind_that_is_not_learned_trains_nothing(
     assert results["predictors"]["eam-request"]["shifted"] is None
     entry = open_entry(tmp_path / "run" / "entries" / "eam-request")
     assert entry.manifest.options["capacity"] == 7
+    assert not (tmp_path / "run" / "report").exists()
 
 
 def test_train__on_a_routing_log_skips_kinds_without_signals(
