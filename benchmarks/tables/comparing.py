@@ -136,6 +136,7 @@ def speed_table() -> list[str]:
         if (row := others.get(peer)) is not None
     ]
     cores = live["machine"]["hardware"]["cores"]
+    read_ahead = max(peers.machine.read_ahead_kib.values()) / 1024
     return [
         "Time per generated token when only this share of the experts fits in memory (2 GiB of "
         f"float32 experts, read from a disk, {cores} CPU cores):",
@@ -146,8 +147,7 @@ def speed_table() -> list[str]:
         f"{_milliseconds(own.tpot_seconds)} in that run: "
         f"{own.decode_over_accelerate:.1f} times the throughput of Accelerate. All of moecast's "
         "tokens are those of Transformers. The machine's disk reads ahead "
-        f"{max(peers.machine.read_ahead_kib.values()) / 1024:.0f} MiB, which slows programs that map their "
-        "weights. [How it was measured](docs/results.md)",
+        f"{read_ahead:.0f} MiB, which slows programs that map their weights. [How it was measured](docs/results.md)",
         "",
     ]
 

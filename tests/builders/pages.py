@@ -49,7 +49,8 @@ def read_blocks(page: str) -> list[CodeBlock]:
 
 def read_commands(page: str) -> list[str]:
     """Reads the lines of a page's console blocks."""
-    return [line for block in read_blocks(page) if block.language == CONSOLE for line in block.lines]
+    console = [block for block in read_blocks(page) if block.language == CONSOLE]
+    return [line for block in console for line in block.lines]
 
 
 def replace_words(line: str, words: Mapping[str, str]) -> str:

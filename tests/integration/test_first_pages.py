@@ -1,8 +1,8 @@
 """The commands of `README.md` and `docs/quickstart.md`, run as they stand there.
 
-Lines that install are those of `make`, which every test run begins with. The README's commands for a
-large model run with a tiny checkpoint: what `docs/tutorial.md` has too is run by its own test, with
-more options, and a server's options are tried with `generate`, which starts faster.
+Lines that install are those of `make`, which every test run begins with. The README's commands for
+a large model run with a tiny checkpoint: what `docs/tutorial.md` has too is run by its own test,
+with more options, and a server's options are tried with `generate`, which starts faster.
 """
 
 import io
