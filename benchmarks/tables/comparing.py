@@ -147,7 +147,8 @@ def speed_table() -> list[str]:
         f"{_milliseconds(own.tpot_seconds)} in that run: "
         f"{own.decode_over_accelerate:.1f} times the throughput of Accelerate. All of moecast's "
         "tokens are those of Transformers. The machine's disk reads ahead "
-        f"{read_ahead:.0f} MiB, which slows programs that map their weights. [How it was measured](docs/results.md)",
+        f"{read_ahead:.0f} MiB, which slows programs that map their weights. "
+        "[How it was measured](docs/results.md)",
         "",
     ]
 
