@@ -7,50 +7,24 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx2
 
 from moecast.command import main
+from tests.docs.pages import ROOT, read_blocks
 
-ROOT = Path(__file__).resolve().parents[2]
-CONSOLE, PYTHON = "console", "python"
 START_SECONDS = 120.0
 
 
-@dataclass(frozen=True)
-class CodeBlock:
-    """A fenced block of a page."""
-
-    language: str
-    text: str
-
-    @property
-    def lines(self) -> list[str]:
-        return self.text.splitlines()
-
-
-def read_blocks(page: str) -> list[CodeBlock]:
-    """Reads the fenced blocks of a page, by its path in the repository, in their order."""
-    blocks, inside, language = [], None, ""
-    for line in (ROOT / page).read_text().splitlines():
-        if not line.startswith("```"):
-            if inside is not None:
-                inside.append(line)
-        elif inside is None:
-            inside, language = [], line[3:].strip()
-        else:
-            blocks.append(CodeBlock(language, "\n".join(inside)))
-            inside = None
-    assert inside is None, f"{page}: a block is not closed"
-    return blocks
-
-
 def read_commands(page: str) -> list[str]:
-    """Reads the lines of a page's console blocks."""
-    console = [block for block in read_blocks(page) if block.language == CONSOLE]
-    return [line for block in console for line in block.lines]
+    """Reads the lines of a page's console blocks, by its path in the repository."""
+    blocks = read_blocks(ROOT / page, "console")
+    return [line for block in blocks for line in block.text.splitlines()]
+
+
+def read_python(page: str) -> list[str]:
+    """Reads a page's blocks of Python."""
+    return [block.text for block in read_blocks(ROOT / page, "python")]
 
 
 def replace_words(line: str, words: Mapping[str, str]) -> str:

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.builders.pages import (
-    PYTHON,
     ROOT,
     free_port,
-    read_blocks,
     read_commands,
+    read_python,
     replace_words,
     run_command,
     run_curl,
@@ -68,9 +67,7 @@ def test_pages__python_runs(
     page: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = [block.text for block in read_blocks(page) if block.language == PYTHON]
-    assert blocks
-    for text in blocks:
+    for text in read_python(page):
         text = text.replace("localhost:8000", f"127.0.0.1:{port}")
         exec(compile(text, page, "exec"), {})
 

@@ -1,17 +1,20 @@
 """`docs/tutorial.md`, command by command, with a tiny checkpoint in place of the reader's model."""
 
 import json
+import os
 import random
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.builders.hub import fake_hub
 from tests.builders.pages import (
-    PYTHON,
     free_port,
-    read_blocks,
     read_commands,
+    read_python,
     replace_words,
     run_command,
     run_curl,
@@ -63,7 +66,7 @@ def test_tutorial__leads_from_a_checkpoint_to_a_server_with_its_predictors(
         if line in (serve, curl):
             continue
         if "hf://" in line:
-            push_to_hub(line, monkeypatch)
+            push_to_hub(line)
             continue
         if line.startswith("moecast zoo pull"):
             # The other machine has a zoo of its own.
@@ -77,9 +80,8 @@ def test_tutorial__leads_from_a_checkpoint_to_a_server_with_its_predictors(
     with serve_in_background(serve, port=port):
         answer = run_curl(curl)
     assert answer["usage"]["completion_tokens"] == 16
-    for block in read_blocks(PAGE):
-        if block.language == PYTHON:
-            exec(compile(block.text, PAGE, "exec"), {})
+    for text in read_python(PAGE):
+        exec(compile(text, PAGE, "exec"), {})
     assert capsys.readouterr().out.strip() == "residual"
     assert "there is no zoo entry" not in caplog.text
 
@@ -94,10 +96,14 @@ def check_scores(workplace: Path) -> None:
         assert hits["on-demand", budget] < hits["moecast", budget] <= hits["oracle", budget]
 
 
-def push_to_hub(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publishes on a stand-in for the Hub."""
-    with fake_hub() as (address, _), monkeypatch.context() as patch:
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        patch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        patch.setenv("HF_TOKEN", "hf_test")
-        run_command(line)
+def push_to_hub(line: str) -> None:
+    """Publishes on a stand-in for the Hub, whose address is read when a process starts."""
+    with fake_hub() as (address, repositories):
+        hub = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, "-m", *shlex.split(line)]
+        done = subprocess.run(
+            command, env={**os.environ, **hub}, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        _, files = repositories.commits["OWNER/REPOSITORY"][-1]
+        assert "my-model/residual" in json.loads(files["index.json"])["entries"]
