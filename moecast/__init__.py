@@ -6,10 +6,16 @@ from moecast.own_packages import import_own
 
 if TYPE_CHECKING:
     from runtime.generation.loading import load
+    from zoo.api import pull
+    from zoo.catalog import Zoo
 
-__all__ = ["__version__", "load"]
+__all__ = ["Zoo", "__version__", "load", "pull"]
 
-MODULES = {"load": "runtime.generation.loading"}
+MODULES = {
+    "Zoo": "zoo.catalog",
+    "load": "runtime.generation.loading",
+    "pull": "zoo.api",
+}
 """Name to the module that defines it. PyTorch and Transformers take seconds to import: nothing is
 imported before it is used."""
 

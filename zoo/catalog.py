@@ -22,6 +22,7 @@ from zoo.index import (
     ZooIndex,
     blob_path,
 )
+from zoo.locations import open_zoo_storage
 from zoo.manifest import MAX_MANIFEST_BYTES, EntryManifest, FileRecord, parse_manifest
 from zoo.storage import Storage, WritableStorage
 
@@ -31,6 +32,21 @@ class Zoo:
     """The entries of one storage."""
 
     storage: Storage
+
+    @classmethod
+    def at(cls, where: str) -> "Zoo":
+        """Returns the zoo at a folder, an address or `builtin`.
+
+        Example:
+            >>> zoo = Zoo.at("builtin")
+            >>> {name: entry.manifest.metrics for name, entry in zoo.entries().items()}
+        """
+        return cls(open_zoo_storage(where))
+
+    def entries(self) -> dict[str, ZooEntry]:
+        """Opens the latest version of every entry, by name; ZooError if this is no zoo."""
+        index = self.read_index(required=True)
+        return {name: self.open(EntryReference(name), index) for name in index.entries}
 
     def read_index_bytes(self) -> bytes | None:
         """Reads `index.json`; None if there is none."""

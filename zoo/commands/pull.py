@@ -29,6 +29,17 @@ from zoo.storage import Storage
 
 def pull(config: PullConfig) -> dict[str, Any]:
     """Copies entries into the user's zoo, from which they load without a network."""
+    entries = pull_entries(config)
+    for entry in entries:
+        print_line(f"pulled {entry.manifest.name}@{entry.manifest.digest[:12]} into {entry.where}")
+    if config.output is not None:
+        print_line(f"written as a folder: {config.output}")
+    summaries = [asdict(summarize(entry)) for entry in entries]
+    return {"pulled": summaries, "into": cache_storage().address}
+
+
+def pull_entries(config: PullConfig) -> list[ZooEntry]:
+    """Pulls the entries that a configuration names; shows progress on a terminal."""
     indexes = read_indexes(config)
     cache = PullCache(cache_storage())
     key = config.require_signature
@@ -49,15 +60,11 @@ def pull(config: PullConfig) -> dict[str, Any]:
                 progress=partial(add_bar, bars, name),
             )
             entries.append(entry)
-    for entry in entries:
-        print_line(f"pulled {entry.manifest.name}@{entry.manifest.digest[:12]} into {entry.where}")
     if config.output is not None:
         (entry,) = entries
         files = {path: entry.read(path) for path in entry.manifest.files}
         write_folder(config.output, entry.manifest, files, entry.read_signature())
-        print_line(f"written as a folder: {config.output}")
-    summaries = [asdict(summarize(entry)) for entry in entries]
-    return {"pulled": summaries, "into": cache.storage.address}
+    return entries
 
 
 def read_indexes(config: PullConfig) -> dict[Zoo, ZooIndex]:
