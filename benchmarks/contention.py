@@ -176,9 +176,10 @@ def time_decoding(on_warm: Callable[[], object], *, rounds: int = ROUNDS) -> flo
 
     from benchmarks.greedy import generate_greedy
     from runtime import load
+    from runtime.config import SystemConfig
 
     tokens = torch.arange(1, 33)[None]
-    model = load("qwen2-moe-tiny", budget="25%")
+    model = load("qwen2-moe-tiny", budget="25%", system=SystemConfig())
     with model.moecast:
         generate_greedy(model, tokens, NEW_TOKENS)
         on_warm()

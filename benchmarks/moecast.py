@@ -22,7 +22,7 @@ from predictors.base import Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
-from runtime.policy.systems import load_system
+from runtime.presets import load_system
 from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.sim.replay import replay
 from train.evaluate.forecasts import (

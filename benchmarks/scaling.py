@@ -14,7 +14,7 @@ from benchmarks.papers.claims import Claim
 from benchmarks.papers.paper_context import PaperContext, experts_bytes, load_hardware, load_shape
 from benchmarks.reports import print_line, write_report
 from runtime.config import HardwareConfig, ShapeConfig
-from runtime.policy.systems import load_system
+from runtime.presets import load_system
 from runtime.sim.cluster import Interconnect
 
 NODES = (1, 2, 3, 4, 5, 6)

@@ -26,7 +26,7 @@ from runtime import load
 from runtime.config import SystemConfig
 from runtime.engine.forecasters import load_system_predictor
 from runtime.hf.probes import Probes
-from runtime.policy.systems import ON_DEMAND, load_system
+from runtime.presets import ON_DEMAND, load_system
 from runtime.profiling.local import measure
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
@@ -190,7 +190,7 @@ def run_live(
 def compare(cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec) -> ValidateRow:
     """Replays a cell and compares it with its live runs."""
     profile = median_profile(cell.profiles)
-    predictor = load_system_predictor(cell.system, spec, name=spec.model_id)
+    predictor, _ = load_system_predictor(cell.system, spec, name=spec.model_id)
     stats = replay(
         steps,
         predictor,

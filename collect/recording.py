@@ -28,7 +28,7 @@ from collect.traces.manifest import TracePlan, TraceRequest, digest_of, has_mani
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
 from predictors.spec import ModelSpec
-from runtime.config import BUILTIN, ModelConfig
+from runtime.config import BUILTIN, ModelConfig, SystemConfig
 from runtime.hf.probes import Probes
 from runtime.hf.tokens import context_length, eos_token_ids, load_tokenizer, pad_batch
 from runtime.store.model_source import identity, resolve
@@ -99,7 +99,8 @@ class RecordingJob:
 
         # Before the model: a missing source is reported at once.
         assert self.prompts, "a source without texts is an error already"
-        model = load(self.model, budget=self.budget)
+        # Recording needs no forecasts, and the predictors are not trained yet.
+        model = load(self.model, budget=self.budget, system=SystemConfig())
         recorder = UnitRecorder(model, *self.plan(model.moecast.spec), self.settings)
         try:
             recorder.check_model()

@@ -45,11 +45,15 @@ class ModelSpec:
         values = other.as_dict()
         wrong = [
             f"{name}: {this} has {value!r}, {that} has {values[name]!r}"
-            for name, value in self.as_dict().items()
-            if value != values[name]
+            for name, value in self.differences(other).items()
         ]
         if wrong:
             raise error(f"{this} and {that} do not match ({'; '.join(wrong)}). {hint}")
+
+    def differences(self, other: "ModelSpec") -> dict[str, Any]:
+        """Returns the properties in which the two differ, with their values here."""
+        values = other.as_dict()
+        return {name: value for name, value in self.as_dict().items() if value != values[name]}
 
 
 NOT_ROUTING = (

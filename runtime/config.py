@@ -21,6 +21,11 @@ BUILTIN = "builtin"
 
 REFERENCE_MODEL = "qwen2-moe-tiny"
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+AUTO = "auto"
+"""Value of `budget`: computed from free memory."""
+
 
 @dataclass(kw_only=True)
 class ModelConfig:
@@ -36,17 +41,16 @@ class ModelConfig:
     """Use only files on this machine; false: download from the Hub if needed."""
 
     def __post_init__(self) -> None:
-        allowed = ("auto", "float32", "bfloat16", "float16")
-        if self.dtype not in allowed:
-            raise MoecastError(f"model.dtype={self.dtype!r}: allowed are {', '.join(allowed)}")
+        if self.dtype not in DTYPES:
+            raise MoecastError(f"model.dtype={self.dtype!r}: allowed are {', '.join(DTYPES)}")
 
 
 @dataclass(kw_only=True)
 class SystemConfig:
     """Decides which experts to fetch and to evict, and in which order; see `configs/system/`."""
 
-    name: str = "promoe"
-    """Short name, as in `system=NAME`."""
+    name: str = "custom"
+    """Short name, as in `system=NAME`; the other defaults are none of these systems."""
     prefetch: bool = True
     """Fetch the experts that the predictor forecasts; off: only those that routers request."""
     predictor: str | None = None
@@ -221,8 +225,9 @@ class ServedConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class GenerateConfig(ServedConfig):
-    budget: str = "50%"
-    """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
+    budget: str = AUTO
+    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
+    experts (50%) or a fraction (0.5)."""
     prompt: str = "The heart pumps blood"
     """Text to continue."""
     max_new_tokens: int = 64
@@ -251,7 +256,7 @@ class VerifyReference(StrEnum):
 @dataclass(kw_only=True)
 class VerifyModelConfig(ServedConfig):
     budget: list[str] = field(default_factory=lambda: ["15%", "50%", "100%"])
-    """Budgets to try, as for `generate`."""
+    """Budgets to try: sizes (4GiB), or shares of all experts (50%)."""
     prompts: list[str] = field(
         default_factory=lambda: [
             "The heart pumps blood",

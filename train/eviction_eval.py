@@ -12,7 +12,7 @@ from predictors.spec import ModelSpec
 from predictors.text_table import TextTable
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
-from runtime.policy.systems import ON_DEMAND, load_system
+from runtime.presets import ON_DEMAND, load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import RecordedStep

@@ -80,10 +80,10 @@ def describe_machines(
 
 def measure_machine(model: ModelConfig) -> Hardware:
     """Load the model and return the times of this machine with it."""
-    from runtime.engine.loading import load
+    from runtime import load
     from runtime.profiling.local import measure
 
-    loaded = load(model)
+    loaded = load(model, system=SystemConfig(), budget="50%")
     try:
         return measure(loaded)
     finally:

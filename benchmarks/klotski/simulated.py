@@ -22,7 +22,7 @@ from predictors.base import Ints
 from predictors.correlation import CorrelationPredictor
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
-from runtime.policy.systems import ON_DEMAND, load_system
+from runtime.presets import ON_DEMAND, load_system
 from runtime.sim.hardware import RooflineHardware, describe_hardware
 from runtime.sim.replay import replay
 from train.evaluate.forecasts import RoutedStep

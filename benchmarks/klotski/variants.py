@@ -31,7 +31,7 @@ from runtime.generation.batch.memory_plan import (
 from runtime.generation.batch.micro_batches import run_micro_batches
 from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.batch.result_journal import BatchResult
-from runtime.policy.systems import ON_DEMAND, load_system
+from runtime.presets import ON_DEMAND, load_system
 
 VARIANTS = ("on-demand", "simple", "multi", "hot", "klotski")
 """Single batches on demand; then the rows of table 3: whole next layers in single batches, the same

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from benchmarks.papers.claims import FigureReplay, ReplayCell, hit_rate, mean, ratios
 from benchmarks.papers.paper_context import PaperContext, experts_bytes, load_hardware, load_shape
-from runtime.policy.systems import load_system
+from runtime.presets import load_system
 
 PAPER = "fmoe"
 SHAPES = ("mixtral-8x7b", "qwen1.5-moe", "phi-3.5-moe")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.papers.claims import FigureReplay
 from benchmarks.papers.paper_context import PaperContext, experts_bytes, load_hardware, load_shape
-from runtime.policy.systems import load_system
+from runtime.presets import load_system
 
 PAPER = "klotski"
 BATCH, GROUP = 3, 15

@@ -5,7 +5,7 @@ from dataclasses import replace
 from benchmarks.papers.claims import FigureReplay, ReplayCell, mean, ratios
 from benchmarks.papers.paper_context import PaperContext, load_hardware, load_shape
 from runtime.config import HardwareConfig
-from runtime.policy.systems import load_system
+from runtime.presets import load_system
 
 PAPER = "moe-infinity-request"
 MODELS = {

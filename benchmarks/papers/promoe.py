@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.papers.claims import FigureReplay, ReplayCell, max_ratio, mean, mean_ratio
 from benchmarks.papers.paper_context import PaperContext, load_hardware, load_shape
-from runtime.policy.systems import load_system
+from runtime.presets import load_system
 
 PAPER = "promoe"
 SHAPES = ("deepseek-moe", "deepseek-v2-lite", "qwen1.5-moe", "qwen2-moe-int4", "mixtral-8x7b-int4")

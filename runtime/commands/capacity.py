@@ -17,7 +17,7 @@ from runtime.engine.memory import available_memory_bytes
 from runtime.errors import CheckpointError
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, load_stripped
-from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
+from runtime.presets import ON_DEMAND, PROMOE, load_system
 from runtime.profiling.local import measure_stripped
 from runtime.profiling.shapes import read_model_shape
 from runtime.sim.hardware import Hardware, describe_hardware
@@ -120,7 +120,7 @@ def load_forecaster(
     if config.predictor is None:
         return build_skip_predictor(stripped.layers, {"spec": spec})
     name, chosen = config.model.name, config.predictor
-    return load_system_predictor(load_system(PROMOE), spec, name=name, chosen=chosen)
+    return load_system_predictor(load_system(PROMOE), spec, name=name, chosen=chosen)[0]
 
 
 def describe_basis(context: CapacityContext, shape: ShapeConfig, name: str, prompts: str) -> str:

@@ -1,5 +1,6 @@
 """`moecast doctor`: this machine, this model, which budget; or which machines."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,15 @@ from predictors.units import GIB, MIB
 from runtime.commands import capacity
 from runtime.commands.capacity import SPARE_PROMPTS, load_forecaster
 from runtime.commands.progress import print_line, progress
-from runtime.config import BUILTIN, DoctorConfig, ModelConfig
+from runtime.config import DoctorConfig, ModelConfig
+from runtime.engine.auto_budget import measure_free_memory
+from runtime.engine.devices import choose_device
+from runtime.engine.loading import LoadOptions, choose_auto_budget
 from runtime.engine.memory import available_memory_bytes
+from runtime.errors import BudgetError
 from runtime.hf.layers import attach_experts
-from runtime.hf.loading import StrippedModel, load_stripped
+from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
+from runtime.presets import DEFAULT_SYSTEM, describe_choice, load_system
 from runtime.profiling.bandwidth import (
     measure_disk_bandwidth,
     measure_link_bandwidth,
@@ -28,11 +34,11 @@ from runtime.profiling.local import measure_stripped
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.store.model_source import list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
-from runtime.tools.doctor.budget_sweep import suggest_budget, sweep_budgets
+from runtime.tools.doctor.budget_sweep import sweep_budgets
 from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.routing_recorder import record_routing
 from runtime.tools.report.tables import fact_table
-from runtime.tools.verify.reference import count_weight_bytes, token_prompts
+from runtime.tools.verify.reference import token_prompts
 
 STAGES = 4
 
@@ -43,7 +49,11 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         return capacity.run(config)
     console = Console()
     folder = resolve(config.model)
-    available = available_memory_bytes()
+    options = LoadOptions(
+        model=config.model, system=load_system(DEFAULT_SYSTEM), devices=[choose_device("auto")]
+    )
+    # Before the model is loaded, as `budget=auto` measures it.
+    free = measure_free_memory(options.devices)
     with progress(Console(stderr=True), "examining", total=STAGES) as advance:
         report: dict[str, Any] = {
             "versions": versions(),
@@ -63,21 +73,31 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         spec = stripped.spec(folder, config.model)
         report["model"] = describe_model_sizes(model, spec, store)
         measured = measure_stripped(stripped, store)
-        attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available // 2))
+        kept = available_memory_bytes() // 2
+        attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=kept))
         report["measured"] = asdict(measured)
         advance(1)
         report |= sweep(config, folder, stripped, store, spec, measured)
+        report |= suggest_budget(options, stripped, store, spec, free)
         store.close()
         advance(1)
-    sizes = report["model"]
-    report["suggested_budget_bytes"] = suggest_budget(
-        total_bytes=sizes["experts_bytes"] + store.scratch_bytes,
-        least_bytes=spec.top_k * sizes["expert_bytes"] + store.scratch_bytes,
-        resident_bytes=sizes["non_expert_bytes"],
-        available_bytes=available,
-    )
     print_report(console, config.model, report)
     return report
+
+
+def suggest_budget(
+    options: LoadOptions,
+    stripped: StrippedModel,
+    store: ExpertStore,
+    spec: ModelSpec,
+    free: Sequence[int],
+) -> dict[str, Any]:
+    """Return the budget that `budget=auto` chooses with so much free memory, and its basis."""
+    try:
+        auto = choose_auto_budget(options, stripped, store, spec, free)
+    except BudgetError as error:
+        return {"suggested_budget_bytes": None, "suggestion_rests_on": str(error)}
+    return {"suggested_budget_bytes": auto.num_bytes, "suggestion_rests_on": auto.describe()}
 
 
 def describe_model_sizes(
@@ -143,16 +163,9 @@ def print_report(console: Console, chosen: ModelConfig, report: dict[str, Any]) 
     else:
         make_budget_table(report["outlook"]).print(console)
         print_line(console, f"estimates are based on {report['outlook_rests_on']}")
-    budget = report["suggested_budget_bytes"]
-    if budget is None:
-        print_line(
-            console, "not enough free memory for this model: free memory or use a larger machine"
-        )
-        return
-    share = min(100.0, 100 * budget / max(1, report["model"]["experts_bytes"]))
-    print_line(console, f"suggested: budget={budget // MIB + 1}MiB ({share:.0f} % of all experts)")
-    source = chosen.name if chosen.id == BUILTIN else chosen.id
-    print_line(console, f"next: moecast generate {source} budget={budget // MIB + 1}MiB")
+    print_line(console, report["suggestion_rests_on"])
+    if report["suggested_budget_bytes"] is not None:
+        print_line(console, f"next: moecast generate {describe_choice(chosen)}")
 
 
 def make_facts_table(name: str, report: dict[str, Any]) -> Table:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import psutil
 import torch
 
 from predictors.base import Predictor
@@ -11,6 +10,7 @@ from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
+from runtime.engine.memory import available_memory_bytes
 from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.policy.build import (
     adapt_to_link,
@@ -79,18 +79,11 @@ def build_engine(
     percent is a share of that part's experts.
     """
     part, devices = options.part, memory.devices
-    sized = spec if part is None else replace(spec, num_experts=part.blocks.num_local)
-    scratch_bytes, decoded = store.scratch_bytes, max_decoded_bytes(store)
-    has_host = devices[0].type == "cuda" or memory.host_budget is not None
-    top = SlotRequirements.of(
-        sized,
-        slot_bytes=max_slot_bytes(store),
-        scratch_bytes=decoded if has_host else scratch_bytes + decoded,
-    )
+    has_host = needs_host_tier(devices, memory.host_budget)
+    sized, top, host = size_tiers(store, spec, has_host=has_host, part=part)
     num_slots = count_device_slots(memory.budget, top, sized, len(devices))
     host_slots: list[int | None] = [None] * len(devices)
     if has_host:
-        host = replace(top, scratch_bytes=scratch_bytes)
         budget = memory.host_budget or choose_host_budget(host)
         host_slots = [*count_device_slots(budget, host, sized, len(devices))]
     arenas = [
@@ -107,6 +100,25 @@ def build_engine(
     return connect(store, spec, arenas, options)
 
 
+def needs_host_tier(devices: Sequence[torch.device], host_budget: Budget | None) -> bool:
+    """Return whether host memory is a tier below: of GPUs, and where a host budget asks for it."""
+    return devices[0].type == "cuda" or host_budget is not None
+
+
+def size_tiers(
+    store: ExpertStore, spec: ModelSpec, *, has_host: bool, part: RankPart | None = None
+) -> tuple[ModelSpec, SlotRequirements, SlotRequirements]:
+    """Return the spec of the experts to serve, and the sizes of the computing and the host tier."""
+    sized = spec if part is None else replace(spec, num_experts=part.blocks.num_local)
+    scratch_bytes, decoded = store.scratch_bytes, max_decoded_bytes(store)
+    top = SlotRequirements.of(
+        sized,
+        slot_bytes=max_slot_bytes(store),
+        scratch_bytes=decoded if has_host else scratch_bytes + decoded,
+    )
+    return sized, top, replace(top, scratch_bytes=scratch_bytes)
+
+
 def count_device_slots(
     budget: Budget, needs: SlotRequirements, spec: ModelSpec, num_devices: int
 ) -> list[int]:
@@ -121,7 +133,7 @@ def count_device_slots(
 
 def choose_host_budget(needs: SlotRequirements) -> Budget:
     """Return the budget of a host tier below a device: all experts, or what free memory allows."""
-    available = int(HOST_SHARE * psutil.virtual_memory().available)
+    available = int(HOST_SHARE * available_memory_bytes())
     return Budget(min(needs.total_bytes, available), option="host_budget")
 
 

@@ -5,13 +5,15 @@ For a kind such as `stride`, it is the zoo's entry of that kind for this model, 
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from predictors.base import Predictor
 from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
-from runtime.config import ORACLE, SystemConfig
+from runtime.config import ORACLE, ModelConfig, SystemConfig
+from runtime.presets import model_names
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +59,18 @@ def load_forecaster(
     Raises:
         ZooError: a named entry or folder is not there, damaged or for another model.
     """
+    from zoo.errors import MismatchError
     from zoo.load import load_predictor
 
     where = locate_predictor(what, spec.identity, name=name, entries=entries)
-    if where is not None:
-        return load_predictor(where, spec=spec, options=options)
     make = {**FROM_NOTHING, **(makers or {})}.get(str(what))
+    if where is not None:
+        try:
+            return load_predictor(where, spec=spec, options=options)
+        except MismatchError:
+            # That entry is for another dtype, say; one without an entry fits any.
+            if make is None:
+                raise
     return None if make is None else make({"spec": spec, **(options or {})})
 
 
@@ -83,6 +91,55 @@ FROM_NOTHING: PredictorMakers = {"dependency": _dependency, "correlation": _corr
 4: "if the MoE model is performed for the first time")."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SystemPredictors:
+    """The predictors of a system that serves."""
+
+    forecast: Predictor | None = None
+    """None: experts are served on demand."""
+    reuse: Predictor | None = None
+    """None: eviction uses its own counts."""
+
+
+def load_system_predictors(
+    system: SystemConfig,
+    spec: ModelSpec,
+    model: ModelConfig,
+    *,
+    chosen: str | Path | Predictor | None = None,
+    entries: Path | None = None,
+    makers: PredictorMakers | None = None,
+) -> SystemPredictors:
+    """Load the predictors that a system names, or `chosen` in place of its forecasts.
+
+    Where the system names a kind that was not trained for this model, it does without, and one
+    warning says what it does instead.
+
+    Raises:
+        MoecastError: the system is a bound for replays only.
+        ZooError: a named entry or folder cannot be used.
+    """
+    name, predictor, changes = model.name, chosen, []
+    if not isinstance(predictor, Predictor):
+        predictor, change = load_system_predictor(
+            system, spec, name=name, chosen=predictor, entries=entries, makers=makers
+        )
+        changes.append(change)
+    reuse, change = load_reuse_predictor(system, spec, name=name, entries=entries)
+    changes = [*filter(None, [*changes, change])]
+    if changes:
+        log.warning(
+            "no trained predictors for %s in %s: system %s %s. Train and add them: moecast train "
+            "%s, then moecast zoo push",
+            name,
+            spec.dtype,
+            system.name,
+            " and ".join(changes),
+            name if name in model_names() else model.id,
+        )
+    return SystemPredictors(forecast=predictor, reuse=reuse)
+
+
 def load_system_predictor(
     system: SystemConfig,
     spec: ModelSpec,
@@ -91,11 +148,11 @@ def load_system_predictor(
     chosen: str | Path | None = None,
     entries: Path | None = None,
     makers: PredictorMakers | None = None,
-) -> Predictor | None:
+) -> tuple[Predictor | None, str]:
     """Load the predictor `chosen`, or else the one that the system names.
 
-    Where the system names a kind without an entry for this model, logs a warning and returns the
-    system's fallback, or None without one, so that the system serves on demand.
+    Returns the predictor, and what the system does where it names a kind without an entry for this
+    model: it uses its fallback, or serves on demand with None. The text is empty otherwise.
 
     Raises:
         MoecastError: the system is a bound for replays only.
@@ -108,62 +165,73 @@ def load_system_predictor(
         )
     what = chosen if chosen is not None else system.predictor if system.prefetch else None
     if what is None:
-        return None
-    # Imported here because the zoo takes 10 MiB, which serving on demand does not need.
-    from zoo.errors import MismatchError
-    from zoo.load import find_entry
-    from zoo.manifest import name_entry
-
+        return None, ""
     options = system.predictor_options if what == system.predictor else None
-    reason = describe_missing(what, name)
-    try:
+    if chosen is not None:
         predictor = load_forecaster(
             what, spec, name=name, options=options, entries=entries, makers=makers
         )
-    except MismatchError as error:
-        if chosen is not None:
-            raise
-        predictor, reason = None, str(error)
+        if predictor is None:
+            # Imported here because the zoo takes 10 MiB, which serving on demand does not need.
+            from zoo.load import find_entry
+            from zoo.manifest import name_entry
+
+            # The user named this predictor: raise an error that lists the entries.
+            find_entry(name_entry(name, str(what)))
+        return predictor, ""
+    predictor, reason = load_if_trained(
+        what, spec, name=name, options=options, entries=entries, makers=makers
+    )
     if predictor is not None:
-        return predictor
-    if chosen is not None:
-        # The user named this predictor: raise an error that lists the entries.
-        find_entry(name_entry(name, str(what)))
+        return predictor, ""
     if system.fallback is not None:
         predictor = load_forecaster(
             system.fallback, spec, name=name, entries=entries, makers=makers
         )
     consequence = "serves on demand" if predictor is None else f"forecasts with {system.fallback}"
-    log.warning("system %s %s: %s", system.name, consequence, reason)
-    return predictor
+    return predictor, f"{consequence} ({reason})"
 
 
 def load_reuse_predictor(
     system: SystemConfig, spec: ModelSpec, *, name: str, entries: Path | None = None
-) -> Predictor | None:
+) -> tuple[Predictor | None, str]:
     """Load the reuse predictor that the system names, if it names one.
 
-    Logs a warning and returns None, so that eviction uses its own counts, where it names a kind
-    without an entry for this model.
+    Returns the predictor, and what eviction does where the system names a kind without an entry for
+    this model: it uses its own counts. The text is empty otherwise.
     """
-    if system.reuse_predictor is None:
-        return None
+    what = system.reuse_predictor
+    if what is None:
+        return None, ""
+    predictor, reason = load_if_trained(what, spec, name=name, entries=entries)
+    return predictor, "" if predictor is not None else f"evicts by usage counts ({reason})"
+
+
+def load_if_trained(
+    what: str | Path,
+    spec: ModelSpec,
+    *,
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    entries: Path | None = None,
+    makers: PredictorMakers | None = None,
+) -> tuple[Predictor | None, str]:
+    """Load a predictor as `load_forecaster`; without an entry for this model, None and the reason.
+
+    Raises:
+        ZooError: the entry is damaged.
+    """
     from zoo.errors import MismatchError
+    from zoo.load import find_entry
 
-    reason = describe_missing(system.reuse_predictor, name)
     try:
-        predictor = load_forecaster(system.reuse_predictor, spec, name=name, entries=entries)
-    except MismatchError as error:
-        predictor, reason = None, str(error)
-    if predictor is None:
-        log.warning("system %s evicts by usage counts: %s", system.name, reason)
-    return predictor
-
-
-def describe_missing(kind: str | Path, name: str) -> str:
-    from zoo.manifest import name_entry
-
-    return (
-        f"there is no zoo entry {name_entry(name, str(kind))}. Train one with `moecast train`, or "
-        "name another with predictor=NAME or predictor=FOLDER"
-    )
+        predictor = load_forecaster(
+            what, spec, name=name, options=options, entries=entries, makers=makers
+        )
+    except MismatchError:
+        where = locate_predictor(what, spec.identity, name=name, entries=entries)
+        assert where is not None
+        made_for = find_entry(where).manifest.spec.differences(spec)
+        values = ", ".join(f"{key} {value}" for key, value in made_for.items())
+        return None, f"{where} is for {values}"
+    return predictor, f"no {what}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from predictors.spec import ModelSpec
+from runtime.engine.auto_budget import AutoBudget
 from runtime.engine.engine import Engine
 from runtime.hf.adapters.base import ExpertSource, LayerExperts
 from runtime.hf.layers import MoeLayer
@@ -26,6 +27,8 @@ class ModelHandle:
     engine: Engine
     probes: Probes
     experts: Sequence[LayerExperts]
+    auto_budget: AutoBudget | None = None
+    """How the budget was computed from free memory; None where it was given."""
 
     def connect(self, target: EngineInterface) -> None:
         """Send events and requests of experts to `target`; only between two forward passes."""

@@ -1,6 +1,9 @@
-"""`runtime.load`: an ordinary Transformers model whose experts live in an arena of fixed size."""
+"""Loads a Transformers model whose experts live in an arena of fixed size."""
 
+import logging
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -8,74 +11,76 @@ import torch
 from transformers import PreTrainedModel
 
 from predictors.base import Predictor, Signal
-from runtime.config import REFERENCE_MODEL, ModelConfig, ServedConfig, StoreConfig, SystemConfig
-from runtime.engine.assembly import EngineMemory, EngineOptions, build_engine
-from runtime.engine.forecasters import load_reuse_predictor, load_system_predictor
+from predictors.spec import ModelSpec
+from runtime.config import AUTO, ModelConfig, ServedConfig, StoreConfig, SystemConfig
+from runtime.engine.assembly import (
+    EngineMemory,
+    EngineOptions,
+    build_engine,
+    needs_host_tier,
+    size_tiers,
+)
+from runtime.engine.auto_budget import AutoBudget, FreeMemory, choose_budget, measure_free_memory
+from runtime.engine.devices import choose_device, choose_devices
+from runtime.engine.forecasters import load_system_predictors
 from runtime.engine.handle import ModelHandle
 from runtime.engine.memory import release_unused
 from runtime.engine.timeline import ChromeTraceWriter
-from runtime.errors import CheckpointError
+from runtime.errors import BudgetError
+from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import attach_experts, build_skip_predictor
-from runtime.hf.loading import load_stripped
+from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
 from runtime.hf.probes import Probes
 from runtime.hf.strip import guard_model
+from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget
+from runtime.policy.placement import RankPart
 from runtime.store.base import ExpertStore
 from runtime.store.model_source import resolve
 
+log = logging.getLogger(__name__)
 
-def resolve_model_config(model: str | Path | ModelConfig, dtype: str | None) -> ModelConfig:
-    if isinstance(model, ModelConfig):
-        config = model
-    elif str(model) == REFERENCE_MODEL:
-        config = ModelConfig(dtype="float32")
-    else:
-        name = str(model)
-        config = ModelConfig(name=Path(name).name, id=name)
-    if dtype is not None:
-        config = ModelConfig(**{**vars(config), "dtype": dtype})
-    return config
+KV_TOKENS = 4096
+"""Tokens of each sequence for whose KV cache `budget=auto` leaves room, if the context has as many;
+a longer sequence uses the part of free memory that stays unused."""
 
 
-def load(
-    model: str | Path | ModelConfig = REFERENCE_MODEL,
-    *,
-    predictor: str | Path | Predictor | None = None,
-    budget: Budget | str | int = "50%",
-    host_budget: Budget | str | int | None = None,
-    system: SystemConfig | None = None,
-    dtype: str | None = None,
-    device: str | torch.device = "auto",
-    devices: str | Sequence[str | torch.device] = (),
-    expert_parallel: bool = False,
-    store: StoreConfig | str | Path | None = None,
-    trace_events: str | Path | None = None,
-    entries: Path | None = None,
-) -> PreTrainedModel:
-    """Loads a Mixture-of-Experts model without its experts and serves these from `budget`.
+@dataclass(frozen=True, kw_only=True)
+class KVReserve:
+    """Memory for KV caches that `budget=auto` leaves free."""
 
-    The result is the model's own class: `generate`, `forward` and the rest work as ever and give
-    bitwise what `experts_implementation="eager"` gives. `model.moecast` is its `ModelHandle`.
+    num_sequences: int = 1
+    """Sequences that are generated together, each of up to `KV_TOKENS` tokens."""
+    num_bytes: int | None = None
+    """Memory for all of them, where it is limited."""
+    share: float = 0.0
+    """Share of the memory for experts and KV caches, in place of both; then a plan divides it."""
 
-    Args:
-        model: bundled name, local folder, Hub id, or a configuration.
-        predictor: kind, zoo entry, folder of one, or a predictor; None: the one that the system
-            names, if any.
-        budget: memory for experts where they are computed: bytes, a size ("4GiB") or a share of
-            all experts' bytes ("50%").
-        host_budget: host memory for experts below a device; by default all experts, if memory is
-            free. On the CPU: a second tier below `budget`, by default none.
-        system: eviction and prefetching; `promoe` by default.
-        dtype: overrides the checkpoint's own.
-        device: device of the model; "auto" is a GPU if there is one.
-        devices: several, such as "cuda:0,cuda:1": experts are distributed over them and computed
-            where they are, all else on the first. Budgets are for all of them together.
-        expert_parallel: this is one of the processes of `torch.distributed`, which all load the
-            model and are called alike. Each serves its share of the experts from its own `budget`
-            (`runtime.hf.ranks`). Sums differ from `eager`'s in their order.
-        store: folder of a packed store, or settings; by default the checkpoint is read in place.
-        trace_events: file for a Chrome trace; None: no trace.
-        entries: folder of entries by kind, searched before the zoo.
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Settings of a load, parsed; `runtime.load` describes them."""
+
+    model: ModelConfig
+    system: SystemConfig
+    predictor: str | Path | Predictor | None = None
+    entries: Path | None = None
+    budget: Budget | None = None
+    """None: computed from free memory, with room for `kv_reserve`."""
+    kv_reserve: KVReserve = field(default_factory=KVReserve)
+    host_budget: Budget | None = None
+    devices: Sequence[torch.device] = (torch.device("cpu"),)
+    names_devices: bool = False
+    """Whether the user chose several devices, which `expert_parallel` excludes."""
+    expert_parallel: bool = False
+    store: StoreConfig = field(default_factory=StoreConfig)
+    trace_events: Path | None = None
+
+
+def load_model(options: LoadOptions) -> PreTrainedModel:
+    """Load a model without its experts, and serve these from the budget.
+
+    `model.moecast` is its `ModelHandle`.
 
     Raises:
         CheckpointError: no such model, no experts, or damaged files.
@@ -84,56 +89,58 @@ def load(
     """
     # Three times, to release what one part of loading has touched before the next adds to it.
     release_unused()
-    config = resolve_model_config(model, dtype)
+    config, home = options.model, options.devices[0]
     folder = resolve(config)
-    chosen_devices = choose_devices(devices) or [choose_device(device)]
-    home = chosen_devices[0]
-    memory = EngineMemory(
-        budget=Budget.parse(budget),
-        host_budget=None
-        if host_budget is None
-        else Budget.parse(host_budget, option="host_budget"),
-        devices=chosen_devices,
-    )
+    available = measure_free_memory(options.devices, num_processes=count_processes(options))
     stripped = load_stripped(folder, config.dtype, home)
     release_unused()
     plain, layers = stripped.model, stripped.layers
-    if not isinstance(store, StoreConfig):
-        store = StoreConfig(path=None if store is None else Path(store))
-    experts: ExpertStore = stripped.open_store(page_cache=store.page_cache)
+    experts: ExpertStore = stripped.open_store(page_cache=options.store.page_cache)
     spec = stripped.spec(folder, config)
-    if store.path is not None:
+    if options.store.path is not None:
         # Imported here because pydantic takes 5 MiB, which nothing else needs.
         from runtime.store.packed.store import open_store
 
         experts.close()
-        experts = open_store(store.path, spec, checkpoint=folder, page_cache=store.page_cache)
-    system = system or SystemConfig()
+        experts = open_store(
+            options.store.path, spec, checkpoint=folder, page_cache=options.store.page_cache
+        )
     part = None
-    if expert_parallel:
+    if options.expert_parallel:
         # Imported here because device meshes take memory, which one process does not need.
         from runtime.hf import ranks
 
-        part = ranks.find_own_part(layers, experts, has_devices=bool(devices))
-    if not isinstance(predictor, Predictor):
-        predictor = load_system_predictor(
-            system,
-            spec,
-            name=config.name,
-            chosen=predictor,
-            entries=entries,
-            makers={"skip": partial(build_skip_predictor, layers)},
-        )
-    options = EngineOptions(
-        system=system,
-        predictor=predictor,
-        reuse_predictor=load_reuse_predictor(system, spec, name=config.name, entries=entries),
-        timeline=None if trace_events is None else ChromeTraceWriter(trace_events),
-        part=part,
+        part = ranks.find_own_part(layers, experts, has_devices=options.names_devices)
+    budget, auto = options.budget, None
+    if budget is None:
+        auto = choose_auto_budget(options, stripped, experts, spec, available, part=part)
+        budget = auto.budget
+        log.info("%s", auto.describe())
+    memory = EngineMemory(budget=budget, host_budget=options.host_budget, devices=options.devices)
+    predictors = load_system_predictors(
+        options.system,
+        spec,
+        config,
+        chosen=options.predictor,
+        entries=options.entries,
+        makers={"skip": partial(build_skip_predictor, layers)},
     )
-    engine = build_engine(experts, spec, memory, options)
+    engine = build_engine(
+        experts,
+        spec,
+        memory,
+        EngineOptions(
+            system=options.system,
+            predictor=predictors.forecast,
+            reuse_predictor=predictors.reuse,
+            timeline=None
+            if options.trace_events is None
+            else ChromeTraceWriter(options.trace_events),
+            part=part,
+        ),
+    )
     signals = frozenset({Signal.ROUTED}) | engine.driver.all_signals
-    is_spread = len(set(chosen_devices)) > 1
+    is_spread = len(set(options.devices)) > 1
     if part is None:
         attached = attach_experts(layers, engine, home=home if is_spread else None)
     else:
@@ -145,6 +152,7 @@ def load(
         engine=engine,
         probes=Probes(plain, signals, engine, layers=layers),
         experts=attached,
+        auto_budget=auto,
     )
     plain.close = plain.moecast.close
     guard_model(plain, layers)
@@ -152,64 +160,77 @@ def load(
     return plain
 
 
-def load_served(config: ServedConfig, *, budget: Budget | str | int) -> PreTrainedModel:
-    return load(
-        config.model,
-        predictor=config.predictor,
-        budget=budget,
-        host_budget=config.host_budget,
-        system=config.system,
-        device=config.device,
-        devices=config.devices,
-        store=config.store,
-        trace_events=config.trace_events,
+def choose_auto_budget(
+    options: LoadOptions,
+    stripped: StrippedModel,
+    store: ExpertStore,
+    spec: ModelSpec,
+    available: Sequence[int],
+    *,
+    part: RankPart | None = None,
+) -> AutoBudget:
+    """Return the budget that `available` bytes of free memory allow.
+
+    Raises:
+        BudgetError: they do not hold what one step needs.
+    """
+    has_host = needs_host_tier(options.devices, options.host_budget)
+    _, needs, host = size_tiers(store, spec, has_host=has_host, part=part)
+    model, reserve = stripped.model, options.kv_reserve
+    num_tokens = min(KV_TOKENS, context_length(model.config) or KV_TOKENS)
+    kv_bytes = reserve.num_bytes
+    if kv_bytes is None:
+        sequence_bytes = estimate_cache_bytes(model.config, num_tokens, model.dtype)
+        kv_bytes = 0 if reserve.share else reserve.num_sequences * sequence_bytes
+    free = FreeMemory(
+        devices=options.devices,
+        available=available,
+        weights=count_weight_bytes(model),
+        kv_caches=kv_bytes,
+        host_tier=options.host_budget.resolve(total_bytes=host.total_bytes)
+        if options.host_budget is not None and options.devices[0].type == "cpu"
+        else 0,
+    )
+    return choose_budget(needs, free, share=1 - reserve.share)
+
+
+def count_processes(options: LoadOptions) -> int:
+    """Return the processes on this machine that load a share of the experts each."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if options.expert_parallel else 1
+
+
+def load_served(
+    config: ServedConfig, *, budget: Budget | str | int, kv_reserve: KVReserve | None = None
+) -> PreTrainedModel:
+    """Load the model of a command; raises as `load_model`."""
+    devices = choose_devices(config.devices)
+    return load_model(
+        LoadOptions(
+            model=config.model,
+            system=config.system,
+            predictor=config.predictor,
+            budget=parse_budget(budget),
+            kv_reserve=kv_reserve or KVReserve(),
+            host_budget=None
+            if config.host_budget is None
+            else Budget.parse(config.host_budget, option="host_budget"),
+            devices=devices or [choose_device(config.device)],
+            names_devices=bool(devices),
+            store=config.store,
+            trace_events=config.trace_events,
+        )
     )
 
 
-def choose_device(device: str | torch.device) -> torch.device:
-    """Return a device by name.
+def parse_budget(budget: Budget | str | float) -> Budget | None:
+    """Return a budget as `Budget.parse`, None for `auto`.
 
     Raises:
-        CheckpointError: no such device, or none that this torch can use.
+        BudgetError: none of the allowed forms.
     """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if isinstance(budget, str) and budget.strip() == AUTO:
+        return None
     try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise CheckpointError(f"device={device}: write auto, cpu, cuda or cuda:1") from error
-    if chosen.type not in ("cpu", "cuda"):
-        raise CheckpointError(f"device={device}: experts are served on cpu and cuda only")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise CheckpointError(
-            f"device={device}: this torch sees no CUDA device; use device=cpu, or install a CUDA "
-            "build of torch"
-        )
-    return chosen
-
-
-def primary_device(config: ServedConfig) -> torch.device:
-    """Return the device of all weights but experts: plain Transformers is compared there."""
-    return choose_device(config.devices[0] if config.devices else config.device)
-
-
-def choose_devices(devices: str | Sequence[str | torch.device]) -> list[torch.device]:
-    """Return devices by name, none for an empty list; `cpu,cpu` are two with an arena each.
-
-    Raises:
-        CheckpointError: one is not available, or they are of different kinds.
-    """
-    named = devices.split(",") if isinstance(devices, str) and devices else devices
-    chosen = [
-        choose_device(device.strip() if isinstance(device, str) else device) for device in named
-    ]
-    if len({device.type for device in chosen}) > 1:
-        raise CheckpointError(
-            f"devices={','.join(map(str, chosen))}: an expert's output would depend on where it is "
-            "computed; name devices of one kind, such as cuda:0,cuda:1"
-        )
-    # `cuda` and `cuda:0` are the same device but not equal.
-    return [
-        torch.device(device.type, device.index or 0) if device.type == "cuda" else device
-        for device in chosen
-    ]
+        return Budget.parse(budget)
+    except BudgetError as error:
+        raise BudgetError(f"{error}, or {AUTO}") from None

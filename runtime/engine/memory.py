@@ -100,17 +100,49 @@ def find_library_code(smaps: Path) -> Iterator[tuple[int, int]]:
             candidate = None
 
 
-CGROUP = Path("/sys/fs/cgroup")
-"""Version 2: where a container finds the limits that it runs under."""
+CGROUPS = Path("/sys/fs/cgroup")
+"""Where containers and services find the limits that they run under."""
+OWN_CGROUPS = Path("/proc/self/cgroup")
+"""The groups of this process."""
 
 
-def available_memory_bytes(cgroup: Path = CGROUP) -> int:
-    """Return the memory that can be allocated without swapping, within the container's limit."""
-    available = int(psutil.virtual_memory().available)
-    limit, used = cgroup / "memory.max", cgroup / "memory.current"
-    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-        return max(0, min(available, int(limit.read_text()) - int(used.read_text())))
-    return available
+def available_memory_bytes(groups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+    """Return the memory that can be allocated without swapping, within the container's limit.
+
+    The pages of files that a container has read count as used there, but they can be dropped.
+    """
+    rooms = [int(psutil.virtual_memory().available)]
+    for folder, limit_file, used_file in _list_memory_groups(groups, own):
+        limit, used = folder / limit_file, folder / used_file
+        if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+            held = int(used.read_text()) - _read_inactive_file_bytes(folder / "memory.stat")
+            rooms.append(int(limit.read_text()) - held)
+    return max(0, min(rooms))
+
+
+def _list_memory_groups(groups: Path, own: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yields this process's memory groups and all above them, with their files of limit and use.
+
+    A container sees its own group at the top, whatever its path outside is.
+    """
+    lines = own.read_text().splitlines() if own.is_file() else []
+    paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
+    first = next((path for names, path in paths.items() if "memory" in names.split(",")), "/")
+    versions = (
+        (groups, paths.get("", "/"), "memory.max", "memory.current"),
+        (groups / "memory", first, "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    )
+    for top, path, limit_file, used_file in versions:
+        folder = top / path.strip("/")
+        for place in (folder, *folder.parents):
+            if place.is_relative_to(top):
+                yield place, limit_file, used_file
+
+
+def _read_inactive_file_bytes(stat: Path) -> int:
+    lines = stat.read_text().splitlines() if stat.is_file() else []
+    values = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    return int(values.get("total_inactive_file", values.get("inactive_file", 0)))
 
 
 def peak_memory_bytes() -> int:

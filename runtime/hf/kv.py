@@ -1,4 +1,4 @@
-"""Size of a model's KV cache, measured, because architectures differ."""
+"""Size of a model's KV cache: measured, because architectures differ, or estimated beforehand."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 PROMPT_TOKENS = 4
 STEPS = 2
@@ -64,3 +64,26 @@ def count_cache_bytes(cache: Any) -> int:
     leaves = tree_leaves([vars(layer) for layer in getattr(cache, "layers", ())])
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def estimate_cache_bytes(config: PreTrainedConfig, num_tokens: int, dtype: torch.dtype) -> int:
+    """Estimate one row's KV cache from the configuration, before the model can be run.
+
+    Every layer counts as one of full attention, so layers with a window or a state take less.
+    """
+    text: Any = config.get_text_config()
+    heads = _largest(text, "num_key_value_heads") or _largest(text, "num_attention_heads") or 1
+    width = text.hidden_size // (_largest(text, "num_attention_heads") or 1)
+    rotary = _largest(text, "qk_rope_head_dim")
+    key = _largest(text, "qk_nope_head_dim") + rotary if rotary else _largest(text, "head_dim")
+    key = key or width
+    value = _largest(text, "v_head_dim") or key
+    # Those of a decoder with an encoder attend to the encoder's keys and values too.
+    num_layers = text.num_hidden_layers * (2 if config.is_encoder_decoder else 1)
+    return num_layers * heads * (key + value) * num_tokens * dtype.itemsize
+
+
+def _largest(config: Any, name: str) -> int:
+    """Returns a number of the configuration, the largest where layers differ; 0 for none."""
+    value = getattr(config, name, None)
+    return max(value) if isinstance(value, (list, tuple)) else int(value or 0)

@@ -165,6 +165,12 @@ def unmap_weights(model: PreTrainedModel, *, mapped: bool = True) -> PreTrainedM
     return model
 
 
+def count_weight_bytes(model: PreTrainedModel) -> int:
+    """Count the bytes of all parameters and buffers, shared memory once."""
+    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
+    return sum(tensors.values())
+
+
 GENERATING = (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,

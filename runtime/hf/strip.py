@@ -2,15 +2,18 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
+from runtime.config import DTYPES
 from runtime.errors import CheckpointError
 from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
 from runtime.store.tensor_index import read_tensor_index
@@ -159,9 +162,65 @@ def _refuse_pickle(_protocol: object) -> NoReturn:
     )
 
 
+CONVERSIONS = ("to", "half", "float", "double", "bfloat16", "type", "cuda", "cpu")
+"""Methods of modules that convert their parameters to another dtype or device."""
+TARGETS = {
+    "half": torch.float16,
+    "float": torch.float32,
+    "double": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "cpu": torch.device("cpu"),
+}
+"""Target of the conversions that take no argument."""
+
+
+def _find_target(
+    name: str, args: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[torch.device | None, torch.dtype | None]:
+    """Returns the device and the dtype that a conversion asks for."""
+    if name == "cuda":
+        index = args[0] if args else options.get("device")
+        place = f"cuda:{index}" if isinstance(index, int) else (index or "cuda")
+        return torch.device(place), None
+    if name == "type":
+        kind = args[0] if args else options["dst_type"]
+        return None, kind if isinstance(kind, torch.dtype) else torch.empty(0).type(kind).dtype
+    if name == "to":
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **options)
+        return device, dtype
+    target = TARGETS[name]
+    return (target, None) if isinstance(target, torch.device) else (None, target)
+
+
+def _refuse_conversion(model: PreTrainedModel, name: str, *args: Any, **options: Any) -> Any:
+    """Return the model where it has this dtype and device already."""
+    device, dtype = _find_target(name, args, options)
+    if dtype not in (None, model.dtype):
+        raise CheckpointError(
+            f"{name}: a loaded model stays in {model.dtype}, as its experts in moecast's arena do; "
+            f"pass dtype= to load ({', '.join(DTYPES)})"
+        )
+    home = model.device
+    if device is not None and (device.type, device.index or 0) != (home.type, home.index or 0):
+        raise CheckpointError(
+            f"{name}: a loaded model stays on {home}, as its experts in moecast's arena do; pass "
+            f"device= to load, such as device='{device}'"
+        )
+    return model
+
+
+def _refuse_part_conversion(*_args: Any, **_options: Any) -> NoReturn:
+    raise CheckpointError(
+        "a loaded model keeps its dtype and device, as its experts in moecast's arena do; pass "
+        "dtype= or device= to load"
+    )
+
+
 def guard_model(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
-    """Make saving, copying and pickling anything that contains experts an error."""
+    """Make saving, copying, pickling and converting anything that contains experts an error."""
     model.save_pretrained = refuse_to_save
+    for name in CONVERSIONS:
+        setattr(model, name, partial(_refuse_conversion, model, name))
     for layer in layers:
         layer.experts.register_state_dict_pre_hook(_refuse_state)
         parts = layer.name.split(".")
@@ -169,3 +228,4 @@ def guard_model(model: PreTrainedModel, layers: Iterable[MoeLayer]) -> None:
             around = vars(model.get_submodule(".".join(parts[:end])))
             around["__deepcopy__"] = _refuse_copy
             around["__reduce_ex__"] = _refuse_pickle
+            around["_apply"] = _refuse_part_conversion

@@ -15,10 +15,14 @@ UNITS = {
     "KIB": KIB,
     "MIB": MIB,
     "GIB": GIB,
+    "TIB": 1024 * GIB,
     "KB": 10**3,
     "MB": 10**6,
     "GB": 10**9,
+    "TB": 10**12,
 }
+FORMS = "a size such as 4GiB or 1TiB, a share such as 50%, or a fraction such as 0.5"
+"""Forms of a budget, for error messages."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +38,30 @@ class Budget:
         assert (self.num_bytes is None) != (self.percent is None), self
 
     @classmethod
-    def parse(cls, value: "Budget | str | int", *, option: str = "budget") -> "Budget":
-        """Read a size (`4GiB`), a share (`50%`) or a number of bytes.
+    def parse(cls, value: "Budget | str | float", *, option: str = "budget") -> "Budget":
+        """Read a size (`4GiB`), a share (`50%`), a fraction (`0.5`) or a whole number of bytes.
 
         Raises:
-            BudgetError: not a size and not a share.
+            BudgetError: none of these.
         """
         if isinstance(value, Budget):
             return value
-        if isinstance(value, int):
+        if isinstance(value, int) and not isinstance(value, bool):
             return cls(num_bytes=value, option=option)
-        text = value.strip()
+        text = str(value).strip()
         if share := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
             return cls(percent=float(share[1]), option=option)
+        if re.fullmatch(r"\d*\.\d+(e-\d+)?|\d+e-\d+", text):
+            fraction = float(text)
+            if not 0 < fraction <= 1:
+                raise BudgetError(
+                    f"{option}={value}: a fraction of all experts must be above 0 and at most 1; "
+                    f"or write {FORMS}"
+                )
+            return cls(percent=100 * fraction, option=option)
         size = _parse_bytes(text)
-        if size is None:
-            raise BudgetError(
-                f"{option}={value!r}: write a size such as 4GiB or 512MiB, or a share such as 50%"
-            )
+        if size is None or not isinstance(value, str):
+            raise BudgetError(f"{option}={value!r}: write {FORMS}")
         return cls(num_bytes=size, option=option)
 
     def resolve(self, *, total_bytes: int) -> int:
@@ -109,6 +119,11 @@ class SlotRequirements:
         """Memory for every expert: 100 % includes the conversion buffer."""
         return self.num_experts * self.slot_bytes + self.scratch_bytes
 
+    @property
+    def least_bytes(self) -> int:
+        """Memory for the experts of one token in one layer."""
+        return self.top_k * self.slot_bytes + self.scratch_bytes
+
 
 def count_slots(budget: Budget, needs: SlotRequirements) -> int:
     """Return the slots that the budget holds, at most one for each expert of the model.
@@ -117,7 +132,7 @@ def count_slots(budget: Budget, needs: SlotRequirements) -> int:
         BudgetError: less than one layer of one token needs, with that least budget in bytes.
     """
     num_bytes = budget.resolve(total_bytes=needs.total_bytes)
-    least = needs.top_k * needs.slot_bytes + needs.scratch_bytes
+    least = needs.least_bytes
     if num_bytes < least:
         raise BudgetError(
             f"{budget.option} of {num_bytes} bytes is too small: one step needs {needs.top_k} "

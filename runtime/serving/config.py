@@ -6,7 +6,7 @@ from pathlib import Path
 
 from predictors.config import SECRET
 from predictors.errors import MoecastError, unknown
-from runtime.config import ServedConfig
+from runtime.config import AUTO, ServedConfig
 
 MAX_PORT = 65535
 
@@ -21,8 +21,9 @@ class ServeConfig(ServedConfig):
     """With launcher=ray: number of servers, each with its own model and budget."""
     ray_address: str | None = None
     """With launcher=ray: address of a Ray cluster to join with a token; none: this machine only."""
-    budget: str = "50%"
-    """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
+    budget: str = AUTO
+    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
+    experts (50%) or a fraction (0.5)."""
     host: str = "127.0.0.1"
     """Address to listen on; one that other machines reach needs a key, or insecure=true."""
     port: int = 8000
@@ -71,6 +72,11 @@ class ServeConfig(ServedConfig):
             raise MoecastError(
                 f"replicas={self.replicas}, ray_address={self.ray_address}: launcher=local serves "
                 "one replica in this process; use launcher=ray"
+            )
+        if self.launcher == RAY and self.budget == AUTO:
+            raise MoecastError(
+                "budget=auto: with launcher=ray, replicas share a machine's memory; set the budget "
+                "of each replica, such as budget=4GiB or budget=25%"
             )
         if self.launcher == RAY and self.port == 0:
             raise MoecastError("port=0: launcher=ray needs a port number")

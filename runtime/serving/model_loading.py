@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from runtime.config import BUILTIN
-from runtime.engine.loading import load_served
+from runtime.engine.loading import KVReserve, load_served
 from runtime.errors import CheckpointError
 from runtime.generation.lockstep.group import LockstepGroup
 from runtime.hf.kv import measure_cache_size
@@ -39,7 +39,8 @@ def load_model(config: ServeConfig) -> LoadedModel:
     """
     kv_budget = None if config.kv_budget is None else parse_size(config.kv_budget, name="kv_budget")
     with ExitStack() as on_failure:
-        model = load_served(config, budget=config.budget)
+        reserve = KVReserve(num_sequences=config.max_running, num_bytes=kv_budget)
+        model = load_served(config, budget=config.budget, kv_reserve=reserve)
         on_failure.callback(model.close)
         budget = None if kv_budget is None else KVCacheBudget(measure_cache_size(model), kv_budget)
         folder = model.moecast.folder

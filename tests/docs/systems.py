@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from runtime.config import SystemConfig
-from runtime.policy.systems import FOLDER, load_system, system_names
+from runtime.presets import FOLDER, load_system, system_names
 
 SHOWN_APART = ("name", "predictor", "eviction", "prefetch")
 

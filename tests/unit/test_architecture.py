@@ -20,6 +20,7 @@ ROOMS = (
     "config",
     "errors",
     "openmp",
+    "presets",
     "policy",
     "sim",
     "store",

@@ -8,7 +8,7 @@ from peer_worker import AnswerFunction, PeerRequest, main
 
 from runtime import load as load_served
 from runtime.config import ModelConfig
-from runtime.policy.systems import load_system
+from runtime.presets import load_system
 
 
 def load(request: PeerRequest) -> AnswerFunction:

@@ -5,10 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from predictors.errors import MoecastError
-from runtime.config import MISSING, ServedConfig
-
-AUTO = "auto"
-"""`n=auto`: the planner chooses the group size."""
+from runtime.config import AUTO, MISSING, ServedConfig
 
 
 class Fsync(StrEnum):
@@ -83,8 +80,9 @@ class BatchConfig(GroupConfig, ServedConfig):
     resumes an interrupted run."""
     overwrite: bool = False
     """Delete the results in `output` and start again."""
-    budget: str = "50%"
-    """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
+    budget: str = AUTO
+    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
+    experts (50%) or a fraction (0.5)."""
     memory: str | None = None
     """Memory for experts and KV caches together, split by the planner; replaces `budget` and
     `kv_budget`."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from runtime.config import StoreConfig
+from runtime.config import AUTO, StoreConfig
 from runtime.errors import TransferError
-from runtime.generation.batch.config import AUTO, GroupConfig, Offload
+from runtime.generation.batch.config import GroupConfig, Offload
 from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_batches
 from runtime.generation.batch.micro_batches import run_micro_batches
 from runtime.generation.batch.prompts import (

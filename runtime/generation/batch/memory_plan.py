@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from predictors.correlation import CorrelationPredictor
 from predictors.units import MIB
 from runtime.config import StoreConfig, SystemConfig
-from runtime.engine.loading import load_served
+from runtime.engine.loading import KVReserve, load_served
 from runtime.engine.memory import available_memory_bytes
 from runtime.generation.batch.config import BatchConfig, GroupConfig, Offload
 from runtime.generation.batch.cost_profile import CostProfile, load_or_measure
@@ -145,24 +145,29 @@ def with_whole_layer_buffers(system: SystemConfig) -> SystemConfig:
 def load_with_plan(config: BatchConfig, batches: list[Batch]) -> tuple[PreTrainedModel, PlannedRun]:
     """Load the model and plan the run.
 
-    With `memory` the model is loaded twice: with half of it to measure, then with the share that
-    the plan gives to experts.
+    With `memory`, and where `budget=auto` finds less free memory than experts and KV caches need,
+    the model is loaded twice: with half of the memory to measure, then with the share that the plan
+    gives to experts.
 
     Raises:
         PlanError: KV caches would not fit.
         BudgetError: the memory does not hold the experts of one step.
     """
     config = replace(config, system=with_whole_layer_buffers(config.system))
-    if config.memory is None:
-        with ExitStack() as on_failure:
-            model = load_served(config, budget=config.budget)
-            on_failure.callback(model.moecast.close)
+    memory = None if config.memory is None else parse_size(config.memory, name="memory")
+    kv_budget = None if config.kv_budget is None else parse_size(config.kv_budget, name="kv_budget")
+    reserve = KVReserve(num_bytes=kv_budget, share=0.5 if kv_budget is None else 0.0)
+    with ExitStack() as closing:
+        budget = config.budget if memory is None else memory // 2
+        model = load_served(config, budget=budget, kv_reserve=reserve)
+        closing.callback(model.moecast.close)
+        auto = model.moecast.auto_budget
+        if auto is not None and kv_budget is None and not auto.holds_all:
+            memory = auto.free.room
+        if memory is None:
             planned = plan_batches(model, batches, config, store=config.store)
-            on_failure.pop_all()
-        return model, planned
-    memory = parse_size(config.memory, name="memory")
-    model = load_served(config, budget=memory // 2)
-    with model.moecast:
+            closing.pop_all()
+            return model, planned
         found, was_known = load_or_measure(model, batches[0], store=config.store)
         expert_bytes, made = split_memory(
             memory,

@@ -4,15 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from predictors.errors import MoecastError
-from runtime.config import ServedConfig
+from runtime.config import AUTO, ServedConfig
 
 
 @dataclass(kw_only=True)
 class ChatConfig(ServedConfig):
     """A chat in the terminal."""
 
-    budget: str = "50%"
-    """Memory for experts: a size (4GiB, 512MiB) or a share of all experts' bytes (50%)."""
+    budget: str = AUTO
+    """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
+    experts (50%) or a fraction (0.5)."""
     system_prompt: str | None = None
     """System prompt of the conversation."""
     max_new_tokens: int = 512

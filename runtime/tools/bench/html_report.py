@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from predictors.units import GIB
-from runtime.policy.systems import ON_DEMAND, PROMOE
+from runtime.presets import ON_DEMAND, PROMOE
 from runtime.tools.bench.rows import BenchRow
 from runtime.tools.bench.table import BYTES, SPEED, list_remarks, make_cells, row_label
 from runtime.tools.bench.variants import ABLATIONS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from runtime.config import SystemConfig
-from runtime.policy.systems import ON_DEMAND
+from runtime.presets import ON_DEMAND
 from runtime.tools.bench.rounds import CaseOutcome
 from runtime.tools.bench.tasks import ServedRun
 from runtime.tools.comparison import Condition

@@ -15,16 +15,19 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from predictors.errors import MoecastError
 from runtime.config import ModelConfig, SystemConfig
+from runtime.engine.devices import choose_device
 from runtime.engine.engine import Engine
 from runtime.engine.forecasters import locate_predictor
-from runtime.engine.loading import choose_device, load
+from runtime.engine.loading import LoadOptions, load_model
 from runtime.engine.memory import peak_memory_bytes
+from runtime.hf.loading import count_weight_bytes
 from runtime.hf.tokens import pad_batch, pad_token_id
+from runtime.policy.budget import Budget
 from runtime.policy.counters import sum_counters
 from runtime.store.model_source import identity, resolve
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask, ServedRun, ServeTask
-from runtime.tools.verify.reference import count_weight_bytes, load_plain_model
+from runtime.tools.verify.reference import load_plain_model
 
 
 class PrefillMark(LogitsProcessor):
@@ -90,15 +93,17 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
     """
     config = task.config
     system = with_counts(task.case.variant.system, config.model, config.entries)
-    model = load(
-        config.model,
-        predictor=config.predictor if system.prefetch else None,
-        budget=task.case.condition.budget,
-        system=system,
-        device=config.device,
-        store=config.store,
-        entries=config.entries,
-        trace_events=task.trace_events,
+    model = load_model(
+        LoadOptions(
+            model=config.model,
+            predictor=config.predictor if system.prefetch else None,
+            budget=Budget.parse(task.case.condition.budget),
+            system=system,
+            devices=[choose_device(config.device)],
+            store=config.store,
+            entries=config.entries,
+            trace_events=task.trace_events,
+        )
     )
     with model.moecast as handle:
         engine = handle.engine

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.config import ORACLE, SystemConfig
-from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
+from runtime.presets import ON_DEMAND, PROMOE, load_system
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.comparison import Case, Condition, Variant
 

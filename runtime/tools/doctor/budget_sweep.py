@@ -5,19 +5,14 @@ from typing import Any
 
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
-from predictors.units import MIB
 from runtime.config import SystemConfig
+from runtime.engine.auto_budget import PROCESS_BYTES
 from runtime.errors import BudgetError
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
-from runtime.policy.systems import ON_DEMAND, PROMOE, load_system
+from runtime.presets import ON_DEMAND, PROMOE, load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import RecordedStep
-
-PROCESS_BYTES = 300 * MIB
-"""Most bytes of a process without weights and arena (`verify` measures it)."""
-USABLE_MEMORY_SHARE = 0.9
-"""Share of free memory that a suggested budget may use."""
 
 
 def sweep_budgets(
@@ -73,15 +68,3 @@ def sweep_budgets(
             }
         )
     return rows
-
-
-def suggest_budget(
-    *, total_bytes: int, least_bytes: int, resident_bytes: int, available_bytes: int
-) -> int | None:
-    """Suggest a budget in bytes: all experts if they fit, else what free memory allows.
-
-    Returns None if that is less than one step needs.
-    """
-    room = int(USABLE_MEMORY_SHARE * available_bytes) - resident_bytes - PROCESS_BYTES
-    budget = min(total_bytes, room)
-    return budget if budget >= least_bytes else None

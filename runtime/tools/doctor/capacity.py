@@ -12,11 +12,11 @@ from statistics import fmean
 from predictors.base import Predictor
 from predictors.spec import ModelSpec
 from runtime.config import ShapeConfig, SystemConfig
+from runtime.engine.auto_budget import PROCESS_BYTES
 from runtime.policy.counters import sum_counters
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import RecordedStep, batch_steps, first_request
-from runtime.tools.doctor.budget_sweep import PROCESS_BYTES
 
 PRECISION = 0.02
 """Share of all experts by which the budget may exceed the smallest possible one."""

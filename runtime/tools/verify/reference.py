@@ -56,12 +56,6 @@ def load_plain_model(config: ModelConfig, device: torch.device) -> PreTrainedMod
     return load_plain(resolve(config), dtype=dtype).to(device)
 
 
-def count_weight_bytes(model: PreTrainedModel) -> int:
-    """Count the bytes of all parameters and buffers, shared memory once."""
-    tensors = {t.data_ptr(): t.nbytes for t in [*model.parameters(), *model.buffers()]}
-    return sum(tensors.values())
-
-
 def load_lazy(folder: Path, dtype: str) -> PreTrainedModel:
     """Load the model with its own eager loop over experts that are read one at a time.
 

@@ -10,12 +10,14 @@ import transformers
 
 from predictors.errors import MoecastError
 from runtime.config import VerifyModelConfig
-from runtime.engine.loading import load_served, primary_device
+from runtime.engine.devices import primary_device
+from runtime.engine.loading import load_served
 from runtime.engine.memory import peak_memory_bytes
+from runtime.hf.loading import count_weight_bytes
 from runtime.store.model_source import resolve
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.verify.answers import write_answers
-from runtime.tools.verify.reference import count_weight_bytes, load_lazy, load_plain_model
+from runtime.tools.verify.reference import load_lazy, load_plain_model
 
 
 class VerifySide(StrEnum):

@@ -11,7 +11,7 @@ from predictors.errors import MoecastError
 from runtime.commands.capacity import REQUESTS, sample_texts
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, HardwareConfig, ModelConfig, ShapeConfig
-from runtime.policy.systems import ON_DEMAND, load_system
+from runtime.presets import ON_DEMAND, load_system
 from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps

@@ -16,7 +16,7 @@ from runtime.config import SystemConfig
 from runtime.engine import predictor_guard
 from runtime.engine.monitor import EngineMonitor
 from runtime.engine.predictor_guard import MAX_SLOW_CALLS, PredictorGuard
-from runtime.policy.systems import load_system
+from runtime.presets import load_system
 from tests.builders.entries import tiny_spec
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.served import serve

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.policy.systems import load_system
+from runtime.presets import load_system
 from runtime.sim.hardware import MeasuredHardware, Overheads, RooflineHardware
 from runtime.sim.lower_bound import bound_time, count_least_misses
 from runtime.sim.replay import replay

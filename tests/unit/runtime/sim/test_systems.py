@@ -9,12 +9,12 @@ from configs.compose import compose_typed
 from predictors.base import Forecast, Predictor, Signal, known_options
 from predictors.errors import MoecastError
 from predictors.registry import KINDS, REUSE_PREDICTORS
+from runtime import presets as systems
 from runtime.config import ORACLE, SystemConfig
-from runtime.policy import systems
 from runtime.policy.build import build_device_cache, build_scheduler
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import PRIORITY_FUNCTIONS
-from runtime.policy.systems import load_system, system_names
+from runtime.presets import load_system, system_names
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
 from tests.builders.entries import tiny_spec

@@ -1,0 +1,89 @@
+"""Reads the presets of `configs/system` and `configs/model`, the only place where they are defined.
+
+They are what `system=NAME` and `model=NAME` mean on the command line, and in Python.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from predictors.errors import MoecastError, unknown
+from runtime.config import ModelConfig, SystemConfig
+from runtime.errors import CheckpointError
+
+FOLDER = Path(__file__).resolve().parents[1] / "configs"
+
+DEFAULT_SYSTEM = "moecast"
+"""The system of commands that serve a model, and of `load`."""
+ON_DEMAND = "on-demand"
+"""The system without prefetching: the baseline of every comparison."""
+PROMOE = "promoe"
+"""The system of ProMoE, whose techniques `bench ablation=true` turns off one by one."""
+
+
+def system_names() -> list[str]:
+    return _names("system")
+
+
+def model_names() -> list[str]:
+    return _names("model")
+
+
+def load_system(name: str) -> SystemConfig:
+    """Reads `configs/system/NAME.yaml`, as `system=NAME` does on the command line.
+
+    Raises:
+        MoecastError: There is no such system, or its file has an unknown key.
+    """
+    return _read("system", name, SystemConfig)
+
+
+def load_model_preset(name: str) -> ModelConfig:
+    """Reads `configs/model/NAME.yaml`, as `model=NAME` does on the command line.
+
+    Raises:
+        MoecastError: There is no such model, or its file has an unknown key.
+    """
+    return _read("model", name, ModelConfig)
+
+
+def find_model(model: str | Path) -> ModelConfig:
+    """Returns the configuration of a preset, a folder or a Hub id, in this order.
+
+    A folder that has a preset's name is given as `./NAME`. The Hub id of a preset is that preset.
+    Whether a folder or a repository exists is checked when it is loaded.
+
+    Raises:
+        CheckpointError: It is a word that is none of them; the message has the presets.
+    """
+    text, folder = str(model), Path(model).expanduser()
+    if folder.is_dir() and text not in model_names():
+        return ModelConfig(name=folder.resolve().name, id=text)
+    for preset in map(load_model_preset, model_names()):
+        if text in (preset.name, preset.id):
+            return preset
+    if isinstance(model, Path) or "/" in text or text.startswith((".", "~")):
+        return ModelConfig(name=folder.name, id=text)
+    raise CheckpointError(
+        f"{unknown('model', text, model_names())}. Or give a folder (./{text}) or a repository of "
+        "the Hub (ORG/NAME)"
+    )
+
+
+def _names(group: str) -> list[str]:
+    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
+
+
+def _read(group: str, name: str, schema: Any) -> Any:
+    names = _names(group)
+    if name not in names:
+        raise MoecastError(unknown(group, name, names))
+    values = yaml.safe_load((FOLDER / group / f"{name}.yaml").read_text())
+    values.pop("defaults", None)  # Hydra's: the schema that the keys below are checked against.
+    known = [field.name for field in fields(schema)]
+    for key in values:
+        if key not in known:
+            raise MoecastError(f"{name}.yaml: {unknown('option', key, known)}")
+    return schema(**values)
