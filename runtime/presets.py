@@ -72,6 +72,13 @@ def find_model(model: str | Path) -> ModelConfig:
     )
 
 
+def describe_choice(model: ModelConfig) -> str:
+    """Returns the arguments that choose a model and its dtype on the command line."""
+    name = model.name if model.name in model_names() else model.id
+    usual = find_model(name).dtype
+    return name if model.dtype == usual else f"{name} model.dtype={model.dtype}"
+
+
 def _names(group: str) -> list[str]:
     return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
 

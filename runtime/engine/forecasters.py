@@ -13,7 +13,7 @@ from predictors.base import Predictor
 from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE, ModelConfig, SystemConfig
-from runtime.presets import model_names
+from runtime.presets import describe_choice
 
 log = logging.getLogger(__name__)
 
@@ -129,13 +129,12 @@ def load_system_predictors(
     changes = [*filter(None, [*changes, change])]
     if changes:
         log.warning(
-            "no trained predictors for %s in %s: system %s %s. Train and add them: moecast train "
-            "%s, then moecast zoo push",
+            "no trained predictors for %s in %s: system %s %s. To train them: moecast train %s",
             name,
             spec.dtype,
             system.name,
             " and ".join(changes),
-            name if name in model_names() else model.id,
+            describe_choice(model),
         )
     return SystemPredictors(forecast=predictor, reuse=reuse)
 

@@ -28,7 +28,7 @@ class ModelHandle:
     probes: Probes
     experts: Sequence[LayerExperts]
     auto_budget: AutoBudget | None = None
-    """How the budget was computed from free memory; None where it was given."""
+    """The budget as computed from free memory; None for a budget that was given."""
 
     def connect(self, target: EngineInterface) -> None:
         """Send events and requests of experts to `target`; only between two forward passes."""

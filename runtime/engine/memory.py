@@ -101,7 +101,7 @@ def find_library_code(smaps: Path) -> Iterator[tuple[int, int]]:
 
 
 CGROUPS = Path("/sys/fs/cgroup")
-"""Where containers and services find the limits that they run under."""
+"""The limits that containers and services run under (Linux)."""
 OWN_CGROUPS = Path("/proc/self/cgroup")
 """The groups of this process."""
 

@@ -72,15 +72,20 @@ def estimate_cache_bytes(config: PreTrainedConfig, num_tokens: int, dtype: torch
     Every layer counts as one of full attention, so layers with a window or a state take less.
     """
     text: Any = config.get_text_config()
-    heads = _largest(text, "num_key_value_heads") or _largest(text, "num_attention_heads") or 1
-    width = text.hidden_size // (_largest(text, "num_attention_heads") or 1)
-    rotary = _largest(text, "qk_rope_head_dim")
-    key = _largest(text, "qk_nope_head_dim") + rotary if rotary else _largest(text, "head_dim")
-    key = key or width
-    value = _largest(text, "v_head_dim") or key
-    # Those of a decoder with an encoder attend to the encoder's keys and values too.
+    heads = _largest(text, "num_attention_heads") or 1
+    rotary, latent = _largest(text, "qk_rope_head_dim"), _largest(text, "kv_lora_rank")
+    if latent:
+        # Multi-head latent attention caches one vector for all heads (DeepSeek-V2, section 2.1).
+        width = latent + rotary
+    else:
+        key = _largest(text, "head_dim") or text.hidden_size // heads
+        value = _largest(text, "v_head_dim") or key
+        width = (_largest(text, "num_key_value_heads") or heads) * (key + value)
+    # Sparse attention caches one more key, by which it chooses tokens.
+    width += _largest(text, "index_head_dim")
+    # A decoder with an encoder keeps the encoder's keys and values too.
     num_layers = text.num_hidden_layers * (2 if config.is_encoder_decoder else 1)
-    return num_layers * heads * (key + value) * num_tokens * dtype.itemsize
+    return num_layers * width * num_tokens * dtype.itemsize
 
 
 def _largest(config: Any, name: str) -> int:

@@ -95,7 +95,10 @@ def explain_failure(config: ModelConfig, error: OSError) -> str:
 
 def explain_missing(model_id: str) -> str:
     """Explains what there is in place of a model that is not on this machine."""
-    hint = "download it from the Hub with model.local_only=false, or give a folder"
+    hint = (
+        "download it from the Hub with model.local_only=false (in Python local_only=False), or "
+        "give a folder"
+    )
     if cached := cached_models():
         hint += f". In the Hub's cache: {list_names(cached)}"
     parent = nearest_parent(Path(model_id))

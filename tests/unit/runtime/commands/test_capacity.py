@@ -11,12 +11,12 @@ from predictors.errors import MoecastError
 from runtime.commands.capacity import REQUESTS, sample_texts
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, HardwareConfig, ModelConfig, ShapeConfig
+from runtime.engine.auto_budget import PROCESS_BYTES
 from runtime.presets import ON_DEMAND, load_system
 from runtime.sim.hardware import describe_hardware
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 from runtime.tools.doctor import capacity
-from runtime.tools.doctor.budget_sweep import PROCESS_BYTES
 from runtime.tools.doctor.capacity import (
     CapacityContext,
     UserLoad,

@@ -11,6 +11,7 @@ import torch
 
 from runtime.commands.doctor import run
 from runtime.config import DoctorConfig, ModelConfig, PageCache
+from runtime.engine.auto_budget import PROCESS_BYTES
 from runtime.errors import CheckpointError
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import load_stripped
@@ -18,7 +19,7 @@ from runtime.profiling import bandwidth, facts
 from runtime.profiling.bandwidth import measure_disk_bandwidth, time_reads
 from runtime.sim.hardware import MeasuredHardware
 from runtime.store.on_demand import OnDemandReader
-from runtime.tools.doctor.budget_sweep import PROCESS_BYTES, suggest_budget, sweep_budgets
+from runtime.tools.doctor.budget_sweep import sweep_budgets
 from runtime.tools.doctor.model_files import check_files
 from runtime.tools.doctor.routing_recorder import CapturedStep, record_routing
 from tests.builders.models import plain_eager, tiny_qwen2_moe
@@ -138,24 +139,6 @@ def test_skip_predictor__needs_one_matrix_for_each_layer(tmp_path):
         build_skip_predictor([layers[0], SimpleNamespace(router=SimpleNamespace())], {"spec": spec})
         is None
     )
-
-
-@pytest.mark.parametrize(
-    ("available", "expected"),
-    [(10 * PROCESS_BYTES, 1000), (2 * PROCESS_BYTES, 1000), (PROCESS_BYTES, None)],
-)
-def test_suggestion__all_experts_or_free_memory_or_nothing(available, expected):
-    found = suggest_budget(
-        total_bytes=1000, least_bytes=100, resident_bytes=50, available_bytes=available
-    )
-    assert found == expected
-
-
-def test_suggestion__leaves_a_tenth_of_free_memory():
-    found = suggest_budget(
-        total_bytes=2**40, least_bytes=1, resident_bytes=10, available_bytes=10 * PROCESS_BYTES
-    )
-    assert found == 9 * PROCESS_BYTES - 10 - PROCESS_BYTES
 
 
 def test_files__truncated_missing_and_altered_are_reported(tmp_path):

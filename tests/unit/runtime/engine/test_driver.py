@@ -47,9 +47,9 @@ def test_keeper__is_shown_each_step_and_decides_what_stays(
 
     def resolved(system, spec, *, name, entries=None):
         predictors.append(Likes(spec, favourite=5))
-        return predictors[0]
+        return predictors[0], ""
 
-    monkeypatch.setattr("runtime.engine.loading.load_reuse_predictor", resolved)
+    monkeypatch.setattr("runtime.engine.forecasters.load_reuse_predictor", resolved)
     system = SystemConfig(name="kept", prefetch=False, eviction="reuse", reuse_predictor="x/reuse")
     tokens = torch.arange(24)[None] % 60
     model = load(

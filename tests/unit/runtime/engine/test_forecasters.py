@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from predictors.baselines import DependencyPredictor, PopularityPredictor, SkipPredictor
-from runtime.config import SystemConfig
+from runtime.config import ModelConfig, SystemConfig
 from runtime.engine.forecasters import (
+    SystemPredictors,
     load_forecaster,
     load_reuse_predictor,
     load_system_predictor,
+    load_system_predictors,
     locate_predictor,
 )
 from tests.builders.entries import tiny_entry, tiny_spec
@@ -75,54 +77,67 @@ def test_locate__a_damaged_entry_of_another_model_does_no_harm(tmp_path, caplog)
 def test_system__overrides_options_of_its_own_predictor_only(tmp_path):
     entries = popularity(tmp_path)
     system = SystemConfig(predictor="popularity", predictor_options={"ahead": 1})
-    made = load_system_predictor(system, SPEC, name="tiny", entries=entries)
-    assert made.ahead == 1
+    made, change = load_system_predictor(system, SPEC, name="tiny", entries=entries)
+    assert (made.ahead, change) == (1, "")
     chosen = str(entries / "popularity")
-    assert load_system_predictor(system, SPEC, name="tiny", chosen=chosen).ahead is None
+    made, change = load_system_predictor(system, SPEC, name="tiny", chosen=chosen)
+    assert (made.ahead, change) == (None, "")
 
 
 def test_system__without_an_entry_serves_on_demand_and_says_so(caplog):
     system = SystemConfig(name="some", predictor="token", reuse_predictor="reuse")
-    assert load_system_predictor(system, SPEC, name="nowhere") is None
-    assert load_reuse_predictor(system, SPEC, name="nowhere") is None
-    said = [record.getMessage() for record in caplog.records]
-    assert "some serves on demand: there is no zoo entry nowhere/token" in said[0]
-    assert "some evicts by usage counts: there is no zoo entry nowhere/reuse" in said[1]
+    made = load_system_predictors(system, SPEC, ModelConfig(name="nowhere", id="/models/nowhere"))
+    assert made == SystemPredictors()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "no trained predictors for nowhere in float32: system some serves on demand (no token) and "
+        "evicts by usage counts (no reuse). To train them: moecast train /models/nowhere"
+    )
 
 
-def test_system__without_an_entry_uses_its_fallback_and_warns(caplog):
+def test_system__of_a_preset_in_another_dtype_says_how_to_train_for_it(caplog):
+    system = SystemConfig(name="some", predictor="token")
+    load_system_predictors(system, SPEC, ModelConfig(dtype="bfloat16"))
+    assert caplog.text.endswith("moecast train qwen2-moe-tiny model.dtype=bfloat16\n")
+
+
+def test_system__without_an_entry_uses_its_fallback():
     def own_routers(given):
         return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
 
     system = SystemConfig(name="ours", predictor="residual", fallback="skip")
     makers = {"skip": own_routers}
-    made = load_system_predictor(system, SPEC, name="nowhere", makers=makers)
-    assert made.kind == "skip"
-    assert "ours forecasts with skip: there is no zoo entry nowhere/residual" in caplog.text
-    caplog.clear()
-    assert load_system_predictor(system, SPEC, name="nowhere") is None
-    assert "ours serves on demand" in caplog.text
+    made, change = load_system_predictor(system, SPEC, name="nowhere", makers=makers)
+    assert (made.kind, change) == ("skip", "forecasts with skip (no residual)")
+    made, change = load_system_predictor(system, SPEC, name="nowhere")
+    assert (made, change) == (None, "serves on demand (no residual)")
 
 
-def test_system__serves_on_demand_if_the_entry_does_not_match(tmp_path, caplog):
+def test_system__uses_no_entry_that_does_not_match(tmp_path):
     entries = popularity(tmp_path, num_layers=2, revision="another")
     system = SystemConfig(name="some", predictor="popularity")
-    assert load_system_predictor(system, SPEC, name="tiny", entries=entries) is None
-    assert "some serves on demand" in caplog.text
-    assert "another" in caplog.text
-    caplog.clear()
+    made, change = load_system_predictor(system, SPEC, name="tiny", entries=entries)
+    assert made is None
+    assert change == f"serves on demand ({entries / 'popularity'} is for revision another)"
     ours = SystemConfig(
         name="ours", predictor="popularity", fallback="dependency", reuse_predictor="popularity"
     )
-    made = load_system_predictor(ours, SPEC, name="tiny", entries=entries)
+    made, change = load_system_predictor(ours, SPEC, name="tiny", entries=entries)
     assert made.kind == "dependency"
-    assert load_reuse_predictor(ours, SPEC, name="tiny", entries=entries) is None
-    said = [record.getMessage() for record in caplog.records]
-    assert "ours forecasts with dependency: the zoo entry tiny/popularity" in said[0]
-    assert "ours evicts by usage counts: the zoo entry tiny/popularity" in said[1]
+    assert change.startswith("forecasts with dependency (")
+    made, change = load_reuse_predictor(ours, SPEC, name="tiny", entries=entries)
+    assert made is None
+    assert "is for revision another" in change
     chosen = str(entries / "popularity")
     with pytest.raises(MismatchError, match="another"):
         load_system_predictor(system, SPEC, name="tiny", chosen=chosen)
+
+
+def test_kind_that_needs_no_entry__is_made_where_the_entry_does_not_match(tmp_path):
+    (tmp_path / "dependency").mkdir()
+    tiny_entry(tmp_path / "dependency", name="tiny/dependency", spec=tiny_spec(dtype="bfloat16"))
+    made = load_forecaster("dependency", SPEC, name="tiny", entries=tmp_path)
+    assert isinstance(made, DependencyPredictor)
 
 
 def test_chosen__is_never_left_out():
@@ -144,9 +159,9 @@ def test_kinds_that_need_no_entry__are_made():
 
 
 def test_system__that_fetches_on_no_forecast_gets_none():
-    assert load_system_predictor(SystemConfig(), SPEC, name="tiny") is None
+    assert load_system_predictor(SystemConfig(), SPEC, name="tiny") == (None, "")
     off = SystemConfig(prefetch=False, predictor="dependency")
-    assert load_system_predictor(off, SPEC, name="tiny") is None
+    assert load_system_predictor(off, SPEC, name="tiny") == (None, "")
 
 
 def test_oracle__is_refused_live():

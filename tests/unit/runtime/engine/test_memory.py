@@ -29,8 +29,8 @@ class Installed(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Installed
 import torch
-from runtime.engine.loading import load
-model = load("qwen2-moe-tiny", budget="25%")
+from runtime import load
+model = load("qwen2-moe-tiny", budget="25%", system="on-demand")
 tokens = torch.arange(1, 33)[None]
 model.generate(
     tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=16, do_sample=False

@@ -11,6 +11,7 @@ import runtime
 from configs.compose import compose_typed
 from predictors.base import Forecast, Predictor, Signal
 from runtime.config import ModelConfig
+from runtime.engine.forecasters import SystemPredictors
 from runtime.policy.adaptive_prefetch import PROBE_STEPS, WARM_UP
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
@@ -65,9 +66,10 @@ def test_moecast__is_bitwise_eager_whatever_is_forecast(
     tmp_path, monkeypatch, budget, host_budget
 ) -> None:
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=LAYERS, num_experts=EXPERTS)
-    loading = "runtime.engine.loading"
-    monkeypatch.setattr(f"{loading}.load_system_predictor", lambda _, spec, **__: Guess(spec))
-    monkeypatch.setattr(f"{loading}.load_reuse_predictor", lambda _, spec, **__: Values(spec))
+    monkeypatch.setattr(
+        "runtime.engine.loading.load_system_predictors",
+        lambda _, spec, *__, **___: SystemPredictors(forecast=Guess(spec), reuse=Values(spec)),
+    )
     # Long enough for a comparison of settings: with, without, with again.
     num_tokens = WARM_UP + PROBE_STEPS + 4
     expected = plain_eager(folder).generate(TOKENS, max_new_tokens=num_tokens, **OPTIONS)
@@ -93,5 +95,9 @@ def test_moecast__without_entries_uses_the_routers_and_warns(tmp_path, caplog) -
         assert torch.equal(model.generate(TOKENS, max_new_tokens=8, **OPTIONS), expected)
         assert handle.engine.driver.predictor_kind == "skip"
         assert handle.engine.driver.reuse_predictor_kind is None
-    assert "moecast forecasts with skip: there is no zoo entry nowhere/residual" in caplog.text
-    assert "moecast evicts by usage counts: there is no zoo entry nowhere/reuse" in caplog.text
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == (
+        "no trained predictors for nowhere in float32: system moecast forecasts with skip (no "
+        "residual) and evicts by usage counts (no reuse). To train them: moecast train "
+        f"{folder} model.dtype=float32"
+    )

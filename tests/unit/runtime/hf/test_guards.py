@@ -79,3 +79,37 @@ def test_guard__copies_and_saves_without_experts_are_refused(tmp_path, name):
             model.save_pretrained(tmp_path / "saved")
         assert model.get_input_embeddings().state_dict()
         assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("convert", "message"),
+    [
+        (lambda model: model.half(), r"half: .*float32.*dtype= to load \(auto, float32"),
+        (lambda model: model.bfloat16(), "dtype= to load"),
+        (lambda model: model.double(), "dtype= to load"),
+        (lambda model: model.type(torch.float16), "dtype= to load"),
+        (lambda model: model.to(torch.bfloat16), "dtype= to load"),
+        (lambda model: model.to("cpu", torch.bfloat16), "dtype= to load"),
+        (lambda model: model.to(torch.ones(1, dtype=torch.float16)), "dtype= to load"),
+        (lambda model: model.to("cuda:1"), r"to: .* stays on cpu.*device='cuda:1'"),
+        (lambda model: model.cuda(), "device='cuda'"),
+        (lambda model: model.cuda(1), "device='cuda:1'"),
+        (lambda model: model.model.half(), "dtype= or device= to load"),
+    ],
+)
+def test_guard__conversions_after_loading_are_refused(tmp_path, convert, message):
+    model = serve(tiny_qwen2_moe(tmp_path / "model"))
+    with model.moecast:
+        expected = logits(model, 9)
+        with pytest.raises(CheckpointError, match=message):
+            convert(model)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+        assert torch.equal(logits(model, 9), expected)
+
+
+def test_guard__conversions_to_what_the_model_has_return_it(tmp_path):
+    model = serve(tiny_qwen2_moe(tmp_path / "model"))
+    with model.moecast:
+        assert model.to("cpu") is model.cpu() is model.float() is model.to(torch.float32) is model
+        assert model.to(device="cpu", dtype=torch.float32) is model.type(torch.float32) is model
+        assert model.eval().train().eval() is model

@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from runtime.hf.kv import CacheSize, count_cache_bytes, measure_cache_size
+from runtime.hf.kv import (
+    CacheSize,
+    count_cache_bytes,
+    estimate_cache_bytes,
+    measure_cache_size,
+)
 from tests.builders.families.build import tiny_model
 from tests.builders.families.table import ROWS
 
@@ -39,6 +44,15 @@ def test_cache__of_layers_that_keep_a_state():
     size = measure_cache_size(model)
     assert min(size.bytes_per_token, size.bytes_fixed) > 0
     assert size.of(LENGTH) == held(model, LENGTH)
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "deepseek_v3", "glm_moe_dsa", "qwen3_next"])
+def test_estimate__is_at_least_what_the_cache_takes(name):
+    """More only where some layers keep a state."""
+    model = tiny_model(FAMILIES[name])
+    estimate = estimate_cache_bytes(model.config, LENGTH, model.dtype)
+    taken = held(model, LENGTH)
+    assert estimate == taken if name != "qwen3_next" else estimate >= taken
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -18,6 +18,15 @@ NEEDS = SlotRequirements(slot_bytes=100, scratch_bytes=7, top_k=4, num_experts=6
         ("1.5 MiB", 1572864),
         ("2GB", 2_000_000_000),
         ("77", 77),
+        ("2TiB", 2 << 40),
+        ("1 tb", 10**12),
+        ("0.5", 500),
+        (".25", 250),
+        ("1.0", 1000),
+        (0.5, 500),
+        (1.0, 1000),
+        (1e-2, 10),
+        (1, 1),
         (9, 9),
         (Budget(11), 11),
     ],
@@ -26,7 +35,9 @@ def test_budget__reads_sizes_and_shares(text, expected):
     assert Budget.parse(text).resolve(total_bytes=1000) == expected
 
 
-@pytest.mark.parametrize("text", ["much", "5 apples", "%", "-3", ""])
+@pytest.mark.parametrize(
+    "text", ["much", "5 apples", "%", "-3", "", "1.5", 0.0, 2.0, -0.5, True, None, float("nan")]
+)
 def test_budget__refuses_nonsense_with_an_example(text):
     with pytest.raises(BudgetError, match="host_budget=.* 4GiB"):
         Budget.parse(text, option="host_budget")

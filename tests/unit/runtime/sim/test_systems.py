@@ -5,11 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from configs.compose import compose_typed
 from predictors.base import Forecast, Predictor, Signal, known_options
-from predictors.errors import MoecastError
 from predictors.registry import KINDS, REUSE_PREDICTORS
-from runtime import presets as systems
 from runtime.config import ORACLE, SystemConfig
 from runtime.policy.build import build_device_cache, build_scheduler
 from runtime.policy.eviction.registry import make_eviction_policy
@@ -42,23 +39,6 @@ MACHINE = MeasuredHardware(
 
 def test_systems__are_those_of_the_design() -> None:
     assert set(NAMES) >= PAPERS
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_load_system__equals_what_a_command_composes(name: str) -> None:
-    assert load_system(name) == compose_typed("generate", [f"system={name}"])[0].system
-
-
-def test_load_system__an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(MoecastError, match=r"'promo'. Did you mean 'promoe'\? Choices: brainstorm"):
-        load_system("promo")
-
-
-def test_load_system__an_unknown_key_is_an_error(tmp_path, monkeypatch) -> None:
-    (tmp_path / "mine.yaml").write_text("name: mine\nprefetsch: false\n")
-    monkeypatch.setattr(systems, "FOLDER", tmp_path)
-    with pytest.raises(MoecastError, match=r"mine.yaml: .*'prefetsch'. Did you mean"):
-        load_system("mine")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,120 @@
+"""`budget=auto`: all experts where they fit, else what free memory leaves, never more."""
+
+import pytest
+import torch
+
+import runtime
+from predictors.units import GIB, MIB
+from runtime.config import ModelConfig, ServedConfig
+from runtime.engine import auto_budget
+from runtime.engine.auto_budget import (
+    PROCESS_BYTES,
+    FreeMemory,
+    choose_budget,
+    measure_free_memory,
+)
+from runtime.engine.loading import KV_TOKENS, KVReserve, load_served
+from runtime.errors import BudgetError
+from runtime.policy.budget import SlotRequirements
+from tests.builders.models import tiny_qwen2_moe
+
+NEEDS = SlotRequirements(slot_bytes=MIB, top_k=4, num_experts=100, scratch_bytes=2 * MIB)
+
+
+def free(available: int, **changes: int) -> FreeMemory:
+    return FreeMemory(available=[available], weights=50 * MIB, **changes)
+
+
+@pytest.mark.parametrize("available", [GIB, 100 * GIB])
+def test_choose__is_all_experts_where_they_fit(available) -> None:
+    chosen = choose_budget(NEEDS, free(available))
+    assert (chosen.num_bytes, chosen.holds_all) == (102 * MIB, True)
+    assert "102.0 MiB for experts, all of them" in chosen.describe()
+
+
+def test_choose__leaves_room_for_everything_else() -> None:
+    memory = free(500 * MIB, kv_caches=20 * MIB)
+    chosen = choose_budget(NEEDS, memory)
+    assert chosen.num_bytes == 450 * MIB - 50 * MIB - 20 * MIB - PROCESS_BYTES
+    assert not chosen.holds_all
+    line = chosen.describe()
+    assert line == (
+        "budget=auto: 80.0 MiB for experts, 78 % of them (free: 500.0 MiB, less 10 %, 50.0 MiB for "
+        "other weights, 20.0 MiB for KV caches, 300.0 MiB for the process)"
+    )
+
+
+def test_choose__too_little_memory_is_an_error_with_numbers() -> None:
+    with pytest.raises(
+        BudgetError, match=r"at least 6\.0 MiB, .*leaves 0 bytes .*free: 300\.0 MiB"
+    ):
+        choose_budget(NEEDS, free(300 * MIB))
+    least = int((350 + 6) * MIB / 0.9) + 1
+    assert choose_budget(NEEDS, free(least)).num_bytes == 6 * MIB
+
+
+def test_choose__of_a_shared_room_takes_its_share() -> None:
+    chosen = choose_budget(NEEDS, free(500 * MIB), share=0.5)
+    assert chosen.num_bytes == 50 * MIB
+    assert chosen.free.room == 100 * MIB
+
+
+def test_room__of_several_devices_is_decided_by_the_fullest() -> None:
+    devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    sizes = {"weights": 100 * MIB, "process": 0}
+    even = FreeMemory(devices=devices, available=[1000 * MIB, 800 * MIB], **sizes)
+    assert even.room == 2 * 720 * MIB, "the second: 90 % of 800 MiB, for half of the experts"
+    first = FreeMemory(devices=devices, available=[400 * MIB, 800 * MIB], **sizes)
+    assert first.room == 2 * 260 * MIB
+    same = FreeMemory(devices=[torch.device("cpu")] * 2, available=[1000 * MIB] * 2, **sizes)
+    assert same.room == 800 * MIB, "two arenas in the same memory"
+
+
+def test_measure__asks_each_device(monkeypatch) -> None:
+    sizes = {0: 5 * GIB, 1: 7 * GIB}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (sizes[device.index], 9 * GIB))
+    devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert measure_free_memory(devices) == [5 * GIB, 7 * GIB]
+    monkeypatch.setattr(auto_budget, "available_memory_bytes", lambda: 6 * GIB)
+    assert measure_free_memory([torch.device("cpu")], num_processes=3) == [2 * GIB]
+
+
+def test_load__computes_its_budget_and_logs_it(tmp_path, monkeypatch, caplog) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    with caplog.at_level("INFO"), runtime.load(folder, system="on-demand").moecast as handle:
+        assert handle.stats()["arena_slots"] == 16
+        assert handle.auto_budget.describe() in caplog.text
+        others = handle.auto_budget.free.besides
+    # Room for a quarter of the 16 experts.
+    available = int((others + 5 * 6144) / auto_budget.USABLE_MEMORY_SHARE) + 1
+    monkeypatch.setattr(auto_budget, "available_memory_bytes", lambda: available)
+    with runtime.load(folder, system="on-demand").moecast as handle:
+        assert 4 <= handle.stats()["arena_slots"] <= 5
+    with runtime.load(folder, system="on-demand", budget=1.0).moecast as handle:
+        assert handle.auto_budget is None
+    monkeypatch.setattr(auto_budget, "available_memory_bytes", lambda: 100 * MIB)
+    with pytest.raises(BudgetError, match="budget=auto: not enough free memory"):
+        runtime.load(folder, system="on-demand")
+
+
+@pytest.mark.parametrize(
+    ("reserve", "expected"),
+    [
+        # 2 layers, keys and values of 2 heads of 8 values of 4 bytes; a context of 32,768 tokens.
+        (KVReserve(), KV_TOKENS * 2 * 2 * 2 * 8 * 4),
+        (KVReserve(num_sequences=8), 8 * KV_TOKENS * 2 * 2 * 2 * 8 * 4),
+        (KVReserve(num_sequences=8, num_bytes=77), 77),
+        (KVReserve(share=0.5), 0),
+    ],
+)
+def test_load__leaves_room_for_kv_caches(tmp_path, reserve, expected) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    config = ServedConfig(model=ModelConfig(name="tiny", id=str(folder)), device="cpu")
+    with load_served(config, budget="auto", kv_reserve=reserve).moecast as handle:
+        assert handle.auto_budget.free.kv_caches == expected
+
+
+def test_load__a_second_tier_on_the_cpu_is_not_free(tmp_path) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    with runtime.load(folder, system="on-demand", host_budget="50%").moecast as handle:
+        assert handle.auto_budget.free.host_tier == 8 * 6144

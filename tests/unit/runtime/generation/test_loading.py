@@ -1,0 +1,99 @@
+"""`load`: forms of its arguments, and errors that name the allowed ones."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import runtime
+from predictors.errors import MoecastError
+from runtime.config import ModelConfig, SystemConfig
+from runtime.generation.loading import choose_system, configure_model
+from runtime.presets import DEFAULT_SYSTEM, load_system
+from tests.builders.models import tiny_qwen2_moe
+
+
+def test_configure_model__keeps_what_is_not_given() -> None:
+    assert configure_model("qwen2-moe-tiny") == ModelConfig(dtype="float32")
+    assert configure_model("qwen2-moe-tiny", dtype="auto").dtype == "auto"
+    given = ModelConfig(name="mine", id="org/mine", revision="abc", local_only=False)
+    assert configure_model(given) is not given
+    assert configure_model(given) == given
+    changed = configure_model("qwen1.5-moe", local_only=False, revision="r", dtype=torch.bfloat16)
+    assert (changed.name, changed.local_only, changed.revision) == ("qwen1.5-moe", False, "r")
+    assert changed.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": 5}, r"model=5: give the name of a preset, a folder or a Hub id"),
+        ({"model": "nothing-like-it"}, r"Choices: .*olmoe.*a folder"),
+        ({"dtype": "bf16"}, r"dtype=bf16: allowed are auto, float32, bfloat16, float16"),
+        ({"dtype": torch.float64}, r"dtype=torch.float64: allowed are auto, float32"),
+        ({"system": "moecst"}, r"'moecst'. Did you mean 'moecast'\? Choices: brainstorm"),
+        ({"system": 3}, r"system=3: give a name such as 'moecast', or a SystemConfig"),
+        ({"budget": 1.5}, r"budget=1.5: a fraction .* at most 1; or write .*4GiB"),
+        ({"budget": "lots"}, r"budget='lots': write a size .*TiB.*50%.*0\.5.*auto"),
+        ({"budget": True}, r"budget=True: write a size"),
+        ({"host_budget": "auto"}, r"host_budget='auto': write a size"),
+        ({"device": "gpu"}, r"device=gpu: write auto, cpu, cuda"),
+        ({"model": "qwen1.5-moe"}, r"is not on this machine.*Python local_only=False"),
+    ],
+)
+def test_load__wrong_values_name_the_allowed_ones(arguments, message) -> None:
+    with pytest.raises(MoecastError, match=message):
+        runtime.load(**arguments)
+
+
+def test_choose_system__takes_names_and_configurations() -> None:
+    assert choose_system("promoe") == load_system("promoe")
+    own = SystemConfig(name="own")
+    assert choose_system(own) is own
+
+
+def test_load__describes_all_of_its_arguments() -> None:
+    text = inspect.getdoc(runtime.load)
+    sections = [f"{name}:" for name in ("Args", "Returns", "Raises", "Example")]
+    assert [line for line in text.splitlines() if line in sections] == sections
+    for name in inspect.signature(runtime.load).parameters:
+        assert f"    {name}: " in text
+
+
+@pytest.mark.parametrize("budget", [0.5, "50%", "0.5", ".5"])
+def test_load__takes_shares_of_all_experts(tmp_path, budget) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    with runtime.load(folder, budget=budget, system="on-demand").moecast as handle:
+        assert handle.stats()["arena_slots"] == 8
+
+
+def test_load__is_in_the_checkpoints_own_dtype(tmp_path) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    for model, dtype, expected in (
+        (folder, None, torch.bfloat16),
+        (str(folder), "auto", torch.bfloat16),
+        (folder, torch.float32, torch.float32),
+        (folder, "float16", torch.float16),
+    ):
+        loaded = runtime.load(model, dtype=dtype, system="on-demand")
+        with loaded.moecast as handle:
+            assert loaded.dtype == expected
+            assert handle.spec.dtype == str(expected).removeprefix("torch.")
+
+
+def test_load__default_is_moecast_with_its_trained_predictors() -> None:
+    assert inspect.signature(runtime.load).parameters["system"].default == DEFAULT_SYSTEM
+    with runtime.load(budget=0.25).moecast as handle:
+        assert handle.engine.driver.predictor_kind == "residual"
+        assert handle.engine.driver.reuse_predictor_kind == "reuse"
+
+
+def test_load__takes_paths_as_text(tmp_path: Path) -> None:
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    events = tmp_path / "events.json"
+    with runtime.load(str(folder), system="on-demand", trace_events=str(events)).moecast:
+        pass
+    assert events.is_file()

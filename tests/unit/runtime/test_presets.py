@@ -1,0 +1,65 @@
+"""Systems and models by name: the same in Python as on the command line."""
+
+import pytest
+
+from configs.compose import compose_defaults, compose_typed
+from predictors.errors import MoecastError
+from runtime import presets
+from runtime.config import ModelConfig
+from runtime.errors import CheckpointError
+from runtime.presets import (
+    DEFAULT_SYSTEM,
+    find_model,
+    load_model_preset,
+    load_system,
+    system_names,
+)
+
+
+@pytest.mark.parametrize("name", system_names())
+def test_load_system__equals_what_a_command_composes(name: str) -> None:
+    assert load_system(name) == compose_typed("generate", [f"system={name}"])[0].system
+
+
+@pytest.mark.parametrize("name", ["qwen2-moe-tiny", "olmoe"])
+def test_load_model_preset__equals_what_a_command_composes(name: str) -> None:
+    assert load_model_preset(name) == compose_typed("pack", [f"model={name}", "output=x"])[0].model
+
+
+@pytest.mark.parametrize("root", ["generate", "chat", "serve", "verify"])
+def test_default_system__is_that_of_every_command(root: str) -> None:
+    assert compose_defaults(root)[1].chosen["system"] == DEFAULT_SYSTEM
+
+
+def test_load_system__an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(MoecastError, match=r"'promo'. Did you mean 'promoe'\? Choices: brainstorm"):
+        load_system("promo")
+
+
+def test_load_system__an_unknown_key_is_an_error(tmp_path, monkeypatch) -> None:
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "mine.yaml").write_text("name: mine\nprefetsch: false\n")
+    monkeypatch.setattr(presets, "FOLDER", tmp_path)
+    with pytest.raises(MoecastError, match=r"mine.yaml: .*'prefetsch'. Did you mean"):
+        load_system("mine")
+
+
+def test_find_model__takes_presets_folders_and_hub_ids(tmp_path, monkeypatch) -> None:
+    preset = load_model_preset("qwen1.5-moe")
+    assert find_model("qwen1.5-moe") == preset
+    assert find_model(preset.id) == preset, "the Hub id of a preset"
+    assert find_model("org/name-7b") == ModelConfig(name="name-7b", id="org/name-7b")
+    (tmp_path / "olmoe").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert find_model(tmp_path / "olmoe") == ModelConfig(name="olmoe", id=f"{tmp_path}/olmoe")
+    assert find_model("./olmoe") == ModelConfig(name="olmoe", id="./olmoe")
+    assert find_model("olmoe").id == "allenai/OLMoE-1B-7B-0924"
+    (tmp_path / "mine").mkdir()
+    assert find_model("mine") == ModelConfig(name="mine", id="mine")
+    assert find_model(".").name == tmp_path.name
+
+
+def test_find_model__an_unknown_word_lists_the_choices() -> None:
+    message = r"'qwen15-moe'. Did you mean 'qwen1.5-moe'\?.*olmoe.*\./qwen15-moe.*ORG/NAME"
+    with pytest.raises(CheckpointError, match=message):
+        find_model("qwen15-moe")
