@@ -30,11 +30,12 @@ CONFIGURED = {
     "generation_config.json": {"eos_token_id": 0},
 }
 """Settings of the reference model."""
+HALF = {"budget": "50%"}
 
 
 def reference(**options: Any) -> LoadedModel:
     """The reference model in float32, half of its experts in memory."""
-    return load_model(ServeConfig(model=ModelConfig(dtype="float32"), **options))
+    return load_model(ServeConfig(model=ModelConfig(dtype="float32"), **HALF | options))
 
 
 def speaking_model(folder: Path, **shape: Any) -> Path:
@@ -51,7 +52,8 @@ def speaking_model(folder: Path, **shape: Any) -> Path:
 
 def tiny(folder: Path, **options: Any) -> LoadedModel:
     """A model of `speaking_model`, half of its experts in memory."""
-    return load_model(ServeConfig(model=ModelConfig(name="tiny", id=str(folder)), **options))
+    config = ServeConfig(model=ModelConfig(name="tiny", id=str(folder)), **HALF | options)
+    return load_model(config)
 
 
 @dataclass

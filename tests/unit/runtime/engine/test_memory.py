@@ -11,7 +11,7 @@ import torch
 from runtime.engine.memory import find_library_code
 from runtime.hf.loading import unmap_weights
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 BOUND_MIB = 300
 LINUX = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 

@@ -145,8 +145,8 @@ def test_load__a_failing_predictor_changes_no_token(
     if role == "reuse_predictor":
         monkeypatch.setattr(Misbehaving, "routed", lambda self, *_: self.gate_input(0, GOOD))
     monkeypatch.setattr(
-        f"runtime.engine.loading.{maker}",
-        lambda _system, spec, **_: Misbehaving(spec, fail, good=9),
+        f"runtime.engine.forecasters.{maker}",
+        lambda _system, spec, **_: (Misbehaving(spec, fail, good=9), ""),
     )
     system = SystemConfig(prefetch=role == "predictor", eviction="reuse", per_layer=False)
     model = serve(folder, budget="50%", system=system)
@@ -164,9 +164,10 @@ def test_server__goes_on_when_its_predictor_fails_among_requests(
 ) -> None:
     folder = speaking_model(tmp_path / "model")
     monkeypatch.setattr(
-        "runtime.engine.loading.load_system_predictor",
-        lambda _system, spec, **_: Misbehaving(
-            spec, raises(MemoryError("std::bad_alloc")), good=30
+        "runtime.engine.forecasters.load_system_predictor",
+        lambda _system, spec, **_: (
+            Misbehaving(spec, raises(MemoryError("std::bad_alloc")), good=30),
+            "",
         ),
     )
     body = {"model": "tiny", "max_tokens": 12, "temperature": 0, "ignore_eos": True}

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.engine.memory import available_memory_bytes
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 V2 = ("memory.max", "memory.current", "inactive_file")
