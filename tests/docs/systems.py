@@ -16,7 +16,7 @@ def render_systems() -> str:
     lines = ["| system | fetches | evicts | other options |", "|---|---|---|---|"]
     for name in system_names():
         system = load_system(name)
-        chosen = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+        chosen = yaml.safe_load((FOLDER / "system" / f"{name}.yaml").read_text())
         others = [
             f"`{field.name}={write_value(getattr(system, field.name))}`"
             for field in fields(SystemConfig)
