@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from predictors.text_table import TextTable
 from predictors.units import MIB
-from runtime.commands.progress import print_line, progress
+from runtime.commands.progress import print_auto_budget, print_line, progress
 from runtime.engine.memory import peak_memory_bytes
 from runtime.generation.batch.config import BatchConfig
 from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches
@@ -59,7 +59,8 @@ def run(config: BatchConfig) -> dict[str, Any]:
         if not left:
             return {"prompts": len(prompts), "written": 0, "output": str(config.output)}
         model, made = load_with_plan(config, left)
-        with model.moecast:
+        with model.moecast as handle:
+            print_auto_budget(handle)
             show_plan(console, made)
             ran, seconds = run_left_batches(
                 config, model, batches, made, journal, make_decoder(tokenizer)

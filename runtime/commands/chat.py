@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from runtime.commands.progress import print_auto_budget
 from runtime.commands.stats_table import make_stats_table
 from runtime.commands.terminal_text import strip_control_characters
 from runtime.engine.handle import ModelHandle
@@ -34,6 +35,7 @@ def run(config: ChatConfig) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
+        print_auto_budget(handle)
         tokenizer = load_chat_tokenizer(handle.folder, config.chat_template)
 
         def show(text: str) -> None:

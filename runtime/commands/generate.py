@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from predictors.errors import MoecastError
-from runtime.commands.progress import print_line
+from runtime.commands.progress import print_auto_budget, print_line
 from runtime.commands.stats_table import make_stats_table
 from runtime.commands.terminal_text import strip_control_characters
 from runtime.config import GenerateConfig
@@ -53,6 +53,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     notes = Console(stderr=True)
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
+        print_auto_budget(handle)
         tokenizer = load_tokenizer(handle.folder)
         prompt_tokens = encode(config.prompt, tokenizer, model, config.max_new_tokens)
         if sys.stdout.isatty():

@@ -1,11 +1,14 @@
 """Terminal output of commands: lines, and progress as a bar or as a line every few seconds."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from runtime.engine.handle import ModelHandle
 
 LINE_SECONDS = 10.0
 """Seconds between two lines."""
@@ -14,6 +17,12 @@ LINE_SECONDS = 10.0
 def print_line(console: Console, text: str) -> None:
     """Print a line without markup or wrapping."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def print_auto_budget(handle: ModelHandle) -> None:
+    """Print the budget that was computed from free memory to stderr, if one was."""
+    if handle.auto_budget is not None:
+        sys.stderr.write(f"{handle.auto_budget.describe()}\n")
 
 
 @contextmanager
