@@ -13,7 +13,8 @@ from runtime.serving.config import ServeConfig
         ({"ray_address": "10.0.0.1:6379"}, "launcher=ray"),
         ({"launcher": "slurm"}, "unknown launcher"),
         ({"launcher": "ray", "replicas": 0}, "replicas=0"),
-        ({"launcher": "ray", "port": 0}, "port=0"),
+        ({"launcher": "ray", "port": 0, "budget": "50%"}, "port=0"),
+        ({"launcher": "ray"}, "budget=auto: with launcher=ray.*budget=4GiB"),
     ],
 )
 def test_serve_config__rejects_invalid_replica_options(options, message):
@@ -22,4 +23,4 @@ def test_serve_config__rejects_invalid_replica_options(options, message):
 
 
 def test_serve_config__accepts_replicas_with_ray():
-    assert ServeConfig(launcher="ray", replicas=2).replicas == 2
+    assert ServeConfig(launcher="ray", replicas=2, budget="50%").replicas == 2
