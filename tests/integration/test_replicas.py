@@ -37,7 +37,7 @@ class Server:
         self.port, self.log = free_port(), tmp_path / "log"
         self._out = self.log.open("w")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runtime", "serve", "launcher=ray", "replicas=2",
+            [sys.executable, "-m", "runtime", "serve", "launcher=ray", "replicas=2", "budget=50%",
              f"port={self.port}", "max_running=2", "max_waiting=8", "grace=20",
              f"run_dir={tmp_path / 'run'}"],
             cwd=ROOT,
