@@ -32,7 +32,7 @@ def settings(folder: Path, **kwargs) -> VerifyModelConfig:
     return VerifyModelConfig(
         model=ModelConfig(name="tiny", id=str(folder)),
         device="cpu",
-        **{"budgets": ["30%"], "max_new_tokens": 5, **kwargs},
+        **{"budget": ["30%"], "max_new_tokens": 5, **kwargs},
     )
 
 
