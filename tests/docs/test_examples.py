@@ -1,0 +1,25 @@
+"""The Python examples of the pages run, each page's blocks one after another."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import DOCS, read_blocks
+
+TESTED_ELSEWHERE = {"quickstart.md", "tutorial.md"}
+PAGES = [
+    path
+    for path in sorted(DOCS.rglob("*.md"))
+    if read_blocks(path, "python") and path.name not in TESTED_ELSEWHERE
+]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_page__its_examples_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": path.stem}
+    for block in read_blocks(path, "python"):
+        exec(compile(block.text, str(block), "exec"), names)
