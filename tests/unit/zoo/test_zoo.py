@@ -9,6 +9,7 @@ import pytest
 
 from configs.cli import main
 from configs.commands import ZOO
+from predictors.errors import DiskFullError
 from tests.builders.entries import tiny_entry
 from zoo.catalog import WritableZoo, Zoo
 from zoo.commands.publish import check_publishable
@@ -110,7 +111,7 @@ def test_failed_write__lists_complete_entries_only(
         monkeypatch.setattr(os, "fsync", fsync)
         try:
             target.add(entry)
-        except OSError:
+        except (OSError, DiskFullError):
             for name in target.read_index().entries:
                 target.open(EntryReference(name)).verify()
             target.add(entry)

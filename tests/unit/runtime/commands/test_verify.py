@@ -1,6 +1,6 @@
 """`verify`: what it compares, what it finds, and how its child processes end."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from predictors.units import MIB
 from runtime.commands import verify
 from runtime.config import ModelConfig, VerifyModelConfig
 from runtime.tools.child_process import ChildFailure
-from runtime.tools.verify import reference, sides
+from runtime.tools.verify import reference, report, sides
 from runtime.tools.verify.answers import (
     PromptComparison,
     answer_path,
@@ -22,6 +22,8 @@ from runtime.tools.verify.answers import (
     write_answers,
 )
 from runtime.tools.verify.reference import load_lazy, plain_bytes, token_prompts
+from runtime.tools.verify.report import NotExact, make_row
+from runtime.tools.verify.report import verify as verify_model
 from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
@@ -53,6 +55,17 @@ def kept(folder: Path, *, logits, tokens, steps) -> Path:
 SAME = {"logits": [[1.0, 2.0], [3.0, 4.0]], "tokens": [7, 8], "steps": [[0.5, 1.5], [2.5, 3.5]]}
 
 
+def test_verify__in_python_returns_the_same_report(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    compared = verify_model(folder, budget=0.5, max_new_tokens=2, system="on-demand")
+    assert compared.is_equal
+    (row,) = compared.rows
+    assert (row.budget, row.tokens_compared) == ("0.5", 6)
+    compared.rows[0] = replace(row, equal=False, prompts=[PromptComparison(prompt=0, equal=False)])
+    with pytest.raises(NotExact, match=r"at budgets 0\.5"):
+        compared.require_equal()
+
+
 def test_verify__a_served_model_is_the_plain_one(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
     results = verify.run(settings(folder))
@@ -80,7 +93,7 @@ def test_verify__over_is_more_than_imports_and_allowance(peak, verdict):
         weights_bytes=6 * MIB, peak_memory_bytes=peak * MIB,
         stats={"arena_bytes": 4 * MIB, "misses": 0, "hits": 0, "bytes_moved": 0},
     )  # fmt: skip
-    row = verify.make_row("50%", [PromptComparison(prompt=0)], report, import_bytes=100 * MIB)
+    row = make_row("50%", [PromptComparison(prompt=0)], report, import_bytes=100 * MIB)
     assert row.overhead_bytes == (peak - 10) * MIB
     assert verify.memory_table([row], "tiny").rows[0][-1] == verdict
 
@@ -103,9 +116,9 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
             stats={"arena_bytes": 1, "misses": 0, "hits": 0, "bytes_moved": 0},
         )  # fmt: skip
 
-    monkeypatch.setattr(verify, "run_side", answered)
-    monkeypatch.setattr(verify, "measure_import_bytes", lambda _: 1)
-    with pytest.raises(verify.NotExact, match=r"budgets 30%.*position 1 of logits") as failure:
+    monkeypatch.setattr(report, "run_side", answered)
+    monkeypatch.setattr(report, "measure_import_bytes", lambda _: 1)
+    with pytest.raises(NotExact, match=r"budgets 30%.*position 1 of logits") as failure:
         verify.run(settings(folder))
     assert "'max_abs_difference': 0.5" in str(failure.value)
 

@@ -1,0 +1,215 @@
+"""Compares a served model with plain Transformers, bit by bit, at several budgets."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from runtime.config import (
+    REFERENCE_MODEL,
+    ModelConfig,
+    SystemConfig,
+    VerifyModelConfig,
+    VerifyReference,
+)
+from runtime.generation.loading import choose_system, configure_model
+from runtime.presets import DEFAULT_SYSTEM
+from runtime.store.model_source import resolve
+from runtime.tools.verify.answers import PromptComparison, compare_answers
+from runtime.tools.verify.imports import ALLOWANCE_BYTES, measure_import_bytes
+from runtime.tools.verify.reference import require_memory, token_prompts
+from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_side
+
+
+class NotExact(RuntimeError):
+    """An internal error: the served model differed from the reference."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyRow:
+    """Comparison and memory at one budget; sizes in bytes."""
+
+    budget: str
+    equal: bool
+    tokens_compared: int
+    logit_positions_compared: int
+    max_abs_difference: float | None
+    """None if a difference is NaN or infinite."""
+    peak_memory_bytes: int
+    non_expert_bytes: int
+    arena_bytes: int
+    overhead_bytes: int | None
+    """Peak memory less weights and arena; None on a GPU, where host memory is not compared."""
+    overhead_bound_bytes: int
+    """Peak memory of a process that only imports PyTorch and Transformers, and an allowance."""
+    overhead_within_bound: bool | None
+    prompts: list[PromptComparison]
+    misses: int
+    hits: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """Comparison of a served model with a reference."""
+
+    model: str
+    folder: str
+    compared: str
+    """The reference and what was compared, in words."""
+    reference: SideReport
+    import_bytes: int
+    """Peak memory of a process that only imports PyTorch and Transformers."""
+    rows: list[VerifyRow]
+    """One for each budget."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every logit and token was equal, bit by bit."""
+        return all(row.equal for row in self.rows)
+
+    def require_equal(self) -> None:
+        """Raise NotExact if anything differed."""
+        if self.is_equal:
+            return
+        wrong = ", ".join(row.budget for row in self.rows if not row.equal)
+        first = next(p for row in self.rows for p in row.prompts if not p.equal)
+        raise NotExact(
+            f"output differs from Transformers eager at budgets {wrong}; first: {asdict(first)}"
+        )
+
+
+def verify(
+    model: str | Path | ModelConfig = REFERENCE_MODEL,
+    *,
+    budget: str | float | Sequence[str | float] = ("15%", "50%", "100%"),
+    prompts: Sequence[str] | None = None,
+    max_new_tokens: int = 32,
+    dtype: str | torch.dtype | None = None,
+    local_only: bool | None = None,
+    system: str | SystemConfig = DEFAULT_SYSTEM,
+    predictor: str | None = None,
+    reference: str = "plain",
+) -> VerifyReport:
+    """Compares a served model with plain Transformers: logits and greedy tokens, bit by bit.
+
+    Reference and served model run in processes of their own, one after the other.
+
+    Args:
+        model: As for `load`.
+        budget: Memory for experts, as for `load`, or several to try.
+        prompts: Texts to continue; by default three.
+        max_new_tokens: Greedy tokens to compare for each prompt.
+        dtype: As for `load`.
+        local_only: As for `load`.
+        system: Name of a system, or its configuration.
+        predictor: Kind, zoo entry or folder of one, in place of the system's.
+        reference: `"plain"`: all experts in memory; `"lazy"`: one expert at a time, for models that
+            do not fit.
+
+    Returns:
+        The comparison, with a row for each budget.
+
+    Raises:
+        NotExact: Something differed.
+        MoecastError: A wrong argument, a model that cannot be served, or too little memory.
+
+    Example:
+        >>> from moecast import verify
+        >>> report = verify("qwen2-moe-tiny", budget="50%", max_new_tokens=4)
+        >>> report.is_equal
+        True
+    """
+    budgets = [budget] if isinstance(budget, (str, float, int)) else list(budget)
+    config = VerifyModelConfig(
+        model=configure_model(model, local_only=local_only, dtype=dtype),
+        system=choose_system(system),
+        predictor=predictor,
+        budget=[str(value) for value in budgets],
+        max_new_tokens=max_new_tokens,
+        reference=VerifyReference(reference),
+    )
+    if prompts is not None:
+        config.prompts = list(prompts)
+    report = compare_budgets(config, advance=lambda _: None)
+    report.require_equal()
+    return report
+
+
+def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]) -> VerifyReport:
+    """Compare every prompt at every budget; `advance` is called after each of `1 + budgets` runs.
+
+    Raises:
+        CheckpointError: there is no such model, or memory for the reference is lacking.
+    """
+    folder = resolve(config.model)
+    prompts, description = token_prompts(folder, config.prompts, seed=config.seed)
+    side = VerifySide(config.reference.value)
+    if side is VerifySide.PLAIN:
+        hint = "use reference=lazy, which reads one expert at a time"
+        require_memory(folder, config.model.dtype, otherwise=hint)
+    rows: list[VerifyRow] = []
+    with tempfile.TemporaryDirectory(prefix="moecast-verify-") as scratch:
+        expected = Path(scratch, "reference")
+        task = VerifyTask(side=side, config=config, prompts=prompts, output=expected)
+        reference = run_side(task)
+        import_bytes = measure_import_bytes(reference.model_module)
+        advance(1)
+        for number, budget in enumerate(config.budget):
+            served = Path(scratch, f"served-{number}")
+            report = run_side(replace(task, side=VerifySide.SERVED, budget=budget, output=served))
+            comparisons = [compare_answers(expected, served, i) for i in range(len(prompts))]
+            rows.append(make_row(budget, comparisons, report, import_bytes=import_bytes))
+            advance(1)
+    return VerifyReport(
+        model=config.model.name,
+        folder=str(folder),
+        compared=describe_comparison(reference, side, description),
+        reference=reference,
+        import_bytes=import_bytes,
+        rows=rows,
+    )
+
+
+def describe_comparison(reference: SideReport, side: VerifySide, prompts: str) -> str:
+    """Return the reference and what is compared, in words."""
+    experts = "all experts in memory" if side is VerifySide.PLAIN else "experts read one at a time"
+    return (
+        f"reference: Transformers {reference.transformers} {reference.model_class}, "
+        f"experts_implementation={reference.experts_implementation}, {experts}, "
+        f"weights aligned, {reference.dtype} on {reference.device}, torch "
+        f"{reference.torch}, {reference.threads} threads; {prompts}; logits of every "
+        "prompt position and every new token, bit by bit; greedy tokens"
+    )
+
+
+def make_row(
+    budget: str, comparisons: list[PromptComparison], report: SideReport, *, import_bytes: int
+) -> VerifyRow:
+    """Summarise the comparisons at one budget and the memory of the serving process."""
+    differences = [comparison.max_abs_difference for comparison in comparisons]
+    known = [difference for difference in differences if difference is not None]
+    assert report.stats is not None
+    arena_bytes = report.stats["arena_bytes"]
+    overhead = report.peak_memory_bytes - report.weights_bytes - arena_bytes
+    on_host = report.device == "cpu"
+    bound_bytes = import_bytes + ALLOWANCE_BYTES
+    return VerifyRow(
+        budget=budget,
+        equal=all(comparison.equal for comparison in comparisons),
+        tokens_compared=sum(comparison.tokens_compared for comparison in comparisons),
+        logit_positions_compared=sum(c.logit_positions_compared for c in comparisons),
+        max_abs_difference=max(known, default=0.0) if len(known) == len(differences) else None,
+        peak_memory_bytes=report.peak_memory_bytes,
+        non_expert_bytes=report.weights_bytes,
+        arena_bytes=arena_bytes,
+        overhead_bytes=overhead if on_host else None,
+        overhead_bound_bytes=bound_bytes,
+        overhead_within_bound=overhead < bound_bytes if on_host else None,
+        prompts=comparisons,
+        misses=report.stats["misses"],
+        hits=report.stats["hits"],
+        bytes_moved=report.stats["bytes_moved"],
+    )
