@@ -79,8 +79,9 @@ class CollectConfig(RunConfig):
     """Sample from the smallest set of tokens with at least this probability."""
     shard_mib: int = 256
     """Size of a unit in MiB: held in memory, written as one file, recorded again if interrupted."""
-    budget: str = "100%"
-    """Memory for experts: a size (4GiB) or a share of all experts' bytes."""
+    budget: str = "auto"
+    """Memory for experts in each worker: a size (4GiB), a share of all experts' bytes (50%), or
+    auto: from free memory, all experts if they fit. Give one if several workers share a machine."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "shard_mib"):

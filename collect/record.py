@@ -32,7 +32,7 @@ def collect(
     folder: Path | str,
     signals: Sequence[TraceSignal] = ALL_SIGNALS,
     settings: RecordingSettings | None = None,
-    budget: str = "100%",
+    budget: str = "auto",
     console: Console | None = None,
     launcher: LauncherConfig | None = None,
     logs: Path = LOGS,

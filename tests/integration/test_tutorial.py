@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,9 @@ def test_tutorial__leads_from_a_checkpoint_to_a_server_with_its_predictors(
         answer = run_curl(curl)
     assert answer["usage"]["completion_tokens"] == 16
     for text in read_python(PAGE):
-        exec(compile(text, PAGE, "exec"), {})
+        names: dict[str, Any] = {}
+        exec(compile(text, PAGE, "exec"), names)
+        assert names["model"].moecast.engine.driver.predictor_kind == "residual"
     assert capsys.readouterr().out.strip() == "Qwen2MoeForCausalLM"
     assert "there is no zoo entry" not in caplog.text
 
