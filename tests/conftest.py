@@ -53,3 +53,15 @@ def own_zoo(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setenv("MOECAST_CACHE", str(folder))
     monkeypatch.delenv("MOECAST_ZOO", raising=False)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_settings_for_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes after a test what the commands that it ran have set for their child processes."""
+    for name in ("PYTHONSAFEPATH", "OMP_WAIT_POLICY"):
+        before = os.environ.get(name)
+        monkeypatch.setenv(name, "set, so that its absence is restored")
+        if before is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, before)

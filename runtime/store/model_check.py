@@ -6,6 +6,7 @@ Importing those takes seconds, in which the user would wait to be refused.
 import json
 import re
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +92,17 @@ def check_quantisation(where: Path | str, config: dict[str, Any]) -> None:
     """Refuses weights that are quantised in another way than `fp8` and `mxfp4`.
 
     Raises:
-        CheckpointError: the message names the method and what to use instead.
+        CheckpointError: the message names the method and what to use or install.
     """
     quantised = config.get("quantization_config") or config.get("compression_config")
     if not isinstance(quantised, dict):
         return
     method = str(quantised.get("quant_method") or guess_method(quantised))
+    if method == "fp8" and find_spec("accelerate") is None:
+        raise CheckpointError(
+            f"{where} is quantised with FP8, which Transformers reads with the package accelerate: "
+            "pip install 'moecast[fp8]'"
+        )
     if method in DEQUANTISED:
         return
     card = Path(where, CARD)

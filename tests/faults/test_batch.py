@@ -69,7 +69,7 @@ def test_batch__interrupted_carries_on_to_the_same_results(tmp_path, how):
     _, errors = process.communicate(timeout=WAIT_SECONDS)
     if how is signal.SIGINT:
         assert process.returncode == 130, errors
-        assert errors.splitlines()[-1].startswith("interrupted; run the same command again")
+        assert errors.splitlines()[-1].startswith("interrupted; to continue: ")
     kept = output.read_bytes()
     assert 4 <= kept.count(b"\n") < COUNT, "it was not interrupted in its midst"
     config.output = output

@@ -1,8 +1,11 @@
 """`moecast serve` as a process: its output, its results and its exit."""
 
 import json
+import re
 import signal
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -117,13 +120,15 @@ def test_signal__during_loading_ends_the_server(tmp_path: Path) -> None:
 
 
 def test_missing_model__is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    options = {"model.id": tmp_path / "nowhere"}
-    with run_server(options, folder=tmp_path, ready=False) as served:
-        assert served.process.wait(PATIENCE) == 2
-    errors = [line for line in served.log.read_text().splitlines() if not line.startswith("{")]
-    assert len(errors) == 1
-    assert errors[0].startswith("error: ")
-    assert "nowhere" in errors[0]
+    done = subprocess.run(
+        [sys.executable, "-m", "moecast", "serve", str(tmp_path / "nowhere"), "port=0"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert re.match("error: .*nowhere.* is not on this machine", done.stderr)
 
 
 @pytest.mark.parametrize(

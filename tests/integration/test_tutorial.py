@@ -86,7 +86,7 @@ def test_tutorial__leads_from_a_checkpoint_to_a_server_with_its_predictors(
         exec(compile(text, PAGE, "exec"), names)
         assert names["model"].moecast.engine.driver.predictor_kind == "residual"
     assert capsys.readouterr().out.strip() == "Qwen2MoeForCausalLM"
-    assert "there is no zoo entry" not in caplog.text
+    assert "no trained predictors" not in caplog.text
 
 
 def check_scores(workplace: Path) -> None:

@@ -54,7 +54,7 @@ class Bench:
             host_budget="35%" if mode == "tiers" else None,
             device="cpu",
             predictor=None if mode == "on-demand" else self.predictor(),
-            system=system,
+            system=system or SystemConfig(),
             store=disk / "packed" if mode == "packed" else None,
         )
 

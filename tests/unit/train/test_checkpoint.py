@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from predictors.errors import DiskFullError
 from train.checkpoint import SafeCheckpointIO, from_bytes, to_bytes
 from train.errors import TrainCheckpointError
 
@@ -70,7 +71,7 @@ def test_io__a_failed_write_leaves_the_old_one(tmp_path: Path, monkeypatch) -> N
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFullError, match="the disk is full"):
         io.save_checkpoint({"epoch": 1}, path)
     assert io.load_checkpoint(path) == {"epoch": 0}
     assert not [one for one in tmp_path.iterdir() if one.name.startswith(".")]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from predictors.errors import DiskFullError
 from predictors.records import ModelRecord
 from predictors.spec import ModelSpec
 from tests.builders.entries import tiny_entry, tiny_graph, tiny_spec
@@ -69,7 +70,7 @@ def test_failed_write__leaves_the_folder_unchanged(
         monkeypatch.setattr(os, "fsync", fsync)
         try:
             tiny_entry(tmp_path / "e", licence="BSD-3-Clause")
-        except OSError:
+        except (OSError, DiskFullError):
             entry = open_entry(tmp_path / "e")
             entry.verify()
             assert entry.manifest.licence in ("MIT", "BSD-3-Clause")

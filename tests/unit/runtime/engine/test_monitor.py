@@ -41,7 +41,8 @@ def test_snapshot__is_what_the_report_says(folder: Path) -> None:
     assert snapshot.link_seconds["disk"] > 0
     assert tier.num_used <= tier.num_slots
     assert tier.budget_bytes == tier.num_slots * tier.slot_bytes
-    assert (snapshot.faults, snapshot.num_lost_threads, snapshot.prefetching) == ({}, 0, None)
+    assert (snapshot.faults, snapshot.num_lost_threads) == ({}, 0)
+    assert snapshot.prefetching in (True, False)  # the default system is adaptive
 
 
 def test_recall__is_the_share_of_needed_experts_that_were_named(folder: Path) -> None:

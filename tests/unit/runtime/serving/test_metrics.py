@@ -300,18 +300,20 @@ def test_io_errors__are_counted_by_kind(tmp_path: Path, metrics: ServerMetrics) 
 def test_prefetching_gauge__exists_for_adaptive_systems_only(metrics: ServerMetrics, model) -> None:
     engine = model.moecast.engine
     metrics.add_engine(EngineMonitor(engine), info=INFO)
-    assert value(metrics, "moecast_prefetching", model_name="m") is None
+    shared = engine.workers[0].shared
+    before, shared.adaptive_prefetch = shared.adaptive_prefetch, None
 
     class Adaptive:
         prefetching = True
 
-    engine.workers[0].shared.adaptive_prefetch = Adaptive
     try:
+        assert value(metrics, "moecast_prefetching", model_name="m") is None
+        shared.adaptive_prefetch = Adaptive
         assert value(metrics, "moecast_prefetching", model_name="m") == 1
         Adaptive.prefetching = False
         assert value(metrics, "moecast_prefetching", model_name="m") == 0
     finally:
-        engine.workers[0].shared.adaptive_prefetch = None
+        shared.adaptive_prefetch = before
 
 
 def test_two_servers__in_one_process_do_not_add_up() -> None:

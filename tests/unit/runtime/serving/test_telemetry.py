@@ -105,5 +105,6 @@ def test_status__includes_the_engine_once_it_is_ready(
     assert 0 < status["bytes_from"]["host"] == status["experts"]["bytes_moved"]
     assert status["bytes_from"]["disk"] > 0
     assert status["seconds"]["predictor"] > 0
-    assert (status["faults"], status["lost_threads"], status["prefetching"]) == ({}, 0, None)
+    assert (status["faults"], status["lost_threads"]) == ({}, 0)
+    assert status["prefetching"] in (True, False)  # the default system is adaptive
     assert telemetry.metrics.requests.max_length == 64

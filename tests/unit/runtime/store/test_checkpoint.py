@@ -109,7 +109,7 @@ def test_load__save_pretrained_is_refused(tmp_path):
 
 
 def test_load__missing_model_says_what_to_do(tmp_path):
-    with pytest.raises(CheckpointError, match=r"not on this machine.*local_only=false, or give a"):
+    with pytest.raises(CheckpointError, match=r"not on this machine.*local_only=false .*or give a"):
         runtime.load("publisher/no-such-model")
     with pytest.raises(CheckpointError, match="no config.json"):
         runtime.load(tmp_path)

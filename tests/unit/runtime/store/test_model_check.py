@@ -13,6 +13,7 @@ from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf.loading import read_config
 from runtime.hf.tokens import load_tokenizer
+from runtime.store import model_check
 from runtime.store.hub_snapshot import explain_failure
 from runtime.store.model_check import check_tokenizer, mentions_experts
 from runtime.store.model_source import resolve
@@ -64,7 +65,7 @@ def test_resolve__a_relative_folder_may_be_a_hub_id(
     write_model(tmp_path / "runs/inflated", MOE)
     monkeypatch.chdir(tmp_path)
     message = refusal("runs/infalted")
-    assert "download it from the Hub with model.local_only=false, or give a folder" in message
+    assert "download it from the Hub with model.local_only=false" in message
     assert "no such folder either: runs has inflated" in message
 
 
@@ -285,3 +286,13 @@ def test_resolve__a_quantised_repository_is_refused_before_its_weights(
     fetched = folder / "config.json"
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(fetched))
     assert "org/model-AWQ is quantised with AWQ" in refusal("org/model-AWQ", local_only=False)
+
+
+def test_resolve__fp8_names_the_package_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fp8 = {**MOE, "quantization_config": {"quant_method": "fp8"}}
+    folder = write_model(tmp_path / "m", fp8)
+    assert resolve(ModelConfig(name="m", id=str(folder))) == folder
+    monkeypatch.setattr(model_check, "find_spec", lambda _: None)
+    assert "pip install 'moecast[fp8]'" in refusal(str(folder))
