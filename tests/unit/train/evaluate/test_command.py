@@ -15,6 +15,7 @@ from configs.commands import EVALUATE
 from configs.compose import compose_typed
 from predictors.errors import MoecastError
 from runtime.config import ShapeConfig, SystemConfig
+from runtime.presets import load_system
 from runtime.tools.comparison import Variant
 from tests.builders.traces import make_trace
 from train.evaluate.commands import evaluate
@@ -155,7 +156,7 @@ def test_evaluate__unknown_system_lists_the_choices(trace, capsys) -> None:
         ({"batch_size": ["1", "x"]}, "batch_size=1,x: 'x' is not a whole number"),
         ({"batch_size": ["64"]}, "batch_size=64: the trace .* has too few held-out requests"),
         ({"workers": 0}, "workers=0: must be at least 1"),
-        ({"baseline": SystemConfig()}, "baseline=promoe prefetches.*baseline=on-demand"),
+        ({"baseline": load_system("promoe")}, "baseline=promoe prefetches.*baseline=on-demand"),
         ({"shape": ShapeConfig()}, "shape=trace needs the traced model"),
         ({"predictor": "crystal"}, "unknown zoo entry 'crystal'"),
     ],
