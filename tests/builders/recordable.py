@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -12,7 +13,7 @@ from tests.builders.models import tiny_qwen2_moe
 LETTERS = " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,"
 
 
-def recordable(folder: Path, *, end_token: int | None = None, **sizes: int) -> ModelConfig:
+def recordable(folder: Path, *, end_token: int | None = None, **sizes: Any) -> ModelConfig:
     """One token a letter, 0 for the unknown; `end_token` is what the model takes for the end."""
     tiny_qwen2_moe(folder, **sizes)
     vocabulary = {"?": 0, **{letter: i + 1 for i, letter in enumerate(LETTERS)}}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.builders.hub import fake_hub
 from tests.builders.pages import (
@@ -39,7 +40,8 @@ WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with 
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A reader's folder: the model and a file of prompts."""
     (tmp_path / "models").mkdir()
-    recordable(tmp_path / MODEL, num_layers=4, num_experts=16)
+    # In bf16, as users have it: what is trained for it must fit in every command and in Python.
+    recordable(tmp_path / MODEL, num_layers=4, num_experts=16, dtype=torch.bfloat16)
     choose = random.Random(0)
     prompts = [{"prompt": " ".join(choose.choices(WORDS, k=9))} for _ in range(80)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
