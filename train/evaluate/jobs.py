@@ -17,6 +17,7 @@ from predictors.files import write_atomic
 from predictors.spec import ModelSpec
 from runtime.config import ORACLE
 from runtime.policy.counters import sum_counters
+from runtime.sim.lower_bound import TimeBound, bound_time
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.simulator import Observer
 from runtime.sim.step import RecordedStep
@@ -45,6 +46,9 @@ CODE = (
 )
 """Sources on which the figures of a replay depend."""
 
+ROUNDING = 1e-9
+"""Relative error of sums of times, by which a replay may seem to beat the least time."""
+
 POLL_SECONDS = 0.5
 """Interval at which the progress bar counts finished replays."""
 
@@ -69,6 +73,8 @@ class ReplayRow:
     tpot_p95_ms: float | None
     tpot_p99_ms: float | None
     tokens_per_second: float
+    share_of_least_time: float
+    """Least time of the decode steps on this machine / their time (`runtime.sim.lower_bound`)."""
     hit_rate: float | None
     fetch_rate: float | None
     joint_rate: float | None
@@ -124,9 +130,16 @@ def run_job(job: ReplayJob, on_finished: Callable[[str, ReplayRow], None]) -> No
     steps = job.steps(Trace.open(job.trace, verify=False))
     routed = [routing_only(step, job.spec.num_layers) for step in steps]
     recorded = job.record(steps)
+    bounds: dict[tuple[str, str], TimeBound] = {}
     for digest, case in job.cases:
         stats = replay_case(case, routed, recorded, job.spec)
-        on_finished(digest, measure_replay(stats, case, routed, job.spec))
+        place = case.hardware.name, case.condition.budget
+        if place not in bounds:
+            slots = budget_slots(case.condition.budget, job.spec, case.hardware)
+            bounds[place] = bound_time(
+                routed, spec=job.spec, hardware=case.hardware, num_slots=slots
+            )
+        on_finished(digest, measure_replay(stats, case, routed, job.spec, bounds[place]))
 
 
 def replay_case(
@@ -165,10 +178,16 @@ def replayed_predictor(
 
 
 def measure_replay(
-    stats: ReplayStats, case: ReplayCase, steps: Sequence[RoutedStep], spec: ModelSpec
+    stats: ReplayStats,
+    case: ReplayCase,
+    steps: Sequence[RoutedStep],
+    spec: ModelSpec,
+    bound: TimeBound,
 ) -> ReplayRow:
     decode = sum_counters(stats.decode)
     decoding = sum(stats.tpot_seconds)
+    assert bound.decode_seconds <= decoding * (1 + ROUNDING), (case, bound, decoding)
+    assert bound.prefill_seconds <= sum(stats.ttft_seconds) * (1 + ROUNDING), (case, bound)
     tokens = sum(len(step.tokens_T) for step in steps if is_decode(step))
     seconds = decoding + sum(stats.ttft_seconds)
     variant, condition = case.variant, case.condition
@@ -186,6 +205,7 @@ def measure_replay(
         tpot_p95_ms=percentile_ms(stats.tpot_seconds, 95),
         tpot_p99_ms=percentile_ms(stats.tpot_seconds, 99),
         tokens_per_second=tokens / decoding,
+        share_of_least_time=bound.decode_seconds / decoding,
         hit_rate=decode.hit_rate,
         fetch_rate=decode.fetch_rate,
         joint_rate=decode.joint_rate,

@@ -24,6 +24,8 @@ DEFINITIONS = {
     "tpot_ms": "median time of a decode step, one token of each request of the batch; p95 and p99 "
     "are percentiles over the same steps",
     "tokens_per_second": "generated tokens / time of all decode steps",
+    "share_of_least_time": "a time of decode that no system can beat / its time: in each window "
+    "of steps, the transfers that Belady needs with all routing known, or the computation",
     "hit_rate": "share of the experts requested by decode's routers that were in the arena",
     "bytes_moved_per_token": "bytes over the link in decode steps, for each generated token",
     "bytes_wasted_per_token": "of the prefetched bytes, those whose expert was evicted before a "

@@ -78,6 +78,7 @@ def test_evaluate__replays_every_system_in_every_condition(finished) -> None:
         assert [one["system"] for one in here] == ["on-demand", "lfu", "token", "oracle"]
         assert here[0]["speedup_decode"] == 1.0
         assert here[-1]["share_of_bound"] == 1.0
+        assert all(0 < one["share_of_least_time"] <= 1 for one in here)
         # 40 % and 80 % of 32 experts of 17,301,504 bytes.
         slots = {"40%": 12, "80%": 25}[cell[1]]
         assert {one["peak_bytes"] for one in here} == {slots * 17_301_504}
