@@ -7,16 +7,29 @@ from configs.command import Command
 
 TABLE = (
     ("environments", "environments", "builds the pinned environments of other programs"),
-    ("tables", "tables.readmes", "writes the tables of the README, docs and benchmarks pages"),
-    ("figures", "tables.figures", "draws the figures of docs and of the benchmarks' page"),
+    (
+        "tables",
+        "tables.readmes",
+        "writes all tables and figures of README, docs and benchmarks",
+    ),
     ("screenshot", "serving.screenshot", "server: a picture of the status page (docs/images)"),
     ("ceiling", "ceiling", "accuracy of forecasts against training data, passes and network size"),
-    ("moecast", "moecast", "ablation of the system moecast, from promoe to the bound (simulated)"),
+    (
+        "moecast",
+        "moecast",
+        "ablation of moecast, from promoe to all routing known (simulated)",
+    ),
     ("papers", "papers.run", "the papers' figures and tables next to replays (simulated)"),
+    ("routing", "routing", "every system on the published routing of a real model (simulated)"),
     ("scaling", "scaling", "experts spread over more devices and more machines (simulated)"),
+    ("latency", "latency", "latency of each kind of predictor, by the shape of the model"),
     ("validate", "validate", "the simulator next to live runs of the same steps on this machine"),
     ("reads", "reads", "read throughput of experts, in place and packed, by page-cache setting"),
-    ("quantised", "quantised", "loss of the reference model with experts stored as int8 and int4"),
+    (
+        "quantised",
+        "quantised",
+        "loss of the reference model with experts as int8, int4 and HQQ",
+    ),
     ("contention", "contention", "decoding and recording next to another process, by wait policy"),
     ("launchers", "launchers", "recording and training by every launcher: digests, speed, kills"),
     ("klotski", "klotski.run", "batch groups live and simulated: Klotski's figures and table 3"),

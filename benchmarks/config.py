@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from predictors.config import SEVERAL, RunConfig
-from predictors.errors import MoecastError
+from predictors.errors import MoecastError, unknown
 from runtime.config import SystemConfig
+from runtime.sim.predictor_latency import LATENCY_FILE
 
 RESULTS = Path("benchmarks/results")
 ENVIRONMENTS = Path("runs/environments")
@@ -21,6 +22,7 @@ class BenchmarkConfig(RunConfig):
         for name in (
             "repetitions",
             "requests",
+            "workers",
             "max_new_tokens",
             "replay_tokens",
             "cases",
@@ -62,6 +64,13 @@ class MoecastConfig(BenchmarkConfig):
 
 
 @dataclass(kw_only=True)
+class LatencyConfig(BenchmarkConfig):
+    output: Path = LATENCY_FILE
+    repetitions: int = 8
+    """Requests, each of a prompt and some decode steps."""
+
+
+@dataclass(kw_only=True)
 class LaunchersConfig(BenchmarkConfig):
     output: Path = RESULTS / "launchers.json"
     part: list[str] = field(default_factory=list)
@@ -81,10 +90,47 @@ class PapersConfig(BenchmarkConfig):
     entries: Path | None = None
     """Folder of trained entries that come before the zoo's."""
     output: Path = RESULTS / "papers.json"
-    replay_tokens: int = 100
-    """Generated tokens to replay for each cell."""
+    requests: int = 300
+    """Held-out requests of each replay."""
+    warm_requests: int = 20
+    """Training requests before them, which fill the arena and are in no figure."""
     paper: str | None = None
-    """Replay the figures of one paper: promoe, fmoe, moe-infinity-request or klotski."""
+    """Replay the figures of one paper: promoe, fmoe, moe-infinity-request, moe-infinity-sequence or
+    klotski."""
+    workers: int | None = None
+    """Processes that replay; default: one for each core."""
+
+
+@dataclass(kw_only=True)
+class RoutingConfig(BenchmarkConfig):
+    log: Path
+    """Published routing log, as `collect import` reads it."""
+    output: Path = RESULTS / "routing.json"
+    origin: str = "unknown"
+    """Source and licence of the log."""
+    model_id: str = "unknown"
+    """Model whose routing it is."""
+    num_experts: int | None = None
+    """Experts of each layer; default: the highest id of the log + 1."""
+    budget: list[str] = field(default_factory=lambda: ["5%", "10%", "25%", "50%"])
+    """Memory for experts."""
+    hardware: str = "rtx4090-pcie4"
+    """Machines to simulate."""
+    shape: str = "qwen3-30b-a3b"
+    """Sizes of the model's weights."""
+    system: list[str] = field(default_factory=list)
+    """Systems to replay, with commas between them; all unless given."""
+    start: list[str] = field(default_factory=lambda: ["filled", "empty"])
+    """State of the cache of every system when the log begins: filled (with the first layers'
+    experts), empty, or both with a comma between them."""
+    workers: int | None = None
+    """Processes that replay; default: one for each core."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for start in self.start:
+            if start not in ("filled", "empty"):
+                raise MoecastError(unknown("start", start, ("filled", "empty")))
 
 
 @dataclass(kw_only=True)
@@ -94,8 +140,12 @@ class ScalingConfig(BenchmarkConfig):
     entries: Path | None = None
     """Folder of trained entries that come before the zoo's."""
     output: Path = RESULTS / "scaling.json"
-    replay_tokens: int = 100
-    """Generated tokens to replay for each cell."""
+    requests: int = 300
+    """Held-out requests of each replay."""
+    warm_requests: int = 20
+    """Training requests before them, which fill the arena and are in no figure."""
+    workers: int | None = None
+    """Processes that replay; default: one for each core."""
     system: str = "moe-infinity-sequence"
     """System to replay: a file of configs/system."""
 
@@ -123,10 +173,8 @@ class ValidateConfig(BenchmarkConfig):
     output: Path = RESULTS / "validate.json"
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
     """Memory for experts, with commas between the sizes."""
-    system: list[SystemConfig] = field(
-        default_factory=list, metadata={SEVERAL: "on-demand,lfu,promoe"}
-    )
-    """Systems to run live and simulated."""
+    system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
+    """Systems to run live and simulated; those that know the future routing are left out."""
     repetitions: int = 2
     """Runs of each budget and system, interleaved."""
     max_new_tokens: int = 32
@@ -311,10 +359,5 @@ class ScreenshotConfig(BenchmarkConfig):
 
 
 @dataclass(kw_only=True)
-class FiguresConfig(RunConfig):
-    """`python -m benchmarks figures` has no options of its own."""
-
-
-@dataclass(kw_only=True)
 class TablesConfig(RunConfig):
-    pass
+    """`python -m benchmarks tables` has no options of its own."""

@@ -1,8 +1,8 @@
-"""Ablation of the system moecast: replays of the steps from promoe to the bound.
+"""Ablation of the system moecast: replays of the steps from promoe to full knowledge.
 
-The bound knows a step's routing when it begins, and all later routing for eviction. These two parts
-of knowledge are removed one by one; then eviction knows the true routing of the next few tokens
-only, which shows how far ahead it would have to see.
+The last variants know the routing of a step when it begins, or all later routing for eviction, or
+both. Others know the true routing of the next few tokens for eviction only, which shows how far
+ahead it would have to see. All stand next to the bound (`runtime.sim.lower_bound`).
 """
 
 import time
@@ -24,7 +24,9 @@ from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
 from runtime.presets import load_system
 from runtime.sim.hardware import Hardware, describe_hardware
+from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import replay
+from runtime.tools.intervals import Interval, bootstrap_ratio
 from train.evaluate.forecasts import (
     EventKey,
     RecordedForecast,
@@ -66,13 +68,22 @@ class AblationRow:
     budget: str
     variant: str
     tpot_ms: float
+    """Median, as that of a prefill."""
     ttft_ms: float
     tokens_per_second: float
     hit_rate: float | None
     bytes_per_token: float
     speed_over_promoe: float = 0.0
     """Ratio of decode speeds, by medians."""
-    share_of_bound: float = 0.0
+    of_bound: float | None = None
+    """Bound of the mean time of a decode step / the mean time."""
+    tpot_mean_ms: float | None = None
+    tpot_p95_ms: float | None = None
+    tpot_interval_ms: Interval | None = None
+    """95 % interval of the mean, over requests."""
+    num_requests: int | None = None
+    num_steps: int | None = None
+    """Decode steps, of one token each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +113,9 @@ def variants(*, parts: bool) -> list[SystemVariant]:
             "idle links left alone", replace(plain, idle_prefetch=False), "residual", "reuse"
         ),
         SystemVariant(
+            "requests in chunks too", replace(plain, whole_requests=False), "residual", "reuse"
+        ),
+        SystemVariant(
             "an arena for each layer", replace(plain, per_layer=True), "residual", "reuse"
         ),
         SystemVariant("usage counts, not reuse", plain, "residual", None),
@@ -119,9 +133,12 @@ def variants(*, parts: bool) -> list[SystemVariant]:
         SystemVariant("moecast", replace(moecast, adaptive=True), "residual", "reuse"),
         SystemVariant("no switch", plain, "residual", "reuse"),
         *(without if parts else ()),
-        SystemVariant("step's routing known", plain, "truth", "reuse"),
+        SystemVariant("moecast, step's routing known", plain, "truth", "reuse"),
         SystemVariant("Belady, forecasts", belady, "residual", None),
-        SystemVariant("bound", oracle, None, None),
+        SystemVariant("oracle: step's routing known", oracle, None, None),
+        SystemVariant(
+            "all routing known", replace(oracle, eviction_options={"known_steps": None}), None, None
+        ),
     ]
 
 
@@ -195,30 +212,34 @@ def replay_variant(
         budget_slots=budget_slots(budget, spec, hardware),
         reuse_predictor=None if variant.reuse is None else recorded[variant.reuse].predictor(spec),
     )
+    bound = bound_time(
+        steps, spec=spec, hardware=hardware, num_slots=budget_slots(budget, spec, hardware)
+    )
+    bound.assert_holds(stats)
     figures, decode = stats.as_dict(), sum_counters(stats.decode)
+    decoding, runs = sum(stats.tpot_seconds), stats.decode_runs
     return AblationRow(
         hardware=hardware.name,
         budget=budget,
         variant=variant.name,
         tpot_ms=1e3 * figures["tpot_seconds"],
         ttft_ms=1e3 * figures["ttft_seconds"],
-        tokens_per_second=len(stats.tpot_seconds) / sum(stats.tpot_seconds),
+        tokens_per_second=len(stats.tpot_seconds) / decoding,
+        of_bound=bound.decode_seconds / decoding,
+        tpot_mean_ms=1e3 * decoding / len(stats.tpot_seconds),
+        tpot_p95_ms=1e3 * figures["tpot_seconds_p95"],
+        tpot_interval_ms=bootstrap_ratio([1e3 * sum(run) for run in runs], [*map(len, runs)]),
+        num_requests=len(stats.ttft_seconds),
+        num_steps=len(stats.tpot_seconds),
         hit_rate=decode.hit_rate,
         bytes_per_token=decode.bytes_moved / len(stats.tpot_seconds),
     )
 
 
 def add_shares(rows: Sequence[AblationRow]) -> list[AblationRow]:
-    """Adds each row's decode speed relative to promoe's and to the bound's."""
+    """Adds each row's decode speed relative to promoe's."""
     tpot = {row.variant: row.tpot_ms for row in rows}
-    return [
-        replace(
-            row,
-            speed_over_promoe=tpot["promoe"] / row.tpot_ms,
-            share_of_bound=tpot["bound"] / row.tpot_ms,
-        )
-        for row in rows
-    ]
+    return [replace(row, speed_over_promoe=tpot["promoe"] / row.tpot_ms) for row in rows]
 
 
 def run_moecast(config: MoecastConfig) -> None:
@@ -243,7 +264,7 @@ def run_moecast(config: MoecastConfig) -> None:
                 print_line(
                     f"{name} {budget:>4} {row.variant:34} {row.tpot_ms:8.2f} ms "
                     f"{row.ttft_ms:8.1f} ms  hits {row.hit_rate or 0:.3f}  "
-                    f"{row.speed_over_promoe:.2f}x promoe, {row.share_of_bound:.0%} of bound"
+                    f"{row.speed_over_promoe:.2f}x promoe, {row.of_bound or 0:.0%} of bound"
                 )
     report = MoecastReport(
         trace=trace.digest,

@@ -1,6 +1,6 @@
-"""Loss of the reference model on held-out text with experts stored as int8 and int4.
+"""Loss of the reference model on held-out text with experts stored as int8, int4 and HQQ.
 
-Needs the `quantise` extra. Every variant is plain Transformers with the weights that the packed
+Every variant is plain Transformers with the weights that the packed
 store would serve, which equal the served model's bit for bit (tests/unit/runtime/store).
 """
 
@@ -16,22 +16,29 @@ from transformers import PreTrainedModel
 from benchmarks.config import QuantisedConfig
 from benchmarks.greedy import generate_greedy
 from benchmarks.reports import print_line, write_report
-from runtime.config import BUILTIN_MODELS
+from runtime.commands.pack import choose_coding
+from runtime.config import BUILTIN_MODELS, Quantise
 from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.base import allocate_aligned
 from runtime.store.checkpoint import CheckpointStore
-from runtime.store.packed.coding import RAW, Coding
+from runtime.store.packed.coding import RAW, Coding, decode, encode
 from runtime.store.packed.layout import build_packed_layout
+from runtime.store.packed.quantise import quantise
 from runtime.store.packed.writer import fill_record
 
 FOLDER = BUILTIN_MODELS / "qwen2_moe_tiny"
 WINDOW, WINDOWS = 512, 100
 PROMPT_TOKENS, NEW_TOKENS, PROMPTS = 32, 32, 32
+WITH_ATTENTION = "hqq, groups of 64, attention too"
+"""The last variant, as in Klotski, section 7; `moecast batch quantise_attention=true` serves it."""
+HQQ = choose_coding(Quantise.HQQ, 64)
 VARIANTS = {
     "float32": RAW,
     "int8, groups of 64": Coding(8, 64),
     "int4, groups of 64": Coding(4, 64),
     "int4, groups of 32": Coding(4, 32),
+    "hqq, groups of 64": HQQ,
+    WITH_ATTENTION: HQQ,
 }
 
 
@@ -91,6 +98,18 @@ def replace_experts(
 
 
 @torch.no_grad()
+def quantise_attention(model: nn.Module, coding: Coding) -> None:
+    """Rounds the weights of attention's projections to what they would be decoded to."""
+    for name, module in model.named_modules():
+        if not (isinstance(module, nn.Linear) and ".self_attn." in name):
+            continue
+        flat = module.weight.data.view(-1)
+        stored = torch.empty(coding.num_bytes(len(flat), flat.dtype), dtype=torch.uint8)
+        encode(coding, quantise(coding, flat), stored)
+        decode(coding, stored, flat)
+
+
+@torch.no_grad()
 def measure(model: PreTrainedModel, tokens: Tensor) -> Quality:
     losses, likely = [], []
     for window in tokens.unfold(0, WINDOW + 1, WINDOW)[:WINDOWS]:
@@ -112,6 +131,8 @@ def run_quantised(config: QuantisedConfig) -> None:
     reference: Quality | None = None
     for name, coding in VARIANTS.items():
         ratio = replace_experts(model, store, names, coding)
+        if name == WITH_ATTENTION:
+            quantise_attention(model, coding)
         quality = measure(model, tokens)
         reference = reference or quality
         same = (quality.greedy == reference.greedy).long().cumprod(1)

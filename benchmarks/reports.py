@@ -15,6 +15,8 @@ from pydantic import TypeAdapter
 from benchmarks.config import BenchmarkConfig
 from predictors.config import RunConfig
 from predictors.files import to_plain_json, write_atomic
+from predictors.origin import name_machine, read_git_revision, read_processor_name
+from runtime.tools.report.provenance import Provenance
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -41,10 +43,9 @@ class MachineFacts:
 
 def describe_machine(threads: int) -> MachineFacts:
     """Reads processor, memory, kernel, read-ahead and load; call it before the benchmark starts."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
     devices = Path("/sys/block").glob("*/queue/read_ahead_kb")
     return MachineFacts(
-        cpu=next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        cpu=read_processor_name(),
         cores=os.cpu_count(),
         threads=threads,
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
@@ -82,16 +83,31 @@ def command_line(command: str, config: RunConfig) -> str:
     return " ".join(words)
 
 
+def describe_origin(config: RunConfig) -> Provenance:
+    """Returns the origin of a benchmark's results, which are about to be written."""
+    return Provenance(
+        command=command_line(type(config).__name__.removesuffix("Config").lower(), config),
+        date=datetime.now(UTC).date().isoformat(),
+        revision=read_git_revision(),
+        machine=name_machine(),
+        seed=config.seed,
+    )
+
+
 def write_report(config: BenchmarkConfig, report: Any) -> None:
     """Replaces the benchmark's file of results.
 
     Args:
-        report: a dataclass, or a mapping of documents.
+        report: a dataclass, to which the origin of its figures is added, or a mapping of documents
+            that have theirs.
 
     Raises:
         ValueError: a figure is not finite; what was not measured is null.
     """
-    document = report if isinstance(report, Mapping) else asdict(report)
+    if isinstance(report, Mapping):
+        document = report
+    else:
+        document = {"origin": asdict(describe_origin(config)), **asdict(report)}
     text = json.dumps(document, indent=1, default=to_plain_json, allow_nan=False) + "\n"
     write_atomic(config.output, text.encode())
 

@@ -3,18 +3,37 @@
 Experts are spread over the devices (`runtime.policy.placement`), each with an arena, a link and a
 policy core; requests are spread over the machines; tokens travel to the devices of their experts
 and back. The routing is the reference model's, folded to the shapes (`papers/paper_context.py`);
-times are those of the shape's own number of layers. A few minutes on one core.
+times are those of the shape's own number of layers. Replays run in several processes, and an
+interrupted command resumes.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.config import ScalingConfig
-from benchmarks.papers.claims import Claim
-from benchmarks.papers.paper_context import PaperContext, experts_bytes, load_hardware, load_shape
-from benchmarks.reports import print_line, write_report
+from benchmarks.papers.cells import CellResult, PaperCell
+from benchmarks.papers.claims import Claim, Interval, interval
+from benchmarks.papers.jobs import PaperReplays
+from benchmarks.papers.moe_infinity_sequence import PAPER, SWITCH_LARGE
+from benchmarks.papers.paper_context import (
+    ReplayedRequests,
+    experts_bytes,
+    load_hardware,
+    load_shape,
+    load_system,
+)
+from benchmarks.papers.published import find_published
+from benchmarks.papers.run import DEFAULT_FOLDER
+from benchmarks.reports import (
+    MachineFacts,
+    default_threads,
+    describe_machine,
+    print_line,
+    write_report,
+)
+from collect.traces import Trace
 from runtime.config import HardwareConfig, ShapeConfig
-from runtime.presets import load_system
 from runtime.sim.cluster import Interconnect
 
 NODES = (1, 2, 3, 4, 5, 6)
@@ -22,25 +41,9 @@ GPUS_PER_NODE = 4
 GPUS = (1, 2, 4, 8)
 BATCH = 16
 """Largest batch of MoE-Infinity (sequence level), section 8.2."""
-BATCH_PER_NODE = 7
-"""Batch of each machine for throughput: the trace has 42 requests in groups of 7."""
+BATCH_PER_NODE = 16
+"""Batch of each machine for throughput."""
 
-SWITCH_LARGE = ShapeConfig(
-    name="switch-large-128",
-    source=(
-        "MoE-Infinity (sequence level), sections 8.4 and 8.6: 3,072 experts of 33.6 MB in fp32, so "
-        "24 layers; hidden size 1024 and width 4096 give as much; others, for each such layer: two "
-        "layers' self and cross attention 2 x 8 x 1024 x 1024 and a dense one's 2 x 1024 x 4096, "
-        "four bytes each"
-    ),
-    num_layers=24,
-    num_experts=128,
-    top_k=1,
-    hidden_size=1024,
-    expert_bytes=33_554_432,
-    layer_bytes=100_663_296,
-    bytes_per_weight=4.0,
-)
 ARENA_BYTES = {"switch-large-128": 15e9, "nllb-moe": 8e9}
 """Memory for experts of one GPU of the server, and of all GPUs of a node together (MoE-Infinity,
 sequence level, section 8.4); the paper gives none for the node."""
@@ -61,15 +64,17 @@ V100_NODE = HardwareConfig(
     flops=15.7e12,
     kernel_us=5.0,
     predictor_us=21.0,
+    predictor_kind="eam-request",
 )
 NETWORK = {"node_latency_seconds": 5e-6, "node_bytes_per_second": 12.5e9}
 """Not in the paper: 100 Gbit/s and five microseconds, as InfiniBand of the V100's time."""
 
-PUBLISHED = {
-    "switch-large-128": (200.0, 97.0, "ms a token"),
-    "nllb-moe": (600.0, 2400.0, "tokens a second"),
-}
-"""Section 8.6 on figure 13: on one node, on six, and the unit."""
+CLAIMED = tuple(
+    f"figure-13/{what}/{nodes}"
+    for nodes in (NODES[0], NODES[-1])
+    for what in ("latency", "throughput")
+)
+"""Published figures that are compared."""
 REASON = (
     "the paper does not give its network, batch and GPU memory, nor whose tokens it counts; here "
     "each node adds its memory and its links to all others', so that misses become fewer and each "
@@ -98,8 +103,12 @@ class ScalingRow:
     devices: int
     """Devices of a node."""
     batch: int
+    decode_tokens: int
     latency_ms: float
+    latency_interval_ms: Interval
+    """95 % confidence interval over batches of requests; None: too few of them."""
     tokens_per_second: float
+    tokens_per_second_interval: Interval
     hit_rate: float | None
     decode_stall_share: float
     decode_bytes: int
@@ -109,6 +118,8 @@ class ScalingRow:
 class ScalingReport:
     trace: str
     system: str
+    requests: int
+    """Held-out requests of each replay."""
     batch: int
     batch_per_node: int
     network: dict[str, float]
@@ -116,6 +127,7 @@ class ScalingReport:
     shapes: list[ShapeConfig]
     arena_bytes: dict[str, float]
     seconds: float
+    machine: MachineFacts
     rows: list[ScalingRow]
     claims: list[Claim]
 
@@ -145,7 +157,7 @@ def clusters(shape: ShapeConfig, server: HardwareConfig) -> list[ReplayedCluster
                 arena_bytes=arena_bytes / GPUS_PER_NODE,
             )
             for nodes in NODES
-            for batch in (BATCH, nodes * BATCH_PER_NODE)
+            for batch in sorted({BATCH, nodes * BATCH_PER_NODE})
         ),
         *(
             ReplayedCluster(
@@ -156,13 +168,11 @@ def clusters(shape: ShapeConfig, server: HardwareConfig) -> list[ReplayedCluster
     ]
 
 
-def replay_cluster(
-    context: PaperContext, system: str, shape: ShapeConfig, cluster: ReplayedCluster
-) -> ScalingRow:
-    cell = context.run(
-        load_system(system),
-        shape,
-        cluster.hardware,
+def make_cell(system: str, shape: ShapeConfig, cluster: ReplayedCluster) -> PaperCell:
+    return PaperCell(
+        system=load_system(system),
+        shape=shape,
+        hardware=cluster.hardware,
         share=cluster.arena_bytes / experts_bytes(shape),
         batch=cluster.batch,
         interconnect=interconnect(
@@ -172,46 +182,72 @@ def replay_cluster(
             link=cluster.hardware.link_bytes_per_second,
         ),
     )
-    deeper = shape.num_layers / context.trace.spec.num_layers
+
+
+def describe_replay(
+    shape: ShapeConfig, cluster: ReplayedCluster, result: CellResult, num_layers: int
+) -> ScalingRow:
+    """Returns the figures of a replay of `num_layers` of the shape's layers."""
+    sums, samples = result.units.sum(), result.units.resample()
+    deeper = shape.num_layers / num_layers
+    latency_ms = interval(1e3 * samples.tpot_seconds * deeper)
+    tokens_per_second = interval(samples.tokens_per_second / deeper)
     return ScalingRow(
         shape=shape.name,
         machine=cluster.hardware.name,
         nodes=cluster.nodes,
         devices=cluster.devices,
         batch=cluster.batch,
-        latency_ms=1e3 * cell.tpot_seconds * deeper,
-        tokens_per_second=cell.tokens_per_second / deeper,
-        hit_rate=cell.hit_rate,
-        decode_stall_share=cell.decode_stall_share,
-        decode_bytes=cell.decode_bytes,
+        decode_tokens=int(sums.decode_tokens),
+        latency_ms=float(1e3 * sums.tpot_seconds * deeper),
+        latency_interval_ms=latency_ms,
+        tokens_per_second=float(sums.tokens_per_second / deeper),
+        tokens_per_second_interval=tokens_per_second,
+        hit_rate=float(sums.hit_rate),
+        decode_stall_share=float(sums.decode_stall_share),
+        decode_bytes=int(sums.decode_bytes),
     )
 
 
-def compare_claims(rows: list[ScalingRow]) -> list[Claim]:
+def find_row(rows: Sequence[ScalingRow], shape: str, nodes: int, batch: int) -> ScalingRow:
+    (row,) = (
+        row
+        for row in rows
+        if (row.machine, row.shape, row.nodes, row.batch) == (V100_NODE.name, shape, nodes, batch)
+    )
+    return row
+
+
+def compare_claims(rows: Sequence[ScalingRow]) -> list[Claim]:
     """Compares the text on figure 13 with the replays."""
     claims = []
-    for name, (one, six, unit) in PUBLISHED.items():
-        by_nodes: dict[int, float] = {}
-        for row in rows:
-            if (row.machine, row.shape) != (V100_NODE.name, name):
-                continue
-            if unit == "ms a token":
-                if row.batch == BATCH:
-                    by_nodes[row.nodes] = row.latency_ms
-            elif row.batch == row.nodes * BATCH_PER_NODE:
-                by_nodes[row.nodes] = row.tokens_per_second
-        for what, paper, ours in (
-            ("1 node", one, by_nodes[1]),
-            ("6 nodes", six, by_nodes[6]),
-            ("6 nodes to 1", six / one, by_nodes[6] / by_nodes[1]),
+    for nodes in (NODES[0], NODES[-1]):
+        latency = find_row(rows, "switch-large-128", nodes, BATCH)
+        throughput = find_row(rows, "nllb-moe", nodes, nodes * BATCH_PER_NODE)
+        low, high = latency.latency_interval_ms
+        for name, ours, bounds in (
+            (
+                f"figure-13/latency/{nodes}",
+                1e-3 * latency.latency_ms,
+                (low and 1e-3 * low, high and 1e-3 * high),
+            ),
+            (
+                f"figure-13/throughput/{nodes}",
+                throughput.tokens_per_second,
+                throughput.tokens_per_second_interval,
+            ),
         ):
+            published = find_published(PAPER, name)
             claims.append(
                 Claim(
-                    paper="moe-infinity-sequence",
-                    where="figure 13, 8.6",
-                    what=f"{name}: {unit}, {what}",
-                    paper_value=paper,
+                    paper=PAPER,
+                    name=name,
+                    where=published.where,
+                    what=published.what,
+                    paper_value=published.value,
                     ours=ours,
+                    low=bounds[0],
+                    high=bounds[1],
                     reason=REASON,
                 )
             )
@@ -220,17 +256,30 @@ def compare_claims(rows: list[ScalingRow]) -> list[Claim]:
 
 def run_scaling(config: ScalingConfig) -> None:
     started = time.monotonic()
-    context = PaperContext(config.trace, entries=config.entries, new_tokens=config.replay_tokens)
+    machine = describe_machine(default_threads())
     shapes = [SWITCH_LARGE, load_shape("nllb-moe")]
     server = replace(load_hardware("a5000-pcie4"), store_bytes_per_second=0.0, host_bytes=0.0)
-    rows = []
-    for shape in shapes:
-        for cluster in clusters(shape, server):
-            rows.append(replay_cluster(context, config.system, shape, cluster))
-            print_line(f"{time.monotonic() - started:5.0f} s  {rows[-1]}")
+    trace = Trace.open(config.trace)
+    replays = PaperReplays(
+        trace,
+        requests=ReplayedRequests(measured=config.requests, warm=config.warm_requests),
+        entries=config.entries,
+        folder=config.run_dir or DEFAULT_FOLDER,
+        workers=config.workers,
+    )
+    places = [(shape, cluster) for shape in shapes for cluster in clusters(shape, server)]
+    cells = [make_cell(config.system, shape, cluster) for shape, cluster in places]
+    results = replays.run(cells)
+    rows = [
+        describe_replay(shape, cluster, results[cell.digest()], trace.spec.num_layers)
+        for (shape, cluster), cell in zip(places, cells, strict=True)
+    ]
+    for row in rows:
+        print_line(str(row))
     report = ScalingReport(
-        trace=context.trace.digest,
+        trace=trace.digest,
         system=config.system,
+        requests=config.requests,
         batch=BATCH,
         batch_per_node=BATCH_PER_NODE,
         network=NETWORK,
@@ -238,6 +287,7 @@ def run_scaling(config: ScalingConfig) -> None:
         shapes=shapes,
         arena_bytes=ARENA_BYTES,
         seconds=round(time.monotonic() - started),
+        machine=machine,
         rows=rows,
         claims=compare_claims(rows),
     )

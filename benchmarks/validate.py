@@ -1,36 +1,42 @@
 """The simulator next to live runs: the same steps served here, and replayed on the machine `local`.
 
 Routing is recorded once: it is the same in every run, bit for bit, and each run's tokens are
-checked. For each budget and system a model is loaded and measured (`runtime.profiling.local`);
-another is loaded, serves the prompts from an empty arena and is measured afterwards. The replay
-takes the medians of all measurements of the cell. Repetitions are interleaved over all cells.
+checked. For each budget and system a model is loaded without prefetching and measured
+(`runtime.profiling.local`); another is loaded with the system, serves the prompts from an empty
+arena, and the latency of its predictor is measured afterwards. The replay takes the medians of all
+measurements of the cell. Repetitions are interleaved over all cells.
 """
 
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers import PreTrainedModel
 
 from benchmarks.config import ValidateConfig
 from benchmarks.greedy import generate_greedy
 from benchmarks.reports import describe_machine, print_line, write_report
-from predictors.base import Signal
+from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
 from runtime import load
 from runtime.config import SystemConfig
-from runtime.engine.forecasters import load_system_predictor
+from runtime.engine.forecasters import (
+    SystemPredictors,
+    load_reuse_predictor,
+    load_system_predictor,
+)
 from runtime.hf.probes import Probes
 from runtime.presets import ON_DEMAND, load_system
 from runtime.profiling.local import measure
 from runtime.sim.hardware import MeasuredHardware
-from runtime.sim.replay import replay
-from runtime.tools.doctor.routing_recorder import CapturedStep, RoutingRecorder
+from runtime.sim.predictor_latency import PredictorLatencies
+from runtime.sim.replay import ReplayStats, replay
+from runtime.tools.doctor.routing_recorder import SIGNALS, CapturedStep, RoutingRecorder
 from runtime.tools.verify.reference import token_prompts
 
 PROMPTS = [
@@ -54,6 +60,8 @@ class LiveFigures:
     hit_rate: float
     bytes_moved: float
     stall_seconds: float
+    predicted: float | None = None
+    """Experts that forecasts named in time; None: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +71,8 @@ class SimulatedFigures:
     hit_rate: float
     bytes_moved: int
     stall_seconds: float
+    predicted: int | None = None
+    """As in `LiveFigures`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +89,7 @@ class ValidateRow:
     """The ratio is within `TPOT_WITHIN` of 1."""
     hits_within: bool
     profile: dict[str, Any]
-    """The machine that the replay took."""
+    """The machine that the replay took, without the latencies of other predictors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +115,7 @@ class LiveRun:
     hit_rate: float
     bytes_moved: int
     stall_seconds: float
+    predicted: int
 
 
 @dataclass
@@ -149,10 +160,34 @@ def record_steps(
     """Returns every step with the predictors' signals, the tokens, and the model's shape."""
     model = load(folder, system=load_system(ON_DEMAND), budget="100%")
     recorder = RoutingRecorder()
-    with Probes(model, {Signal.GATE_INPUT, Signal.ROUTED}, recorder):
+    with Probes(model, SIGNALS, recorder):
         tokens = answer_prompts(model, prompts, new_tokens)
     model.moecast.close()
     return recorder.steps, tokens, model.moecast.spec
+
+
+def measure_computing(folder: str, cell: ValidateCell) -> MeasuredHardware:
+    """Measures the machine without transfers.
+
+    The repeated token that is measured must find its experts in memory, so nothing is prefetched
+    and nothing is dropped after its use.
+    """
+    system = replace(cell.system, prefetch=False, idle_prefetch=False, drop_used=False)
+    model = load(folder, system=system, budget=cell.budget)
+    profile = measure(model)
+    model.moecast.close()
+    return profile
+
+
+def take_predictor(computing: MeasuredHardware, system: MeasuredHardware) -> MeasuredHardware:
+    """Returns the machine that computes as the first and predicts as the second."""
+    inline = system.overheads.predictor_inline
+    return replace(
+        computing,
+        predictor_seconds=system.predictor_seconds,
+        predictor_latencies=system.predictor_latencies,
+        overheads=replace(computing.overheads, predictor_inline=inline),
+    )
 
 
 def run_live(
@@ -162,10 +197,8 @@ def run_live(
     new_tokens: int,
     expected: list[list[int]],
 ) -> float:
-    """Adds a run from an empty arena, and the machine before and after; returns its seconds."""
-    model = load(folder, system=cell.system, budget=cell.budget)
-    cell.profiles.append(measure(model))
-    model.moecast.close()
+    """Adds a run from an empty arena, and the machine that it ran on; returns its seconds."""
+    profile = measure_computing(folder, cell)
     model = load(folder, system=cell.system, budget=cell.budget)
     start = time.perf_counter()
     tokens = answer_prompts(model, prompts, new_tokens)
@@ -179,26 +212,53 @@ def run_live(
             stats["hit_rate"],
             stats["bytes_moved"],
             stats["stall_seconds"],
+            stats["predicted"],
         )
     )
     cell.slots = stats["arena_slots"]
-    cell.profiles.append(measure(model))
+    if cell.system.prefetch:
+        profile = take_predictor(profile, measure(model))
     model.moecast.close()
+    cell.profiles.append(profile)
     return seconds
+
+
+def load_predictors(system: SystemConfig, spec: ModelSpec) -> SystemPredictors:
+    """Loads the predictors that live runs of the system begin with.
+
+    Raises:
+        MoecastError: The zoo has none for this model.
+    """
+    forecast, missing = load_system_predictor(system, spec, name=spec.model_id)
+    reuse, reuse_missing = load_reuse_predictor(system, spec, name=spec.model_id)
+    if missing or reuse_missing:
+        raise MoecastError(
+            f"system {system.name} lacks a predictor for {spec.model_id}: it "
+            f"{' and '.join(filter(None, (missing, reuse_missing)))}. Leave it out of `system`"
+        )
+    return SystemPredictors(forecast=forecast, reuse=reuse)
+
+
+def replay_cell(
+    cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec, profile: MeasuredHardware
+) -> ReplayStats:
+    """Replays the recorded steps with the predictors that the live runs began with."""
+    predictors = load_predictors(cell.system, spec)
+    return replay(
+        steps,
+        predictors.forecast,
+        spec=spec,
+        system=cell.system,
+        hardware=profile,
+        budget_slots=cell.slots,
+        reuse_predictor=predictors.reuse,
+    )
 
 
 def compare(cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec) -> ValidateRow:
     """Replays a cell and compares it with its live runs."""
     profile = median_profile(cell.profiles)
-    predictor, _ = load_system_predictor(cell.system, spec, name=spec.model_id)
-    stats = replay(
-        steps,
-        predictor,
-        spec=spec,
-        system=cell.system,
-        hardware=profile,
-        budget_slots=cell.slots,
-    )
+    stats = replay_cell(cell, steps, spec, profile)
     figures, hit_rate = stats.as_dict(), stats.total.hit_rate
     assert hit_rate is not None
     live = LiveFigures(
@@ -208,6 +268,7 @@ def compare(cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec) 
         hit_rate=statistics.median(run.hit_rate for run in cell.runs),
         bytes_moved=statistics.median(run.bytes_moved for run in cell.runs),
         stall_seconds=statistics.median(run.stall_seconds for run in cell.runs),
+        predicted=statistics.median(run.predicted for run in cell.runs),
     )
     ratio = figures["tpot_seconds"] / live.tpot_seconds
     difference = hit_rate - live.hit_rate
@@ -222,18 +283,21 @@ def compare(cell: ValidateCell, steps: Sequence[CapturedStep], spec: ModelSpec) 
             hit_rate=hit_rate,
             bytes_moved=stats.total.bytes_moved,
             stall_seconds=figures["stall_seconds"],
+            predicted=stats.total.predicted,
         ),
         tpot_ratio=ratio,
         hit_rate_difference=difference,
         tpot_within=abs(ratio - 1) <= TPOT_WITHIN,
         hits_within=abs(difference) <= HITS_WITHIN,
-        profile=asdict(profile),
+        profile=asdict(replace(profile, predictor_latencies=PredictorLatencies())),
     )
 
 
 def comparison_table(rows: Sequence[ValidateRow]) -> Table:
     """Returns live and simulated figures; an exclamation mark where they differ too much."""
-    table = Table("budget", "system", "TPOT live", "simulated", "ratio", "hits live", "simulated")
+    table = Table("budget", Column("system", no_wrap=True))
+    for name in ("TPOT live", "simulated", "ratio", "hits live", "simulated"):
+        table.add_column(name, justify="right")
     for row in rows:
         live, simulated = row.live, row.simulated
         table.add_row(
@@ -253,7 +317,10 @@ def run_validate(config: ValidateConfig) -> None:
     folder = str(config.model)
     prompts, _ = token_prompts(config.model, PROMPTS, seed=0)
     steps, expected, spec = record_steps(folder, prompts, config.max_new_tokens)
-    cells = [ValidateCell(budget, system) for budget in config.budget for system in config.system]
+    systems = [system for system in config.system if not system.knows_future]
+    for system in systems:
+        load_predictors(system, spec)  # before anything is measured
+    cells = [ValidateCell(budget, system) for budget in config.budget for system in systems]
     for _ in range(config.repetitions):
         for cell in cells:
             seconds = run_live(folder, cell, prompts, config.max_new_tokens, expected)

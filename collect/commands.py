@@ -12,6 +12,7 @@ from collect.config import CollectConfig, ImportConfig
 from collect.errors import TraceError
 from collect.traces.layout import TraceSignal
 from collect.traces.reader import Trace
+from predictors.files import expand_home
 from predictors.metrics import Phase
 
 
@@ -56,7 +57,7 @@ def import_log(config: ImportConfig) -> dict[str, Any]:
 
     if config.source is None:
         raise TraceError("source=FILE is missing: moecast collect import FILE")
-    source = Path(config.source).expanduser()
+    source = expand_home(config.source)
     folder = config.output or Path("runs", "traces", "imported", source.stem)
     started = time.monotonic()
     trace = import_routing(

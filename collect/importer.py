@@ -9,12 +9,12 @@ import numpy as np
 from collect.config import ImportSplit
 from collect.errors import TraceError
 from collect.plan import require_space
-from collect.routing_log import RoutingLog, read_routing_log
 from collect.traces.layout import Split, TraceSignal, choose_split, prompt_digest, row_bytes
 from collect.traces.manifest import TraceModel, TracePlan, TraceRequest, digest_of
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter, column_arrays
 from predictors.metrics import Phase
+from runtime.sim.routing_log import RoutingLog, read_routing_log
 
 IMPORT_VERSION = 2
 """Part of the plan: increased when the same log gives other rows."""
@@ -41,7 +41,8 @@ def import_routing(
     Layers are numbered 0.. from the lowest. A log without requests is one request.
 
     Raises:
-        TraceError: not a routing log, or the folder holds something else.
+        RoutingLogError: not a routing log.
+        TraceError: impossible ids, or the folder holds something else.
         DiskSpaceError: not enough free space.
     """
     log = read_routing_log(source)
@@ -52,6 +53,7 @@ def import_routing(
             f"{source}: expert {highest} with num_experts={num_experts}: ids run from 0 to "
             f"num_experts - 1, of at most {MAX_EXPERTS:,} experts"
         )
+    _check_phases(log, source)
     _, num_layers, top_k = log.experts_NLK.shape
     model = TraceModel(
         model_id=model_id,
@@ -91,6 +93,17 @@ def import_routing(
             _requests(log, dataset=source.name, source=digest, split=split),
         )
     return writer.finish()
+
+
+def _check_phases(log: RoutingLog, source: Path) -> None:
+    """Raises TraceError for a request whose prompt goes on after a generated token."""
+    follows_N = (np.diff(log.request_N) == 0) & (np.diff(log.phase_N) < 0)
+    if follows_N.any():
+        row = int(np.argmax(follows_N)) + 1
+        raise TraceError(
+            f"{source}: request {log.requests[log.request_N[row]]!r}, position "
+            f"{log.position_N[row]}: phase prefill after decode"
+        )
 
 
 def _arrays(log: RoutingLog, signals: tuple[TraceSignal, ...]) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ from typing import Any
 from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
 from collect.traces.layout import prompt_digest
+from predictors.files import expand_home
 
 CHARS_PER_TOKEN = 4
 """Approximate, for English and common vocabularies."""
@@ -71,7 +72,7 @@ def read_source_code(_data: DataConfig) -> Iterator[str]:
 
 def read_text_files(data: DataConfig) -> Iterator[str]:
     """Yields a file as one text, or each `*.txt` of a folder in the order of names."""
-    folder = Path(data.path or "").expanduser()
+    folder = expand_home(data.path or "")
     if data.path is None or not folder.is_dir():
         yield _local(data).read_text(encoding="utf-8", errors="replace")
         return
@@ -101,7 +102,7 @@ def read_jsonl(data: DataConfig) -> Iterator[str]:
 def _local(data: DataConfig) -> Path:
     if data.path is None:
         raise PromptError(f"data={data.name} needs a file: data.path=FILE")
-    path = Path(data.path).expanduser()
+    path = expand_home(data.path)
     if not path.is_file():
         raise PromptError(f"data.path={data.path}: no such file. {OFFLINE}")
     return path

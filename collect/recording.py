@@ -27,6 +27,7 @@ from collect.traces.layout import TraceSignal, choose_split, row_bytes
 from collect.traces.manifest import TracePlan, TraceRequest, digest_of, has_manifest, read_manifest
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter
+from predictors.files import expand_home, path_exists
 from predictors.spec import ModelSpec
 from runtime.config import BUILTIN, ModelConfig, SystemConfig
 from runtime.hf.probes import Probes
@@ -231,10 +232,10 @@ def default_folder(
 
 def absolute_path(where: str) -> str:
     """Returns the folder's absolute path, or an address as it is."""
-    return where if "://" in where else str(Path(where).expanduser().resolve())
+    return where if "://" in where else str(expand_home(where).resolve())
 
 
 def absolute_if_exists(name: str) -> str:
     """Returns an absolute path for what exists here, and any other name (of the Hub) as it is."""
-    is_path = name != BUILTIN and Path(name).expanduser().exists()
+    is_path = name != BUILTIN and path_exists(expand_home(name))
     return absolute_path(name) if is_path else name

@@ -8,6 +8,7 @@ from typing import Any
 
 from configs.errors import ConfigError, not_an_option
 from configs.schema import union_members
+from predictors.files import path_exists
 
 HELP = ("-h", "--help")
 MULTIRUN = ("-m", "--multirun")
@@ -100,7 +101,7 @@ def assign_positional(
     A first value with spaces is no model: in `generate "A text"` it is the prompt.
     """
     names = list(positional)
-    if len(names) > 1 and bare and " " in bare[0] and not Path(bare[0]).exists():
+    if len(names) > 1 and bare and " " in bare[0] and not path_exists(bare[0]):
         del names[0]
     if len(bare) > len(names):
         raise ConfigError(not_an_option(bare[len(names)]))

@@ -7,6 +7,7 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
+import yaml
 from hydra import compose
 from omegaconf import DictConfig
 
@@ -16,6 +17,7 @@ from configs.renamed import explain_choice
 from configs.schema import load_schemas
 from predictors.config import ALL, SEVERAL
 from predictors.errors import unknown
+from predictors.files import expand_home, path_exists
 
 FOLDER = Path(__file__).resolve().parent
 SUFFIXES = (".jsonl", ".json", ".txt", ".md", ".csv", ".yaml", ".yml")
@@ -33,8 +35,8 @@ def find_choice(option: Option, choices: Sequence[str]) -> str:
 
 def explain_path(group: str, value: str, choices: Sequence[str]) -> str | None:
     """Returns the message for a path in place of a choice; None for another value."""
-    path = Path(value).expanduser()
-    if not (os.sep in value or path.suffix in SUFFIXES or path.exists()):
+    path = expand_home(value)
+    if not (os.sep in value or path.suffix in SUFFIXES or path_exists(path)):
         return None
     if path.suffix in (".yaml", ".yml"):
         return (
@@ -43,7 +45,7 @@ def explain_path(group: str, value: str, choices: Sequence[str]) -> str | None:
         )
     if {"jsonl", "text", "hub"} <= set(choices):
         suffixes = {".jsonl": "jsonl", ".json": "jsonl"}
-        kind = suffixes.get(path.suffix, "text" if path.suffix or path.exists() else "hub")
+        kind = suffixes.get(path.suffix, "text" if path.suffix or path_exists(path) else "hub")
         return f"{group}={value} is a path: write {group}={kind} {group}.path={value}"
     if group == "predictor":
         return (
@@ -66,11 +68,22 @@ def group_choices(group: str) -> list[str]:
     return sorted(file.stem for file in (FOLDER / group).glob("*.yaml"))
 
 
+def is_variant(group: str, choice: str) -> bool:
+    """Returns whether a choice's file builds on that of another choice."""
+    values = yaml.safe_load((FOLDER / group / f"{choice}.yaml").read_text())
+    return any(not default.startswith("/") for default in values["defaults"])
+
+
 def check_choices(group: str, names: str) -> list[str]:
-    """Returns the choices in `a,b` or `all`; ConfigError if there is none of a name."""
+    """Returns the choices in `a,b` or `all`; ConfigError if there is none of a name.
+
+    `all` leaves out the variants of other choices.
+    """
     known = group_choices(group)
     words = [word.strip() for word in names.split(",")]
-    choices = known if words == [ALL] else list(dict.fromkeys(words))
+    choices = list(dict.fromkeys(words))
+    if words == [ALL]:
+        choices = [choice for choice in known if not is_variant(group, choice)]
     for choice in choices:
         if choice not in known:
             message = explain_choice(group, choice) or explain_path(group, choice, known)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from configs.command import Command
 from configs.invocation import Invocation
 from predictors.errors import MoecastError
+from predictors.terminal import escape_controls
 from runtime.openmp import let_waiting_threads_sleep
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -37,26 +38,26 @@ def main(
 
         return run_command(program, commands, invocation)
     except KeyboardInterrupt:
-        print_error(invocation.explain_interruption(), debug)
+        print_error(invocation, invocation.explain_interruption(), debug)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has closed the pipe. Python must not flush into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except MoecastError as error:
-        print_error(f"error: {join_lines(error)}", debug)
+        print_error(invocation, f"error: {join_lines(error)}", debug)
         return USAGE
     except Exception as error:
         hint = "" if debug else " (debug=true shows the traceback)"
-        print_error(f"error: {type(error).__name__}: {join_lines(error)}{hint}", debug)
+        print_error(invocation, f"error: {type(error).__name__}: {join_lines(error)}{hint}", debug)
         return FAILED
 
 
-def print_error(line: str, debug: bool) -> None:
+def print_error(invocation: Invocation, line: str, debug: bool) -> None:
     if debug:
-        traceback.print_exc()
-    sys.stderr.write(f"{line}\n")
+        sys.stderr.write(invocation.clean_line(traceback.format_exc()))
+    sys.stderr.write(f"{invocation.clean_line(line)}\n")
 
 
 def join_lines(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return escape_controls(" ".join(str(error).split()))

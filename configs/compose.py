@@ -3,7 +3,6 @@
 Hydra composes; its error messages are replaced by one line with the choices and the closest one.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -35,6 +32,7 @@ from configs.schema import (
     option_type,
     register_schemas,
 )
+from configs.typed import Texts, build_config, plain_values
 from configs.values import set_option
 
 
@@ -71,7 +69,10 @@ def full_key(error: BaseException) -> str:
 
 def one_line(error: BaseException) -> str:
     """Returns the message of a Hydra or OmegaConf error with the key and the file it is about."""
-    lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
+    # The cause of an error of the grammar has no message of its own.
+    causes = [error.__cause__, error]
+    text = next(text for text in map(str, causes) if text.strip() not in ("", "None"))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     key = full_key(error)
     # "In 'data/mine': ValidationError raised while composing config:" has the reason below it.
     message = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
@@ -97,13 +98,14 @@ def compose_defaults(root: str) -> tuple[DictConfig, ConfigGroups]:
 
 def compose_typed(
     root: str, arguments: Sequence[str], files: Sequence[Path] = ()
-) -> tuple[Any, DictConfig]:
-    """Composes options; returns the root's dataclass and the resolved tree for the record.
+) -> tuple[Any, dict[str, Any]]:
+    """Composes options; returns the root's dataclass and the tree of plain values for the record.
 
     Options of the command line override those of YAML files. There, the value of an option of type
-    text or path is the text after the first `=`, unparsed, so that a prompt may contain commas,
-    brackets and braces. A list of words is separated by commas, and so are the choices of an option
-    that takes several of a group (`list[SystemConfig]`). All other values follow Hydra's grammar.
+    text or path is the text after the first `=`, as it stands, so that a prompt may contain commas,
+    quotes, brackets and `${...}`. A list of words is separated by commas, and so are the choices of
+    an option that takes several of a group (`list[SystemConfig]`). All other values follow Hydra's
+    grammar.
 
     Raises ConfigError if an option does not match the schema.
     """
@@ -116,6 +118,7 @@ def compose_typed(
         if option.key in groups.chosen:
             with named_file(option):
                 chosen[option.key] = find_choice(option, groups.choices[option.key])
+    texts: Texts = {}
     with hydra_session(root):
         if chosen:
             selections = [f"{groups.hydra_names[key]}={name}" for key, name in chosen.items()]
@@ -130,14 +133,10 @@ def compose_typed(
                     several[option.key] = option.text
                     check_choices(option.key, option.text)
                 else:
-                    set_option(base, option, kind)
+                    set_option(base, option, kind, texts)
         for key, value in several.items():
             OmegaConf.update(base, key, compose_choices(key, value))
-        missing = sorted(OmegaConf.missing_keys(base))
-        if missing:
-            raise ConfigError(f"{missing[0]}=... is required; give it on the command line")
-        # Converting to dataclasses runs their checks across fields.
-        return OmegaConf.to_object(base), base
+        return build_config(base, texts), plain_values(base, texts)
 
 
 @contextmanager
@@ -147,6 +146,8 @@ def named_file(option: Option) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{option.file}: {error}" if option.file else str(error)) from error
+    except RecursionError as error:
+        raise ConfigError(f"{option.key}: its values are nested too deeply") from error
     except (HydraException, OmegaConfBaseException) as error:
         if not option.file:
             raise
@@ -160,24 +161,3 @@ def declared_type(config: DictConfig, key: str, groups: ConfigGroups, root: str)
     except KeyError:
         known = set(option_keys(config)) | set(groups.chosen)
         raise ConfigError(explain_option(root, key) or unknown_option(key, known)) from None
-
-
-def expand_sweep(arguments: Sequence[str]) -> list[list[str]]:
-    """Returns every combination of the comma lists and ranges in the arguments (Hydra's grid)."""
-    try:
-        parsed: list[Override] = OverridesParser.create().parse_overrides(list(arguments))
-    except HydraException as error:
-        raise ConfigError(one_line(error)) from error
-    axes = []
-    for override in parsed:
-        if override.is_sweep_override():
-            axes.append(
-                [
-                    f"{override.get_key_element()}={value}"
-                    for value in override.sweep_string_iterator()
-                ]
-            )
-        else:
-            assert override.input_line is not None
-            axes.append([override.input_line])
-    return [list(combination) for combination in itertools.product(*axes)]

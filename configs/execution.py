@@ -2,26 +2,26 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from configs.arguments import Arguments, read_arguments
 from configs.command import Command
-from configs.compose import compose_defaults, compose_typed, declared_type, expand_sweep
+from configs.compose import compose_defaults, compose_typed, declared_type
 from configs.errors import ConfigError
 from configs.help import write_command_help, write_program_help
-from configs.invocation import HIDDEN, Invocation, hide_secrets
+from configs.invocation import Invocation
 from configs.options import read_options
+from configs.path_errors import explain_path_error
 from configs.renamed import explain_command
 from configs.run_record import default_run_dir, describe_run
-from predictors.config import SECRET
+from configs.secrets import HIDDEN, secret_names
+from configs.sweep import expand_sweep
+from configs.typed import flatten_values
 from predictors.errors import unknown
-from predictors.files import write_json
+from predictors.files import path_exists, write_json
 
 HELP = ("-h", "--help", "help")
 RUN_DIR = "run_dir"
@@ -46,10 +46,11 @@ def run_command(program: str, commands: Sequence[Command], invocation: Invocatio
         raise ConfigError(message)
     elif "" in table:
         command = table[""]
-        if argv and argv[0].isidentifier() and not Path(argv[0]).exists():
+        if argv and argv[0].isidentifier() and not path_exists(argv[0]):
             refuse_misspelt(argv[0], table)
     else:
         raise ConfigError(unknown("command", argv[0], table))
+    invocation.protect(secret_names(command.config))
     arguments = read_arguments(argv, command.positional, find_type=find_type_of(command))
     if arguments.help_topic is not None:
         others = [other for other in commands if other.name] if not command.name else []
@@ -98,20 +99,40 @@ def run_once(
     if folder is None and command.keeps_run:
         folder = invocation.run_dir = default_run_dir(label)
     config.run_dir = folder
-    tree.run_dir = None if folder is None else str(folder)
-    invocation.secrets = secret_options(config)
+    tree["run_dir"] = None if folder is None else str(folder)
+    invocation.add_secrets(flatten_values(tree))
+    try:
+        return run_recorded(label, command, arguments, invocation, config=config, tree=tree)
+    except OSError as error:
+        message = explain_path_error(error, flatten_values(tree))
+        if message is None:
+            raise
+        raise ConfigError(message) from error
+
+
+def run_recorded(
+    label: str,
+    command: Command,
+    arguments: Arguments,
+    invocation: Invocation,
+    *,
+    config: Any,
+    tree: dict[str, Any],
+) -> Any:
+    """Runs a command with a typed configuration; writes run.json before it and results.json."""
+    folder = config.run_dir
     if command.check:
         import_function(command.check)(config)
     run = import_function(command.run)
     if folder is not None and command.records:
-        resolved = OmegaConf.to_container(tree, resolve=True)
-        assert isinstance(resolved, dict)
-        resolved.update(dict.fromkeys(invocation.secrets, HIDDEN))
-        argv = hide_secrets(arguments.argv, invocation.secrets)
-        write_json(folder / "run.json", describe_run(label, argv, arguments.files, resolved))
+        names = invocation.secret_names or ()
+        hidden = {name: HIDDEN for name in names if tree[name] is not None}
+        argv = invocation.hide_options(arguments.argv)
+        record = describe_run(label, argv, arguments.files, tree | hidden)
+        write_json(folder / "run.json", invocation.hide(record))
     results = run(config)
     if folder is not None and command.records and results is not None:
-        write_json(folder / "results.json", results)
+        write_json(folder / "results.json", invocation.hide(results))
         sys.stderr.write(f"results: {folder / 'results.json'}\n")
     return results
 
@@ -128,15 +149,17 @@ def run_sweep(label: str, command: Command, arguments: Arguments, invocation: In
         invocation.run_dir = folders[0]
     folder = folders[-1]
     jobs = expand_sweep(
-        [option for option in arguments.options if not option.startswith(f"{RUN_DIR}=")]
+        command.config,
+        [option for option in arguments.options if not option.startswith(f"{RUN_DIR}=")],
     )
     record = []
     for number, job in enumerate(jobs):
         target = folder / str(number)
-        sys.stderr.write(f"run {number + 1} of {len(jobs)}: {' '.join(job)} -> {target}\n")
+        shown = invocation.hide_options(job)
+        sys.stderr.write(f"run {number + 1} of {len(jobs)}: {' '.join(shown)} -> {target}\n")
         single = Arguments(argv=job, options=job, files=arguments.files)
         results = run_once(label, command, single, invocation, folder=target)
-        record.append({"number": number, "options": job, "results": results})
+        record.append({"number": number, "options": shown, "results": invocation.hide(results)})
         write_json(folder / "sweep.json", record)
 
 
@@ -144,12 +167,3 @@ def import_function(path: str) -> Callable[[Any], Any]:
     """Returns the function that `package.module:function` names."""
     module, _, function = path.partition(":")
     return getattr(import_module(module), function)
-
-
-def secret_options(config: Any) -> list[str]:
-    """Returns the options that are set and whose values must not be written."""
-    return [
-        field.name
-        for field in fields(config)
-        if SECRET in field.metadata and getattr(config, field.name) is not None
-    ]

@@ -5,11 +5,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
-from pathlib import Path
 
 from configs.errors import ConfigError
 from configs.options import Option
 from configs.renamed import explain_choice
+from predictors.files import expand_home, path_exists
 from runtime.config import BUILTIN, ModelConfig
 
 GROUP = "model"
@@ -53,10 +53,10 @@ def choose_model(options: Sequence[Option], presets: Sequence[str]) -> list[Opti
 def find_model_id(option: Option, presets: Sequence[str]) -> str:
     """Returns the folder or the Hub id of `model=VALUE`; ConfigError for an unknown word."""
     value = option.text
-    path = Path(value).expanduser()
-    if path.is_file() and path.suffix in (".yaml", ".yml"):
+    path = expand_home(value)
+    if path.suffix in (".yaml", ".yml") and path_exists(path) and path.is_file():
         raise ConfigError(f"model={value} is a file of options: give it as --config {value}")
-    if path.exists() or is_path(value) or HUB_ID.fullmatch(value):
+    if path_exists(path) or is_path(value) or HUB_ID.fullmatch(value):
         return str(path) if value.startswith("~") else value
     raise ConfigError(explain_choice(GROUP, value) or unknown_model(value, presets))
 
@@ -76,5 +76,5 @@ def unknown_model(value: str, presets: Sequence[str]) -> str:
 
 def name_model(model_id: str) -> str:
     """Returns the short name of a folder or of a repository of the Hub."""
-    path = Path(model_id).expanduser()
-    return path.resolve().name if path.exists() else path.name
+    path = expand_home(model_id)
+    return path.resolve().name if path_exists(path) else path.name

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+import yaml
+from omegaconf._utils import get_yaml_loader
 
 from configs.errors import ConfigError, not_an_option
+
+MOST_VALUES = 100_000
+"""Values of a file of options at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,14 +48,35 @@ def read_options(arguments: Sequence[str], files: Sequence[Path]) -> list[Option
 def read_option_file(file: Path) -> list[Option]:
     """Reads a YAML file of options with nested or dotted keys; ConfigError if it is not one."""
     try:
-        values = OmegaConf.to_container(OmegaConf.load(file))
+        with file.open(encoding="utf-8") as stream:
+            # OmegaConf's safe loader, a subclass of yaml.SafeLoader: numbers such as 1e-3 and
+            # repeated keys are read as in configs/. OmegaConf.load would resolve ${...} in texts.
+            values = yaml.load(stream, Loader=get_yaml_loader())
     except OSError as error:
         raise ConfigError(f"--config {file}: {error.strerror or error}") from error
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--config {file}: not a YAML file: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"--config {file}: its values are nested too deeply") from error
+    if values is None:
+        return []
     if not isinstance(values, dict):
         raise ConfigError(f"--config {file}: expected options (key: value), got a list")
+    if exceeds_size(values):
+        raise ConfigError(f"--config {file}: more than {MOST_VALUES:,} values, aliases included")
     return [Option(key=key, value=value, file=file) for key, value in flatten(values)]
+
+
+def exceeds_size(values: Any) -> bool:
+    """Whether a tree has too many values, each counted as often as aliases repeat it."""
+    left, count = [values], 0
+    while left and count <= MOST_VALUES:
+        value = left.pop()
+        parts = list(value.values()) if isinstance(value, Mapping) else value
+        if isinstance(parts, list):
+            count += len(parts)
+            left += parts
+    return count > MOST_VALUES
 
 
 def flatten(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,15 +10,21 @@ from collections.abc import Mapping
 EVERY = "*"
 """Stands for every root configuration."""
 
+SYSTEM_KEYS = ("system", "baseline", "ablated")
+"""Keys that hold a `SystemConfig`."""
+
 SYSTEM = {
     "urgency": "priority",
     "reach": "lookahead_layers",
     "fill_idle": "idle_prefetch",
     "governed": "adaptive",
     "keeper": "reuse_predictor",
-    "predictors_order": "predictor_priority",
 }
-"""Fields of `SystemConfig`, under every key that holds one."""
+"""Fields of `SystemConfig`."""
+
+NO_PREDICTOR_PRIORITY = (
+    "removed; system.priority=probability orders forecasts without the layer's distance"
+)
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     EVERY: {
@@ -29,10 +35,11 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "data.new_tokens": "data.max_new_tokens",
         "shifted.new_tokens": "shifted.max_new_tokens",
     }
+    | {f"{key}.{old}": f"{key}.{new}" for key in SYSTEM_KEYS for old, new in SYSTEM.items()}
     | {
-        f"{key}.{old}": f"{key}.{new}"
-        for key in ("system", "baseline", "bound", "ablated")
-        for old, new in SYSTEM.items()
+        f"{key}.{old}": NO_PREDICTOR_PRIORITY
+        for key in SYSTEM_KEYS
+        for old in ("predictor_priority", "predictors_order")
     },
     "collect": {
         "num_workers": "launcher.workers",
@@ -43,7 +50,12 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "bench": {"batch": "batch_size"},
     "doctor": {"budgets": "budget"},
-    "evaluate": {"batch": "batch_size", "fresh": "overwrite", "new_tokens": "replay_tokens"},
+    "evaluate": {
+        "batch": "batch_size",
+        "bound": "removed; the bound is computed for every replay, and system=oracle is a system",
+        "fresh": "overwrite",
+        "new_tokens": "replay_tokens",
+    },
     "train": {"fresh": "overwrite"},
     "verify": {"budgets": "budget"},
     "zoo_push": {"to": "zoo"},

@@ -2,13 +2,12 @@
 
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from predictors.origin import name_machine, read_git_revision
 from predictors.versions import package_versions
 
 RECORDED = ("moecast", "torch", "transformers", "numpy", "onnxruntime", "lightning", "datasets")
@@ -40,22 +39,7 @@ def describe_run(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
+        "machine": name_machine(),
         "versions": package_versions(RECORDED),
         "config": config,
     }
-
-
-def read_git_revision() -> str | None:
-    """Returns the commit of this checkout, `-dirty` if edited; None outside a checkout."""
-    here = Path(__file__).resolve().parent.parent
-    if not (here / ".git").exists():
-        return None
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"],
-            capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        sys.stderr.write(f"warning: the git revision could not be read ({error})\n")
-        return None
-    return done.stdout.strip()

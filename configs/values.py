@@ -1,51 +1,87 @@
 """Turns an option's text or YAML value into the value of its declared type."""
 
+import re
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from configs.errors import ConfigError
 from configs.options import Option
 from configs.renamed import explain_choice
 from configs.schema import enum_values, union_members
+from configs.typed import Texts, check_text
 from predictors.errors import unknown
 
+REFERENCE = re.compile(r"(\\*)\$\{")
+"""Text that OmegaConf resolves; a backslash before it escapes it."""
 
-def set_option(config: DictConfig, option: Option, kind: Any) -> None:
-    """Sets one option to its text from the command line, or to its value from a file."""
-    value = option.value
-    is_list = kind in (list[str], list[int])
-    if is_list and not isinstance(value, list):
-        value = parse_value(option.key, str(value), kind)
-    elif isinstance(value, str) and option.file is None:
-        value = parse_value(option.key, value, kind)
+
+def set_option(config: DictConfig, option: Option, kind: Any, texts: Texts) -> None:
+    """Sets one option to its text from the command line, or to its value from a file.
+
+    Texts are kept in `texts`, as they stand; other values are set in `config`.
+    """
+    key, value = option.key, option.value
+    for earlier in [name for name in texts if f"{name}.".startswith(f"{key}.")]:
+        del texts[earlier]
+    if is_text(kind) and isinstance(value, str):
+        if value != "null" or option.file is not None or NoneType not in union_members(kind):
+            texts[key] = check_text(key, value, kind)
+            return
+        value = None
+    elif kind == list[str] and (words := split_words(value)) is not None:
+        texts[key] = [check_text(key, word, str) for word in words]
+        return
+    elif isinstance(value, str) and (option.file is None or kind == list[int]):
+        value = parse_value(key, value, kind)
     elif isinstance(value, str):
-        value = escape(enum_member_name(option.key, kind, value))
+        value = enum_member_name(key, kind, value)
+    elif kind in (list[str], list[int]) and not isinstance(value, list):
+        value = parse_value(key, str(value), kind)
     # The owner of a plain dictionary checks its keys: any may be added.
     is_open = kind is Any or get_origin(kind) is dict
-    OmegaConf.update(config, option.key, value, merge=True, force_add=is_open)
+    OmegaConf.update(config, key, escape(value), merge=True, force_add=is_open)
+
+
+def split_words(value: Any) -> list[str] | None:
+    """Returns the texts of a list of texts; None if Hydra's grammar must read it (`[a,b]`)."""
+    if isinstance(value, str):
+        return None if value.startswith("[") else [word.strip() for word in value.split(",")]
+    is_texts = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    return value if is_texts else None
 
 
 def parse_value(key: str, text: str, kind: Any) -> Any:
-    """Returns the value of an option's text for its declared type."""
-    if kind == list[str] and not text.startswith("["):
-        return [escape(word.strip()) for word in text.split(",")]
+    """Returns the value of an option's text, by Hydra's grammar, for its declared type."""
     if kind == list[int] and not text.startswith("["):
         text = f"[{text}]"
-    if is_text(kind, text):
-        return None if text == "null" and NoneType in union_members(kind) else escape(text)
-    override = OverridesParser.create().parse_override(f"{key}={enum_member_name(key, kind, text)}")
+    elif kind == list[str] and not text.startswith("["):
+        return [text]
+    named = f"{key}={enum_member_name(key, kind, text)}"
+    try:
+        override = OverridesParser.create().parse_override(named)
+    except HydraException as error:
+        raise ConfigError(f"{key}={text}: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{key}: its brackets are nested too deeply") from error
     if override.is_sweep_override():
         raise ConfigError(f"{key}={text}: several values need -m, which runs each combination")
     return override.value()
 
 
-def escape(text: str) -> str:
-    """Keeps OmegaConf from taking `${...}` in a user's text for a reference."""
-    return text.replace("${", "\\${")
+def escape(value: Any) -> Any:
+    """Keeps OmegaConf from taking `${...}` in a user's value, or in its parts, for a reference."""
+    if isinstance(value, str):
+        return REFERENCE.sub(lambda found: f"{found[1] * 2}\\${{", value)
+    if isinstance(value, dict):
+        return {escape(key): escape(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [escape(part) for part in value]
+    return value
 
 
 def enum_member_name(key: str, kind: Any, value: str) -> str:
@@ -58,7 +94,6 @@ def enum_member_name(key: str, kind: Any, value: str) -> str:
     return choices[value]
 
 
-def is_text(kind: Any, value: str) -> bool:
-    """Whether an option's value is unparsed text."""
-    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    return bool({str, Path} & set(union_members(kind))) and not quoted
+def is_text(kind: Any) -> bool:
+    """Whether options of a declared type are texts or paths."""
+    return bool({str, Path} & set(union_members(kind)))

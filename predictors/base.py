@@ -44,8 +44,8 @@ class Forecast:
     """Experts to fetch, in this order, if the predictor's paper defines how many; None: those of
     `experts`."""
     priority_E: Floats | None = None
-    """Priority across all forecast layers, larger first, if the predictor's paper defines it;
-    None: the system's."""
+    """Orders prefetches in place of the probability, larger first, at most 1, if the predictor's
+    paper defines it; the system's `priority` adds the layer's distance."""
 
     @cached_property
     def probability_E(self) -> Floats:
@@ -56,6 +56,11 @@ class Forecast:
     def expected_tokens_E(self) -> Floats:
         """Expected number of the step's tokens that are routed to the expert."""
         return self.scores_TE.sum(axis=0, dtype=np.float32)
+
+    @property
+    def order_E(self) -> Floats:
+        """Order of prefetches within the layer, larger first, at most 1."""
+        return self.probability_E if self.priority_E is None else self.priority_E
 
     def chosen_TK(self, top_k: int) -> Ints:
         """Returns each token's `top_k` best experts, best first; ties go to the lower id."""

@@ -28,21 +28,36 @@ class PopularityPredictor(TensorPredictor):
         shares_LE: share of the trace's tokens that layer l routed to expert e.
         ahead: layers that are forecast as each one is routed, and the first ones at the start
             of the step; None is all layers at the start of the step.
+        learning: go on counting while serving, "across the entire lifetime of the serving system"
+            (MoE-Infinity (request level), section 7.2); the trace counts as one token.
     """
 
     kind = "popularity"
     signals = frozenset({Signal.TOKENS})
     stateless = True
 
-    def __init__(self, spec: ModelSpec, shares_LE: Floats, *, ahead: int | None = None):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        shares_LE: Floats,
+        *,
+        ahead: int | None = None,
+        learning: bool = False,
+    ):
         super().__init__(spec)
         assert shares_LE.shape == (spec.num_layers, spec.num_experts)
         if ahead is not None and ahead < 1:
             raise PredictorError(f"{self.kind} with ahead={ahead}: at least 1, or null for all")
         self.ahead = ahead
-        if ahead is not None:
+        self.learning = learning
+        if learning:
+            self.stateless = False  # type: ignore[misc]
+        if ahead is not None or learning:
             self.signals = frozenset({Signal.TOKENS, Signal.ROUTED})  # type: ignore[misc]
         self._shares_LE = shares_LE.astype(np.float32)
+        self._counts_LE = PRIOR_TOKENS * shares_LE.astype(np.float64)
+        self._tokens_L = np.full(spec.num_layers, PRIOR_TOKENS)
+        """Tokens that each layer's counts are of."""
         self._num_tokens = 0
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
@@ -51,14 +66,22 @@ class PopularityPredictor(TensorPredictor):
         return self._forecast_layers(range(num_layers))
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
-        assert self.ahead is not None, "called only if `ahead` is set"
+        if self.learning:
+            num_experts = self.spec.num_experts
+            counts = np.bincount(experts_TK.ravel(), minlength=num_experts)[:num_experts]
+            self._counts_LE[layer] += counts
+            self._tokens_L[layer] += len(experts_TK)
+            shares_E = self._counts_LE[layer] / self._tokens_L[layer]
+            self._shares_LE[layer] = np.minimum(shares_E, 1.0)
+        if self.ahead is None:
+            return ()
         return self._forecast_layers(range(layer + self.ahead, layer + self.ahead + 1))
 
     def _forecast_layers(self, layers: range) -> list[Forecast]:
-        # All tokens share one row: a view, not copies.
+        # All tokens share one row, which does not change with later counts.
         shape = (self._num_tokens, self.spec.num_experts)
         return [
-            Forecast(layer, np.broadcast_to(self._shares_LE[layer], shape))
+            Forecast(layer, np.broadcast_to(self._shares_LE[layer].copy(), shape))
             for layer in layers
             if layer < self.spec.num_layers
         ]

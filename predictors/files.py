@@ -15,7 +15,7 @@ from typing import Any
 
 import platformdirs
 
-from predictors.errors import DiskFullError
+from predictors.errors import DiskFullError, MoecastError
 
 CACHE = "MOECAST_CACHE"
 
@@ -28,6 +28,28 @@ def cache_folder(name: str) -> Path:
     """Returns the folder NAME below MOECAST_CACHE, or else below the user's cache folder."""
     root = os.environ.get(CACHE)
     return (Path(root) if root else platformdirs.user_cache_path("moecast")) / name
+
+
+def path_exists(path: str | Path) -> bool:
+    """Whether there is a file or folder; False for text that cannot be the name of one."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def expand_home(path: str | Path) -> Path:
+    """Returns a path with the home folder in place of `~` or `~USER`.
+
+    Raises:
+        MoecastError: there is no such user, or the user has no home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise MoecastError(
+            f"{path}: {Path(path).parts[0]} has no home folder on this machine; write the path out"
+        ) from error
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Running requests, for predictors with state per request: maps ids to rows of their arrays.
+"""Running requests, for predictors and policies with state per request: maps ids to array rows.
 
 Shape suffixes: T tokens of the step, R requests of the step, E experts.
 """

@@ -1,12 +1,14 @@
 """Tables in a terminal, whose columns are chosen by its width: no figure is ever cut."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from textwrap import wrap
 
 from rich.console import Console
 from rich.text import Text
+
+from predictors.terminal import escape_controls
 
 GAP = "  "
 """Between two columns."""
@@ -32,6 +34,13 @@ class TextTable:
 
     def print(self, console: Console) -> None:
         """Print the columns that fit, and which were left out; into a file or pipe all of them."""
+        if any(escape_controls(text) != text for row in self.rows for text in row):
+            safe = [
+                escape_controls(row) if isinstance(row, str) else [*map(escape_controls, row)]
+                for row in self.rows
+            ]
+            replace(self, rows=safe).print(console)
+            return
         available = console.width if console.is_terminal else None
         shown = self.choose_columns(available)
         widths = self._fold_names(shown, available)

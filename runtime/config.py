@@ -13,9 +13,6 @@ MISSING: Any = "???"
 that serves a model."""
 
 
-ORACLE = "oracle"
-"""Name of the predictor that knows the whole routing of a step when it begins."""
-
 BUILTIN = "builtin"
 """The id of models that ship with the project."""
 
@@ -55,16 +52,21 @@ class SystemConfig:
     """Fetch the experts that the predictor forecasts; off: only those that routers request."""
     predictor: str | None = None
     """Default of the command's `predictor`: a kind (`stride`, the zoo's MODEL_NAME/stride), a zoo
-    entry, a folder, or `oracle` (replays only)."""
+    entry or a folder."""
     predictor_options: dict[str, Any] = field(default_factory=dict)
     """Options of that predictor that override those of its entry, such as `{ahead: 1}`."""
-    fallback: str | None = None
-    """Kind to use live where the model has no entry of `predictor`, such as `skip`."""
+    fallback: dict[str, Any] = field(default_factory=dict)
+    """Kinds to use where the model has no entry of `predictor`, with their options: the first that
+    the model or, in a replay, the trace allows, as in `{skip: {}, correlation: {least: 0.3}}`."""
     eviction: str = "lru"
-    """Eviction policy: lru, lfu, lfru, fifo, s3-fifo, static, neighbour, least-stale, decayed-lfu,
-    reuse, fmoe, moe-infinity-sequence, moe-infinity-request, belady (replays only)."""
+    """Eviction policy: lru, lfu, lfru, fifo, s3-fifo, static, first-layers, neighbour, least-stale,
+    decayed-lfu, regret, reuse, fmoe, moe-infinity-sequence, moe-infinity-request, belady (replays
+    only)."""
     eviction_options: dict[str, Any] = field(default_factory=dict)
     """Options of that policy, such as `{decays: [0.9, 0.99]}`."""
+    host_window: bool = False
+    """Hold the layers that are computed next in host memory below a device, and read them ahead
+    while the disk is idle (Klotski, section 6.1); off: host memory evicts as the device does."""
     reuse_predictor: str | None = None
     """Predictor of reuse for `reuse` eviction: a kind (`reuse`, the zoo's MODEL_NAME/reuse), a zoo
     entry or a folder."""
@@ -72,21 +74,31 @@ class SystemConfig:
     """Divide the cache evenly among the layers if it holds top_k experts of each; off: all layers
     share it."""
     priority: str = "nearest-layer"
-    """Order in which forecast experts are fetched: nearest-layer, probability-over-distance."""
+    """Order in which forecast experts are fetched: nearest-layer, push-order, probability,
+    probability-over-distance, layer-decay."""
+    candidates: str = "named"
+    """Experts that forecasts may fetch: named (those that a forecast names), all (every expert of
+    the forecast layers; MoE-Infinity, sequence level, algorithm 1), slots (the first in `priority`
+    over all layers, as many as the tier has slots; request level, section 5.1)."""
+    fill_first_layers: bool = False
+    """Begin with the first layers' experts in the computing tier and the next ones in host memory
+    (MoE-Infinity, sequence level, section 6.1); off: begin with an empty computing tier."""
     chunked: bool = True
     """Fetch experts linear layer by linear layer (ProMoE, section 5.1)."""
+    whole_requests: bool = False
+    """Fetch the rest of a requested expert in one transfer, as nothing may interrupt it; off: chunk
+    by chunk too."""
     early_preemption: bool = True
-    """Request all of a layer's experts when its router has run (ProMoE, section 5.2)."""
+    """When a layer's router has run, request all of its experts and drop its other prefetches
+    (ProMoE, section 5.2); off: request each expert when it is the next to be computed."""
     reordered: bool = True
     """Compute a layer's experts in order of readiness (ProMoE, section 5.3)."""
     cancel: bool = False
-    """A new forecast of a layer cancels prefetches that it does not name (MoE-Infinity)."""
+    """A new forecast of a layer cancels prefetches that it does not name, and a router those of
+    experts that it did not choose (MoE-Infinity, request level, section 5.1)."""
     lookahead_layers: int | None = None
     """Use forecasts of at most this many layers ahead, where 1 is the next layer to be routed (the
     baselines of MoE-Infinity, request level, section 7.2); null: no limit."""
-    predictor_priority: bool = True
-    """Fetch in the order that the predictor's paper defines, if it defines one; off: by `priority`
-    (MoE-Infinity, request level, table 4, without layer proximity)."""
     hot_first: bool = False
     """Among experts at the same distance, compute and fetch those with the most tokens first
     (Klotski, section 5)."""
@@ -96,12 +108,20 @@ class SystemConfig:
     MoE-Infinity, request level, section 7.2, where caching is off)."""
     idle_prefetch: bool = False
     """Use an idle link to fetch the missing expert with the highest score of the eviction policy;
-    only `reuse` has such scores."""
+    only `reuse` and `belady` have such scores."""
+    synchronous: bool = False
+    """Compute nothing while the predictor runs, as fMoE, section 4.3, describes its baselines; off:
+    both run at the same time."""
     adaptive: bool = False
     """Turn prefetching off while measurements show that it slows decoding."""
     watchdog_seconds: float = 2.0
     """Transfers that take longer count as hung: their slot is quarantined, their expert read
     again."""
+
+    @property
+    def knows_future(self) -> bool:
+        """Whether its eviction is given the coming routing: for replays only."""
+        return self.eviction == "belady"
 
 
 @dataclass(kw_only=True)
@@ -129,7 +149,10 @@ class HardwareConfig:
     kernel_us: float = 0.0
     """Launch overhead of one kernel."""
     predictor_us: float = 0.0
-    """Latency of one prediction, concurrent with the computation."""
+    """Latency of one prediction of `predictor_kind` for one token; other kinds take as much more or
+    less as measured for this shape."""
+    predictor_kind: str = "mlp"
+    """Kind of predictor that `predictor_us` is of."""
 
 
 @dataclass(kw_only=True)
@@ -177,6 +200,7 @@ class Quantise(StrEnum):
     NONE = "none"
     INT8 = "int8"
     INT4 = "int4"
+    HQQ = "hqq"
 
 
 @dataclass(kw_only=True)
@@ -193,9 +217,10 @@ class PackConfig(RunConfig):
     output: Path = MISSING
     """Folder to create; an interrupted run continues where it stopped."""
     quantise: Quantise = Quantise.NONE
-    """Quantise experts to int8 or int4 with a scale per group; outputs change."""
+    """Quantise experts to int8 or int4 with a scale per group, or to four bits by half-quadratic
+    quantisation (Klotski, section 7): smaller than int4, slower to pack; outputs change."""
     group_size: int = 64
-    """Weights that share a scale; only with quantise=int8 or int4."""
+    """Weights that share a scale; only with `quantise`."""
     overwrite: bool = False
     """Replace an existing store at `output` atomically, when the new one is complete."""
 
@@ -221,6 +246,9 @@ class ServedConfig(RunConfig):
     """Host memory for experts below a device; none: all experts if memory is free."""
     trace_events: Path | None = None
     """File for a Chrome trace (ui.perfetto.dev); none: no trace."""
+    learned: Path | None = None
+    """Folder for what the predictor learns while serving: read if it is there, written every ten
+    minutes and at the end; none: not kept."""
 
 
 @dataclass(kw_only=True)
@@ -236,6 +264,9 @@ class GenerateConfig(ServedConfig):
     """Sampling temperature; 0: greedy."""
     verify: bool = False
     """Compare the tokens with plain Transformers, which needs memory for all experts."""
+    routing: Path | None = None
+    """Routing log (as `collect import` reads it): its experts are read and computed in place of the
+    routers' choice, so that real locality meets real bytes. The text is then meaningless."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:

@@ -36,6 +36,10 @@ class TransferError(MoecastError):
         self.fault = fault
 
 
+class RoutingLogError(MoecastError):
+    """A routing log is missing, damaged, or does not fit the model; the message names the line."""
+
+
 class StoreError(MoecastError):
     """A packed store is damaged, was made for another model, or cannot be written."""
 

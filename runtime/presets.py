@@ -1,4 +1,4 @@
-"""Reads the presets of `configs/system` and `configs/model`, the only place where they are defined.
+"""Reads the presets of `configs`: systems, models, machines and shapes, which are defined there.
 
 They are what `system=NAME` and `model=NAME` mean on the command line, and in Python.
 """
@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from predictors.errors import MoecastError, unknown
-from runtime.config import ModelConfig, SystemConfig
+from predictors.files import expand_home
+from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.errors import CheckpointError
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
@@ -49,6 +50,24 @@ def load_model_preset(name: str) -> ModelConfig:
     return _read("model", name, ModelConfig)
 
 
+def load_hardware(name: str) -> HardwareConfig:
+    """Reads `configs/hardware/NAME.yaml`, as `hardware=NAME` does on the command line.
+
+    Raises:
+        MoecastError: There is no such machine, or its file has an unknown key.
+    """
+    return _read("hardware", name, HardwareConfig)
+
+
+def load_shape(name: str) -> ShapeConfig:
+    """Reads `configs/shape/NAME.yaml`, as `shape=NAME` does on the command line.
+
+    Raises:
+        MoecastError: There is no such shape, or its file has an unknown key.
+    """
+    return _read("shape", name, ShapeConfig)
+
+
 def find_model(model: str | Path) -> ModelConfig:
     """Returns the configuration of a preset, a folder or a Hub id, in this order.
 
@@ -58,7 +77,7 @@ def find_model(model: str | Path) -> ModelConfig:
     Raises:
         CheckpointError: It is a word that is none of them; the message has the presets.
     """
-    text, folder = str(model), Path(model).expanduser()
+    text, folder = str(model), expand_home(model)
     if folder.is_dir() and text not in model_names():
         return ModelConfig(name=folder.resolve().name, id=text)
     for preset in map(load_model_preset, model_names()):
@@ -83,14 +102,24 @@ def _names(group: str) -> list[str]:
     return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
 
 
+def _read_values(group: str, name: str) -> dict[str, Any]:
+    """Returns a preset's values over those of the preset that it builds on, as Hydra does."""
+    values: dict[str, Any] = yaml.safe_load((FOLDER / group / f"{name}.yaml").read_text())
+    for default in values.pop("defaults", []):
+        if not default.startswith("/"):  # else the schema, which checks the keys below
+            values = {**_read_values(group, default), **values}
+    return values
+
+
 def _read(group: str, name: str, schema: Any) -> Any:
     names = _names(group)
     if name not in names:
         raise MoecastError(unknown(group, name, names))
-    values = yaml.safe_load((FOLDER / group / f"{name}.yaml").read_text())
-    values.pop("defaults", None)  # Hydra's: the schema that the keys below are checked against.
-    known = [field.name for field in fields(schema)]
-    for key in values:
-        if key not in known:
-            raise MoecastError(f"{name}.yaml: {unknown('option', key, known)}")
+    values = _read_values(group, name)
+    types = {field.name: field.type for field in fields(schema)}
+    for key, value in values.items():
+        if key not in types:
+            raise MoecastError(f"{name}.yaml: {unknown('option', key, types)}")
+        if types[key] is float:
+            values[key] = float(value)  # PyYAML reads 32.0e9 as text, Hydra as a number
     return schema(**values)

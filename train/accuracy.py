@@ -166,6 +166,7 @@ class HorizonPredictor(Predictor):
         super().__init__(whole.spec)
         self._whole, self._horizon = whole, horizon
         # What the other one's class says, this one's object says.
+        self.kind = whole.kind  # type: ignore[misc]
         self.signals = whole.signals  # type: ignore[misc]
         self.stateless = whole.stateless  # type: ignore[misc]
 

@@ -17,7 +17,7 @@ from predictors.base import Predictor
 from predictors.files import write_json
 from predictors.metrics import DEFINITIONS
 from predictors.registry import KINDS, LEARNED
-from runtime.tools.report.provenance import read_provenance
+from runtime.tools.report.provenance import describe_origin, read_provenance
 from train.config import TrainConfig
 from train.disk_space import require_training_space
 from train.distributed import fit_distributed
@@ -29,6 +29,7 @@ from train.kinds import (
     check_options,
     compared_kinds,
     kinds_with_signals,
+    leave_out_deep_kinds,
     required_kinds,
     signals_of,
 )
@@ -89,6 +90,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
         sys.stderr.write(f"left out, because the trace lacks their signals: {sorted(left_out)}\n")
         kinds = kinds_with_signals(kinds, trace.signals)
         signals = signals_of(kinds)
+    if deep := leave_out_deep_kinds(config.predictor, kinds, trace.spec):
+        count = trace.spec.num_layers
+        sys.stderr.write(f"left out, because the model has {count} layers with experts: {deep}\n")
+        kinds = tuple(kind for kind in kinds if kind not in deep)
     shifted = None
     if config.score_shifted:
         message = f"trace of {config.model.name} on {config.shifted.name}"
@@ -154,6 +159,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         entries["reuse"] = reuse.entry
         reuse.show()
     record = {
+        "origin": describe_origin(config.run_dir),
         "model": trace.spec.as_dict(),
         "predictor": config.predictor.kind,
         "trace": {

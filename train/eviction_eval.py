@@ -12,7 +12,7 @@ from predictors.spec import ModelSpec
 from predictors.text_table import TextTable
 from runtime.config import SystemConfig
 from runtime.policy.counters import sum_counters
-from runtime.presets import ON_DEMAND, load_system
+from runtime.presets import load_system
 from runtime.sim.hardware import Hardware
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.step import RecordedStep
@@ -28,6 +28,7 @@ POLICIES = (
     "lru",
     "lfu",
     "decayed-lfu",
+    "regret",
     "least-stale",
     "moe-infinity-sequence",
     "moe-infinity-request",
@@ -64,7 +65,7 @@ def eviction_system() -> SystemConfig:
 
     Experts are fetched and computed in the order in which they do so with prefetching.
     """
-    return replace(load_system(ON_DEMAND), early_preemption=True, reordered=True)
+    return load_system("on-demand-at-once")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,10 @@ from collect.traces import TraceSignal
 from predictors.base import Signal, known_options
 from predictors.config import ALL, PredictorConfig
 from predictors.errors import PredictorError
-from predictors.registry import KINDS, LEARNED, predictor_class
+from predictors.expert_map import DISTANCE, ExpertMapPredictor
+from predictors.registry import FEED_FORWARD, KINDS, LEARNED, predictor_class
+from predictors.spec import ModelSpec
+from train.errors import TrainError
 
 BASELINES = ("skip", "token", "popularity")
 """Cheap kinds that are always fitted for comparison."""
@@ -60,6 +63,26 @@ def signals_of(kinds: Iterable[str]) -> tuple[TraceSignal, ...]:
 def kinds_with_signals(kinds: Iterable[str], signals: Iterable[TraceSignal]) -> tuple[str, ...]:
     have = {TraceSignal.WEIGHTS, *signals}
     return tuple(kind for kind in kinds if set(signals_of([kind])) <= have)
+
+
+def leave_out_deep_kinds(
+    config: PredictorConfig, kinds: Iterable[str], spec: ModelSpec
+) -> list[str]:
+    """Returns the kinds that forecast more layers ahead than the model has.
+
+    Raises:
+        TrainError: the selected kind is one of them.
+    """
+    reach = {kind: cls.horizon for kind, cls in FEED_FORWARD.items()}
+    distance = config.options.get("distance", DISTANCE) if config.kind != ALL else DISTANCE
+    reach[ExpertMapPredictor.kind] = int(distance)
+    deep = [kind for kind in kinds if reach.get(kind, 0) >= spec.num_layers]
+    if config.kind in deep:
+        raise TrainError(
+            f"predictor={config.kind} forecasts {reach[config.kind]} layers ahead, but "
+            f"{spec.model_id} has {spec.num_layers} with experts: choose another predictor"
+        )
+    return deep
 
 
 def check_options(config: PredictorConfig) -> dict[str, dict[str, Any]]:

@@ -27,7 +27,7 @@ from predictors.eam.collection import (
     normalize_rows,
 )
 from predictors.eam.request import EamRequestPredictor
-from predictors.eam.sequence import EamSequencePredictor
+from predictors.eam.sequence import DATASET_SIZE, EamSequencePredictor
 from predictors.expert_map import ExpertMapPredictor
 from predictors.metrics import Phase
 from train.accuracy import TraceBlock, replay_forecasts
@@ -55,7 +55,9 @@ def fit_popularity(trace: Trace, **options: Any) -> PopularityPredictor:
     """Measure the share of the training tokens that each layer routed to each expert."""
     spec = trace.spec
     shares = [
-        np.bincount(chosen.ravel(), minlength=spec.num_experts) / max(1, len(chosen))
+        # A choice of none has the id `num_experts` and is left out.
+        np.bincount(chosen.ravel(), minlength=spec.num_experts)[: spec.num_experts]
+        / max(1, len(chosen))
         for chosen in chosen_columns(trace)
     ]
     return PopularityPredictor(spec, np.stack(shares).astype(np.float32), **options)
@@ -69,9 +71,10 @@ def fit_token(trace: Trace) -> TokenPredictor:
     counts_SLE = np.zeros((len(ids_S), spec.num_layers, spec.num_experts), dtype=np.int64)
     for layer, chosen_NK in enumerate(chosen_columns(trace)):
         # One flat count is far faster than adding at pairs of indices.
-        flat = place_N[:, None] * spec.num_experts + chosen_NK
-        counted = np.bincount(flat.ravel(), minlength=len(ids_S) * spec.num_experts)
-        counts_SLE[:, layer] = counted.reshape(len(ids_S), spec.num_experts)
+        # It has one more id than there are experts: a choice of none, which is left out.
+        flat = place_N[:, None] * (spec.num_experts + 1) + chosen_NK
+        counted = np.bincount(flat.ravel(), minlength=len(ids_S) * (spec.num_experts + 1))
+        counts_SLE[:, layer] = counted.reshape(len(ids_S), -1)[:, : spec.num_experts]
     return TokenPredictor.from_counts(spec, ids_S, counts_SLE, uses_S)
 
 
@@ -119,7 +122,14 @@ def fit_eam_sequence(
     matrices = request_matrices(trace, *Phase)
     kept = choose_representatives(matrices, capacity, np.random.default_rng(seed))
     options.setdefault("insufficient", insufficient_share(matrices, kept, trace.spec.top_k))
-    return EamSequencePredictor(trace.spec, matrices[kept], capacity=capacity, seed=seed, **options)
+    # Those that are stored, and others evenly over the trace.
+    others = np.setdiff1d(np.arange(len(matrices)), kept)
+    num_others = min(len(others), max(0, DATASET_SIZE - len(kept)))
+    others = others[np.linspace(0, len(others) - 1, num_others).astype(np.int64)]
+    dataset = matrices[np.sort(np.concatenate([kept, others]))]
+    return EamSequencePredictor(
+        trace.spec, matrices[kept], dataset, capacity=capacity, seed=seed, **options
+    )
 
 
 def insufficient_share(matrices_NLE: Floats, kept: np.ndarray, top_k: int) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from predictors.base import Predictor
+from predictors.metrics import good_pred
 from predictors.spec import ModelSpec
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
@@ -47,15 +48,31 @@ def measure_fetching(
     spec: ModelSpec,
     slots: int,
 ) -> dict[str, Any]:
-    """FetchRate and the joint figure per layer over decode steps, and all of the counters."""
+    """GoodPred, its factors and the joint figure over decode steps, and all of the counters.
+
+    Both factors count the experts that the predictor named for a layer, which the cache counted in
+    the same steps. A layer without predictions counts 0 in `mean_good_pred`, and is left out of
+    `mean_good_pred_covered`.
+    """
     stats = replay(
         steps, predictor, spec=spec, system=system, hardware=hardware, budget_slots=slots
     )
+    total = sum_counters(stats.decode)
+    covered = sum_counters(one for one in stats.decode if one.predicted)
     return {
+        "replay_accuracy": [one.recall for one in stats.decode],
         "fetch_rate": [one.fetch_rate for one in stats.decode],
+        "good_pred": [good_pred(one.recall, one.fetch_rate) for one in stats.decode],
         "joint": [one.joint_rate if one.predicted else None for one in stats.decode],
-        "mean_fetch_rate": sum_counters(stats.decode).fetch_rate,
-        "mean_joint": sum_counters(stats.decode).joint_rate,
+        "mean_replay_accuracy": total.recall,
+        "mean_fetch_rate": total.fetch_rate,
+        "mean_good_pred": good_pred(total.recall, total.fetch_rate),
+        "mean_good_pred_covered": good_pred(covered.recall, covered.fetch_rate),
+        "covered_layers": sum(one.predicted > 0 for one in stats.decode) / len(stats.decode),
+        "predicted_per_needed": total.predicted / total.requests if total.requests else None,
+        "mean_resident": total.resident_rate,
+        "mean_moved_fetch_rate": total.moved_fetch_rate,
+        "mean_joint": total.joint_rate,
         "replay": stats.as_dict(),
     }
 

@@ -4,7 +4,7 @@ Shape suffixes: B requests that decode together.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from collect.traces import Trace
 from predictors.base import Predictor, Signal
-from predictors.metrics import Phase, good_pred
+from predictors.metrics import Phase
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
 from train.accuracy import (
@@ -24,7 +24,7 @@ from train.accuracy import (
     score_layers,
     untouched,
 )
-from train.replay import budget_slots, first_tokens, measure_fetching
+from train.replay import budget_slots, first_tokens, is_decode, measure_fetching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,22 @@ class EvalContext:
         machines = " and ".join(one.name for one in self.hardware)
         return (
             f"system {self.system.name}, hardware {machines}, budget {self.budget}, "
-            f"replay of {self.replay_tokens:,} generated held-out tokens"
+            f"replay of {self.num_replayed:,} generated held-out tokens"
         )
+
+    @property
+    def num_replayed(self) -> int:
+        """Generated tokens of the replay; the trace may have fewer than `replay_tokens`."""
+        steps = first_tokens(self.trace.steps("held_out"), self.replay_tokens)
+        return sum(len(step.tokens_T) for step in steps if is_decode(step))
+
+
+OF_MACHINE = (
+    *("mean_replay_accuracy", "mean_fetch_rate", "mean_good_pred", "mean_good_pred_covered"),
+    *("covered_layers", "predicted_per_needed", "mean_resident", "mean_moved_fetch_rate"),
+    "mean_joint",
+)
+"""Figures of `measure_fetching` that results.json holds for each machine."""
 
 
 def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
@@ -60,16 +74,13 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     table = accuracy_table(score_layers(untouched(predictor), context.trace))
     table["worst_layer_accuracy"] = worst_layer(table["accuracy"])
     machines = {
-        one.name: replay_machine(predictor, table, context, one) for one in context.hardware
+        one.name: replay_context(untouched(predictor), context, one) for one in context.hardware
     }
     first = machines[context.hardware[0].name]
     return {
         **table,
         **first,
-        "hardware": {
-            name: {key: one[key] for key in ("mean_fetch_rate", "mean_good_pred", "mean_joint")}
-            for name, one in machines.items()
-        },
+        "hardware": {name: {key: one[key] for key in OF_MACHINE} for name, one in machines.items()},
         "shifted": None if context.shifted is None else score_shifted(predictor, context.shifted),
         "latency_us": measure_latency(predictor, context.trace),
         "bytes": sum(map(len, predictor.files().values())),
@@ -80,26 +91,15 @@ def score_predictor(predictor: Predictor, context: EvalContext) -> dict[str, Any
     }
 
 
-def replay_machine(
-    predictor: Predictor, table: Mapping[str, Any], context: EvalContext, hardware: Hardware
-) -> dict[str, Any]:
-    """Return FetchRate, GoodPred and the joint figure of a replay on one machine."""
-    fetched = replay_context(untouched(predictor), context, hardware)
-    pairs = zip(table["accuracy"], fetched["fetch_rate"], strict=True)
-    fetched["good_pred"] = [good_pred(accuracy, rate) for accuracy, rate in pairs]
-    mean = good_pred(table["mean_accuracy"], fetched["mean_fetch_rate"])
-    return {**fetched, "mean_good_pred": mean}
-
-
 def score_horizons(predictor: Predictor, context: EvalContext) -> dict[str, Any]:
     """Return accuracy and, on the first machine, FetchRate of each horizon by itself."""
     found = measure_horizons(untouched(predictor), context.trace)
     for name, one in found.items():
         if name != ENTRY:
             alone = HorizonPredictor(untouched(predictor), int(name))
-            rate = replay_context(alone, context, context.hardware[0])["mean_fetch_rate"]
-            one["mean_fetch_rate"] = rate
-            one["mean_good_pred"] = good_pred(one["mean_accuracy"], rate)
+            fetched = replay_context(alone, context, context.hardware[0])
+            for key in ("mean_replay_accuracy", "mean_fetch_rate", "mean_good_pred"):
+                one[key] = fetched[key]
     return found
 
 

@@ -8,7 +8,13 @@ from rich.console import Console
 from predictors.metrics import DEFINITIONS
 from predictors.text_table import TextTable
 
-SHOWN = ("accuracy", "fetch_rate", "good_pred")
+SHOWN = ("accuracy", "predicted", "replay_accuracy", "fetch_rate", "good_pred", "resident")
+
+
+MACHINE_COLUMNS = (
+    *("mean_fetch_rate", "mean_good_pred", "mean_good_pred_covered"),
+    "mean_resident",
+)
 
 
 def cell(value: float | None) -> str:
@@ -26,19 +32,21 @@ def size(num_bytes: int) -> str:
 def summary_table(results: Mapping[str, Mapping[str, Any]]) -> TextTable:
     """Returns a table with a row for each predictor.
 
-    Columns: accuracy, FetchRate and GoodPred for each machine (numbered), median latency of one
-    layer's events at batch 1, bytes, accuracy on another distribution.
+    Columns: accuracy, then for each machine (numbered) FetchRate, GoodPred over all layers and over
+    the covered ones and the share that was resident anyway, median latency of one layer's events at
+    batch 1, bytes, accuracy on another distribution.
     """
     machines = machines_of(results)
     columns = ["predictor", "acc", "worst"]
-    columns += [f"{name} {i}" for i in range(1, len(machines) + 1) for name in ("fetch", "good")]
+    names = ("fetch", "good", "covered", "resident")
+    columns += [f"{name} {i}" for i in range(1, len(machines) + 1) for name in names]
     columns += ["us", "bytes", "shifted"]
     rows = []
     for name, one in results.items():
         cells = [cell(one["mean_accuracy"]), cell(one["worst_layer_accuracy"])]
         for machine in machines:
             figures = one["hardware"][machine]
-            cells += [cell(figures["mean_fetch_rate"]), cell(figures["mean_good_pred"])]
+            cells += [cell(figures[key]) for key in MACHINE_COLUMNS]
         alone = one["latency_us"]["1"]
         shifted = one["shifted"]
         cells += [
@@ -70,14 +78,15 @@ def show(
     summary_table(results).print(console)
     numbered = (f"{i} is {name}" for i, name in enumerate(machines_of(results), start=1))
     console.print(
-        "acc, worst: accuracy, mean and worst layer; fetch, good: fetch_rate and good_pred, "
+        "acc, worst: accuracy, mean and worst layer; fetch, good, covered, resident: fetch_rate, "
+        "good_pred, good_pred over the covered layers and resident, "
         f"{', '.join(numbered)}; us: median time of one layer's events, batch 1, on this machine; "
         "shifted: accuracy on prompts of another distribution.",
         highlight=False,
     )
     console.print(
-        f"fetch_rate and good_pred: {setting}. Means are over the layers that a predictor "
-        "forecasts; a dash: no forecast (no earlier layer to forecast it from), or not measured. "
+        f"fetch_rate and good_pred: {setting}. Accuracy is a mean over the layers that a predictor "
+        "covers; a dash: no forecast (no earlier layer to forecast it from), or not measured. "
         "Figures of every layer: results.json, and figures in report/report.html.",
         highlight=False,
     )

@@ -20,7 +20,7 @@ def pull(
         name: NAME, NAME@latest, NAME@ALIAS or NAME@DIGEST.
         zoo: zoos to pull from, separated by commas, in order of preference; default: MOECAST_ZOO.
         output: folder to write the entry to as well.
-        require_signature: public key (PEM) with which the entry must be signed.
+        require_signature: public key (PEM) with which the zoo's index and the entry must be signed.
 
     Raises:
         ZooError: there is no such zoo or entry, or what arrived is damaged.

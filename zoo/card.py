@@ -1,15 +1,26 @@
 """The model card (README.md) of an entry, generated from its manifest and metrics."""
 
+import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from predictors.terminal import escape_controls
 from zoo.errors import ZooError
 from zoo.manifest import EntryManifest
+
+if TYPE_CHECKING:
+    from huggingface_hub import ModelCard
+
+log = logging.getLogger(__name__)
+
+MAX_CARD_BYTES = 1 << 20
 
 DEFINITIONS = """\
 * **accuracy**: mean over tokens of |predicted top_k and chosen| / top_k.
 * **fetch_rate**: share of predicted experts whose bytes had all arrived before their layer was
   routed, in a replay of the held-out trace on the named hardware profile.
-* **good_pred**: accuracy x fetch_rate."""
+* **good_pred**: share of needed experts that were predicted x fetch_rate; layers that are not
+  covered count 0."""
 
 
 def write_card(manifest: EntryManifest, *, extra: str = "") -> bytes:
@@ -93,20 +104,25 @@ def write_front_page(cards: Mapping[str, bytes]) -> bytes:
     Hub shows all of them.
     """
     import yaml
-    from huggingface_hub import ModelCard
 
-    parsed = {name: ModelCard(data.decode()) for name, data in cards.items() if data}
+    parsed = {}
+    for name, data in cards.items():
+        try:
+            if data:
+                parsed[name] = parse_card(data)
+        except ZooError as error:
+            log.warning("%s: %s", name, escape_controls(str(error)))
     if len(parsed) == 1 == len(cards):
         return next(iter(cards.values()))
-    data = [card.data.to_dict() for card in parsed.values()]
-    licences = {card.get("license") for card in data}
+    fronts = [card.data.to_dict() for card in parsed.values()]
+    licences = {str(card.get("license")) for card in fronts}
     front: dict[str, object] = {
         "library_name": "moecast",
         "tags": ["moecast", "mixture-of-experts", "expert-prediction"],
         "license": licences.pop() if len(licences) == 1 else "other",
-        "model-index": [model for card in data for model in card.get("model-index", [])],
+        "model-index": [model for card in fronts for model in card.get("model-index", [])],
     }
-    bases = sorted({card["base_model"] for card in data if card.get("base_model")})
+    bases = sorted({str(card["base_model"]) for card in fronts if card.get("base_model")})
     if bases:
         front["base_model"] = bases
     rows = "\n".join(f"| `{name}` |" for name in cards)
@@ -125,6 +141,19 @@ fetched before the layer needs them (moecast).
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n{body}".encode()
 
 
+def parse_card(data: bytes) -> "ModelCard":
+    """Parses a card; raises ZooError if it is too long, no UTF-8, or its front matter is wrong."""
+    from huggingface_hub import ModelCard
+
+    if len(data) > MAX_CARD_BYTES:
+        raise ZooError(f"README.md has {len(data):,} bytes; a card may have {MAX_CARD_BYTES:,}")
+    try:
+        return ModelCard(data.decode())
+    except Exception as error:  # of YAML, of UTF-8, of the library that takes any keys
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ZooError(f"README.md is not a model card: {reason}") from error
+
+
 def format_table(rows: Mapping[str, object]) -> str:
     lines = [
         f"| {name.replace('_', ' ')} | {format_figure(value)} |" for name, value in rows.items()
@@ -141,13 +170,7 @@ def format_figure(value: object) -> str:
 
 def check_card(data: bytes, manifest: EntryManifest) -> None:
     """Raises ZooError if the card is empty or its licence differs from the manifest."""
-    import yaml
-    from huggingface_hub import ModelCard
-
-    try:
-        card = ModelCard(data.decode())
-    except (ValueError, yaml.YAMLError) as error:
-        raise ZooError(f"README.md is not a model card: {error}") from error
+    card = parse_card(data)
     if not card.text.strip():
         raise ZooError("README.md is empty below its front matter")
     licence = card.data.to_dict().get("license")

@@ -1,16 +1,22 @@
 """A zoo as static files in a storage: its index and its entries, read and changed."""
 
+import logging
+import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from predictors.records import explain_validation_error
+from predictors.terminal import escape_controls
 from zoo.card import write_front_page
-from zoo.digest import check_digest, hash_bytes
+from zoo.digest import HEX64, check_digest, hash_bytes
 from zoo.entry import CARD, ZooEntry
-from zoo.errors import DamagedError, ZooError
+from zoo.errors import DamagedError, UnreachableError, ZooError
 from zoo.index import (
     BLOBS,
     INDEX,
@@ -24,7 +30,13 @@ from zoo.index import (
 )
 from zoo.locations import open_zoo_storage
 from zoo.manifest import MAX_MANIFEST_BYTES, EntryManifest, FileRecord, parse_manifest
-from zoo.storage import Storage, WritableStorage
+from zoo.signing import index_signature_path, sign_index
+from zoo.storage import FolderStorage, Storage, WritableStorage
+
+log = logging.getLogger(__name__)
+
+MANIFEST_START = b'{\n  "format_version":'
+"""The first bytes of a manifest in canonical form."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +79,12 @@ class Zoo:
         try:
             return ZooIndex.model_validate_json(data)
         except ValidationError as error:
-            what = f"{self.storage.address}/{INDEX}"
+            address = self.storage.address
+            hint = "ask its owner to publish it again"
+            if isinstance(self.storage, FolderStorage):
+                hint = f"moecast zoo index {address} makes it anew from the entries there"
             reason = explain_validation_error(error)
-            raise DamagedError(f"{what} is not an index: {reason}") from error
+            raise DamagedError(f"{address}/{INDEX} is not an index: {reason}; {hint}") from error
 
     def read_index(self, *, required: bool = False) -> ZooIndex:
         """Reads and parses `index.json`; raises as `parse_index`, and UnreachableError."""
@@ -126,6 +141,8 @@ class WritableZoo(Zoo):
     """A zoo that can be changed. The index is written last, in one step."""
 
     storage: WritableStorage
+    key: Path | None = None
+    """Private key (PEM) that signs the index; a signed index cannot be changed without one."""
 
     def add(self, entry: ZooEntry, *, replace: bool = False, alias: str | None = None) -> str:
         """Copies an entry, every byte checked, then lists it in the index; returns its digest.
@@ -192,9 +209,8 @@ class WritableZoo(Zoo):
             }
             del entries[reference.name]
             if kept:
-                newest = max(kept, key=lambda digest: kept[digest].created)
                 entries[reference.name] = EntryListing(
-                    latest=newest if listing.latest in removed else listing.latest,
+                    latest=find_newest(kept) if listing.latest in removed else listing.latest,
                     versions=kept,
                     aliases={
                         alias: digest
@@ -208,13 +224,53 @@ class WritableZoo(Zoo):
         return removed
 
     def prune(self) -> list[str]:
-        """Removes the blobs that no listed entry references; returns their digests."""
-        with self.storage.exclusive():
+        """Removes the blobs that no listed entry references; returns their digests.
+
+        Waits for pulls to end: until then, no index lists what they have downloaded. Of an entry
+        whose manifest is damaged, the files are unknown and therefore removed.
+        """
+        with self.storage.removing_blobs(), self.storage.exclusive():
             index = self.read_index()
             removed = self._unreferenced_blobs(index)
             if removed:
                 self._publish({}, index, removed)
         return removed
+
+    def rebuild_index(self) -> ZooIndex:
+        """Writes the index anew from the manifests among the blobs.
+
+        The version that was made last is each entry's latest. Aliases, signatures and the date of
+        expiry are lost, and the serial too unless it can be read in the damaged index.
+        """
+        with self.storage.exclusive():
+            found = re.search(rb'"serial": *([0-9]{1,9})\b', self.read_index_bytes() or b"")
+            index = ZooIndex(serial=int(found[1]) + 1 if found else 1, entries=self._find_entries())
+            self._publish({}, index, [])
+        return index
+
+    def _find_entries(self) -> dict[str, EntryListing]:
+        """Returns the listings of all intact manifests among the blobs, by name."""
+        versions: dict[str, dict[str, EntryVersion]] = defaultdict(dict)
+        for digest in self.storage.names(BLOBS):
+            if not HEX64.fullmatch(digest):
+                continue
+            try:
+                data = self.storage.read(blob_path(digest), limit=MAX_MANIFEST_BYTES)
+            except ZooError as error:  # a link, or no plain file
+                log.warning("%s", escape_controls(str(error)))
+                continue
+            if not data.startswith(MANIFEST_START) or hash_bytes(data) != digest:
+                continue
+            manifest = parse_manifest(data, what=digest)
+            versions[manifest.name][digest] = EntryVersion(
+                created=manifest.created, size=manifest.size
+            )
+        return {
+            name: EntryListing(
+                latest=max(made, key=lambda digest: made[digest].created), versions=made
+            )
+            for name, made in sorted(versions.items())
+        }
 
     def renew_index(self, *, expires_days: float | None) -> ZooIndex:
         """Writes the index again with a higher serial and another date of expiry, or none."""
@@ -235,7 +291,8 @@ class WritableZoo(Zoo):
         prune: bool = False,
     ) -> None:
         # Two writers would lose one's listing; blobs need no lock, equal names are equal bytes.
-        with self.storage.exclusive():
+        blobs = self.storage.removing_blobs() if prune else nullcontext()
+        with blobs, self.storage.exclusive():
             index = self.read_index()
             entries = dict(sorted(change(index).items()))
             missing = {path: data for path, data in files.items() if not self._has(path, data)}
@@ -247,26 +304,44 @@ class WritableZoo(Zoo):
     def _publish(self, files: Mapping[str, bytes], index: ZooIndex, removed: list[str]) -> None:
         paths = [blob_path(digest) for digest in removed]
         written = dict(files)
+        data, earlier = index.to_bytes(), self.read_index_bytes()
+        if earlier is not None and earlier != data:
+            signature = index_signature_path(earlier)
+            if self.storage.has(signature):
+                if self.key is None:
+                    raise ZooError(
+                        f"the index of {self.storage.address} is signed: give key=KEY.pem, the "
+                        "private key of its owner, or readers would refuse the changed one"
+                    )
+                paths.append(signature)
+        if self.key is not None:
+            written[index_signature_path(data)] = sign_index(data, key=self.key)
         if self.storage.has_front_page:
             written[CARD] = write_front_page(self._read_cards(files, index))
-        self.storage.publish(written, index=(INDEX, index.to_bytes()), removed=paths)
+        self.storage.publish(written, index=(INDEX, data), removed=paths)
 
     def _read_cards(self, added: Mapping[str, bytes], index: ZooIndex) -> dict[str, bytes]:
         """Returns the card of every entry's latest version; `added` blobs are not stored yet."""
         cards = {}
         for name, listing in index.entries.items():
             data = added.get(blob_path(listing.latest))
-            if data is None:
-                entry = self.open_digest(listing.latest, name=name)
-                cards[name] = entry.read(CARD) if CARD in entry.manifest.files else b""
-                continue
-            record = parse_manifest(data, what=name).files.get(CARD)
-            if record is None:
+            try:
+                if data is None:
+                    data = self.read_manifest(listing.latest, name=name)[1]
+                record = parse_manifest(data, what=name).files.get(CARD)
+                if record is None:
+                    cards[name] = b""
+                elif blob_path(record.sha256) in added:
+                    cards[name] = added[blob_path(record.sha256)]
+                else:
+                    what = f"the card of {name} in {self.storage.address}"
+                    card = self._read_blob(record.sha256, record.size, what)
+                    cards[name] = check_digest(
+                        card, sha256=record.sha256, size=record.size, what=what
+                    )
+            except DamagedError as error:
+                log.warning("%s", escape_controls(str(error)))
                 cards[name] = b""
-            elif blob_path(record.sha256) in added:
-                cards[name] = added[blob_path(record.sha256)]
-            else:
-                cards[name] = self._read_blob(record.sha256, record.size, f"the card of {name}")
         return cards
 
     def _has(self, path: str, data: bytes) -> bool:
@@ -285,7 +360,18 @@ class WritableZoo(Zoo):
                 if version.signature is not None:
                     referenced.add(version.signature.sha256)
                 if added is None or blob_path(digest) not in added:
-                    manifest, _ = self.read_manifest(digest, name=name)
+                    try:
+                        manifest, _ = self.read_manifest(digest, name=name)
+                    except UnreachableError:
+                        raise
+                    except ZooError as error:
+                        log.warning("%s", escape_controls(str(error)))
+                        continue
                     referenced |= {record.sha256 for record in manifest.files.values()}
         referenced |= {path.rpartition("/")[2] for path in added or ()}
         return [name for name in self.storage.names(BLOBS) if name not in referenced]
+
+
+def find_newest(versions: Mapping[str, EntryVersion]) -> str:
+    """Returns the digest of the version that was made last."""
+    return max(versions, key=lambda digest: versions[digest].created)

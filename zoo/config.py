@@ -58,7 +58,8 @@ class PullConfig(RunConfig):
     output: Path | None = None
     """Folder to write the entry to as well."""
     require_signature: Path | None = None
-    """Public key (PEM) with which the entry must be signed."""
+    """Public key (PEM) with which the zoo's index and the entry must be signed; default:
+    MOECAST_REQUIRE_SIGNATURE."""
     accept_rollback: bool = False
     """Accept an index that is older than one seen before, as after a zoo was recreated."""
 
@@ -80,6 +81,8 @@ class PushConfig(RunConfig):
     """Another name for this version, such as stable."""
     replace: bool = False
     """Remove the entry's earlier versions."""
+    key: Path | None = None
+    """Private key (PEM, elliptic curve) that signs the index."""
 
 
 @dataclass(kw_only=True)
@@ -88,6 +91,8 @@ class RemoveConfig(RunConfig):
     """NAME for all its versions, NAME@ALIAS or NAME@DIGEST for one."""
     zoo: str | None = None
     """Zoo to remove it from; default: the pulled entries."""
+    key: Path | None = None
+    """Private key (PEM, elliptic curve) that signs the index."""
 
 
 @dataclass(kw_only=True)
@@ -113,6 +118,8 @@ class IndexConfig(RunConfig):
     expires_days: float | None = None
     """Days until readers refuse this index, so that an old one cannot be served forever; run the
     command again before."""
+    key: Path | None = None
+    """Private key (PEM, elliptic curve) that signs the index."""
 
     def __post_init__(self) -> None:
         if self.expires_days is not None and self.expires_days <= 0:

@@ -58,10 +58,16 @@ def open_inside(folder: Path, path: str) -> Iterator[BinaryIO]:
         current = current / part
         if current.is_symlink():
             raise ZooError(f"{current} is a link; only plain files below the folder are read")
-    handle = os.open(current, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        handle = os.open(current, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise ZooError(f"{current} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ZooError(f"{current} is not a plain file")
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ZooError(f"{current} is not a plain file")
         yield file
 
 
@@ -69,3 +75,22 @@ def read_inside(folder: Path, path: str, *, limit: int) -> bytes:
     """Reads at most `limit` + 1 bytes, so that an appended byte shows; raises as `open_inside`."""
     with open_inside(folder, path) as file:
         return file.read(limit + 1)
+
+
+def read_plain_file(path: Path, *, limit: int) -> bytes:
+    """Reads at most `limit` + 1 bytes of a file that the user names, which may be a link.
+
+    Raises FileNotFoundError; ZooError if it is a folder, a pipe or a device, or cannot be read.
+    """
+    try:
+        if not path.is_file():
+            path.stat()
+            raise ZooError(f"{path} is not a plain file")
+        with path.open("rb") as file:
+            return file.read(limit + 1)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        if isinstance(error, ZooError):
+            raise
+        raise ZooError(f"{path} cannot be read: {error}") from error

@@ -59,6 +59,8 @@ class ZooEntry:
     fetch: FetchFile
     read_signature: Callable[[], bytes | None] = lambda: None
     """Returns the signature's bytes, unchecked; None if the entry is not signed."""
+    folder: Path | None = None
+    """The entry's own folder; None if it is in a zoo."""
 
     def read(self, path: str) -> bytes:
         """Reads a file and checks it before anything parses it.
@@ -206,7 +208,7 @@ def open_entry(folder: Path | str) -> ZooEntry:
     def fetch(path: str, limit: int) -> bytes:
         return read_inside(folder, path, limit=limit)
 
-    return ZooEntry(manifest, str(folder), fetch, read_signature)
+    return ZooEntry(manifest, str(folder), fetch, read_signature, folder)
 
 
 def require_tracked_files(folder: Path, manifest: EntryManifest) -> None:

@@ -7,15 +7,15 @@ reference therefore determines every byte.
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, model_validator
 
 from predictors.errors import unknown
 from predictors.records import Sha256, StrictRecord
 from zoo.digest import HEX64
 from zoo.errors import ZooError
-from zoo.manifest import NAME, FileRecord
+from zoo.manifest import MAX_ENTRY_BYTES, NAME, FileRecord
 
 INDEX = "index.json"
 BLOBS = "blobs/sha256"
@@ -25,6 +25,9 @@ PREFIX = re.compile(r"[0-9a-f]{8,64}")
 """A digest or the beginning of one."""
 ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 Alias = Annotated[str, Field(pattern=f"^{ALIAS.pattern}$")]
+EntryName = Annotated[str, Field(pattern=f"^{NAME.pattern}$", max_length=200)]
+MAX_SERIAL = 2**31 - 1
+"""Bounds the serial of an index: each change adds one."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class EntryReference:
 
 
 class EntryVersion(StrictRecord):
-    created: str
-    size: int
+    created: Annotated[str, Field(max_length=64)]
+    size: Annotated[int, Field(ge=0, le=MAX_ENTRY_BYTES)]
     signature: FileRecord | None = None
     """Made by `zoo sign`. It signs the entry's files, so it is not one of them."""
 
@@ -50,16 +53,23 @@ class EntryListing(StrictRecord):
     aliases: dict[Alias, Sha256] = {}
     """Other names of versions, such as `stable`."""
 
+    @model_validator(mode="after")
+    def _name_listed_versions(self) -> Self:
+        for name, digest in (("latest", self.latest), *self.aliases.items()):
+            if digest not in self.versions:
+                raise ValueError(f"{name} is {digest[:12]}..., which is none of the versions")
+        return self
+
 
 class ZooIndex(StrictRecord):
     """The content of `index.json`."""
 
     format_version: Literal[1] = 1
-    serial: Annotated[int, Field(ge=0)] = 0
+    serial: Annotated[int, Field(ge=0, le=MAX_SERIAL)] = 0
     """Grows with every change, so that an older index is recognised."""
     expires: AwareDatetime | None = None
     """Time after which readers refuse the index; None means never."""
-    entries: dict[str, EntryListing] = {}
+    entries: dict[EntryName, EntryListing] = {}
 
     def to_bytes(self) -> bytes:
         return (self.model_dump_json(indent=2) + "\n").encode()

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from predictors.base import Predictor
 from predictors.errors import unknown
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
+from predictors.terminal import escape_controls
 from zoo.catalog import Zoo
 from zoo.entry import ZooEntry, open_entry
-from zoo.errors import MismatchError, ZooError
+from zoo.errors import DamagedError, MismatchError, ZooError
 from zoo.index import EntryReference, ZooIndex, parse_reference
 from zoo.locations import builtin_storage, cache_storage, configured_storages, open_zoo_storage
 from zoo.manifest import NAME, name_entry
@@ -32,8 +34,20 @@ def local_zoos() -> list[Zoo]:
     return [Zoo(cache_storage()), Zoo(builtin_storage())]
 
 
+def read_local_index(zoo: Zoo) -> ZooIndex:
+    """Reads a local zoo's index; warns and returns an empty one if it cannot be read.
+
+    So a damaged cache hides neither the built-in zoo nor those of MOECAST_ZOO.
+    """
+    try:
+        return zoo.read_index()
+    except ZooError as error:
+        log.warning("%s", escape_controls(str(error)))
+        return ZooIndex()
+
+
 def list_names() -> set[str]:
-    return {name for zoo in local_zoos() for name in zoo.read_index().entries}
+    return {name for zoo in local_zoos() for name in read_local_index(zoo).entries}
 
 
 def find_name(predictor: str, identity: Mapping[str, str], *, model: str) -> str | None:
@@ -51,7 +65,7 @@ def find_name(predictor: str, identity: Mapping[str, str], *, model: str) -> str
     own = name_entry(model, predictor)
     named, matching = False, []
     for zoo in local_zoos():
-        index = zoo.read_index()
+        index = read_local_index(zoo)
         for name in index.entries:
             if name.rpartition("/")[2] != predictor:
                 continue
@@ -59,7 +73,7 @@ def find_name(predictor: str, identity: Mapping[str, str], *, model: str) -> str
             try:
                 spec = zoo.open(EntryReference(name), index).manifest.spec.as_dict()
             except ZooError as error:
-                log.warning("%s", error)
+                log.warning("%s", escape_controls(str(error)))
                 continue
             if all(spec[key] == value for key, value in identity.items()):
                 matching.append(name)
@@ -81,10 +95,16 @@ def find_entry(reference: str | Path) -> ZooEntry:
         SignatureError: MOECAST_REQUIRE_SIGNATURE is set and the entry is not signed with that key.
     """
     entry = _find_unchecked(reference)
-    key = os.environ.get(REQUIRE_SIGNATURE)
-    if key and entry.where != builtin_storage().address:
-        check_signature(entry, key=Path(key))
+    key = required_key()
+    if key is not None and entry.where != builtin_storage().address:
+        check_signature(entry, key=key)
     return entry
+
+
+def required_key() -> Path | None:
+    """Returns the public key of MOECAST_REQUIRE_SIGNATURE; None if it is not set."""
+    key = os.environ.get(REQUIRE_SIGNATURE)
+    return Path(key) if key else None
 
 
 def _find_unchecked(reference: str | Path) -> ZooEntry:
@@ -96,7 +116,11 @@ def _find_unchecked(reference: str | Path) -> ZooEntry:
         entry = _find_local(named)
         if entry is not None:
             return entry
-    if Path(reference).is_dir():
+    try:
+        is_folder = Path(reference).is_dir()
+    except OSError as error:
+        raise ZooError(f"{str(reference)!r:.200} is not a folder: {error.strerror}") from error
+    if is_folder:
         return open_entry(reference)
     if named is not None:
         entry = _find_configured(named)
@@ -109,13 +133,21 @@ def _find_unchecked(reference: str | Path) -> ZooEntry:
 
 
 def _find_local(reference: EntryReference) -> ZooEntry | None:
-    known = None
+    known, damaged = None, None
     for zoo in local_zoos():
-        index = zoo.read_index()
+        index = read_local_index(zoo)
         if index.has(reference):
-            return zoo.open(reference, index)
+            digest = index.resolve(reference)
+            reference = EntryReference(reference.name, digest)
+            try:
+                return zoo.open(reference, index)
+            except DamagedError as error:
+                # The other zoo may have exactly these bytes.
+                damaged = error
         if known is None and reference.name in index.entries:
             known = index
+    if damaged is not None:
+        raise damaged
     if known is not None and not configured_storages():
         known.resolve(reference)  # raises, with the versions there are
     return None
@@ -127,7 +159,7 @@ def _find_configured(reference: EntryReference) -> ZooEntry | None:
         data = zoo.read_index_bytes()
         index = zoo.parse_index(data)
         if data is not None and index.has(reference):
-            check_fresh(zoo, index, data)
+            check_fresh(zoo, index, data, key=required_key())
             return pull_reference(zoo, reference, index)
     return None
 
@@ -144,11 +176,11 @@ def find_by_address(address: str) -> ZooEntry:
         reference = parse_reference(name)
         if len(reference.version) == 64:
             cached = Zoo(cache_storage())
-            cached_index = cached.read_index()
+            cached_index = read_local_index(cached)
             if cached_index.has(reference):
                 return cached.open(reference, cached_index)
         return pull_reference(zoo, reference)
-    index = read_fresh_index(zoo)
+    index = read_fresh_index(zoo, key=required_key())
     names = list(index.entries)
     if len(names) != 1:
         raise ZooError(
@@ -162,13 +194,18 @@ def pull_reference(zoo: Zoo, reference: EntryReference, index: ZooIndex | None =
 
     `index` is the zoo's, if it was read and checked by `rollback_protection` before.
     """
-    index = read_fresh_index(zoo) if index is None else index
+    key = required_key()
+    index = read_fresh_index(zoo, key=key) if index is None else index
     digest = index.resolve(reference)
     cache = PullCache(cache_storage())
-    if not cache.has(digest, None):
-        sys.stderr.write(f"pulling {reference.name}@{digest[:12]} from {zoo.storage.address}\n")
+    if not cache.has(digest):
+        address = escape_controls(zoo.storage.address)
+        sys.stderr.write(f"pulling {reference.name}@{digest[:12]} from {address}\n")
     version = index.version(reference.name, digest)
-    return pull_entry(zoo, reference.name, digest, version, cache=cache)
+    check = None
+    if key is not None and zoo.storage.canonical_address != builtin_storage().canonical_address:
+        check = partial(check_signature, key=key)
+    return pull_entry(zoo, reference.name, digest, version, cache=cache, check=check)
 
 
 def load_predictor(

@@ -10,7 +10,7 @@ from predictors.base import Signal
 from predictors.records import ModelRecord, Sha256, StrictRecord, explain_validation_error
 from predictors.spec import ModelSpec
 from zoo.digest import check_path, hash_bytes
-from zoo.errors import ZooError
+from zoo.errors import DamagedError, ZooError
 
 FORMAT_VERSION: Final = 1
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
@@ -21,6 +21,9 @@ MAX_MANIFEST_BYTES = 4 << 20
 MAX_ONNX_BYTES = 64 << 20
 """A predictor's graph takes a few MB."""
 MAX_FILE_BYTES = 2 << 30
+MAX_ENTRY_BYTES = 4 << 30
+MAX_FILES = 10_000
+"""Files of an entry: one for each pair of layers."""
 
 Scalar = float | int | str | bool | None
 
@@ -80,6 +83,12 @@ class EntryManifest(StrictRecord):
                 raise ValueError(f"{path!r}: an entry has only {', '.join(SUFFIXES)} files")
             if path.endswith(".onnx") and record.size > MAX_ONNX_BYTES:
                 raise ValueError(f"{path!r}: {record.size:,} bytes, over {MAX_ONNX_BYTES:,}")
+        total = sum(record.size for record in files.values())
+        if total > MAX_ENTRY_BYTES or len(files) > MAX_FILES:
+            raise ValueError(
+                f"{len(files):,} files of {total:,} bytes; an entry has {MAX_FILES:,} files of "
+                f"{MAX_ENTRY_BYTES:,} bytes at most"
+            )
         return files
 
     @property
@@ -101,8 +110,18 @@ class EntryManifest(StrictRecord):
 
 
 def parse_manifest(data: bytes, *, what: str) -> EntryManifest:
-    """Parses a manifest, whose digest was checked before; ZooError names the wrong field."""
+    """Parses a manifest, whose digest was checked before.
+
+    Raises ZooError, which names the wrong field; DamagedError if these bytes are not the canonical
+    form, so that the entry's digest would be that of other bytes.
+    """
     try:
-        return EntryManifest.model_validate_json(data)
+        manifest = EntryManifest.model_validate_json(data)
     except ValidationError as error:
         raise ZooError(f"{what} is not a manifest: {explain_validation_error(error)}") from error
+    if manifest.to_bytes() != data:
+        raise DamagedError(
+            f"{what} is not in canonical form: its spacing, its order or its numbers differ from "
+            "those that moecast writes. Its publisher must write it with moecast"
+        )
+    return manifest

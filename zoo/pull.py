@@ -1,22 +1,31 @@
 """Pulls entries into the user's zoo: each blob once, in parallel, interrupted downloads resumed."""
 
 import hashlib
+import logging
 import os
-from collections.abc import Callable
+import stat
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
+from predictors.errors import DiskFullError
 from predictors.files import sync_folder
+from predictors.terminal import escape_controls
 from zoo.catalog import WritableZoo, Zoo
 from zoo.entry import MANIFEST, SIGNATURE, ZooEntry
-from zoo.errors import DamagedError, UnreachableError
+from zoo.errors import DamagedError, UnreachableError, ZooError
 from zoo.index import BLOBS, EntryReference, EntryVersion, ZooIndex, blob_path
 from zoo.storage import FolderStorage, Storage
 
+log = logging.getLogger(__name__)
+
 PARTIAL, LOCKS = "partial", "locks"
+LEAST_SECONDS, LEAST_BYTES_PER_SECOND = 60.0, 10_000
+"""A download that is slower ends; the next pull resumes it."""
 PARALLEL = 8
 """Downloads at a time: a zoo's files are small, and most of the time is the server's latency."""
 
@@ -34,15 +43,31 @@ class PullCache:
     def zoo(self) -> WritableZoo:
         return WritableZoo(self.storage)
 
-    def has(self, digest: str, size: int | None) -> bool:
-        """Whether the blob is there; its bytes are hashed whenever they are read."""
-        path = self.storage.folder / blob_path(digest)
-        return path.is_file() and (size is None or path.stat().st_size == size)
+    def has(self, digest: str) -> bool:
+        """Whether the blob is there, every byte of it intact."""
+        try:
+            return self.storage.sha256(blob_path(digest)) == digest
+        except (FileNotFoundError, NotADirectoryError, ZooError):
+            return False
+
+    def read_index(self) -> ZooIndex:
+        """Reads the cache's index; writes a damaged one anew, with a warning."""
+        try:
+            return self.zoo.read_index()
+        except DamagedError as error:
+            index = self.zoo.rebuild_index()
+            log.warning(
+                "%s. It was made anew and lists %d entries; signatures and aliases were lost: pull "
+                "signed entries again",
+                escape_controls(str(error)),
+                len(index.entries),
+            )
+            return index
 
     def fetch(
         self, source: Storage, digest: str, *, size: int, what: str, progress: ReportProgress
     ) -> None:
-        """Downloads a blob unless it is there; a process that wants the same blob waits for it.
+        """Downloads a blob unless it is there intact; another process that wants it waits.
 
         Raises:
             DamagedError: the blob is missing in the source or has another digest; its bytes are
@@ -54,7 +79,7 @@ class PullCache:
         for name in (PARTIAL, LOCKS, BLOBS):
             (folder / name).mkdir(parents=True, exist_ok=True)
         with FileLock(folder / LOCKS / digest):
-            if self.has(digest, size):
+            if self.has(digest):
                 progress(size)
                 return
             partial = folder / PARTIAL / digest
@@ -65,16 +90,38 @@ class PullCache:
             sync_folder(folder / PARTIAL)
 
 
+def _is_own_file(path: Path, size: int) -> bool:
+    """Whether it is a plain file with one name that may be the beginning of a blob."""
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_size <= size
+
+
+def _require_space(cache: PullCache, blobs: Mapping[str, tuple[int, str]], name: str) -> None:
+    """Raises DiskFullError unless the blobs that are not in the cache fit on its disk."""
+    missing = sum(size for digest, (size, _) in blobs.items() if not cache.has(digest))
+    free = cache.storage.free_bytes()
+    if missing and free is not None and free < missing:
+        raise DiskFullError(
+            f"{name} needs {missing:,} bytes in {cache.storage.address}, where {free:,} are free; "
+            "free some space, or set MOECAST_CACHE to a folder on another disk"
+        )
+
+
 def _download(
     source: Storage, partial: Path, digest: str, *, size: int, what: str, progress: ReportProgress
 ) -> None:
     """Completes the partial file; removes it if its digest is wrong."""
-    present = partial.stat().st_size if partial.exists() else 0
-    if present > size:
+    if partial.is_symlink() or (partial.exists() and not _is_own_file(partial, size)):
         partial.unlink()
-        present = 0
+    present = partial.stat().st_size if partial.exists() else 0
+    # A link that appears meanwhile is an error, so that nothing outside the cache is written.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    deadline = time.monotonic() + LEAST_SECONDS + size / LEAST_BYTES_PER_SECOND
     try:
-        with source.stream(blob_path(digest), offset=present) as stream, partial.open("ab") as file:
+        with (
+            source.stream(blob_path(digest), offset=present) as stream,
+            os.fdopen(os.open(partial, flags, 0o644), "ab") as file,
+        ):
             file.truncate(stream.offset)
             file.seek(stream.offset)
             progress(stream.offset)
@@ -83,8 +130,8 @@ def _download(
                 file.write(chunk)
                 progress(len(chunk))
                 arrived += len(chunk)
-                if arrived > size:
-                    break  # an endless answer must not fill the disk
+                if arrived > size or time.monotonic() > deadline:
+                    break  # an endless answer must not fill the disk, nor take for ever
             file.flush()
             os.fsync(file.fileno())
     except FileNotFoundError as error:
@@ -123,7 +170,20 @@ def pull_entry(
             stays unlisted.
         progress: is called with the total size; returns the function that counts arrived bytes.
     """
-    index = cache.zoo.read_index()
+    with cache.storage.keeping_blobs():
+        return _complete_entry(source, name, digest, version, cache, check, progress)
+
+
+def _complete_entry(
+    source: Zoo,
+    name: str,
+    digest: str,
+    version: EntryVersion,
+    cache: PullCache,
+    check: Callable[[ZooEntry], None] | None,
+    progress: Callable[[int], ReportProgress] | None,
+) -> ZooEntry:
+    index = cache.read_index()
     entry = open_complete(cache, index, EntryReference(name, digest), version)
     if entry is not None:
         if check is not None:
@@ -136,6 +196,7 @@ def pull_entry(
     blobs[digest] = (len(data), MANIFEST)
     if version.signature is not None:
         blobs[version.signature.sha256] = (version.signature.size, SIGNATURE)
+    _require_space(cache, blobs, name)
     total = sum(size for size, _ in blobs.values())
     report: ReportProgress = (lambda _: None) if progress is None else progress(total)
     with ThreadPoolExecutor(min(PARALLEL, len(blobs))) as pool:
@@ -157,8 +218,7 @@ def pull_entry(
             for download in downloads:
                 download.cancel()
     entry = cache.zoo.open_digest(digest, name=name, version=version)
-    # Blobs that were in the cache before were not hashed now, and no graph was checked.
-    entry.verify()
+    entry.verify()  # also the graphs
     if check is not None:
         check(entry)
     cache.zoo.register(manifest, signature=entry.read_signature())
@@ -168,13 +228,17 @@ def pull_entry(
 def open_complete(
     cache: PullCache, index: ZooIndex, reference: EntryReference, version: EntryVersion
 ) -> ZooEntry | None:
-    """Opens the entry if the cache's index lists it and all files are there with their sizes."""
+    """Opens the entry if the cache's index lists it and all its files are there intact."""
     if not index.has(reference):
         return None
     digest = index.resolve(reference)
     listed = index.version(reference.name, digest)
-    if listed.signature != version.signature or not cache.has(digest, None):
+    if listed.signature != version.signature:
         return None
-    entry = cache.zoo.open_digest(digest, name=reference.name, version=listed)
-    records = entry.manifest.files.values()
-    return entry if all(cache.has(record.sha256, record.size) for record in records) else None
+    try:
+        entry = cache.zoo.open_digest(digest, name=reference.name, version=listed)
+        entry.verify()
+        entry.read_signature()
+    except ZooError:
+        return None  # what is wrong is downloaded again, or refused again
+    return entry

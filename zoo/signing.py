@@ -1,18 +1,27 @@
-"""Signatures of entries in OpenSSF's model-signing format, whose own tool can check them too.
+"""Signatures of entries and indexes in OpenSSF's model-signing format.
 
-A signature covers every file of the entry's folder by name and digest; it is stored there as
-`signature.json`.
+An entry's signature covers every file of its folder by name and digest; it is stored there as
+`signature.json`, and model-signing's own tool can check it too. That of an index is stored as
+`signatures/DIGEST.json`, by the digest of the index, so that both change in one step.
 """
 
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from predictors.files import write_atomic
-from zoo.entry import MANIFEST, SIGNATURE, ZooEntry, open_entry, require_tracked_files, write_folder
-from zoo.errors import SignatureError, ZooError
+from zoo.digest import hash_bytes
+from zoo.entry import (
+    MAX_SIGNATURE_BYTES,
+    SIGNATURE,
+    ZooEntry,
+    open_entry,
+    require_tracked_files,
+    write_folder,
+)
+from zoo.errors import DamagedError, SignatureError, ZooError
+from zoo.index import INDEX
+from zoo.storage import Storage
 
 
 def import_model_signing() -> ModuleType:
@@ -35,6 +44,82 @@ def sign_folder(folder: Path, *, key: Path) -> Path:
     entry = open_entry(folder)
     entry.verify()
     require_tracked_files(folder, entry.manifest)
+    write_atomic(folder / SIGNATURE, _sign(folder, key=key))
+    return folder / SIGNATURE
+
+
+def sign_index(data: bytes, *, key: Path) -> bytes:
+    """Returns the signature of `index.json`; raises ZooError if the key is not usable."""
+    with tempfile.TemporaryDirectory() as temporary:
+        (Path(temporary) / INDEX).write_bytes(data)
+        return _sign(Path(temporary), key=key)
+
+
+def check_signature(entry: ZooEntry, *, key: Path) -> None:
+    """Checks that the owner of this public key (PEM) signed every file of the entry.
+
+    A copy is checked, made of the bytes that `entry` reads: its folder may be exchanged meanwhile.
+    The manifest in memory is then the signed one, and every later read is checked
+    against it. Raises SignatureError if there is no signature, it is by another key, or files
+    differ, or if the entry's folder has other files.
+    """
+    name = entry.manifest.name
+    import_model_signing()
+    require_public_key(key)
+    signature = entry.read_signature()
+    if signature is None:
+        raise SignatureError(
+            f"{name} in {entry.where} is not signed, and a signature by {key} is required; sign it "
+            "with moecast zoo sign, or pull a signed version"
+        )
+    if entry.folder is not None:
+        try:
+            require_tracked_files(entry.folder, entry.manifest)
+        except DamagedError as error:
+            raise SignatureError(f"{error}; they are not signed") from error
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "entry"
+        files = {path: entry.read(path) for path in entry.manifest.files}
+        write_folder(folder, entry.manifest, files, signature)
+        _verify(folder, folder / SIGNATURE, key=key, what=f"{name} in {entry.where}")
+
+
+def check_index_signature(storage: Storage, data: bytes, *, key: Path) -> None:
+    """Checks that the owner of this public key signed `data`, the storage's index.
+
+    Without it, a server could list an old signed version as the latest, or renew an expired index.
+    Raises SignatureError if there is no signature, or it is by another key or of another index.
+    """
+    import_model_signing()
+    require_public_key(key)
+    what = f"the index of {storage.address}"
+    try:
+        signature = storage.read(index_signature_path(data), limit=MAX_SIGNATURE_BYTES)
+    except FileNotFoundError as error:
+        raise SignatureError(
+            f"{what} is not signed, and a signature by {key} is required; its owner signs it with "
+            "moecast zoo index PATH key=KEY.pem, or push with key=KEY.pem"
+        ) from error
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "index"
+        folder.mkdir()
+        (folder / INDEX).write_bytes(data)
+        (folder / SIGNATURE).write_bytes(signature)
+        _verify(folder, folder / SIGNATURE, key=key, what=what)
+
+
+def index_signature_path(data: bytes) -> str:
+    """Returns the path of the signature of the index with these bytes."""
+    return f"signatures/{hash_bytes(data)}.json"
+
+
+def require_public_key(key: Path) -> None:
+    if not key.is_file():
+        raise ZooError(f"{key}: no such file; require_signature takes a public key in PEM")
+
+
+def _sign(folder: Path, *, key: Path) -> bytes:
+    """Returns the signature of a folder's files."""
     signing = import_model_signing()
     if not key.is_file():
         raise ZooError(
@@ -51,34 +136,17 @@ def sign_folder(folder: Path, *, key: Path) -> Path:
             raise ZooError(
                 f"{key} cannot sign: {error}; it must be an EC private key in PEM"
             ) from error
-        write_atomic(folder / SIGNATURE, signature.read_bytes())
-    return folder / SIGNATURE
+        return signature.read_bytes()
 
 
-def check_signature(entry: ZooEntry, *, key: Path) -> None:
-    """Checks that the owner of this public key (PEM) signed every file of the entry.
-
-    Raises SignatureError if there is no signature, it is by another key, or files differ.
-    """
+def _verify(folder: Path, signature: Path, *, key: Path, what: str) -> None:
     signing = import_model_signing()
-    name = entry.manifest.name
-    if not key.is_file():
-        raise ZooError(f"{key}: no such file; require_signature takes a public key in PEM")
-    signature = entry.read_signature()
-    if signature is None:
-        raise SignatureError(
-            f"{name} in {entry.where} is not signed, and a signature by {key} is required; sign it "
-            "with moecast zoo sign, or pull a signed version"
-        )
-    with open_as_folder(entry, signature) as folder:
-        try:
-            signing.verifying.Config().set_hashing_config(
-                configure_hashing(signing, folder)
-            ).use_elliptic_key_verifier(public_key=key).verify(folder, folder / SIGNATURE)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise SignatureError(
-                f"{name} in {entry.where} is not what the owner of {key} signed: {error}"
-            ) from error
+    try:
+        signing.verifying.Config().set_hashing_config(
+            configure_hashing(signing, folder)
+        ).use_elliptic_key_verifier(public_key=key).verify(folder, signature)
+    except Exception as error:  # also what the formats' own parsers raise
+        raise SignatureError(f"{what} is not what the owner of {key} signed: {error}") from error
 
 
 def configure_hashing(signing: ModuleType, folder: Path) -> object:
@@ -86,16 +154,3 @@ def configure_hashing(signing: ModuleType, folder: Path) -> object:
     return signing.hashing.Config().set_ignored_paths(
         paths=[folder / SIGNATURE], ignore_git_paths=False
     )
-
-
-@contextmanager
-def open_as_folder(entry: ZooEntry, signature: bytes) -> Iterator[Path]:
-    """Yields the entry's own folder, so that unsigned files in it are found, or else a copy."""
-    if Path(entry.where, MANIFEST).is_file():
-        yield Path(entry.where)
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "entry"
-        files = {path: entry.read(path) for path in entry.manifest.files}
-        write_folder(folder, entry.manifest, files, signature)
-        yield folder

@@ -19,8 +19,7 @@ from benchmarks.klotski.rows import (
     KlotskiReport,
     LiveRow,
 )
-from benchmarks.reports import command_line, describe_machine, print_line, write_report
-from runtime.tools.report.provenance import Provenance
+from benchmarks.reports import describe_machine, describe_origin, print_line, write_report
 
 BASE, OURS = "single batch, on demand", "+ order (klotski)"
 
@@ -81,8 +80,7 @@ def run_klotski(config: KlotskiConfig) -> None:
         quality=quality,
         seconds=round(time.monotonic() - started),
     )
-    origin = Provenance(command=command_line("klotski", config), date=machine.date)
-    page = build_page(report, origin).write(config.page)
+    page = build_page(report, describe_origin(config)).write(config.page)
     # The page's CSV files have the samples; the committed report stays small.
     small = [
         replace(row, memory=[], timeline=None) if isinstance(row, LiveRow) else row for row in live

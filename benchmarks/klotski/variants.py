@@ -23,11 +23,7 @@ from benchmarks.klotski.measures import (
 from benchmarks.klotski.rows import VariantFigures, VariantRequest
 from runtime.config import ModelConfig, SystemConfig
 from runtime.generation.batch.config import GroupConfig
-from runtime.generation.batch.memory_plan import (
-    make_kv_caches,
-    parse_kv_budget,
-    with_whole_layer_buffers,
-)
+from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget
 from runtime.generation.batch.micro_batches import run_micro_batches
 from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.batch.result_journal import BatchResult
@@ -58,7 +54,7 @@ def variant_system(variant: str) -> SystemConfig:
     """Returns the system of a variant."""
     if variant == "on-demand":
         return load_system(ON_DEMAND)
-    system = with_whole_layer_buffers(load_system("klotski"))
+    system = load_system("klotski")
     if variant in ("simple", "multi"):
         # Every expert of the next layer, by id, as offloading of dense models does.
         return replace(system, predictor="dependency", reordered=False, hot_first=False)

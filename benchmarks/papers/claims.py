@@ -1,40 +1,30 @@
 """Numbers that the papers publish, next to the replays' figures."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from benchmarks.papers.paper_context import PaperContext
+from benchmarks.papers.cells import ReplayTable
+from benchmarks.papers.published import find_published
+
+Interval = tuple[float | None, float | None]
+"""Least and largest value of a 95 % confidence interval; None: not measured."""
+
+Ours = Any
+"""A number, `[B]` numbers of bootstrap samples, or words."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayCell:
-    """Figures of one replay; times in seconds, of the reference model's number of layers."""
+class Change:
+    """The same figure after the cause of a difference was changed, in part or in whole."""
 
-    system: str
-    shape: str
-    hardware: str
-    share: float
-    """Share of all experts that fit."""
-    slots: int
-    batch: int
-    tpot_seconds: float
-    ttft_seconds: float
-    """Mean of all prefills but the first, which finds an empty arena."""
-    hit_rate: float | None
-    decode_stall_seconds: float
-    decode_stall_share: float
-    prefill_stall_share: float
-    decode_bytes: int
-    prefill_bytes: int
-    tokens_per_second: float
-    figure: str | None = None
-    """Figure that the replay belongs to."""
-    limit_gb: float | None = None
-    distance: int | None = None
+    what: str
+    """Description of the change."""
+    ours: float | str
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,80 +32,109 @@ class Claim:
     """One row of the comparison with the papers."""
 
     paper: str
+    name: str = ""
+    """Name in `published.yaml`."""
     where: str
     """Figure or table, and the section of the text that gives the number."""
     what: str
     paper_value: float | str
     ours: float | str | None
+    low: float | None = None
+    """Least and largest value of the 95 % confidence interval over requests; None: not measured."""
+    high: float | None = None
+    basis: str = ""
+    """Models and routing that `ours` is from."""
+    change: Change | None = None
+    """Test of the reason for a difference; None: the reason is not known."""
     reason: str = ""
-    """Why the two differ, if they do."""
+    """Why the two differ, where no replay can test it."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Comparison:
+    name: str
+    ours: Ours
+    basis: str
+    change: str
+    changed: Ours
+    reason: str
+
+
 class FigureReplay:
-    """The claims of one figure, and the replays that they rest on."""
+    """The claims of one figure, computed from a table of replays."""
 
-    paper: str
-    claims: list[Claim] = field(default_factory=list)
-    cells: list[ReplayCell] = field(default_factory=list)
+    def __init__(self, paper: str):
+        self.paper = paper
+        self.comparisons: list[_Comparison] = []
 
     def claim(
         self,
-        where: str,
-        what: str,
+        name: str,
+        ours: Ours,
         *,
-        paper_value: float | str,
-        ours: float | str | None,
+        basis: str = "",
+        change: str = "",
+        changed: Ours = None,
         reason: str = "",
     ) -> None:
-        """Adds a claim of this paper."""
-        self.claims.append(
+        """Adds a comparison with the published figure of that name.
+
+        Args:
+            name: Name in `published.yaml`.
+            ours: The replays' figure.
+            basis: Models and routing that it is from.
+            change: What was changed to test the reason for a difference.
+            changed: The figure after the change.
+            reason: Why the figures differ, where no replay can test it.
+        """
+        find_published(self.paper, name)
+        self.comparisons.append(_Comparison(name, ours, basis, change, changed, reason))
+
+
+Comparer = Callable[[ReplayTable], FigureReplay]
+"""Computes a figure from replays. It is called three times: to list them, with their figures, and
+with resampled ones."""
+
+Figures = Iterable[tuple[str, Comparer]]
+
+
+def make_claims(figure: FigureReplay, samples: FigureReplay) -> list[Claim]:
+    """Returns a figure's claims with confidence intervals from its resampled values."""
+    claims = []
+    for row, sampled in zip(figure.comparisons, samples.comparisons, strict=True):
+        published = find_published(figure.paper, row.name)
+        low, high = interval(sampled.ours)
+        change = None
+        if row.change:
+            changed_low, changed_high = interval(sampled.changed)
+            change = Change(
+                what=row.change, ours=plain(row.changed), low=changed_low, high=changed_high
+            )
+        claims.append(
             Claim(
-                paper=self.paper,
-                where=where,
-                what=what,
-                paper_value=paper_value,
-                ours=ours,
-                reason=reason,
+                paper=figure.paper,
+                name=row.name,
+                where=published.where,
+                what=published.what,
+                paper_value=published.value,
+                ours=plain(row.ours),
+                low=low,
+                high=high,
+                basis=row.basis,
+                change=change,
+                reason=row.reason,
             )
         )
-
-    def keep(self, cell: ReplayCell, figure: str, **labels: Any) -> ReplayCell:
-        """Adds a replay with its labels, and returns it."""
-        self.cells.append(replace(cell, figure=figure, **labels))
-        return cell
+    return claims
 
 
-@dataclass(frozen=True, kw_only=True)
-class PapersReport:
-    trace: str
-    model: dict[str, object]
-    new_tokens: int
-    seconds: float
-    claims: list[Claim]
-    cells: list[ReplayCell]
+def plain(value: Ours) -> float | str:
+    return value if isinstance(value, str) else float(value)
 
 
-Figures = Iterable[tuple[str, Callable[["PaperContext"], FigureReplay]]]
-
-
-def mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
-
-
-def ratios(cells: Sequence[ReplayCell], base: Sequence[ReplayCell], key: str) -> list[float]:
-    """Returns `base / cell` of a figure for each pair: how many times faster the cell is."""
-    return [getattr(b, key) / getattr(c, key) for c, b in zip(cells, base, strict=True)]
-
-
-def mean_ratio(cells: Sequence[ReplayCell], base: Sequence[ReplayCell], key: str) -> float:
-    return mean(ratios(cells, base, key))
-
-
-def max_ratio(cells: Sequence[ReplayCell], base: Sequence[ReplayCell], key: str) -> float:
-    return max(ratios(cells, base, key))
-
-
-def hit_rate(cells: Sequence[ReplayCell]) -> float:
-    """Returns the mean hit rate of the cells' decode steps."""
-    return mean(cell.hit_rate or 0.0 for cell in cells)
+def interval(samples: Ours) -> Interval:
+    """Returns the 2.5th and the 97.5th percentile; None for words and for what does not vary."""
+    if isinstance(samples, str) or np.ndim(samples) == 0:
+        return None, None
+    low, high = np.percentile(samples, (2.5, 97.5))
+    return float(low), float(high)

@@ -1,162 +1,207 @@
 """fMoE, figures 9 to 13: the numbers that its text gives (sections 6.2 to 6.6)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from benchmarks.papers.claims import FigureReplay, ReplayCell, hit_rate, mean, ratios
-from benchmarks.papers.paper_context import PaperContext, experts_bytes, load_hardware, load_shape
-from runtime.presets import load_system
+from benchmarks.papers.cells import CellFigures, ReplayTable, hit_rate, mean, ratios, rename
+from benchmarks.papers.claims import FigureReplay
+from benchmarks.papers.paper_context import (
+    experts_bytes,
+    load_hardware,
+    load_shape,
+    load_system,
+)
+from runtime.config import HardwareConfig, SystemConfig
 
 PAPER = "fmoe"
 SHAPES = ("mixtral-8x7b", "qwen1.5-moe", "phi-3.5-moe")
 """Table 1."""
-BASELINES = {
-    "DeepSpeed": "on-demand",
-    "Mixtral-Offloading": "mixtral-offloading",
-    "ProMoE": "promoe",
-    "MoE-Infinity": "moe-infinity-request",
-}
-"""Section 6.1: its DeepSpeed is "pure on-demand loading" with a cache, its MoE-Infinity keeps
-request-level patterns."""
+BASELINES = ("on-demand", "mixtral-offloading", "promoe", "moe-infinity-request")
+"""Section 6.1: DeepSpeed is "pure on-demand loading" with a cache, MoE-Infinity keeps request-level
+patterns."""
 SHARE = 0.25
 """Cache limit of figures 9, 10, 12 and 13: the text gives none."""
-OWN_CODE = (
-    "every system of the paper's table runs in MoE-Infinity's code, seconds a token; its baselines "
-    "wait for their predictors, fmoe does not (4.3, 6.2); here all run in parallel with the "
-    "computation, and promoe has its trained network, chunks and reordering"
+SMALL_SHARE = 0.1
+LIMIT_BYTES = 6e9
+"""Cache limit of figure 11."""
+SHARED_CODE = (
+    "baselines in fmoe's code: its misses, transfers and shared cache, promoe with skip two layers "
+    "ahead (6.1); they wait for their predictors (4.3)"
 )
+SLOW_PREDICTOR_US = 2000.0
 
 
-def figure_9(context: PaperContext) -> FigureReplay:
-    figure, hardware = FigureReplay(PAPER), load_hardware("rtx3090-pcie4")
-    cells: dict[str, list[ReplayCell]] = {}
-    for shape in map(load_shape, SHAPES):
-        for name in ("fmoe", *BASELINES.values(), "oracle"):
-            cell = context.run(load_system(name), shape, hardware, share=SHARE)
-            cells.setdefault(name, []).append(figure.keep(cell, "fmoe 9"))
+def machine() -> HardwareConfig:
+    return load_hardware("rtx3090-pcie4")
 
-    for phase, key, values in (
-        ("TTFT", "ttft_seconds", (0.44, 0.35, 0.33, 0.30)),
-        ("TPOT", "tpot_seconds", (0.70, 0.61, 0.55, 0.48)),
-    ):
-        for (title, name), value in zip(BASELINES.items(), values, strict=True):
-            figure.claim(
-                where="figure 9, 6.2",
-                what=f"{phase}: fmoe's below {title}'s by, mean of three models",
-                paper_value=value,
-                ours=1 - mean(ratios(cells[name], cells["fmoe"], key)),
-                reason=OWN_CODE,
-            )
-    for (title, name), value in zip(BASELINES.items(), (1.47, 0.11, 0.34, 0.63), strict=True):
-        figure.claim(
-            where="figure 9, 6.2",
-            what=f"hit rate of decode: fmoe's above {title}'s by",
-            paper_value=value,
-            ours=hit_rate(cells["fmoe"]) / hit_rate(cells[name]) - 1,
-            reason="the reference model's routing is more local: a cache alone "
-            f"hits {hit_rate(cells['on-demand']):.2f}",
-        )
-    whole = {
-        name: mean([cell.ttft_seconds + 100 * cell.tpot_seconds for cell in cells[name]])
-        for name in ("fmoe", *BASELINES.values())
+
+def in_shared_code(system: SystemConfig) -> SystemConfig:
+    """Returns the system as fMoE's authors ran it: in one code base, with synchronous predictors.
+
+    ProMoE's code was not public: theirs is "a prototype of ProMoE on top of MoE-Infinity", which
+    speculates with the stride of ProMoE (fMoE, section 6.1).
+    """
+    fmoe = load_system("fmoe")
+    if system.name == "promoe":
+        system = replace(system, predictor="skip", predictor_options={"horizon": 2})
+    return replace(
+        system,
+        chunked=fmoe.chunked,
+        early_preemption=fmoe.early_preemption,
+        reordered=fmoe.reordered,
+        per_layer=fmoe.per_layer,
+        synchronous=system.prefetch,
+    )
+
+
+def replay_all(
+    table: ReplayTable, systems: Mapping[str, SystemConfig], shares: Mapping[str, float]
+) -> dict[str, list[CellFigures]]:
+    """Replays each system on every shape."""
+    return {
+        name: [
+            table.replay(system, load_shape(shape), machine(), share=shares[shape])
+            for shape in SHAPES
+        ]
+        for name, system in systems.items()
     }
+
+
+def saved(cells: Mapping[str, list[CellFigures]], base: str, key: str) -> Any:
+    """Returns the share of a baseline's time that fMoE saves."""
+    return 1 - mean(ratios(cells[base], cells["fmoe"], key))
+
+
+def figures_9_10(table: ReplayTable) -> FigureReplay:
+    figure = FigureReplay(PAPER)
+    systems = {name: load_system(name) for name in ("fmoe", *BASELINES)}
+    shared = {
+        name: system if name == "fmoe" else in_shared_code(system)
+        for name, system in systems.items()
+    }
+    cells = replay_all(table, systems, dict.fromkeys(SHAPES, SHARE))
+    changed = replay_all(table, shared, dict.fromkeys(SHAPES, SHARE))
+    smaller = replay_all(table, systems, dict.fromkeys(SHAPES, SMALL_SHARE))
+    basis = table.describe_basis(list(map(load_shape, SHAPES)))
+    for phase, key in (("ttft", "ttft_seconds"), ("tpot", "tpot_seconds")):
+        for name in BASELINES:
+            figure.claim(
+                f"figure-9/{phase}/{name}",
+                saved(cells, name, key),
+                basis=basis,
+                change=SHARED_CODE,
+                changed=saved(changed, name, key),
+            )
+    for name in BASELINES:
+        figure.claim(
+            f"figure-9/hits/{name}",
+            hit_rate(cells["fmoe"]) / hit_rate(cells[name]) - 1,
+            basis=basis,
+            change=f"room for {SMALL_SHARE:.0%} of the experts in place of {SHARE:.0%}",
+            changed=hit_rate(smaller["fmoe"]) / hit_rate(smaller[name]) - 1,
+        )
     figure.claim(
-        where="figure 10, 6.3",
-        what="system with the shortest requests (prompt and 100 tokens)",
-        paper_value="fmoe",
-        ours=min(whole, key=lambda name: whole[name]),
-        reason=OWN_CODE,
+        "figure-10/first",
+        fastest_requests(cells),
+        basis=basis,
+        change=SHARED_CODE,
+        changed=fastest_requests(changed),
     )
     return figure
 
 
-def figure_11(context: PaperContext) -> FigureReplay:
-    figure, hardware = FigureReplay(PAPER), load_hardware("rtx3090-pcie4")
-    cells: dict[tuple[str, int], list[ReplayCell]] = {}
-    for shape in map(load_shape, SHAPES):
-        for limit in (6, 12, 24, 48, 96):
-            share = min(1.0, limit * 1e9 / experts_bytes(shape))
-            for name in ("fmoe", *BASELINES.values()):
-                cell = context.run(load_system(name), shape, hardware, share=share)
-                figure.keep(cell, "fmoe 11", limit_gb=limit)
-                cells.setdefault((name, limit), []).append(cell)
-    for (title, name), value in zip(BASELINES.items(), (0.32, 0.24, 0.18, 0.18), strict=True):
+def fastest_requests(cells: Mapping[str, list[CellFigures]]) -> str:
+    """Returns the system with the least time for a prompt and 100 tokens, mean of the shapes."""
+    seconds = {
+        name: float(mean(cell.ttft_seconds + 100 * cell.tpot_seconds for cell in row).mean())
+        for name, row in cells.items()
+    }
+    return min(seconds, key=lambda name: seconds[name])
+
+
+def figure_11(table: ReplayTable) -> FigureReplay:
+    figure = FigureReplay(PAPER)
+    systems = {name: load_system(name) for name in ("fmoe", *BASELINES)}
+    shared = {
+        name: system if name == "fmoe" else in_shared_code(system)
+        for name, system in systems.items()
+    }
+    shares = {shape: min(1.0, LIMIT_BYTES / experts_bytes(load_shape(shape))) for shape in SHAPES}
+    cells, changed = (replay_all(table, each, shares) for each in (systems, shared))
+    for name in BASELINES:
         figure.claim(
-            where="figure 11, 6.4",
-            what=f"TPOT with 6 GB for experts: fmoe's below {title}'s by",
-            paper_value=value,
-            ours=1 - mean(ratios(cells[name, 6], cells["fmoe", 6], "tpot_seconds")),
-            reason=OWN_CODE,
+            f"figure-11/{name}",
+            saved(cells, name, "tpot_seconds"),
+            basis=table.describe_basis(list(map(load_shape, SHAPES))),
+            change=SHARED_CODE,
+            changed=saved(changed, name, "tpot_seconds"),
         )
     return figure
 
 
-def figure_12(context: PaperContext) -> FigureReplay:
+def rank(cells: Mapping[str, list[CellFigures]]) -> str:
+    """Returns the variants with their mean hit rates, the lowest first."""
+    rates = {title: float(hit_rate(row).mean()) for title, row in cells.items()}
+    ranked = sorted(rates, key=lambda title: rates[title])
+    return " < ".join(f"{title} ({rates[title]:.3f})" for title in ranked)
+
+
+def figure_12(table: ReplayTable) -> FigureReplay:
     """Compares ranks, which is what the paper's text gives."""
-    figure, hardware = FigureReplay(PAPER), load_hardware("rtx3090-pcie4")
-    fmoe = load_system("fmoe")
+    figure, fmoe = FigureReplay(PAPER), load_system("fmoe")
+    options = fmoe.predictor_options
     trackers = {
         "Speculate": replace(fmoe, predictor="skip", predictor_options={"horizon": 3}),
-        "Hit count": replace(fmoe, predictor="eam-request", predictor_priority=False),
+        "Hit count": replace(fmoe, predictor="eam-request"),
+        "Map (T)": replace(
+            fmoe, predictor_options={**options, "semantic": False, "dynamic": False}
+        ),
+        "Map (T+S)": replace(fmoe, predictor_options={**options, "dynamic": False}),
         "Map (T+S+delta)": fmoe,
     }
     caches = {
-        "LRU": replace(fmoe, eviction="lru"),
-        "LFU": replace(fmoe, eviction="lfu"),
+        "LRU": replace(fmoe, eviction="lru", eviction_options={}),
+        "LFU": replace(fmoe, eviction="lfu", eviction_options={}),
         "fMoE": fmoe,
     }
-    for where, variants, order in (
-        ("12a", trackers, "Map (T+S+delta) > Speculate > Hit count"),
-        ("12b", caches, "fMoE > LFU > LRU"),
-    ):
-        rates = {}
-        for title, variant in variants.items():
-            system = replace(variant, name=title)
-            rates[title] = hit_rate(
-                [
-                    figure.keep(context.run(system, shape, hardware, share=SHARE), f"fmoe {where}")
-                    for shape in map(load_shape, SHAPES)
-                ]
-            )
-        ranked = sorted(rates, key=lambda title: -rates[title])
-        figure.claim(
-            where=f"figure {where}, 6.5",
-            what="hit rates of decode, best first, mean of three models",
-            paper_value=order,
-            ours=" > ".join(f"{title} ({rates[title]:.3f})" for title in ranked),
-            reason="in the reference model's routing recent use says more than counts since "
-            "the start"
-            if where == "12b"
-            else "forecasts of skip are of hidden states, at this model's depth three layers "
-            "ahead are a quarter of it",
-        )
+    basis = table.describe_basis(list(map(load_shape, SHAPES)))
+    shares = dict.fromkeys(SHAPES, SHARE)
+    tracked = replay_all(table, {t: rename(s, t) for t, s in trackers.items()}, shares)
+    figure.claim("figure-12a/worst", rank(tracked), basis=basis)
+    maps = {title: row for title, row in tracked.items() if title.startswith("Map")}
+    figure.claim("figure-12a/arms", rank(maps), basis=basis)
+    cached = replay_all(table, {t: rename(s, t) for t, s in caches.items()}, shares)
+    figure.claim("figure-12b/order", rank(cached), basis=basis)
     return figure
 
 
-def figure_13(context: PaperContext) -> FigureReplay:
-    figure, hardware = FigureReplay(PAPER), load_hardware("rtx3090-pcie4")
-    means: dict[int, float] = {}
-    for distance in range(1, 7):
-        system = replace(
-            load_system("fmoe"), name=f"d={distance}", predictor_options={"distance": distance}
-        )
-        times = []
-        for shape in map(load_shape, SHAPES):
-            cell = context.run(system, shape, hardware, share=SHARE)
-            times.append(figure.keep(cell, "fmoe 13", distance=distance).tpot_seconds)
-        means[distance] = mean(times)
+def figure_13(table: ReplayTable) -> FigureReplay:
+    figure = FigureReplay(PAPER)
+    best = []
+    for hardware in (machine(), replace(machine(), predictor_us=SLOW_PREDICTOR_US)):
+        means = {}
+        for distance in range(1, 7):
+            fmoe = load_system("fmoe")
+            options = {**fmoe.predictor_options, "distance": distance}
+            system = rename(replace(fmoe, predictor_options=options), f"d={distance}")
+            means[distance] = mean(
+                table.replay(system, load_shape(shape), hardware, share=SHARE).tpot_seconds
+                for shape in SHAPES
+            )
+        best.append(float(min(means, key=lambda distance: float(means[distance].mean()))))
     figure.claim(
-        where="figure 13, 6.6",
-        what="prefetch distance with the shortest TPOT, mean of three models",
-        paper_value=3.0,
-        ours=float(min(means, key=lambda distance: means[distance])),
-        reason="a search takes 200 us here, the paper has to hide its system's delay; "
-        + ", ".join(f"d={d}: {1e3 * t:.1f} ms" for d, t in means.items()),
+        "figure-13/best",
+        best[0],
+        basis=table.describe_basis(list(map(load_shape, SHAPES))),
+        change=f"a search takes {SLOW_PREDICTOR_US / machine().predictor_us:.0f} times as long",
+        changed=best[1],
     )
     return figure
 
 
 FIGURES = (
-    ("figures 9 and 10", figure_9),
+    ("figures 9 and 10", figures_9_10),
     ("figure 11", figure_11),
     ("figure 12", figure_12),
     ("figure 13", figure_13),

@@ -9,7 +9,7 @@ Shape suffixes: T tokens of the step, E experts, K top_k, N folded experts, L la
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,44 +17,43 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.claims import ReplayCell, mean
+from benchmarks.papers.cells import CellResult, PaperCell, UnitSums
 from collect.traces import Trace, TraceSignal
-from configs.compose import compose_typed
-from predictors.base import Ints
+from predictors.base import Ints, Signal
+from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
-from runtime.config import ORACLE, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
-from runtime.policy.counters import sum_counters
-from runtime.sim.cluster import Interconnect
-from runtime.sim.hardware import describe_hardware
-from runtime.sim.replay import replay
-from runtime.sim.step import BatchedStep, first_request
+from runtime import presets
+from runtime.config import ShapeConfig
+from runtime.sim.hardware import RooflineHardware, describe_hardware
+from runtime.sim.lower_bound import TimeBound, bound_time
+from runtime.sim.replay import ReplayStats, replay
+from runtime.sim.routing import count_tokens
+from runtime.sim.step import BatchedStep, RecordedStep, first_request
 from train.evaluate.forecasts import (
     RecordedForecast,
     RecordedForecasts,
     RoutedStep,
-    held_out_steps,
     record_forecasts,
     routing_only,
 )
-from train.evaluate.sources import PredictorSources
-from train.replay import is_decode
-
-GROUPED = 45
-"""Held-out requests with generated tokens, for the replays of groups."""
+from train.evaluate.sources import StoredPredictor
 
 
-@cache
-def load_hardware(name: str) -> HardwareConfig:
-    """Reads `configs/hardware/NAME.yaml`."""
-    config, _ = compose_typed("evaluate", [f"hardware={name}"])
-    return config.hardware[0]
+@dataclass(frozen=True)
+class ReplayedRequests:
+    """The number of requests of each replay."""
+
+    measured: int
+    """Held-out requests; batches are filled up if the trace has more."""
+    warm: int
+    """Training requests that run first, or as many batches: no figure includes them, for they find
+    an empty arena."""
 
 
-@cache
-def load_shape(name: str) -> ShapeConfig:
-    """Reads `configs/shape/NAME.yaml`."""
-    config, _ = compose_typed("evaluate", [f"shape={name}"])
-    return config.shape
+load_hardware = cache(presets.load_hardware)
+load_shape = cache(presets.load_shape)
+load_system = cache(presets.load_system)
+"""Presets, each read once; they are not to be changed."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +74,14 @@ class ExpertFold:
         A token with too few distinct groups has its first one twice.
         """
         groups_TK = self.groups_E[experts_TK]
-        kept = np.empty((len(groups_TK), self.top_k), dtype=np.int64)
-        for row, groups_K in enumerate(groups_TK.tolist()):
-            distinct = list(dict.fromkeys(groups_K))[: self.top_k]
-            kept[row] = distinct + distinct[:1] * (self.top_k - len(distinct))
-        return kept
+        is_new_TK = np.ones(groups_TK.shape, dtype=bool)
+        for k in range(1, groups_TK.shape[1]):
+            is_new_TK[:, k] = (groups_TK[:, :k] != groups_TK[:, k : k + 1]).all(axis=1)
+        order_TK = np.argsort(~is_new_TK, axis=1, kind="stable")[:, : self.top_k]
+        is_new_TK = np.take_along_axis(is_new_TK, order_TK, axis=1)
+        return np.where(
+            is_new_TK, np.take_along_axis(groups_TK, order_TK, axis=1), groups_TK[:, :1]
+        )
 
     def fold_step(self, step: RoutedStep) -> RoutedStep:
         experts_LTK = np.stack([self.fold_experts(layer) for layer in step.experts_LTK])
@@ -112,77 +114,115 @@ class ExpertFold:
             }
             for step in recorded.steps
         ]
-        return RecordedForecasts(recorded.kind, recorded.signals, steps)
+        return replace(recorded, steps=steps)
 
 
-def group_requests(trace: Trace, size: int) -> Iterator[BatchedStep]:
-    """Yields the steps of the first `GROUPED` held-out requests, served `size` at a time.
+def split_requests(trace: Trace, split: str) -> list[list[RecordedStep]]:
+    """Returns the steps of each request of a split that generated tokens, its prefill first."""
+    every: Iterable[RecordedStep] = trace.steps(split)
+    requests = [list(steps) for _, steps in itertools.groupby(every, first_request)]
+    return [steps for steps in requests if len(steps) > 1 and len(steps[0].tokens_T) > 1]
+
+
+def combine_requests(
+    requests: Sequence[Sequence[RecordedStep]], cell: PaperCell
+) -> Iterator[RecordedStep]:
+    """Yields the steps of requests that are served together, as the cell says.
 
     Their prompts are one step; then each request that has more tokens decodes one in each step.
     """
-    requests = [
-        list(steps) for _, steps in itertools.groupby(trace.steps("held_out"), first_request)
-    ]
-    kept = [steps for steps in requests if len(steps) > 1 and len(steps[1].tokens_T) == 1]
-    for begin in range(0, len(kept[:GROUPED]), size):
-        for together in itertools.zip_longest(*kept[:GROUPED][begin : begin + size]):
-            yield BatchedStep([step for step in together if step is not None])
+    for together in itertools.zip_longest(*requests):
+        steps = [step for step in together if step is not None]
+        yield steps[0] if cell.batch == 1 else BatchedStep(steps)
 
 
-def count_generated(steps: Sequence[RoutedStep]) -> int:
-    """Returns the number of tokens of decode steps."""
-    return sum(len(step.tokens_T) for step in steps if is_decode(step))
+def count_batches(num_requests: int, batch: int) -> int:
+    return -(-num_requests // batch)
 
 
 class PaperContext:
-    """Steps and forecasts of a trace, each computed once for all claims that need them."""
+    """Steps and forecasts of a trace, each computed once for all replays that need them.
 
-    def __init__(self, trace: Path, *, entries: Path | None, new_tokens: int):
-        self.trace = Trace.open(trace)
-        self.new_tokens = new_tokens
-        self._sources = PredictorSources(self.trace, model=ModelConfig(), entries=entries, seed=0)
-        self._steps: dict[int, list[Any]] = {}
-        self._recorded: dict[tuple[str, int], RecordedForecasts] = {}
-        self._folded: dict[tuple[Any, ...], Any] = {}
+    Args:
+        trace: Folder of the trace.
+        requests: The number of requests to replay.
+        predictors: Predictors of the replays by key.
+    """
 
-    def steps(self, batch: int) -> list[Any]:
-        """Returns the trace's held-out steps, hidden states included."""
-        if batch not in self._steps:
-            self._steps[batch] = (
-                held_out_steps(self.trace, batch=1, new_tokens=self.new_tokens)
-                if batch == 1
-                else list(group_requests(self.trace, batch))
+    def __init__(
+        self,
+        trace: Path,
+        *,
+        requests: ReplayedRequests,
+        predictors: Mapping[str, StoredPredictor],
+    ):
+        # The command has verified the trace.
+        self.trace = Trace.open(trace, verify=False)
+        self.requests = requests
+        self._predictors = predictors
+        self._steps: dict[Any, list[RecordedStep]] = {}
+        self._recorded: dict[Any, RecordedForecasts] = {}
+        self._folded: dict[Any, Any] = {}
+        self._bounds: dict[Any, TimeBound] = {}
+
+    def steps(self, cell: PaperCell) -> list[RecordedStep]:
+        """Returns the warm-up's steps and then the held-out ones, hidden states included."""
+        key = grouping(cell)
+        if key not in self._steps:
+            self._steps = {
+                key: [
+                    step
+                    for split, number in (
+                        ("train", self.requests.warm),
+                        ("held_out", self.requests.measured),
+                    )
+                    for step in self._combine(split, number, cell)
+                ]
+            }
+        return self._steps[key]
+
+    def _combine(self, split: str, number: int, cell: PaperCell) -> Iterator[RecordedStep]:
+        requests = split_requests(self.trace, split)
+        if len(requests) < number:
+            raise MoecastError(
+                f"the trace {self.trace.path} has {len(requests)} {split} requests with generated "
+                f"tokens, {number} are needed: collect more (data.num_prompts=...), or take fewer "
+                "(requests=...)"
             )
-        return self._steps[batch]
+        end = min(len(requests), count_batches(number, cell.batch) * cell.batch)
+        for begin in range(0, end, cell.batch):
+            yield from combine_requests(requests[begin : min(end, begin + cell.batch)], cell)
 
-    def forecasts(
-        self, kind: str, options: Mapping[str, Any], batch: int
-    ) -> tuple[str, RecordedForecasts]:
-        key = self._sources.find(kind, options)
-        if (key, batch) not in self._recorded:
-            source = self._sources.found[key]
-            self._recorded[key, batch] = record_forecasts(
-                source.load(self.trace.spec), self.steps(batch)
-            )
-        return key, self._recorded[key, batch]
+    def warm_units(self, cell: PaperCell) -> int:
+        return count_batches(self.requests.warm, cell.batch)
 
-    def folded_steps(self, fold: ExpertFold, batch: int) -> list[RoutedStep]:
-        key = ("steps", fold, batch)
+    def forecasts(self, cell: PaperCell, predictor: str) -> RecordedForecasts:
+        key = (predictor, grouping(cell))
+        if key not in self._recorded:
+            made = self._predictors[predictor].load(self.trace.spec)
+            self._recorded = {key: record_forecasts(made, self.steps(cell))}
+        return self._recorded[key]
+
+    def folded_steps(self, fold: ExpertFold, cell: PaperCell) -> list[RecordedStep]:
+        key = ("steps", fold, grouping(cell))
         if key not in self._folded:
             layers = self.trace.spec.num_layers
             self._folded[key] = [
-                fold.fold_step(routing_only(step, layers)) for step in self.steps(batch)
+                fold.fold_step(routing_only(step, layers)) for step in self.steps(cell)
             ]
         return self._folded[key]
 
     def folded_forecasts(
-        self, fold: ExpertFold, kind: str, options: Mapping[str, Any], batch: int
+        self, fold: ExpertFold, cell: PaperCell, predictor: str
     ) -> RecordedForecasts:
-        name, recorded = self.forecasts(kind, options, batch)
-        key = (name, fold, batch)
-        if key not in self._folded:
-            self._folded[key] = fold.fold_forecasts(recorded)
-        return self._folded[key]
+        """Returns the folded forecasts; only the last ones are kept, which take much memory."""
+        key = (predictor, fold, grouping(cell), cell.only_first_forecast)
+        if self._folded.get("forecasts key") != key:
+            folded = fold.fold_forecasts(self.forecasts(cell, predictor))
+            if cell.only_first_forecast:
+                folded = keep_first_forecasts(folded)
+            self._folded |= {"forecasts key": key, "forecasts": folded}
+        return self._folded["forecasts"]
 
     def fold(self, shape: ShapeConfig) -> ExpertFold:
         spec = self.trace.spec
@@ -207,63 +247,117 @@ class PaperContext:
     def spec(self, fold: ExpertFold) -> ModelSpec:
         return replace(self.trace.spec, num_experts=fold.num_to, top_k=fold.top_k)
 
-    def run(
-        self,
-        system: SystemConfig,
-        shape: ShapeConfig,
-        hardware: HardwareConfig,
-        *,
-        share: float,
-        batch: int = 1,
-        interconnect: Interconnect | None = None,
-    ) -> ReplayCell:
-        """Replays one system.
-
-        Args:
-            share: share of all experts that fit, on each device of an `interconnect`.
-            batch: requests that are prefilled together and then decode together.
-        """
-        fold = self.fold(shape)
+    def run(self, cell: PaperCell, predictor: str | None) -> CellResult:
+        """Replays a cell; `predictor` is the key of its predictor."""
+        system = cell.system
+        fold = self.fold(cell.shape)
         spec = self.spec(fold)
-        slots = max(spec.top_k + 1, int(share * spec.num_layers * spec.num_experts))
-        predictor = None
-        if system.prefetch and system.predictor not in (None, ORACLE):
-            recorded = self.folded_forecasts(
-                fold, system.predictor, system.predictor_options, batch
-            )
-            predictor = recorded.predictor(spec)
-        if system.eviction == "static" and not system.eviction_options.get("first_layers"):
+        slots = max(spec.top_k + 1, int(cell.share * spec.num_layers * spec.num_experts))
+        slots = min(slots, spec.num_layers * spec.num_experts)
+        if system.eviction == "static":
             options = {**system.eviction_options, "counts": self.counts(fold)}
             system = replace(system, eviction_options=options)
-        steps = self.folded_steps(fold, batch)
+        hardware = describe_hardware(cell.hardware, cell.shape)
+        steps = self.folded_steps(fold, cell)
+        replayed = None
+        if predictor is not None:
+            replayed = self.folded_forecasts(fold, cell, predictor).predictor(spec)
         stats = replay(
             steps,
-            predictor,
+            replayed,
             spec=spec,
             system=system,
-            hardware=describe_hardware(hardware, shape),
-            budget_slots=min(slots, spec.num_layers * spec.num_experts),
-            interconnect=interconnect,
+            hardware=hardware,
+            budget_slots=slots,
+            interconnect=cell.interconnect,
         )
-        decode, prefill = sum_counters(stats.decode), sum_counters(stats.prefill)
-        decoding, prefilling = sum(stats.tpot_seconds), sum(stats.ttft_seconds)
-        return ReplayCell(
-            system=system.name,
-            shape=shape.name,
-            hardware=hardware.name,
-            share=round(share, 4),
+        share = None
+        if cell.interconnect is None:
+            share = self._check_bound(cell, stats, hardware, slots)
+        ranked = []
+        if cell.measures_accuracy:
+            assert predictor is not None, cell
+            ranked = count_ranked(steps, self.folded_forecasts(fold, cell, predictor), spec)
+        warm = self.warm_units(cell)
+        totals = stats.step_totals
+        first = [i for i, step in enumerate(totals) if step.is_prefill][warm]
+        ttft, tpot = (
+            [step.seconds for step in totals[first:] if step.is_prefill is phase]
+            for phase in (True, False)
+        )
+        return CellResult(
+            units=UnitSums.of_replay(stats, warm_units=warm, ranked=ranked),
             slots=slots,
-            batch=batch,
-            tpot_seconds=decoding / len(stats.tpot_seconds),
-            ttft_seconds=mean(stats.ttft_seconds[1:] or stats.ttft_seconds),
-            hit_rate=decode.hit_rate,
-            decode_stall_seconds=stats.decode_stall_seconds,
-            decode_stall_share=stats.decode_stall_seconds / decoding,
-            prefill_stall_share=(stats.stall_seconds - stats.decode_stall_seconds) / prefilling,
-            decode_bytes=decode.bytes_moved,
-            prefill_bytes=prefill.bytes_moved,
-            tokens_per_second=count_generated(steps) / (decoding + prefilling),
+            ttft_median=float(np.percentile(ttft, 50)),
+            ttft_p95=float(np.percentile(ttft, 95)),
+            tpot_median=float(np.percentile(tpot, 50)),
+            tpot_p95=float(np.percentile(tpot, 95)),
+            share_of_least_time=share,
         )
+
+    def _check_bound(
+        self, cell: PaperCell, stats: ReplayStats, hardware: RooflineHardware, slots: int
+    ) -> float:
+        """Returns the least time of the run over its time, which it may not beat."""
+        fold = self.fold(cell.shape)
+        key = (repr(hardware), fold, grouping(cell), slots)
+        if key not in self._bounds:
+            self._bounds[key] = bound_time(
+                self.folded_steps(fold, cell),
+                spec=self.spec(fold),
+                hardware=hardware,
+                num_slots=slots,
+            )
+        bound = self._bounds[key]
+        bound.assert_holds(stats)
+        return (bound.decode_seconds + bound.prefill_seconds) / stats.total_seconds
+
+
+def grouping(cell: PaperCell) -> tuple[object, ...]:
+    """Returns the fields of a cell that decide its steps."""
+    return cell.batch, cell.drawn
+
+
+def count_ranked(
+    steps: Sequence[RecordedStep], recorded: RecordedForecasts, spec: ModelSpec
+) -> list[tuple[int, int]]:
+    """Returns, for each step, the experts that forecasts rank first, and the correct ones of them.
+
+    A layer's last forecast counts, with as many experts as a token chooses. In batches they are
+    compared with as many that most tokens are routed to (Klotski, section 9.6). Layers that are
+    never forecast count as wrong (ProMoE, section 4.1).
+    """
+    counts = []
+    for step, answers in zip(steps, recorded.steps, strict=True):
+        latest = {
+            forecast.layer: forecast for forecasts in answers.values() for forecast in forecasts
+        }
+        num_correct = 0
+        for layer, forecast in latest.items():
+            tokens_per_expert = count_tokens(step.experts(layer), spec.num_experts)
+            hot = sorted(tokens_per_expert, key=lambda e: -tokens_per_expert[e])[: spec.top_k]
+            num_correct += len(set(hot).intersection(forecast.experts(spec.top_k)[: spec.top_k]))
+        counts.append((spec.top_k * spec.num_layers, num_correct))
+    return counts
+
+
+def keep_first_forecasts(recorded: RecordedForecasts) -> RecordedForecasts:
+    """Returns only what is forecast when the first layer has been routed."""
+    event = (Signal.ROUTED, 0)
+    steps = [{event: step[event]} if event in step else {} for step in recorded.steps]
+    return RecordedForecasts(recorded.kind, recorded.signals, steps)
+
+
+def with_bits_per_weight(shape: ShapeConfig, bits: int) -> ShapeConfig:
+    """Returns the shape with all weights in that many bits."""
+    factor = bits / 8 / shape.bytes_per_weight
+    return replace(
+        shape,
+        name=f"{shape.name}, {bits} bits",
+        expert_bytes=int(shape.expert_bytes * factor),
+        layer_bytes=int(shape.layer_bytes * factor),
+        bytes_per_weight=bits / 8,
+    )
 
 
 def experts_bytes(shape: ShapeConfig) -> int:

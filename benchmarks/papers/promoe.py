@@ -1,142 +1,305 @@
-"""ProMoE, figures 10, 12, 14 and 15: the numbers that its text gives (sections 7.2 to 7.4)."""
+"""ProMoE, figures 3 to 22: the numbers that its text gives (sections 2.2, 4 and 7)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.papers.claims import FigureReplay, ReplayCell, max_ratio, mean, mean_ratio
-from benchmarks.papers.paper_context import PaperContext, load_hardware, load_shape
-from runtime.presets import load_system
+from benchmarks.papers.cells import (
+    CellFigures,
+    ReplayTable,
+    max_ratio,
+    mean,
+    mean_ratio,
+    rename,
+)
+from benchmarks.papers.claims import FigureReplay
+from benchmarks.papers.paper_context import (
+    load_hardware,
+    load_shape,
+    load_system,
+    with_bits_per_weight,
+)
+from runtime.config import HardwareConfig
 
 PAPER = "promoe"
 SHAPES = ("deepseek-moe", "deepseek-v2-lite", "qwen1.5-moe", "qwen2-moe-int4", "mixtral-8x7b-int4")
 """Table 1 in the precision of section 7.1."""
+MODELS = ("deepseek-moe", "qwen2-moe-int4")
+"""DS-1 and QW-2, the models of figures 14 to 22."""
 SHARE = 0.5
-"""Cache rate of figures 10 and 12; their text gives none, so that of the example in section 2.2."""
+"""Cache rate of figures 10 to 12; their text gives none, so that of the example in section 2.2."""
 RATES = (0.2, 0.4, 0.6, 0.8)
-"""Cache rates of figures 14 and 15; the text gives none."""
+"""Cache rates of figures 14 to 16; the text gives none."""
+BATCHES = (1, 2, 4)
 STEPS = ("prefetch", "chunked", "early_preemption", "reordered")
-NO_PYTHON = (
-    "no interpreter in a replay: llama.cpp, without one too, shows promoe {llama} (7.2), for want "
-    "of computation to hide transfers behind"
-)
+PHASES = (("prefill", "ttft_seconds"), ("decode", "tpot_seconds"))
+NAMES = ("promoe", "static", "on-demand")
+
+INTERPRETER_US = 10.0
+"""Time of a kernel's launch by an interpreter, twice the machine's: with it, LRU waits in about as
+much of DeepSeek-MoE's decoding as in figure 14, which is of Transformers, in Python (45.52 %)."""
+INTERPRETED = f"an interpreter takes {INTERPRETER_US:.0f} us for each kernel's launch"
+MANY_PROMPTS = 8
+TOGETHER = f"{MANY_PROMPTS} prompts in one prefill, which together use almost all experts"
+UNKNOWN_RATES = f"cache rates {', '.join(f'{rate:.0%}' for rate in RATES)}: the text gives none"
 
 
-def figure_10(context: PaperContext) -> FigureReplay:
-    figure, names = FigureReplay(PAPER), ("promoe", "static", "on-demand", "oracle")
-    hardware = load_hardware("rtx4090-pcie4")
-    cells: dict[str, list[ReplayCell]] = {name: [] for name in names}
-    for shape in map(load_shape, SHAPES):
-        for name in names:
-            cell = context.run(load_system(name), shape, hardware, share=SHARE)
-            cells[name].append(figure.keep(cell, "promoe 10"))
-    published = {
-        ("ttft_seconds", "static"): ("prefill", 1.42, 1.61, "1.36x"),
-        ("ttft_seconds", "on-demand"): ("prefill", 2.21, 2.48, "2.12x"),
-        ("tpot_seconds", "static"): ("decode", 1.47, 1.77, "1.49x"),
-        ("tpot_seconds", "on-demand"): ("decode", 1.31, 1.46, "1.09x"),
-    }
-    for (key, base), (phase, value, up_to, llama) in published.items():
-        bound = mean_ratio(cells["oracle"], cells[base], key)
-        for what, paper, ours in (
-            ("mean", value, mean_ratio(cells["promoe"], cells[base], key)),
-            ("up to", up_to, max_ratio(cells["promoe"], cells[base], key)),
-        ):
+def machine() -> HardwareConfig:
+    return load_hardware("rtx4090-pcie4")
+
+
+def interpreted_machine() -> HardwareConfig:
+    return replace(machine(), kernel_us=INTERPRETER_US)
+
+
+def figures_3_4(table: ReplayTable) -> FigureReplay:
+    figure, on_demand = FigureReplay(PAPER), load_system("on-demand")
+    for number, model in ((3, "deepseek-moe"), (4, "qwen2-moe-int4")):
+        plain, interpreted = (
+            table.replay(on_demand, load_shape(model), hardware, share=SHARE)
+            for hardware in (machine(), interpreted_machine())
+        )
+        for phase in ("prefill", "decode"):
+            share = f"{phase}_stall_share"
             figure.claim(
-                where="figure 10, 7.2",
-                what=f"{phase}: promoe over {base}, {what} of five models",
-                paper_value=paper,
-                ours=ours,
-                reason=f"bound over {base}: {bound:.2f}x; " + NO_PYTHON.format(llama=llama),
+                f"figure-{number}/{phase}",
+                getattr(plain, share),
+                change=INTERPRETED if number == 3 else "",
+                changed=getattr(interpreted, share),
             )
     return figure
 
 
-def figure_12(context: PaperContext) -> FigureReplay:
+def figure_8(table: ReplayTable) -> FigureReplay:
+    """Compares accuracies: correct experts of the top_k that a predictor ranks first."""
+    figure, promoe = FigureReplay(PAPER), load_system("promoe")
+    accuracy: dict[str, Any] = {}
+    for name, system in (
+        ("token", load_system("token")),
+        ("skip", replace(promoe, predictor="skip", predictor_options={"horizon": 1})),
+        ("learned", replace(promoe, predictor="mlp")),
+        ("stride", promoe),
+    ):
+        cell = table.replay(
+            system, load_shape("qwen1.5-moe"), machine(), share=SHARE, measures_accuracy=True
+        )
+        accuracy[name] = cell.accuracy
+    for name in ("token", "skip", "learned"):
+        figure.claim(f"figure-8/{name}", accuracy[name], basis="the reference model, decode")
+    figure.claim(
+        "figure-8/stride",
+        accuracy["learned"] - accuracy["stride"],
+        basis="the reference model, decode",
+    )
+    return figure
+
+
+def figures_10_11(table: ReplayTable) -> FigureReplay:
+    """Figure 10 is of Transformers, in Python; figure 11 of llama.cpp, without an interpreter."""
+    figure = FigureReplay(PAPER)
+    cells: dict[str, dict[str, list[CellFigures]]] = {}
+    for label, hardware in (("plain", machine()), ("interpreted", interpreted_machine())):
+        cells[label] = {
+            name: [
+                table.replay(load_system(name), load_shape(shape), hardware, share=SHARE)
+                for shape in SHAPES
+            ]
+            for name in NAMES
+        }
+    basis = table.describe_basis(list(map(load_shape, SHAPES)))
+    for phase, key in PHASES:
+        for base in ("static", "on-demand"):
+            for what, ratio in (("mean", mean_ratio), ("most", max_ratio)):
+                plain, interpreted = (
+                    ratio(cells[label]["promoe"], cells[label][base], key) for label in cells
+                )
+                name = f"{phase}/{base}/{what}"
+                figure.claim(
+                    f"figure-10/{name}",
+                    plain,
+                    basis=basis,
+                    change=INTERPRETED,
+                    changed=interpreted,
+                )
+                figure.claim(f"figure-11/{name}", plain, basis=basis)
+    return figure
+
+
+def figure_12(table: ReplayTable) -> FigureReplay:
     """Switches techniques on one after another, from on-demand LRU with none."""
-    figure, hardware = FigureReplay(PAPER), load_hardware("rtx4090-pcie4")
+    figure = FigureReplay(PAPER)
     off: dict[str, Any] = dict.fromkeys(STEPS, False)
-    variants = [replace(load_system("promoe"), **off, name="base")]
+    variants = [rename(replace(load_system("promoe"), **off), "base")]
     for step in STEPS:
         on: dict[str, Any] = {step: True}
-        variants.append(replace(variants[-1], **on, name=f"+ {step}"))
-    cells: dict[str, list[ReplayCell]] = {variant.name: [] for variant in variants}
-    for shape in map(load_shape, SHAPES):
-        for variant in variants:
-            cell = context.run(variant, shape, hardware, share=SHARE)
-            cells[variant.name].append(figure.keep(cell, "promoe 12"))
-    published = (
-        ("prefill", "ttft_seconds", "+ prefetch", "about 1, or below"),
-        ("prefill", "ttft_seconds", "+ early_preemption", 1.27),
-        ("prefill", "ttft_seconds", "+ reordered", 2.39),
-        ("decode", "tpot_seconds", "+ reordered", 1.35),
-    )
-    for phase, key, name, value in published:
-        figure.claim(
-            where="figure 12, 7.3",
-            what=f"{phase}: techniques up to '{name}' over the LRU baseline, mean of models",
-            paper_value=value,
-            ours=mean_ratio(cells[name], cells["base"], key),
-            reason="these prompts leave experts out, so that LRU thrashes less"
-            if phase == "prefill"
-            else NO_PYTHON.format(llama="1.09x over LRU"),
-        )
-    return figure
+        variants.append(rename(replace(variants[-1], **on), step.replace("_", "-")))
 
+    def replay_variants(hardware: HardwareConfig, batch: int = 1) -> dict[str, list[CellFigures]]:
+        return {
+            variant.name: [
+                table.replay(variant, load_shape(shape), hardware, share=SHARE, batch=batch)
+                for shape in SHAPES
+            ]
+            for variant in variants
+        }
 
-def figure_14(context: PaperContext) -> FigureReplay:
-    figure, names = FigureReplay(PAPER), ("promoe", "static", "on-demand", "oracle")
-    hardware = load_hardware("rtx4090-pcie4")
-    cells: dict[tuple[str, str], list[ReplayCell]] = {}
-    for model in ("deepseek-moe", "qwen2-moe-int4"):
-        for rate in RATES:
-            for name in names:
-                system = load_system(name)
-                cell = context.run(system, load_shape(model), hardware, share=rate)
-                cells.setdefault((model, name), []).append(figure.keep(cell, "promoe 14"))
-
-    def over(model: str, base: str, key: str, system: str = "promoe") -> float:
-        return mean_ratio(cells[model, system], cells[model, base], key)
-
-    ds, qw = "deepseek-moe", "qwen2-moe-int4"
-    rows: list[tuple[str, float, float, float]] = []
-    for model, base, value in (
-        (ds, "on-demand", 1.72),
-        (qw, "on-demand", 1.82),
-        (ds, "static", 1.22),
-        (qw, "static", 1.39),
+    plain, interpreted = replay_variants(machine()), replay_variants(interpreted_machine())
+    together = replay_variants(machine(), MANY_PROMPTS)
+    for phase, key, name in (
+        ("prefill", "ttft_seconds", "prefetch"),
+        ("prefill", "ttft_seconds", "early-preemption"),
+        ("prefill", "ttft_seconds", "reordered"),
+        ("decode", "tpot_seconds", "reordered"),
     ):
-        own, bound = (over(model, base, "ttft_seconds", one) for one in ("promoe", "oracle"))
-        rows.append((f"prefill, {model}: promoe over {base}", value, own, bound))
-    for base, value in (("static", 1.60), ("on-demand", 1.29)):
-        own, bound = (
-            mean([over(model, base, "tpot_seconds", one) for model in (ds, qw)])
-            for one in ("promoe", "oracle")
-        )
-        rows.append((f"decode, both models: promoe over {base}", value, own, bound))
-    for what, value, ours, bound in rows:
+        changed = interpreted if phase == "decode" else together
         figure.claim(
-            where="figures 14 and 15, 7.4",
-            what=f"{what}, mean of cache rates",
-            paper_value=value,
-            ours=ours,
-            reason=f"cache rates {', '.join(f'{rate:.0%}' for rate in RATES)}, which the text "
-            f"does not give; bound: {bound:.2f}x",
-        )
-    shares = {
-        (ds, "promoe"): 0.2561,
-        (qw, "promoe"): 0.2920,
-        (ds, "on-demand"): 0.4552,
-        (qw, "on-demand"): 0.5089,
-    }
-    for (model, name), value in shares.items():
-        figure.claim(
-            where="figures 14 and 15, 7.4",
-            what=f"decode, {model}: share of the time that {name} waits for experts",
-            paper_value=value,
-            ours=mean(cell.decode_stall_share for cell in cells[model, name]),
-            reason="computation takes longer in the paper: an interpreter between kernels",
+            f"figure-12/{phase}/{name}",
+            mean_ratio(plain[name], plain["base"], key),
+            basis=table.describe_basis(list(map(load_shape, SHAPES))),
+            change=INTERPRETED if phase == "decode" else TOGETHER,
+            changed=mean_ratio(changed[name], changed["base"], key),
         )
     return figure
 
 
-FIGURES = (("figure 10", figure_10), ("figure 12", figure_12), ("figure 14", figure_14))
+def figures_14_16(table: ReplayTable) -> FigureReplay:
+    """Figures 14 and 15 are of Transformers, in Python; figure 16 of llama.cpp."""
+    figure = FigureReplay(PAPER)
+    runs = [
+        {
+            (model, name): [
+                table.replay(load_system(name), load_shape(model), hardware, share=rate)
+                for rate in RATES
+            ]
+            for model in MODELS
+            for name in NAMES
+        }
+        for hardware in (machine(), interpreted_machine())
+    ]
+
+    def compare(name: str, ours: Sequence[Any], *, change: bool = True) -> None:
+        plain, interpreted = ours
+        figure.claim(
+            name,
+            plain,
+            basis="one routing",
+            change=INTERPRETED if change else "",
+            changed=interpreted if change else None,
+            reason=UNKNOWN_RATES,
+        )
+
+    for model in MODELS:
+        for what, ratio in (("mean", mean_ratio), ("most", max_ratio)):
+            compare(
+                f"figure-14/prefill/{model}/on-demand/{what}",
+                [
+                    ratio(run[model, "promoe"], run[model, "on-demand"], "ttft_seconds")
+                    for run in runs
+                ],
+            )
+        compare(
+            f"figure-14/prefill/{model}/static/mean",
+            [
+                mean_ratio(run[model, "promoe"], run[model, "static"], "ttft_seconds")
+                for run in runs
+            ],
+        )
+        for name in ("promoe", "on-demand"):
+            compare(
+                f"figure-14/decode/{model}/{name}/stall",
+                [mean(cell.decode_stall_share for cell in run[model, name]) for run in runs],
+            )
+    for base in ("static", "on-demand"):
+        compare(
+            f"figure-14/decode/{base}/mean",
+            [
+                mean(
+                    mean_ratio(run[model, "promoe"], run[model, base], "tpot_seconds")
+                    for model in MODELS
+                )
+                for run in runs
+            ],
+        )
+    qw = MODELS[1]
+    for name in ("promoe", "static"):
+        for what, place in (("least-cache", 0), ("most-cache", -1)):
+            compare(
+                f"figure-15/prefill/{name}/{what}",
+                [run[qw, name][place].prefill_stall_share for run in runs],
+            )
+    for phase, key in PHASES:
+        for base in ("on-demand", "static"):
+            value = mean_ratio(runs[0][qw, "promoe"], runs[0][qw, base], key)
+            compare(f"figure-16/{phase}/{base}", [value, value], change=False)
+    return figure
+
+
+def figures_17_20(table: ReplayTable) -> FigureReplay:
+    """Batches: figures 17 and 18 are of llama.cpp, figure 20 of Transformers."""
+    figure = FigureReplay(PAPER)
+    plain, interpreted = (
+        {
+            (model, name): [
+                table.replay(
+                    load_system(name), load_shape(model), hardware, share=SHARE, batch=batch
+                )
+                for batch in BATCHES
+            ]
+            for model in models
+            for name in NAMES
+        }
+        for hardware, models in ((machine(), MODELS), (interpreted_machine(), MODELS[1:]))
+    )
+    qw = MODELS[1]
+    for phase, key in PHASES:
+        for base in ("on-demand", "static"):
+            figure.claim(
+                f"figure-17/{phase}/{base}",
+                mean(
+                    mean_ratio(plain[model, "promoe"], plain[model, base], key) for model in MODELS
+                ),
+                basis=table.describe_basis(list(map(load_shape, MODELS))),
+            )
+            figure.claim(
+                f"figure-20/{phase}/{base}",
+                mean_ratio(plain[qw, "promoe"], plain[qw, base], key),
+                basis="one routing",
+                change=INTERPRETED,
+                changed=mean_ratio(interpreted[qw, "promoe"], interpreted[qw, base], key),
+            )
+    for place, batch in ((0, 1), (-1, 4)):
+        promoe, on_demand = plain[qw, "promoe"][place], plain[qw, "on-demand"][place]
+        figure.claim(
+            f"figure-18/decode/{batch}",
+            on_demand.tpot_seconds / promoe.tpot_seconds,
+            basis="one routing",
+        )
+    return figure
+
+
+def figure_22(table: ReplayTable) -> FigureReplay:
+    figure = FigureReplay(PAPER)
+    shapes = [with_bits_per_weight(load_shape("deepseek-moe"), bits) for bits in (16, 8, 4)]
+    cells = {
+        name: [table.replay(load_system(name), shape, machine(), share=SHARE) for shape in shapes]
+        for name in NAMES
+    }
+    for phase, key in PHASES:
+        for base in ("on-demand", "static"):
+            figure.claim(
+                f"figure-22/{phase}/{base}",
+                mean_ratio(cells["promoe"], cells[base], key),
+                basis="three precisions, one routing",
+            )
+    return figure
+
+
+FIGURES = (
+    ("figures 3 and 4", figures_3_4),
+    ("figure 8", figure_8),
+    ("figures 10 and 11", figures_10_11),
+    ("figure 12", figure_12),
+    ("figures 14 to 16", figures_14_16),
+    ("figures 17 to 20", figures_17_20),
+    ("figure 22", figure_22),
+)

@@ -1,45 +1,232 @@
 """Comparison of the papers' published numbers with replays of the same shapes, links and budgets.
 
 The routing is the reference model's; `paper_context.py` describes how it is folded to other models'
-numbers of experts. Numbers are those that the papers' text and tables give: what a figure shows
-only as a drawing is not quoted. One process, about ten minutes on one core.
+numbers of experts. `published.yaml` has the numbers that the papers' text and tables give. Replays
+run in several processes, and a finished one is a file: an interrupted command resumes.
 """
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from benchmarks.config import PapersConfig
-from benchmarks.papers import fmoe, klotski, moe_infinity, promoe
-from benchmarks.papers.claims import Claim, Figures, PapersReport, ReplayCell
-from benchmarks.papers.paper_context import PaperContext
-from benchmarks.reports import print_line, write_report
+from benchmarks.papers import (
+    fmoe,
+    klotski,
+    moe_infinity_request,
+    moe_infinity_sequence,
+    promoe,
+)
+from benchmarks.papers.cells import CellResult, FinishedTable, PaperCell, ReplayTable
+from benchmarks.papers.claims import Claim, FigureReplay, Figures, make_claims
+from benchmarks.papers.jobs import PaperReplays
+from benchmarks.papers.paper_context import ReplayedRequests
+from benchmarks.papers.published import read_published
+from benchmarks.reports import (
+    MachineFacts,
+    default_threads,
+    describe_machine,
+    print_line,
+    write_report,
+)
+from collect.traces import Trace
 from predictors.errors import MoecastError, unknown
+from predictors.spec import ModelSpec
 
 PAPERS: dict[str, Figures] = {
-    module.PAPER: module.FIGURES for module in (promoe, fmoe, moe_infinity, klotski)
+    module.PAPER: module.FIGURES
+    for module in (promoe, fmoe, moe_infinity_request, moe_infinity_sequence, klotski)
 }
+
+DEFAULT_FOLDER = Path("runs/papers")
+"""Folder of the finished replays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedCellRow:
+    """Figures of one replay; times in milliseconds, of the traced model's number of layers.
+
+    Means are over prefills or decode steps; the interval is of the mean, 95 %, over requests.
+    """
+
+    system: str
+    predictor: str | None
+    shape: str
+    hardware: str
+    share: float
+    """Share of all experts that fit."""
+    slots: int
+    batch: int
+    prefills: int
+    decode_steps: int
+    decode_tokens: int
+    ttft_ms: float
+    ttft_interval_ms: tuple[float, float]
+    ttft_median_ms: float
+    ttft_p95_ms: float
+    tpot_ms: float
+    tpot_interval_ms: tuple[float, float]
+    tpot_median_ms: float
+    tpot_p95_ms: float
+    hit_rate: float
+    decode_stall_share: float
+    prefill_stall_share: float
+    decode_bytes_per_token: float
+    share_of_least_time: float | None
+    """Least time of this machine (`runtime.sim.lower_bound`) over the run's time; None with several
+    devices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotReplayed:
+    """A published figure that has no replay next to it, and why."""
+
+    paper: str
+    where: str
+    what: str
+    paper_value: float | str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PapersReport:
+    trace: str
+    model: dict[str, object]
+    requests: int
+    """Held-out requests of each replay, fewer in its last batch."""
+    warm_requests: int
+    """Requests before them, which no figure includes."""
+    seconds: float
+    """Time of this command; finished replays of an interrupted one take none."""
+    machine: MachineFacts
+    claims: list[Claim]
+    not_replayed: list[NotReplayed]
+    cells: list[ReplayedCellRow]
+
+
+def describe_replay(cell: PaperCell, result: CellResult) -> ReplayedCellRow:
+    sums, samples = result.units.sum(), result.units.resample()
+    tokens = float(sums.decode_tokens)
+
+    def interval_ms(name: str) -> tuple[float, float]:
+        low, high = np.percentile(getattr(samples, name), (2.5, 97.5))
+        return 1e3 * float(low), 1e3 * float(high)
+
+    return ReplayedCellRow(
+        system=cell.system.name,
+        predictor=cell.system.predictor if cell.system.prefetch else None,
+        shape=cell.shape.name,
+        hardware=cell.hardware.name,
+        share=round(cell.share, 4),
+        slots=result.slots,
+        batch=cell.batch,
+        prefills=int(sums.prefills),
+        decode_steps=int(sums.decode_steps),
+        decode_tokens=int(tokens),
+        ttft_ms=1e3 * float(sums.ttft_seconds),
+        ttft_interval_ms=interval_ms("ttft_seconds"),
+        ttft_median_ms=1e3 * result.ttft_median,
+        ttft_p95_ms=1e3 * result.ttft_p95,
+        tpot_ms=1e3 * float(sums.tpot_seconds),
+        tpot_interval_ms=interval_ms("tpot_seconds"),
+        tpot_median_ms=1e3 * result.tpot_median,
+        tpot_p95_ms=1e3 * result.tpot_p95,
+        hit_rate=float(sums.hit_rate),
+        decode_stall_share=float(sums.decode_stall_share),
+        prefill_stall_share=float(sums.prefill_stall_share),
+        decode_bytes_per_token=float(sums.decode_bytes) / tokens,
+        share_of_least_time=result.share_of_least_time,
+    )
+
+
+def list_cells(figures: Sequence[Figures], spec: ModelSpec) -> list[PaperCell]:
+    """Returns the replays that the figures ask for."""
+    table = ReplayTable(spec)
+    for parts in figures:
+        for _, compare in parts:
+            compare(table)
+    return table.asked
+
+
+def compare_figures(
+    figures: Sequence[Figures], spec: ModelSpec, results: dict[str, CellResult]
+) -> list[Claim]:
+    """Returns the claims of all figures with their confidence intervals."""
+    sums = FinishedTable(spec, {key: result.units.sum() for key, result in results.items()})
+    samples = FinishedTable(spec, {key: result.units.resample() for key, result in results.items()})
+    claims: list[Claim] = []
+    for parts in figures:
+        for _, compare in parts:
+            figure, sampled = compare(sums), compare(samples)
+            assert isinstance(figure, FigureReplay)
+            claims += make_claims(figure, sampled)
+    return claims
+
+
+def list_not_replayed(papers: Sequence[str]) -> list[NotReplayed]:
+    return [
+        NotReplayed(
+            paper=figure.paper,
+            where=figure.where,
+            what=figure.what,
+            paper_value=figure.value,
+            reason=figure.not_replayed,
+        )
+        for figure in read_published().values()
+        if figure.not_replayed is not None and figure.paper in papers
+    ]
 
 
 def run_papers(config: PapersConfig) -> None:
     if config.paper is not None and config.paper not in PAPERS:
         raise MoecastError(unknown("paper", config.paper, PAPERS))
     started = time.monotonic()
-    context = PaperContext(config.trace, entries=config.entries, new_tokens=config.replay_tokens)
-    claims: list[Claim] = []
-    cells: list[ReplayCell] = []
-    for paper, figures in PAPERS.items():
-        if config.paper not in (None, paper):
-            continue
-        for name, replay_figure in figures:
-            figure = replay_figure(context)
-            claims += figure.claims
-            cells += figure.cells
-            print_line(f"{time.monotonic() - started:5.0f} s  {paper} {name}")
+    machine = describe_machine(default_threads())
+    papers = [paper for paper in PAPERS if config.paper in (None, paper)]
+    figures = [PAPERS[paper] for paper in papers]
+    trace = Trace.open(config.trace)
+    cells = list_cells(figures, trace.spec)
+    replays = PaperReplays(
+        trace,
+        requests=ReplayedRequests(measured=config.requests, warm=config.warm_requests),
+        entries=config.entries,
+        folder=config.run_dir or DEFAULT_FOLDER,
+        workers=config.workers,
+    )
+    results = replays.run(cells)
+    claims = compare_figures(figures, trace.spec, results)
+    for claim in claims:
+        print_line(describe_claim(claim))
     report = PapersReport(
-        trace=context.trace.digest,
-        model=context.trace.spec.as_dict(),
-        new_tokens=context.new_tokens,
+        trace=trace.digest,
+        model=trace.spec.as_dict(),
+        requests=config.requests,
+        warm_requests=config.warm_requests,
         seconds=round(time.monotonic() - started),
+        machine=machine,
         claims=claims,
-        cells=cells,
+        not_replayed=list_not_replayed(papers),
+        cells=[
+            describe_replay(cell, results[digest])
+            for digest, cell in {cell.digest(): cell for cell in cells}.items()
+        ],
     )
     write_report(config, report)
+
+
+def describe_claim(claim: Claim) -> str:
+    """Returns a claim as a line of text."""
+
+    def number(value: float | str | None) -> str:
+        return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+    text = f"{claim.paper} {claim.where}: {claim.what}: {number(claim.paper_value)}, "
+    text += f"replayed {number(claim.ours)}"
+    if claim.low is not None:
+        text += f" ({number(claim.low)} to {number(claim.high)})"
+    if claim.change is not None:
+        text += f"; {claim.change.what}: {number(claim.change.ours)}"
+    return text

@@ -16,7 +16,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from benchmarks.config import ArrivalsConfig
-from benchmarks.reports import command_line, default_threads, describe_machine, print_line
+from benchmarks.reports import default_threads, describe_machine, describe_origin, print_line
 from benchmarks.serving.distributions import build_page
 from benchmarks.serving.replay import TimedCompletion, replay_arrivals, send_one_by_one
 from benchmarks.serving.rows import (
@@ -33,7 +33,6 @@ from collect.config import DataConfig, SourceKind
 from collect.prompts import load_prompts
 from runtime.config import ModelConfig
 from runtime.store.model_source import resolve
-from runtime.tools.report.provenance import Provenance
 
 PROBES = 6
 """Requests that measure the time of one alone."""
@@ -173,7 +172,6 @@ def run_arrivals(config: ArrivalsConfig) -> None:
         same_answers=len({runs.texts for runs in systems.values()}) == 1,
         systems={name: runs.summarize() for name, runs in systems.items()},
     )
-    origin = Provenance(command=command_line(config.part, config), date=machine.date)
-    page = build_page(report, origin).write(config.page)
+    page = build_page(report, describe_origin(config)).write(config.page)
     write_part(config.part, config, machine, report)
     print_line(str(page))

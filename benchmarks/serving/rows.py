@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.config import ServingConfig
-from benchmarks.reports import MachineFacts, command_line, write_report
+from benchmarks.reports import MachineFacts, describe_origin, write_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,6 +319,6 @@ def write_part(part: str, config: ServingConfig, machine: MachineFacts, report: 
     document = asdict(report)
     if hasattr(report, "is_reached"):
         document["is_reached"] = report.is_reached
-    described = {"command": command_line(part, config), "machine": asdict(machine)}
+    described = {"origin": asdict(describe_origin(config)), "machine": asdict(machine)}
     write_report(config, dict(sorted({**parts, part: described | document}.items())))
     Console(highlight=False, soft_wrap=True).print_json(json.dumps({part: document}))

@@ -1,16 +1,22 @@
 """Tables of systems: simulated, live, validated, next to other programs and to the papers."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.papers.claims import PapersReport
+from benchmarks.papers.run import PapersReport
 from benchmarks.peers.rows import PeerRow, PeersReport, peers_table
 from benchmarks.reports import read_report
+from benchmarks.tables.evaluation import LIVE, read_evaluation, read_live
 from benchmarks.tables.markdown import format_figure, format_percent, markdown_table, read_document
+from benchmarks.tables.origins import origin_line
 from benchmarks.validate import ValidateReport
+from runtime.tools.report.tables import dashed
+from train.evaluate.table import KNOWN_NOTE, describe_sample, describe_tally, known_grid
 
 SHORT = ("on-demand", "promoe", "moecast", "oracle")
 OWN = {
-    "oracle": "the bound: the whole routing is known beforehand (simulated)",
+    "bound": "the bound: no system can be faster (simulated)",
+    "oracle": "oracle: each step's routing is known beforehand (simulated)",
     "moecast": "**moecast**",
     "promoe": "ProMoE, run by moecast",
     "on-demand": "moecast without forecasts",
@@ -26,85 +32,110 @@ OTHERS = {
 
 def replayed_table(*, batch: int = 1, every: bool = False) -> list[str]:
     """Returns the TPOT of the systems on simulated machines."""
-    report = read_document("evaluate")
+    report = read_evaluation()
     if report is None:
         return []
-    rows: list[dict[str, Any]] = [row for row in report["rows"] if row["batch"] == batch]
-    cells = list(dict.fromkeys((row["hardware"], row["budget"]) for row in rows))
-    names = list(dict.fromkeys(row["system"] for row in rows))
-    chosen = names if every else [name for name in names if name in SHORT]
-    by = {(row["hardware"], row["budget"], row["system"]): row for row in rows}
-    winners = {
-        (cell["hardware"], cell["budget"]): cell
-        for cell in report["winners"]
-        if cell["batch"] == batch
-    }
-    lines = []
-    for hardware, budget in cells:
-        line = [hardware, budget]
-        for name in chosen:
-            row = by.get((hardware, budget, name))
-            line.append("-" if row is None else format_tpot(row["tpot_ms"], row["speedup_decode"]))
-        won = winners[hardware, budget]
-        line += [f"`{won['first']}`", format_percent(won["share_of_bound"])]
-        lines.append(line)
-    tally = report["tally"]
-    behind = tally["worst_behind_first"]
-    distance = (
-        f"its TPOT is at least {-100 * behind:.1f} % below the second's"
-        if behind < 0
-        else f"at worst {100 * behind:.1f} % behind the first"
-    )
-    shape, new_tokens = report["shape"]["name"], report["new_tokens"]
+    rows = [
+        row for row in report["rows"] if row["batch"] == batch and (every or row["system"] in SHORT)
+    ]
+    columns = ["machine", "budget", "system", "mean TPOT", "95 % interval", "median", "p95"]
+    columns += ["times faster", "of the bound", "hits"]
+    lines = [
+        [
+            *(row["hardware"], row["budget"], f"`{row['system']}`"),
+            format_figure(row["tpot_mean_ms"], 1, " ms"),
+            dashed(row["tpot_interval_ms"], lambda ends: f"{ends[0]:.1f} to {ends[1]:.1f}"),
+            format_figure(row["tpot_ms"], 1, " ms"),
+            format_figure(row["tpot_p95_ms"], 1, " ms"),
+            format_figure(row["speedup_decode"], 2, "x"),
+            format_percent(row["of_bound"]),
+            format_percent(row["hit_rate"]),
+        ]
+        for row in rows
+    ]
+    machines = " and ".join(dict.fromkeys(row["hardware"] for row in rows))
     return [
-        f"Simulated decode, batch {batch}: held-out requests of the reference model replayed with "
-        f"the bytes and the compute of {shape} ({new_tokens} generated tokens; median "
-        "TPOT, and times faster than `on-demand`):",
+        f"Simulated decode on {machines}, batch {batch}: held-out requests of the reference model "
+        f"replayed with the bytes and the compute of {report['shape']['name']} "
+        f"({describe_sample(rows)}; intervals over requests; times faster than `on-demand`). "
+        "`oracle` knows each step's routing when it begins:",
         "",
-        *markdown_table(["machine", "budget", *chosen, "first", "`moecast` of the bound"], lines),
+        *markdown_table(columns, lines),
         "",
-        f"Of {tally['cells']} cells (machines, budgets, batch sizes), with every system of the "
-        f"five papers in each, `moecast` is first in {tally['first']}: {distance}.",
+        *origin_line("evaluate"),
+        *tally_line(report),
+    ]
+
+
+def tally_line(report: Mapping[str, Any]) -> list[str]:
+    """Returns in how many cells `moecast` is first; nothing for results without intervals."""
+    if "clearly_first" not in report["tally"]:
+        return []
+    return [
+        "Of all cells (machines, budgets, batch sizes), with every system of the five papers in "
+        f"each, `moecast` is {describe_tally(report['tally'])}.",
         "",
     ]
 
 
-def format_tpot(milliseconds: float, speed_up: float | None) -> str:
-    return f"{milliseconds:.1f} ms" + ("" if speed_up is None else f" ({speed_up:.2f}x)")
+def known_table() -> list[str]:
+    """Returns the share of the bound against the number of tokens whose routing is known."""
+    report = read_evaluation()
+    if report is None or not report["known"]:
+        return []
+    columns, lines = known_grid(report)
+    return [
+        KNOWN_NOTE,
+        "",
+        *markdown_table(columns, lines),
+        "",
+        *origin_line("evaluate"),
+    ]
 
 
 def live_table(*, every: bool = False) -> list[str]:
     """Returns the TPOT of the systems live; a run of another day has rows for other budgets."""
-    documents = (read_document("bench"), read_document("bench-10-75"))
-    reports = [report for report in documents if report is not None]
-    rows = [row for report in reports for row in report["rows"] if row["batch"] == 1]
+    rows = [row for row in read_live() if every or row["system"] in SHORT]
     if not rows:
         return []
-    names = list(dict.fromkeys(row["system"] for row in rows))
-    chosen = names if every else [name for name in SHORT if name in names]
-    by = {(row["budget"], row["system"]): row for row in rows}
-    budgets = sorted({row["budget"] for row in rows}, key=lambda budget: float(budget.rstrip("%")))
-    lines = []
-    for budget in budgets:
-        line = [budget]
-        for name in chosen:
-            row = by.get((budget, name), {"failed": True})
-            if row.get("failed"):
-                line.append("-")
-            else:
-                text = format_tpot(1e3 * row["tpot_seconds"], row.get("tpot_speed_up"))
-                line.append(f"{text}, hits {format_percent(row.get('decode_hit_rate'))}")
-        lines.append(line)
-    machine = reports[0]["machine"]["hardware"]
+    if not every:
+        rows.sort(key=lambda row: (float(row["budget"].rstrip("%")), SHORT.index(row["system"])))
+    lines = [
+        [
+            row["budget"],
+            f"`{row['system']}`" + " (simulated)" * row["simulated"],
+            format_milliseconds(row["tpot_mean_seconds"]),
+            dashed(
+                row["tpot_interval_seconds"],
+                lambda ends: f"{1e3 * ends[0]:.1f} to {1e3 * ends[1]:.1f}",
+            ),
+            format_milliseconds(row["tpot_seconds"]),
+            format_milliseconds(row["tpot_p95_seconds"]),
+            format_figure(row["tpot_speed_up"], 2, "x"),
+            format_percent(row["decode_hit_rate"]),
+            "-" if row["simulated"] or not row["steps"] else str(len(row["steps"])),
+        ]
+        for row in rows
+    ]
+    columns = ["budget", "system", "mean TPOT", "95 % interval", "median", "p95", "times faster"]
+    columns += ["hits", "decode steps"]
+    reports = {name: report for name in LIVE if (report := read_document(name)) is not None}
+    machine, compared = (next(iter(reports.values()))[key] for key in ("machine", "compared"))
     return [
         "Live decode of the reference model inflated to 2 GiB of experts (2.9 MiB each), read from "
-        f"the disk past the page cache on {machine['cores']} cores of {machine['processor']} "
-        f"(TPOT, times faster than `on-demand`): {reports[0]['compared']}. The bound is simulated; "
-        "all tokens are those of plain Transformers:",
+        f"the disk past the page cache on {machine['hardware']['cores']} cores of "
+        f"{machine['hardware']['processor']} (times faster than `on-demand`, by medians within a "
+        f"repetition): {compared}. Intervals are over the requests of all repetitions. `oracle` "
+        "and the bound are simulated; all tokens are those of plain Transformers:",
         "",
-        *markdown_table(["budget", *chosen], lines),
+        *markdown_table(columns, lines),
         "",
+        *(line for name in reports for line in origin_line(name)),
     ]
+
+
+def format_milliseconds(seconds: float | None, digits: int = 1) -> str:
+    return format_figure(None if seconds is None else 1e3 * seconds, digits, " ms")
 
 
 def speed_table() -> list[str]:
@@ -112,23 +143,22 @@ def speed_table() -> list[str]:
     live, peers = read_document("bench"), read_report("peers", PeersReport)
     if live is None or peers is None:
         return []
-    times = {
-        (row["system"], row["budget"]): row["tpot_seconds"]
-        for row in live["rows"]
-        if row["batch"] == 1 and not row.get("failed")
-    }
+    rows = read_live()
+    times = {(row["system"], row["budget"]): row["tpot_mean_seconds"] for row in rows}
+    steps = sorted({len(row["steps"]) for row in rows if row["steps"] and not row["simulated"]})
     others = {row.peer: row for row in peers.rows if isinstance(row, PeerRow)}
     own = others["moecast"]
     budgets = sorted({budget for _, budget in times}, key=lambda budget: float(budget.rstrip("%")))
-    rows = [
-        [label, *(_milliseconds(times.get((system, budget))) for budget in budgets)]
+    lines = [
+        [label, *(format_milliseconds(times.get((system, budget)), 0) for budget in budgets)]
         for system, label in OWN.items()
+        if any((system, budget) in times for budget in budgets)
     ]
-    rows += [
+    lines += [
         [
             label,
             *(
-                _milliseconds(row.tpot_seconds if row.budget == budget else None)
+                format_milliseconds(1 / row.tokens_per_second if row.budget == budget else None, 0)
                 for budget in budgets
             ),
         ]
@@ -138,23 +168,22 @@ def speed_table() -> list[str]:
     cores = live["machine"]["hardware"]["cores"]
     read_ahead = max(peers.machine.read_ahead_kib.values()) / 1024
     return [
-        "Time per generated token when only this share of the experts fits in memory (2 GiB of "
-        f"float32 experts, read from a disk, {cores} CPU cores):",
+        "Mean time per generated token when only this share of the experts fits in memory (2 GiB "
+        f"of float32 experts, read from a disk, {cores} CPU cores; {steps[0]} to {steps[-1]} "
+        "tokens for each figure of moecast):",
         "",
-        *markdown_table(["", *budgets], rows),
+        *markdown_table(["", *budgets], lines),
         "",
         f"The other programs ran at {own.budget}, next to moecast, which took "
-        f"{_milliseconds(own.tpot_seconds)} in that run: "
+        f"{format_milliseconds(1 / own.tokens_per_second, 0)} in that run: "
         f"{own.decode_over_accelerate:.1f} times the throughput of Accelerate. All of moecast's "
         "tokens are those of Transformers. The machine's disk reads ahead "
         f"{read_ahead:.0f} MiB, which slows programs that map their weights. "
         "[How it was measured](docs/results.md)",
         "",
+        *origin_line("bench"),
+        *origin_line("peers"),
     ]
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return format_figure(None if seconds is None else 1e3 * seconds, 0, " ms")
 
 
 def validated_table() -> list[str]:
@@ -176,13 +205,16 @@ def validated_table() -> list[str]:
     ]
     columns = ["budget", "system", "TPOT live", "simulated", "ratio", "hits live", "simulated"]
     return [
-        "The simulator and live runs of the same steps on the same machine:",
+        "The simulator and live runs of the same steps on the same machine "
+        f"({report.prompts} prompts, {report.new_tokens} new tokens each, {report.repetitions} "
+        "repetitions; medians):",
         "",
         *markdown_table(columns, rows),
         "",
         f"{report.tpot_within} of {len(rows)} within 10 % of the time, {report.hits_within} "
         "within a point of the hit rate.",
         "",
+        *origin_line("validate"),
     ]
 
 
@@ -192,15 +224,19 @@ def peers_section() -> list[str]:
     if report is None:
         return []
     return [
-        "Other programs with the same weights (float32), prompts and memory, interleaved:",
+        "Other programs with the same weights (float32), prompts and memory, interleaved "
+        f"({len(report.prompts)} prompts, {report.new_tokens} new tokens each, "
+        f"{report.repetitions} repetitions; times are medians of the repetitions' medians, "
+        "tokens/s of the means):",
         "",
         *peers_table(report),
         "",
+        *origin_line("peers"),
     ]
 
 
 def papers_table() -> list[str]:
-    """Returns the papers' claims next to the replays."""
+    """Returns the papers' claims next to the replays, and those that have none."""
     report = read_report("papers", PapersReport)
     if report is None:
         return []
@@ -209,16 +245,42 @@ def papers_table() -> list[str]:
             claim.paper,
             claim.where,
             claim.what,
-            format_figure(claim.paper_value, 2),
-            format_figure(claim.ours, 2),
-            claim.reason,
+            format_published(claim.paper_value),
+            format_interval(claim.ours, claim.low, claim.high),
+            "not known" if claim.change is None else claim.change.what,
+            "" if claim.change is None else format_published(claim.change.ours),
+            "; ".join(filter(None, (claim.basis, claim.reason))),
         ]
         for claim in report.claims
     ]
-    columns = ["paper", "where", "what", "paper", "ours", "why they differ"]
+    columns = ["paper", "where", "what", "paper", "replayed (95 %)"]
+    columns += ["a reason that was tested", "with it", "of"]
+    others = [
+        [row.paper, row.where, row.what, format_published(row.paper_value), row.reason]
+        for row in report.not_replayed
+    ]
     return [
-        "Claims of the papers, and replays with their machines and models:",
+        "Claims of the papers, and replays with their machines and models. Each replay is of "
+        f"{report.requests} held-out requests after {report.warm_requests} others, in whose time "
+        "the cache fills; intervals are over requests. Where a reason for a difference was tested, "
+        "the figure after the change stands next to it. Times are simulated; the routing is that "
+        f"of {report.model['model_id']}:",
         "",
         *markdown_table(columns, rows),
         "",
+        *origin_line("papers"),
+        "Published figures that no replay stands next to:",
+        "",
+        *markdown_table(["paper", "where", "what", "paper", "why"], others),
+        "",
     ]
+
+
+def format_published(value: float | str | None) -> str:
+    """Returns a number with three digits, or words unchanged."""
+    return value if isinstance(value, str) else "-" if value is None else f"{value:.3g}"
+
+
+def format_interval(value: float | str | None, low: float | None, high: float | None) -> str:
+    text = format_published(value)
+    return text if low is None else f"{text} ({low:.3g} to {high:.3g})"

@@ -1,32 +1,26 @@
 """The figures of docs/ and benchmarks/results/figures, drawn from the committed results."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from benchmarks.config import FiguresConfig
 from benchmarks.klotski.page import build_page as build_klotski_page
 from benchmarks.klotski.rows import KlotskiReport
 from benchmarks.process import ROOT
-from benchmarks.reports import RESULTS, print_line, read_report
+from benchmarks.reports import print_line, read_report
 from benchmarks.serving.distributions import build_page as build_arrivals_page
 from benchmarks.serving.rows import ServingReports
 from benchmarks.tables.comparing import SHORT
+from benchmarks.tables.evaluation import read_evaluation, read_live
 from benchmarks.tables.markdown import read_document
+from benchmarks.tables.origins import read_origin
 from runtime.tools.bench.html_report import collect_series, draw_series, long_rows
 from runtime.tools.bench.rows import BenchRow
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.provenance import Provenance
 
 DOCS = Path("docs/images")
 FIGURES = Path("benchmarks/results/figures")
-
-
-def read_origin(name: str) -> Provenance:
-    """Returns command, date and revision of a committed result."""
-    return Provenance(**json.loads((RESULTS / "origins.json").read_text())[name])
 
 
 def list_pages() -> Iterator[tuple[Path, str, HtmlReport]]:
@@ -40,7 +34,7 @@ def list_pages() -> Iterator[tuple[Path, str, HtmlReport]]:
     serving = read_report("serving", ServingReports)
     assert serving is not None
     assert serving.arrivals is not None
-    arrivals = build_arrivals_page(serving.arrivals, read_origin("arrivals"))
+    arrivals = build_arrivals_page(serving.arrivals, read_origin("serving", "arrivals"))
     yield FIGURES / "arrivals", "png", arrivals
 
 
@@ -54,22 +48,20 @@ def read_existing(name: str) -> dict[str, Any]:
 def live_tpot() -> HtmlReport:
     """Returns TPOT against the budget of a few systems, live."""
     known = {field.name for field in fields(BenchRow)}
-    documents = [read_existing(name) for name in ("bench", "bench-10-75")]
     rows = [
         BenchRow(**{key: value for key, value in row.items() if key in known})
-        for document in documents
-        for row in document["rows"]
-        if row["batch"] == 1 and row["system"] in SHORT
+        for row in read_live()
+        if row["system"] in SHORT
     ]
     rows.sort(key=lambda row: (SHORT.index(row.system), float(row.budget.rstrip("%"))))
-    found = collect_series(rows, "budget", "tpot_seconds", 1000)
-    hardware = documents[0]["machine"]["hardware"]
+    found = collect_series(rows, "budget", "tpot_mean_seconds", 1000)
+    hardware = read_existing("bench")["machine"]["hardware"]
     page = HtmlReport("Live", provenance=read_origin("bench"))
     page.figure(
         "tpot-against-budget",
         f"TPOT against the memory budget: live, {hardware['cores']} cores of "
         f"{hardware['processor']}, disk",
-        draw_series(found, "memory for experts, share of all", "time per output token, ms"),
+        draw_series(found, "memory for experts, share of all", "mean time per output token, ms"),
         ["system", "budget", "TPOT ms"],
         long_rows(found),
         inches=(8.0, 4.0),
@@ -80,10 +72,14 @@ def live_tpot() -> HtmlReport:
 def simulated_latency() -> HtmlReport:
     """Returns TPOT and TTFT against the budget of every system on simulated machines."""
     # Late: the training packages.
-    from train.evaluate.figures import draw_budgets
+    from train.evaluate.figures import draw_budgets, draw_known
 
     page = HtmlReport("Simulated", provenance=read_origin("evaluate"))
-    draw_budgets(page, read_existing("evaluate"), 1)
+    results = read_evaluation()
+    assert results is not None
+    draw_budgets(page, results, 1)
+    if results["known"]:
+        draw_known(page, results)
     return page
 
 
@@ -106,9 +102,8 @@ def forecasts() -> HtmlReport:
     return page
 
 
-def run_figures(config: FiguresConfig) -> None:
+def draw_figures() -> None:
     """Draws all figures, each with a CSV of its numbers."""
-    del config
     for folder, kind, page in list_pages():
         for path in page.write_figures(ROOT / folder, kind):
             print_line(str(path.relative_to(ROOT)))

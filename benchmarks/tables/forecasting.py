@@ -11,6 +11,8 @@ from benchmarks.tables.markdown import (
     markdown_table,
     read_document,
 )
+from benchmarks.tables.origins import origin_line
+from train.table import MACHINE_COLUMNS
 
 
 def predictors_table() -> list[str]:
@@ -30,7 +32,9 @@ def predictors_table() -> list[str]:
         ]
         for machine in machines:
             at = predictor["hardware"][machine]
-            cells += [format_figure(at["mean_fetch_rate"]), format_figure(at["mean_good_pred"])]
+            # Results of earlier versions have a GoodPred of two different predicted sets.
+            known = MACHINE_COLUMNS if "covered_layers" in at else ("mean_fetch_rate",)
+            cells += [format_figure(at[key] if key in known else None) for key in MACHINE_COLUMNS]
         cells += [
             "-" if alone is None else f"{alone['layer_p50']:.0f}",
             format_size(predictor["bytes"]),
@@ -38,7 +42,8 @@ def predictors_table() -> list[str]:
         ]
         rows.append(cells)
     columns = ["predictor", "Accuracy", "worst layer"]
-    columns += [f"{what}, {machine}" for machine in machines for what in ("FetchRate", "GoodPred")]
+    names = ("FetchRate", "GoodPred", "GoodPred, covered layers", "resident anyway")
+    columns += [f"{name}, {machine}" for machine in machines for name in names]
     return [
         "Forecasts of the reference model's routing on held-out requests "
         f"({train['trace']['held_out_tokens']:,} tokens; {train['setting']}); learned networks "
@@ -46,12 +51,14 @@ def predictors_table() -> list[str]:
         "",
         *markdown_table([*columns, "us per layer", "bytes", "Accuracy, shifted"], rows),
         "",
+        *origin_line("train"),
         "Accuracy is the mean over held-out tokens of |predicted top_k and chosen| / top_k; "
         "FetchRate the share of predicted experts whose bytes had all arrived before their layer "
-        "was routed; GoodPred their product (ProMoE, section 4.1). Means are over the layers that "
-        "a predictor forecasts. `skip` is the next layer's own router on this layer's gate input; "
-        "`residual` a correction to it, ours. The shifted prompts are source code, which nothing "
-        "was trained on. `results/train.json` has every layer.",
+        "was routed; GoodPred the share of needed experts that were predicted, times FetchRate "
+        "(ProMoE, section 4.1; docs/metrics.md). Accuracy is over the layers that a predictor "
+        "covers; in GoodPred the others count 0. `skip` is the next layer's own router on this "
+        "layer's gate input; `residual` a correction to it, ours. The shifted prompts are source "
+        "code, which nothing was trained on. `results/train.json` has every layer.",
         "",
     ]
 
@@ -73,6 +80,7 @@ def horizons_table() -> list[str]:
         "",
         *markdown_table(["layers ahead", "Accuracy", "worst layer"], rows),
         "",
+        *origin_line("train"),
     ]
 
 
@@ -95,6 +103,7 @@ def ceiling_table() -> list[str]:
         "",
         *markdown_table([*columns, *(f"{horizon} ahead" for horizon in range(4))], rows),
         "",
+        *origin_line("ceiling"),
     ]
 
 
@@ -122,4 +131,4 @@ def eviction_tables() -> list[str]:
             rows.append(cells)
         lines += [f"{name}, decode (share of the gap between LRU and Belady):", ""]
         lines += [*markdown_table(["policy", *budgets], rows), ""]
-    return lines
+    return [*lines, *origin_line("train")]

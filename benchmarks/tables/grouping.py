@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from benchmarks.klotski.rows import KlotskiReport, Point, live_points, simulated_points
 from benchmarks.reports import read_report
 from benchmarks.tables.markdown import format_figure, format_percent, markdown_table
+from benchmarks.tables.origins import origin_line
 
 NAMES = (
     "single batch, on demand",
@@ -46,10 +47,11 @@ def groups_tables(*, every: bool = False) -> list[str]:
         f"Batches in groups, live, {report.budget} of the experts in memory, prompts of "
         f"{report.prompt_tokens} tokens and {report.new_tokens} new ones (throughput, "
         "prompts included; link and compute busy in the steady state; reads of one expert within "
-        "one step of the group, at most):",
+        f"one step of the group, at most; {report.repetitions} repetitions):",
         "",
         *markdown_table(columns, lines),
         "",
+        *origin_line("klotski"),
     ]
     if not every:
         return text

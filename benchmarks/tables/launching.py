@@ -3,6 +3,7 @@
 from benchmarks.launchers import LaunchersReport
 from benchmarks.reports import read_report
 from benchmarks.tables.markdown import format_figure, format_size, markdown_table
+from benchmarks.tables.origins import origin_line
 
 
 def launchers_table() -> list[str]:
@@ -51,4 +52,5 @@ def launchers_table() -> list[str]:
         f"slurm install {format_size(sum(report.core.extra_bytes.values()))} that the core does "
         "without.",
         "",
+        *origin_line("launchers"),
     ]

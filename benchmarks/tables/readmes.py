@@ -1,11 +1,22 @@
-"""The tables of README.md, docs/results.md and benchmarks/README.md."""
+"""The tables of README.md, docs and benchmarks/README.md, and the command that writes them."""
 
 import json
 from pathlib import Path
 
 from benchmarks.config import TablesConfig
 from benchmarks.process import ROOT
-from benchmarks.tables import comparing, forecasting, grouping, launching, serving, spreading
+from benchmarks.tables import (
+    ablation,
+    comparing,
+    earlier,
+    forecasting,
+    grouping,
+    launching,
+    routing,
+    serving,
+    spreading,
+)
+from benchmarks.tables.figures import draw_figures
 from benchmarks.tables.markdown import show_figure
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -34,13 +45,12 @@ def replace_tables(path: Path, sections: list[list[str]]) -> None:
     path.write_text("\n".join([before + BEGIN, *lines, END]) + after)
 
 
-def run_tables(config: TablesConfig) -> None:
-    """Writes the tables of README.md, docs/results.md and benchmarks/README.md."""
-    del config
-    replace_tables(ROOT / "README.md", [comparing.speed_table()])
-    replace_tables(
-        ROOT / "docs/results.md",
-        [
+def list_tables() -> dict[str, list[list[str]]]:
+    """Returns the lines of each section, by the page that has them between the marks."""
+    return {
+        "README.md": [comparing.speed_table()],
+        "docs/limits.md": [routing.routing_table()],
+        "docs/results.md": [
             ["## Forecasts", ""],
             forecasting.predictors_table(),
             show_figure("accuracy-by-layer", "Accuracy of each predictor, by layer"),
@@ -48,11 +58,13 @@ def run_tables(config: TablesConfig) -> None:
             show_figure("hit-rate-by-eviction-policy", "Hit rates of eviction policies"),
             ["## Simulated machines", ""],
             comparing.replayed_table(),
+            comparing.known_table(),
             show_figure("simulated/tpot-against-budget", "Simulated TPOT against the budget"),
             show_figure("simulated/ttft-against-budget", "Simulated TTFT against the budget"),
+            ablation.ablation_shares(),
             ["## Live runs", ""],
             comparing.live_table(),
-            show_figure("tpot-against-budget", "Live TPOT against the budget, and the bound"),
+            show_figure("tpot-against-budget", "Live TPOT against the budget"),
             ["## Other programs", ""],
             comparing.peers_section(),
             ["## Batch mode", ""],
@@ -63,16 +75,15 @@ def run_tables(config: TablesConfig) -> None:
             ["## The reference model", ""],
             reference_model(),
         ],
-    )
-    replace_tables(
-        ROOT / "benchmarks/README.md",
-        [
+        "docs/comparison.md": [earlier.changes_table()],
+        "benchmarks/README.md": [
             forecasting.predictors_table(),
             forecasting.horizons_table(),
             forecasting.ceiling_table(),
             forecasting.eviction_tables(),
             comparing.replayed_table(every=True),
             comparing.replayed_table(batch=8, every=True),
+            ablation.ablation_table(),
             comparing.live_table(every=True),
             comparing.validated_table(),
             comparing.peers_section(),
@@ -83,4 +94,12 @@ def run_tables(config: TablesConfig) -> None:
             serving.robustness_table(),
             serving.arrivals_table(),
         ],
-    )
+    }
+
+
+def run_tables(config: TablesConfig) -> None:
+    """Writes the tables of README.md, docs and benchmarks/README.md, then draws the figures."""
+    del config
+    for path, sections in list_tables().items():
+        replace_tables(ROOT / path, sections)
+    draw_figures()

@@ -15,8 +15,11 @@ from benchmarks.serving.rows import (
     StormReport,
 )
 from benchmarks.tables.markdown import format_figure, format_percent, markdown_table
+from benchmarks.tables.origins import origin_line
 from predictors.units import GIB, MIB
 
+ROBUSTNESS = ("storm", "shutdown", "queue", "fuzz", "disconnects", "soak", "clients")
+"""Parts of the table of the server."""
 WORKS = {True: "works", False: "fails", None: "not run"}
 
 
@@ -31,7 +34,19 @@ def robustness_table() -> list[str]:
         "",
         *markdown_table(["what", "to reach", "measured"], rows),
         "",
+        *robustness_origins(reports),
     ]
+
+
+def robustness_origins(reports: ServingReports) -> list[str]:
+    """Returns the commands of all parts of the table, those of one day and revision in one line."""
+    commands: dict[str, list[str]] = {}
+    for name in ROBUSTNESS:
+        if getattr(reports, name) is not None:
+            command, _, others = origin_line("serving", name)[0].partition(" · ")
+            commands.setdefault(others, []).append(command)
+    lines = [f"{', '.join(names)} · {others}" for others, names in commands.items()]
+    return [text for line in lines for text in (line, "")]
 
 
 def robustness_rows(reports: ServingReports) -> Iterator[list[str]]:
@@ -166,4 +181,4 @@ def arrivals_table() -> list[str]:
             for name, system in reports.arrivals_again.systems.items()
         )
         text += [f"The same once more, in this order, mean end to end: {means}.", ""]
-    return text
+    return [*text, *origin_line("serving", "arrivals")]

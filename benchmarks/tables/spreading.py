@@ -1,8 +1,11 @@
 """Tables of more devices and machines: simulated."""
 
+from benchmarks.papers.claims import Interval
 from benchmarks.reports import read_report
 from benchmarks.scaling import ScalingReport
+from benchmarks.tables.comparing import format_interval, format_published
 from benchmarks.tables.markdown import format_figure, format_percent, markdown_table
+from benchmarks.tables.origins import origin_line
 
 
 def scaling_tables() -> list[str]:
@@ -19,7 +22,7 @@ def scaling_tables() -> list[str]:
         [
             row.shape,
             f"{row.nodes} x {row.devices} of {row.machine}",
-            format_figure(row.latency_ms, 1, " ms"),
+            f"{row.latency_ms:.1f} ms{format_bounds(row.latency_interval_ms)}",
             format_percent(row.hit_rate),
             format_figure(throughput.get((row.shape, row.machine, row.nodes, row.devices)), 0),
         ]
@@ -30,8 +33,8 @@ def scaling_tables() -> list[str]:
         [
             claim.where,
             claim.what,
-            format_figure(claim.paper_value, 2),
-            format_figure(claim.ours, 2),
+            format_published(claim.paper_value),
+            format_interval(claim.ours, claim.low, claim.high),
         ]
         for claim in report.claims
     ]
@@ -40,10 +43,12 @@ def scaling_tables() -> list[str]:
     return [
         f"`{report.system}` with experts spread over devices and nodes, each device with its "
         "arena and its link (simulated; the reference model's routing, the models' bytes and "
-        "layers; `scaling.py` has the machines and the assumed network):",
+        "layers; `scaling.py` has the machines and the assumed network; "
+        f"{report.requests} held-out requests; in brackets the 95 % interval over batches):",
         "",
         *markdown_table(columns, lines),
         "",
+        *origin_line("scaling"),
         "MoE-Infinity (sequence level) on its figure 13, and the replays:",
         "",
         *markdown_table(["where", "what", "paper", "ours"], claims),
@@ -51,3 +56,8 @@ def scaling_tables() -> list[str]:
         f"Why they differ: {report.claims[0].reason}.",
         "",
     ]
+
+
+def format_bounds(interval: Interval) -> str:
+    low, high = interval
+    return "" if low is None else f" ({low:.1f} to {high:.1f})"

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from collect.errors import TraceError
 from collect.traces.manifest import TraceManifest
 
 DATASET_INFO = "dataset_info.json"
@@ -46,17 +47,31 @@ def write_stream(sink: Sink, columns: Columns, arrays: Mapping[str, NDArray]) ->
         stream.write_batch(pa.record_batch(fields, schema=schema(columns)))
 
 
-def map_stream(path: Path, columns: Columns) -> dict[str, NDArray] | None:
-    """Returns views of a shard's columns without a copy; None if the schema differs."""
-    table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-    if not table.schema.equals(schema(columns)):
-        return None
-    arrays = {}
-    for name, (_, width) in columns.items():
-        array = table.column(name).chunk(0)
-        flat = (array.flatten() if width else array).to_numpy(zero_copy_only=True)
-        arrays[name] = flat.reshape(-1, width) if width else flat
-    return arrays
+def map_stream(path: Path, columns: Columns, *, num_rows: int) -> dict[str, NDArray]:
+    """Returns views of a shard's columns without a copy.
+
+    Raises:
+        TraceError: not an arrow stream of one record batch with these columns and rows.
+    """
+    try:
+        table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+        # Lengths come from the file: without this check a view may lie outside of it.
+        table.validate()
+        if not table.schema.equals(schema(columns)) or table.num_rows != num_rows:
+            raise TraceError(f"{path}: its columns or rows differ from trace.json")
+        return {name: _view(table.column(name), width) for name, (_, width) in columns.items()}
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise TraceError(f"{path} is no shard of a trace: {reason}") from None
+
+
+def _view(column: pa.ChunkedArray, width: int) -> NDArray:
+    """Returns `[N, width]`, or `[N]` for a width of 0; raises ArrowInvalid if it is not whole."""
+    if column.num_chunks != 1 or column.null_count:
+        raise pa.ArrowInvalid("expected one record batch without missing values")
+    array = column.chunk(0)
+    flat = (array.flatten() if width else array).to_numpy(zero_copy_only=True)
+    return flat.reshape(len(array), width) if width else flat
 
 
 def dataset_info(columns: Columns) -> bytes:

@@ -23,8 +23,11 @@ FileName = Annotated[str, Field(pattern=r"^[0-9A-Za-z_][0-9A-Za-z_.-]*$")]
 class TraceModel(ModelRecord):
     """A `ModelSpec` as a trace records it."""
 
+    num_layers: Annotated[int, Field(gt=0, le=2**12)]
+    """Each has a column for each signal: far above any model, the number is a fault."""
     num_experts: Annotated[int, Field(gt=0, lt=2**15)]
-    hidden_size: Count
+    top_k: Annotated[int, Field(gt=0, lt=2**15)]
+    hidden_size: Annotated[int, Field(ge=0, lt=2**24)]
     """0 if the routing was imported and the size is not known."""
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from collect.errors import DiskSpaceError, TraceError
 from collect.traces.arrow import map_stream
+from collect.traces.checks import check_manifest, check_requests, check_signals, check_tokens
 from collect.traces.column import Column
 from collect.traces.layout import Split, TraceSignal, column_name, trace_columns
 from collect.traces.manifest import (
@@ -30,6 +31,7 @@ from predictors.base import Floats, Ints
 from predictors.errors import unknown
 from predictors.files import CACHE, cache_folder
 from predictors.metrics import Phase
+from predictors.records import explain_validation_error
 from predictors.spec import ModelSpec
 from zoo.storage import FileStorage, FolderStorage, Storage
 
@@ -56,6 +58,16 @@ def check_file(storage: FileStorage, record: TraceFile, *, verify: bool = True) 
                 f"{path} is damaged: expected sha256 {record.sha256[:12]}..., got {digest[:12]}... "
                 f"Nothing of it was read. Delete it and {AGAIN}."
             )
+
+
+def read_requests(path: Path) -> list[TraceRequest]:
+    """Returns the requests of a shard; raises TraceError if the file is no list of them."""
+    try:
+        return REQUESTS.validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise TraceError(
+            f"{path} is no list of requests: {explain_validation_error(error)}"
+        ) from None
 
 
 class StepSignals:
@@ -144,14 +156,17 @@ class Trace:
         Args:
             where: folder, address or storage.
             model: the model that the trace must be of; any model unless given.
-            verify: False compares sizes only, for a trace that this process has just written.
+            verify: False compares sizes only, for a trace that this process has just written, or
+                that another process of this run has verified.
 
         Raises:
-            TraceError: no trace, incomplete, damaged, or of another model.
+            TraceError: no trace, incomplete, damaged, of another model, or with impossible ids,
+                numbers, order or counts.
         """
         storage = open_trace_storage(where)
         manifest = read_manifest(storage)
         plan = manifest.plan
+        check_manifest(manifest, f"{storage.address}/{MANIFEST}")
         if model is not None:
             plan.spec.require(
                 model,
@@ -175,16 +190,19 @@ class Trace:
         else:
             folder = copy_trace(storage, manifest)
         wanted = trace_columns(plan.spec, plan.signals)
-        shards, requests = [], []
+        shards, requests, first_row = [], [], 0
         for shard in manifest.shards:
-            arrays = map_stream(folder / shard.data.name, wanted)
-            if arrays is None or len(arrays["token"]) != shard.rows:
-                raise TraceError(
-                    f"{folder / shard.data.name}: its columns or rows differ from trace.json"
-                )
-            requests += REQUESTS.validate_json((folder / shard.requests.name).read_bytes())
+            path = folder / shard.data.name
+            arrays = map_stream(path, wanted, num_rows=shard.rows)
+            listed = read_requests(folder / shard.requests.name)
+            if verify:
+                check_tokens(arrays, listed, str(path), first_row=first_row)
+                check_signals(arrays, plan, str(path), first_row=first_row)
+            first_row += shard.rows
+            requests += listed
             shards.append(arrays)
         requests.sort(key=lambda request: request.index)
+        check_requests(requests, str(folder))
         return cls(folder, manifest, shards, requests, where=storage.address)
 
     @property

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from collect.errors import TraceError
 from collect.traces.arrow import DATASET_INFO, STATE, dataset_info, dataset_state, write_stream
+from collect.traces.checks import is_finite
 from collect.traces.layout import TraceSignal, column_name, signal_dtype, trace_columns
 from collect.traces.manifest import (
     MANIFEST,
@@ -36,9 +37,6 @@ from collect.traces.manifest import (
 from collect.traces.reader import REQUESTS, Trace, check_file
 from predictors.versions import package_version
 from zoo.storage import FileStorage, Storage
-
-EXPONENT = np.uint16(0x7C00)
-"""Exponent bits of a half."""
 
 RECORD = ".shard.json"
 """Suffix of a unit's `ShardRecord`, with which the unit exists."""
@@ -75,8 +73,7 @@ def to_half(values: NDArray, *, signal: TraceSignal, layer: int) -> NDArray:
         return values.astype(signal_dtype(signal))
     with np.errstate(over="ignore"):
         half = values.astype(np.float16)
-    # All ones in the exponent: infinity or NaN. Ten times as fast as `isfinite` on halves.
-    if half.size and (half.view(np.uint16) & EXPONENT).max() == EXPONENT:
+    if not is_finite(half):
         # The original value: 70000 tells the user more than inf.
         wrong = values[~np.isfinite(half)].flat[0]
         raise TraceError(

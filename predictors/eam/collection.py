@@ -106,7 +106,6 @@ class EamPredictor(TensorPredictor):
             capacity, spec.num_layers, spec.num_experts, top_k=spec.top_k
         )
         self.collection.fill(counts_NLE.astype(np.float32))
-        self._decays_L1 = layer_decays(spec.num_layers)[:, None]
         self._requests = LiveRequests(idle_steps=idle_steps)
         self._present: StepRequests | None = None
 
@@ -227,12 +226,3 @@ def attainable_accuracy(counts_LE: Floats, top_k: int) -> NDArray[np.float64]:
     """
     busiest = np.sort(counts_LE, axis=-1)[..., -top_k:].sum(axis=(-2, -1), dtype=np.float64)
     return busiest / np.maximum(counts_LE.sum(axis=(-2, -1)), 1.0)
-
-
-def layer_decays(num_layers: int) -> Floats:
-    """Returns `[L]`: `1 - (i - l) / L` for the layers 1, 2, ... after the current one.
-
-    MoE-Infinity (sequence level), section 5.2 and algorithm 1, step 26; (request level), section
-    5.1: linear, at a rate inversely proportional to the number of layers.
-    """
-    return (1.0 - np.arange(1, num_layers + 1) / num_layers).astype(np.float32)

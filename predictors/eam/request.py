@@ -28,14 +28,15 @@ class EamRequestPredictor(EamPredictor):
     Section 5.1 and figure 7: after each router, rows 0..l of the iteration's EAM are compared with
     the same rows of every stored one, both flattened (cosine, section 4.2). The cells of the
     `matches` most similar ones ("Several matched EAMs might be returned") are "summed up and
-    normalized on each row"; priority is that times the proximity `1 - (i - l) / L`. Priorities are
-    the mean over the requests of a step.
+    normalized on each row"; that is the priority, to which the system's order `layer-decay` applies
+    the proximity `1 - (i - l) / L`. Priorities are the mean over the requests of a step.
 
     When a request has ended, its EAM is stored; in a full collection it replaces the most similar
     one (section 4.2, figure 5).
 
     Args:
         capacity: the paper's models are served best from 120 on (section 7.5).
+        matches: the paper gives no number of "several"; 8 is ours, a sixteenth of the collection.
     """
 
     kind = "eam-request"
@@ -125,7 +126,6 @@ class EamRequestPredictor(EamPredictor):
             shares_RLE = activation_ratios(later[matches_RM].sum(axis=1))
             priority_LE = shares_RLE.mean(axis=0)
         chance_RLE = choice_probability(shares_RLE, self.spec.top_k)
-        priority_LE = priority_LE * self._decays_L1[: len(priority_LE)]
         return [
             Forecast(
                 layer,

@@ -3,13 +3,19 @@
 MoE-Infinity (sequence level), sections 4 and 5.
 
 Shape suffixes: T tokens, K top_k, R requests of the step, S request slots, C capacity, L layers,
-E experts.
+E experts, N sequences.
 """
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
 
-from predictors.base import Floats, Forecast, Forecasts, Ints
+import numpy as np
+from numpy.typing import NDArray
+
+from predictors.base import Floats, Forecast, Forecasts, Ints, check_options
 from predictors.eam.collection import (
+    EamCollection,
     EamPredictor,
     attainable_accuracy,
     choose_representatives,
@@ -18,14 +24,23 @@ from predictors.eam.collection import (
 )
 from predictors.requests import IDLE_STEPS, expand_to_tokens, grow_rows
 from predictors.spec import ModelSpec
+from predictors.tensors import read_tensors, write_tensors
 
 EPSILON = 1e-4
 """Added to the ratios, so that unseen experts are ordered by layer too (algorithm 1, step 26); less
 than the ratio of one token in ten thousand."""
 
-REBUILD_ROUNDS = 3
-"""Iterations of k-means during serving: the next step waits for it, and with a tenth more matrices
-than clusters most assignments converge at once."""
+DATASET_SIZE = 512
+"""Sequences that a reconstruction clusters, the latest ones: four times the default capacity. The
+clustering takes a few tenths of a second."""
+
+REBUILD_STEPS = 256
+"""Steps from the start of a reconstruction to its use, the length of some ten answers: the paper
+waits for "approximately 10-13 input sequences" (section 8.5). The number is fixed, so that a replay
+gives the same forecasts every time."""
+
+DATASET = "dataset"
+"""Name of the array of sequences in the predictor's file."""
 
 
 class EamSequencePredictor(EamPredictor):
@@ -33,15 +48,19 @@ class EamSequencePredictor(EamPredictor):
 
     Algorithm 1 and section 5.2: after each router, the current EAM (all tokens of the sequence so
     far) is compared with every stored one by equation 1. The nearest one's activation ratios are
-    the forecast of all later layers; priority is `(ratio + EPSILON) (1 - (i - l) / L)`. Beyond the
-    paper, a running sequence is also forecast before its next step, which covers layer 0.
-    Priorities are the mean over the sequences of a step.
+    the forecast of all later layers; priority is `ratio + EPSILON`, to which the system's order
+    `layer-decay` applies `1 - (i - l) / L`. Beyond the paper, a running sequence is also forecast
+    before its next step, which covers layer 0. Priorities are the mean over the sequences of a
+    step.
 
-    Drift (section 4.3): sequences with bad forecasts are recorded; when there are enough of them,
-    the collection is clustered again from its matrices and theirs. Until the collection is full,
-    every sequence that ends is stored.
+    Drift (section 4.3): sequences with bad forecasts are recorded and added "to the dataset used
+    for reconstructing the EAMC"; when there are enough of them, a thread clusters the data set
+    again, and forecasts come from the new collection `REBUILD_STEPS` later. Until the collection is
+    full, every sequence that ends is stored.
 
     Args:
+        dataset_NLE: the sequences that the collection was made of, or some of them; None: the
+            collection's own.
         insufficient: a sequence is recorded if the accuracy of its forecasts is below this share
             of that of the sequence's EAM (`attainable_accuracy`): a new distribution may be easier
             and still be forecast badly.
@@ -55,6 +74,7 @@ class EamSequencePredictor(EamPredictor):
         self,
         spec: ModelSpec,
         counts_NLE: Floats,
+        dataset_NLE: NDArray | None = None,
         *,
         capacity: int = 128,
         insufficient: float = 0.0,
@@ -71,6 +91,12 @@ class EamSequencePredictor(EamPredictor):
         self.seed = seed
         self._random = np.random.default_rng(seed)
         self._poor: list[Floats] = []
+        dataset_NLE = counts_NLE if dataset_NLE is None else dataset_NLE
+        self._dataset_NLE = shrink_counts(dataset_NLE)[-DATASET_SIZE:]
+        self._rebuilt: Future[EamCollection] | None = None
+        """The collection that is being made."""
+        self._steps_left = 0
+        """Steps until it is used."""
         self._counts_SLE = np.zeros((1, spec.num_layers, spec.num_experts), np.float32)
         self._cosines_SLC = np.zeros((1, spec.num_layers, capacity), np.float32)
         self._similarity_SC = np.zeros((1, capacity), np.float32)
@@ -115,28 +141,66 @@ class EamSequencePredictor(EamPredictor):
         for slot in self._requests.release_ended():
             if self.learning:
                 self._learn(self._counts_SLE[slot].copy(), *self._tally_S2[slot])
-        if len(self._poor) >= self.rebuild_after:
-            self.rebuild()
+        if self._rebuilt is not None:
+            self._steps_left -= 1
+            if self._steps_left == 0:
+                self._use_rebuilt(self._rebuilt.result())
+        elif len(self._poor) >= self.rebuild_after:
+            self._start_rebuild()
 
     def _learn(self, counts_LE: Floats, forecast: float, made: float) -> None:
         """Stores or records a sequence that has ended, by the number of forecast choices."""
         if self.collection.size < self.collection.capacity:
             self.collection.put(self.collection.size, counts_LE)
+            self._add_to_dataset([counts_LE])
             self._update_similarities()
         elif forecast < self.insufficient * made * float(
             attainable_accuracy(counts_LE, self.spec.top_k)
         ):
             self._poor.append(counts_LE)
 
-    def rebuild(self) -> None:
-        """Clusters the stored and the recorded matrices again (section 4.3)."""
-        candidates = np.concatenate([self.collection.counts, np.stack(self._poor)])
+    def _add_to_dataset(self, matrices: Sequence[Floats]) -> None:
+        """Adds sequences; the earliest ones leave."""
+        added = shrink_counts(np.stack(matrices))
+        self._dataset_NLE = np.concatenate([self._dataset_NLE, added])[-DATASET_SIZE:]
+
+    def _start_rebuild(self) -> None:
+        """Clusters the data set and the recorded sequences in a thread (section 4.3)."""
+        self._add_to_dataset(self._poor)
         self._poor.clear()
-        kept = choose_representatives(
-            candidates, self.collection.capacity, self._random, max_rounds=REBUILD_ROUNDS
+        self._steps_left = REBUILD_STEPS
+        executor = ThreadPoolExecutor(1, thread_name_prefix="eam-sequence")
+        self._rebuilt = executor.submit(self._make_collection, self._dataset_NLE)
+        executor.shutdown(wait=False)
+
+    def _make_collection(self, dataset_NLE: NDArray) -> EamCollection:
+        """Returns a new collection of the data set's representatives."""
+        matrices_NLE = dataset_NLE.astype(np.float32)
+        kept = choose_representatives(matrices_NLE, self.capacity, self._random)
+        spec = self.spec
+        collection = EamCollection(
+            self.capacity, spec.num_layers, spec.num_experts, top_k=spec.top_k
         )
-        self.collection.fill(candidates[kept])
+        collection.fill(matrices_NLE[kept])
+        return collection
+
+    def _use_rebuilt(self, collection: EamCollection) -> None:
+        self._rebuilt, self.collection = None, collection
         self._update_similarities()
+
+    def files(self) -> dict[str, bytes]:
+        counts = self.collection.counts.astype(np.uint32)
+        return write_tensors({"matrices": counts, DATASET: self._dataset_NLE})
+
+    @classmethod
+    def from_files(
+        cls, spec: ModelSpec, files: Mapping[str, bytes], options: Mapping[str, Any]
+    ) -> Self:
+        shapes = cls.shapes(spec)
+        arrays = read_tensors(files, shapes, kind=cls.kind)
+        if DATASET in arrays:
+            arrays = read_tensors(files, {**shapes, DATASET: shapes["matrices"]}, kind=cls.kind)
+        return cls(spec, arrays["matrices"], arrays.get(DATASET), **check_options(cls, options))
 
     def _update_similarities(self) -> None:
         """Compares the running sequences with the changed collection."""
@@ -167,11 +231,10 @@ class EamSequencePredictor(EamPredictor):
         else:
             scores_LRE = collection.chance_CLE[best_R, later].swapaxes(0, 1)
             ratio_LE = self._ratio_CLE[best_R, later].mean(axis=0)
-        priority_LE = ratio_LE * self._decays_L1[: len(ratio_LE)]
         return [
             Forecast(layer, expand_to_tokens(scores_RE, present), priority_E=priority_E)
             for layer, (scores_RE, priority_E) in enumerate(
-                zip(scores_LRE, priority_LE, strict=True), start=later.start
+                zip(scores_LRE, ratio_LE, strict=True), start=later.start
             )
         ]
 
@@ -210,3 +273,8 @@ class EamSequencePredictor(EamPredictor):
         self._similarity_SC = grow_rows(self._similarity_SC, num_slots)
         self._best_S = grow_rows(self._best_S, num_slots)
         self._tally_S2 = grow_rows(self._tally_S2, num_slots)
+
+
+def shrink_counts(counts_NLE: NDArray) -> NDArray[np.uint16]:
+    """Returns the counts of tokens in two bytes each; larger ones become the largest."""
+    return np.minimum(counts_NLE, np.iinfo(np.uint16).max).astype(np.uint16)

@@ -8,11 +8,12 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from predictors.files import expand_home
 from predictors.text_table import TextTable
 from predictors.units import MIB
 from runtime.commands.progress import print_auto_budget, print_line, progress
 from runtime.engine.memory import peak_memory_bytes
-from runtime.generation.batch.config import BatchConfig
+from runtime.generation.batch.config import BatchConfig, DensePlacement
 from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches
 from runtime.generation.batch.micro_batches import BatchRunSummary, run_micro_batches
 from runtime.generation.batch.prompts import (
@@ -65,7 +66,9 @@ def run(config: BatchConfig) -> dict[str, Any]:
             ran, seconds = run_left_batches(
                 config, model, batches, made, journal, make_decoder(tokenizer)
             )
-            stats = model.moecast.stats()
+            stats = handle.stats()
+            stream = handle.dense_stream
+            dense_bytes_read = 0 if stream is None else stream.bytes_read
     if ran.failed:
         raise PromptsFailed(
             f"{len(prompts) - len(journal.done)} of {len(prompts)} prompts have no result: "
@@ -89,6 +92,9 @@ def run(config: BatchConfig) -> dict[str, Any]:
         "plan": made.plan.as_dict(),
         "costs": vars(made.measured.costs),
         "kv_budget": made.kv_budget,
+        "dense": str(made.dense),
+        "dense_bytes": made.dense_bytes,
+        "dense_bytes_read": dense_bytes_read,
         "peak_memory_bytes": peak_memory_bytes(),
         "stats": stats,
     }
@@ -100,6 +106,7 @@ def result_settings(config: BatchConfig, folder: Path, digest: str) -> dict[str,
         "input_sha256": digest,
         "model": {**identity(folder, config.model), "dtype": config.model.dtype},
         "store": stored_codings(config.store.path),
+        "quantise_attention": config.quantise_attention or None,
         "batch_size": config.batch_size,
         "max_new_tokens": config.max_new_tokens,
         "temperature, seed": [config.temperature, config.seed] if config.temperature else None,
@@ -113,7 +120,7 @@ def stored_codings(store: Path | None) -> list[list[int]] | None:
         return None
     from runtime.store.packed.manifest import read_manifest
 
-    contents, _ = read_manifest(store.expanduser())
+    contents, _ = read_manifest(expand_home(store))
     codings = {
         (part.bits, part.group_size)
         for layer in contents.layers
@@ -181,6 +188,14 @@ def show_plan(console: Console, planned: PlannedRun) -> None:
         f"{1000 * costs.attention:.2f} ms, gate {1000 * costs.gate:.2f} ms per batch; an expert "
         f"{1000 * costs.expert_fixed:.2f} ms and {1e6 * costs.expert_per_token:.1f} us per token; "
         f"its transfer {1000 * costs.expert_io:.2f} ms",
+    )
+    streams = planned.dense is DensePlacement.STREAM
+    print_line(
+        console,
+        f"dense weights: {planned.dense_bytes / MIB:.1f} MiB "
+        f"{'of buffers, read layer by layer' if streams else 'in memory'}; transfers of a layer's "
+        f"{'take' if streams else 'would take'} {1000 * costs.attention_io:.2f} ms, of its gate's "
+        f"{1000 * costs.gate_io:.2f} ms",
     )
     offloaded = f", {plan.offloaded_bytes / MIB:.1f} MiB offloaded" if plan.offloaded_bytes else ""
     print_line(console, f"KV caches of {plan.n} batches: {plan.kv_bytes / MIB:.1f} MiB{offloaded}")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from predictors.errors import MoecastError
 from runtime.commands.progress import print_line, progress
+from runtime.hf.forced_routing import MEANINGLESS
 from runtime.profiling.bandwidth import measure_disk_bandwidth
 from runtime.profiling.facts import hardware, versions
 from runtime.store.model_source import list_weight_files, resolve
@@ -17,15 +18,16 @@ from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.rounds import LIMIT_SECONDS, CaseOutcome, find_token_difference, run_rounds
 from runtime.tools.bench.rows import (
     BenchRow,
-    bound_row,
-    compare_bounds,
+    compare_simulated,
     make_rows,
+    simulated_rows,
     sort_by_condition,
 )
 from runtime.tools.bench.table import print_tables
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask, Tokens, make_requests
-from runtime.tools.bench.variants import find_bounds, list_conditions, live_cases
+from runtime.tools.bench.variants import find_replayed, list_conditions, live_cases
 from runtime.tools.child_process import ChildFailure, run_in_child
+from runtime.tools.report.provenance import describe_origin, read_provenance
 from runtime.tools.verify.reference import require_memory
 
 
@@ -45,8 +47,10 @@ def run(config: BenchConfig) -> dict[str, Any]:
     if config.verify:
         hint = "leave out verify=true (systems are compared with each other)"
         require_memory(folder, config.model.dtype, otherwise=hint)
+    if config.routing is not None:
+        print_line(Console(stderr=True), MEANINGLESS)
     cases = live_cases(config)
-    bounds = find_bounds(config.system)
+    has_simulated = bool(find_replayed(config.system))
     # Measured before anything runs: the load of other programs.
     load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     machine = {
@@ -55,7 +59,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
         "disk": measure_disk_bandwidth(list_weight_files(folder), seed=config.seed),
         "load_average_at_start": load_average,
     }
-    total = len(cases) * config.repetitions + config.verify + bool(bounds)
+    total = len(cases) * config.repetitions + config.verify + has_simulated
     with (
         tempfile.TemporaryDirectory(prefix="moecast-bench-") as scratch,
         progress(Console(stderr=True), "benchmark", total=total) as advance,
@@ -66,20 +70,22 @@ def run(config: BenchConfig) -> dict[str, Any]:
             config, cases, requests, folder=folder, scratch=Path(scratch), advance=advance
         )
         measured: dict[str, Any] | None = None
-        bound_rows: list[BenchRow] = []
-        if bounds:
-            measured, bound_rows = replay_bounds(config, requests, Path(scratch))
+        simulated: list[BenchRow] = []
+        if has_simulated:
+            measured, simulated = simulate(config, requests, Path(scratch))
             advance(1)
     live = make_rows(outcomes)
-    rows = sort_by_condition([*live, *compare_bounds(bound_rows, live)])
+    rows = sort_by_condition([*live, *compare_simulated(simulated, live)])
     about = describe_comparison(config, description)
     print_tables(console, config.model.name, rows)
     print_line(console, about)
     check(outcomes, expected, console)
     results = {
+        "origin": describe_origin(config.run_dir),
         "model": config.model.name,
         "folder": str(folder),
         "compared": about,
+        "note": None if config.routing is None else MEANINGLESS,
         "tokens_equal": True,
         "equal_to_plain_transformers": True if config.verify else None,
         "machine": machine,
@@ -88,7 +94,6 @@ def run(config: BenchConfig) -> dict[str, Any]:
     }
     if config.run_dir is not None:
         from runtime.tools.bench.html_report import make_report
-        from runtime.tools.report.provenance import read_provenance
 
         page = make_report(results, rows, read_provenance(config.run_dir))
         print_line(Console(stderr=True), f"report: {page.write(config.run_dir)}")
@@ -98,12 +103,13 @@ def run(config: BenchConfig) -> dict[str, Any]:
 def describe_comparison(config: BenchConfig, prompts: str) -> str:
     """Describe what was run, for the reader of the table."""
     tokens = config.warm_up_tokens
+    forced = "" if config.routing is None else f"; {MEANINGLESS} ({config.routing.name})"
     warm_up = f"a warm-up request of {tokens} tokens" if tokens else "no warm-up"
     return (
         f"each run in its own process, from an empty arena: {warm_up}, then "
         f"{config.requests} requests of {config.max_new_tokens} greedy tokens for each row of the "
         f"batch, from {prompts}; {config.repetitions} repetitions, systems in turns, medians; "
-        "percentiles over all decode steps; speed-ups within a repetition"
+        f"means and percentiles over all decode steps; speed-ups within a repetition{forced}"
     )
 
 
@@ -128,22 +134,22 @@ def plain_tokens(
     return {int(batch): tokens for batch, tokens in result.items()}
 
 
-def replay_bounds(
+def simulate(
     config: BenchConfig, requests: dict[int, list[BenchRequest]], scratch: Path
 ) -> tuple[dict[str, Any] | None, list[BenchRow]]:
-    """Replay the bounds; returns the measured hardware and the rows."""
+    """Replay systems that know the future; returns the machine's times, and rows."""
     result = run_in_child(
-        "runtime.tools.bench.bound:replay_bounds",
+        "runtime.tools.bench.bound:simulate_conditions",
         RequestsTask(config=config, requests=requests),
-        scratch / "bounds",
+        scratch / "simulated",
         limit_seconds=LIMIT_SECONDS,
     )
     if not isinstance(result, ChildFailure):
         return result["hardware"], [BenchRow(**row) for row in result["rows"]]
     rows = [
-        bound_row(condition, system, result.reason)
+        row
         for condition in list_conditions(config)
-        for system in find_bounds(config.system)
+        for row in simulated_rows(condition, config.system, result.reason)
     ]
     return None, rows
 

@@ -19,6 +19,8 @@ from runtime.engine.loading import load_served
 from runtime.errors import CheckpointError
 from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import TokenListener
+from runtime.hf.forced_routing import MEANINGLESS, force_routing
+from runtime.hf.layers import find_moe_layers
 from runtime.hf.loading import load_plain
 from runtime.hf.tokens import context_length, load_tokenizer
 
@@ -52,8 +54,10 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     """Write the text as it is generated, then the statistics; returns both with the token ids."""
     notes = Console(stderr=True)
     model = load_served(config, budget=config.budget)
-    with model.moecast as handle:
+    with model.moecast as handle, force_routing(handle.layers, config.routing):
         print_auto_budget(handle)
+        if config.routing is not None:
+            print_line(notes, MEANINGLESS)
         tokenizer = load_tokenizer(handle.folder)
         prompt_tokens = encode(config.prompt, tokenizer, model, config.max_new_tokens)
         if sys.stdout.isatty():
@@ -64,7 +68,8 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         reference = None
         if config.verify:
             plain = load_plain(handle.folder, dtype=model.dtype)
-            reference = generate(plain, prompt_tokens, config)
+            with force_routing(find_moe_layers(plain), config.routing):
+                reference = generate(plain, prompt_tokens, config)
     answer = times.as_dict()
     notes.print(
         make_stats_table(stats, budget=config.budget, system=config.system.name, answer=answer)
@@ -76,6 +81,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
     return {
         "model": spec,
         "prompt": config.prompt,
+        "note": None if config.routing is None else MEANINGLESS,
         "text": tokenizer.decode(tokens, skip_special_tokens=True),
         "prompt_tokens": prompt_tokens,
         "tokens": tokens,

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from predictors.files import expand_home
 from predictors.units import MIB
 from runtime.commands.progress import print_line, progress
 from runtime.config import InflateConfig
@@ -18,7 +19,7 @@ from runtime.tools.inflate.inflation_plan import make_plan
 def run(config: InflateConfig) -> dict[str, Any]:
     """Write the checkpoint and print its sizes."""
     console = Console()
-    output = config.output.expanduser().resolve()
+    output = expand_home(config.output).resolve()
     if output.exists():
         raise CheckpointError(f"{output} exists; remove it or give another output=PATH")
     folder = resolve(config.model)

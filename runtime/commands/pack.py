@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from predictors.files import expand_home
 from predictors.units import MIB
 from predictors.versions import package_version
 from runtime.commands.progress import print_line, progress
@@ -13,10 +14,24 @@ from runtime.config import PackConfig, Quantise
 from runtime.errors import StoreError
 from runtime.hf.loading import load_stripped
 from runtime.store.model_source import fingerprint, resolve
-from runtime.store.packed.coding import RAW, Coding, import_torchao
+from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.layout import PackedLayout, build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
+
+META_GROUP_SIZE = 128
+"""Scales and zeros of `hqq` that are quantised together: "a zero scale group size of 128" (Klotski,
+section 7)."""
+
+
+def choose_coding(quantise: Quantise, group_size: int) -> Coding:
+    """Returns how experts are stored."""
+    return {
+        Quantise.NONE: RAW,
+        Quantise.INT8: Coding(8, group_size),
+        Quantise.INT4: Coding(4, group_size),
+        Quantise.HQQ: Coding(4, group_size, META_GROUP_SIZE),
+    }[quantise]
 
 
 def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[str]:
@@ -37,12 +52,8 @@ def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[st
 def run(config: PackConfig) -> dict[str, Any]:
     """Pack the experts, resume an interrupted run, or verify a complete store."""
     console = Console()
-    coding = RAW
-    if config.quantise is not Quantise.NONE:
-        import_torchao()  # raises early if the library is missing
-        bits = {Quantise.INT8: 8, Quantise.INT4: 4}[config.quantise]
-        coding = Coding(bits=bits, group_size=config.group_size)
-    output = config.output.expanduser().resolve()
+    coding = choose_coding(config.quantise, config.group_size)
+    output = expand_home(config.output).resolve()
     folder = resolve(config.model)
     stripped = load_stripped(folder, config.model.dtype)
     source = stripped.open_store()

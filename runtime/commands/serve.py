@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import gc
+import logging
 import os
 import sys
 from typing import Any
@@ -81,5 +82,5 @@ def exit_without_thread() -> None:
     @atexit.register
     def exit_now() -> None:
         sys.stdout.flush()
-        sys.stderr.flush()
+        logging.shutdown()
         os._exit(0)

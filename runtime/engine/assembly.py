@@ -1,5 +1,6 @@
 """Builds the arenas, links, policy core and transfer workers of one model."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,7 @@ from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.engine import Engine
+from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import available_memory_bytes
 from runtime.policy.budget import Budget, SlotRequirements, count_slots, divide_slots
 from runtime.policy.build import (
@@ -55,6 +57,8 @@ class EngineOptions:
     predictor: Predictor | None = None
     reuse_predictor: Predictor | None = None
     timeline: TimelineSink | None = None
+    learned: LearnedStore | None = None
+    """Keeps what the predictor learns; None: it is lost when the model is closed."""
     part: RankPart | None = None
     """Experts that this process serves, of a model on one device; None: all."""
 
@@ -190,10 +194,17 @@ def connect(
             scheduler,
             shared,
             options.reuse_predictor,
+            learned=options.learned,
+            is_synchronous=system.synchronous or (slows_computing and not has_spare_processor()),
         ),
         watchdog_seconds=system.watchdog_seconds,
         placement=ExpertPlacement(len(devices)),
     )
+
+
+def has_spare_processor() -> bool:
+    """Return whether a model that computes on the CPU leaves a processor to its predictor."""
+    return len(os.sched_getaffinity(0)) > torch.get_num_threads()
 
 
 def _build_cache(

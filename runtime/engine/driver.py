@@ -1,20 +1,37 @@
 """Passes a model's events to its predictors, and their forecasts to the policy core."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
+from runtime.engine.learned import LearnedStore
 from runtime.engine.predictor_guard import PredictorGuard
+from runtime.engine.predictor_thread import PredictorEvent, PredictorThread
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.transfer.worker import TransferState
 
 
 class PredictorDriver:
-    """Runs predictors on the model's thread; holds the workers' lock only to schedule forecasts.
+    """Runs the predictor on the model's thread, or on another one while the model computes.
 
-    The reuse predictor runs before a layer's requests evict other experts.
+    The predictor gets all events in their order either way. Its forecasts are scheduled as soon as
+    they are made, except those that are late: of an earlier step, or of a layer that is routed. On
+    another thread, a stateless predictor does not get events whose answers would be late, nor more
+    than may wait; a step begins when a predictor with a state has got all events of the last one.
+
+    The workers' lock is held only to schedule forecasts. The reuse predictor runs on the model's
+    thread, before a layer's requests evict other experts.
+
+    Args:
+        predictor: None: nothing is forecast.
+        scheduler: Gets the forecasts.
+        shared: The lock and the timeline.
+        reuse_predictor: None: eviction uses its own counts.
+        learned: Keeps what the predictor learns.
+        is_synchronous: The predictor runs on the model's thread.
     """
 
     def __init__(
@@ -23,7 +40,11 @@ class PredictorDriver:
         scheduler: ForecastScheduler,
         shared: TransferState,
         reuse_predictor: Predictor | None = None,
+        *,
+        learned: LearnedStore | None = None,
+        is_synchronous: bool = True,
     ):
+        self._learned = learned
         self._guard = PredictorGuard(
             predictor, role="predictor", consequence="experts are fetched on demand"
         )
@@ -35,6 +56,16 @@ class PredictorDriver:
         self._is_paused = False
         self._num_tokens = 0
         """Tokens of the step."""
+        self._step = 0
+        """Number of the step."""
+        self._routed_layer = -1
+        """Last layer of the step whose router has run."""
+        self._last_target: dict[tuple[str, int], int] = {}
+        """Last layer that each event of a layer has forecast."""
+        self._thread: PredictorThread | None = None
+        if predictor is not None and not is_synchronous:
+            self._thread = PredictorThread(self._answer, self._guard.turn_off)
+        self._is_stateless = predictor is None or predictor.stateless
         self._signals = frozenset() if predictor is None else predictor.signals
         self.all_signals = self._signals | (
             frozenset() if reuse_predictor is None else reuse_predictor.signals
@@ -45,6 +76,11 @@ class PredictorDriver:
     def predictor(self) -> Predictor | None:
         """The predictor; None while it is paused and after it has failed, too."""
         return None if self._is_paused else self._guard.predictor
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether the predictor runs on the model's thread."""
+        return self._thread is None
 
     @property
     def seconds(self) -> float:
@@ -77,21 +113,27 @@ class PredictorDriver:
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> None:
         self._num_tokens = len(tokens_T)
+        self._step += 1
+        self._routed_layer = -1
         self._call_reuse("begin_step", tokens_T, requests_T)
-        if self.predictor is not None:
-            self._forecast("begin_step", -1, tokens_T, requests_T)
+        if self.predictor is None:
+            return
+        if self._thread is not None and not self._is_stateless:
+            self._thread.wait()
+        self._send("begin_step", tokens_T, requests_T)
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
         if self._listens(Signal.LAYER_INPUT):
-            self._forecast("layer_input", layer, layer, hidden_TD)
+            self._send("layer_input", layer, hidden_TD, layer=layer, layer_now=layer)
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> None:
         self._call_reuse("gate_input", layer, hidden_TD)
         if self._listens(Signal.GATE_INPUT):
-            self._forecast("gate_input", layer, layer, hidden_TD)
+            self._send("gate_input", layer, hidden_TD, layer=layer, layer_now=layer)
 
     def before_request(self, layer: int, experts_TK: Ints) -> None:
         """Handle a layer's routing before its experts are requested."""
+        self._routed_layer = layer
         forecasts = self._call_reuse("routed", layer, experts_TK, None)
         if forecasts:
             with self._shared.condition:
@@ -102,11 +144,18 @@ class PredictorDriver:
         if self._listens(Signal.ROUTED):
             assert logits_TE is not None or Signal.LOGITS not in self._signals
             # The layer itself is routed: forecasts are for later layers.
-            self._forecast("routed", layer + 1, layer, experts_TK, logits_TE)
+            self._send("routed", layer, experts_TK, logits_TE, layer=layer, layer_now=layer + 1)
 
     def end_step(self) -> None:
         if self.predictor is not None:
-            self._guard.call("end_step", num_tokens=self._num_tokens)
+            self._send("end_step")
+
+    def close(self, *, timeout_seconds: float) -> None:
+        """End the predictor's thread, save what it learned. May be called twice."""
+        if self._thread is not None:
+            self._thread.close(timeout_seconds=timeout_seconds)
+        if self._learned is not None and self._guard.predictor is not None:
+            self._learned.save(self._guard.predictor)
 
     def _listens(self, signal: Signal) -> bool:
         """Returns whether the predictor gets such events.
@@ -120,12 +169,46 @@ class PredictorDriver:
     def _call_reuse(self, event: str, *args: Any) -> Forecasts:
         return self._reuse_guard.call(event, *args, num_tokens=self._num_tokens)
 
-    def _forecast(self, event: str, layer_now: int, *args: Any) -> None:
+    def _send(self, name: str, *args: Any, layer: int = -1, layer_now: int = -1) -> None:
+        event = PredictorEvent(
+            name=name,
+            args=args,
+            layer=layer,
+            layer_now=layer_now,
+            step=self._step,
+            num_tokens=self._num_tokens,
+        )
+        if self._thread is None:
+            self._answer(event)
+        elif not (self._thread.is_full and self._is_stateless and layer >= 0):
+            self._thread.add(event)
+
+    def _answer(self, event: PredictorEvent) -> None:
+        """Pass an event to the predictor, and its forecasts to the scheduler."""
+        if self._is_outdated(event):
+            return
         start = time.perf_counter()
-        forecasts = self._guard.call(event, *args, num_tokens=self._num_tokens)
-        if forecasts and self._scheduler.prefetching:
-            with self._shared.condition:
-                self._scheduler.schedule(forecasts, layer_now=layer_now)
-                self._shared.condition.notify_all()
-        if self._shared.timeline is not None:
-            self._shared.timeline.predicted(event, layer_now, start, time.perf_counter())
+        forecasts = self._guard.call(event.name, *event.args, num_tokens=event.num_tokens)
+        if event.name == "end_step" and self._learned and self._guard.predictor is not None:
+            self._learned.step_ended(self._guard.predictor)
+        if forecasts:
+            self._last_target[event.name, event.layer] = max(one.layer for one in forecasts)
+            if self._scheduler.prefetching:
+                self._schedule(forecasts, event)
+        if self._shared.timeline is not None and event.name != "end_step":
+            self._shared.timeline.predicted(event.name, event.layer_now, start, time.perf_counter())
+
+    def _is_outdated(self, event: PredictorEvent) -> bool:
+        """Returns whether a stateless predictor's answer would be late."""
+        if self._thread is None or not self._is_stateless or event.layer < 0:
+            return False
+        last = self._last_target.get((event.name, event.layer), math.inf)
+        return event.step != self._step or last <= self._routed_layer
+
+    def _schedule(self, forecasts: Forecasts, event: PredictorEvent) -> None:
+        with self._shared.condition:
+            if event.step != self._step:
+                return
+            in_time = [one for one in forecasts if one.layer > self._routed_layer]
+            self._scheduler.schedule(in_time, layer_now=event.layer_now)
+            self._shared.condition.notify_all()

@@ -9,13 +9,14 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.ma  # np.unique imports it at its first call, when there may be no descriptor left
 from torch import Tensor
 
 from predictors.base import Floats, Ints
 from runtime.engine.driver import PredictorDriver
 from runtime.engine.stats import StepStats
 from runtime.errors import CheckpointError, TransferError
-from runtime.policy.counters import sum_counters
+from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement
@@ -77,6 +78,8 @@ class Engine:
         """Requested experts by layer that have not been computed yet."""
         self._requests: frozenset[int] = frozenset()
         """Requests whose tokens the last step computed."""
+        self._num_tokens = 0
+        """Tokens of the step."""
         self._experts_done_at = time.perf_counter()
         """Time at which the last routed expert was computed."""
         self._closed = False
@@ -84,6 +87,29 @@ class Engine:
         """False during a step, and after one that did not end properly."""
         for worker in self.workers:
             worker.start()
+        if cache.system.fill_first_layers:
+            self._fill(cache.first_experts(self._num_experts))
+
+    def _fill(self, first_experts: Sequence[Sequence[Expert]]) -> None:
+        """Read the experts that each tier begins with (MoE-Infinity, sequence level, section 6.1).
+
+        The computing tiers come first: what passes through host memory leaves it again. Experts
+        that cannot be read are left out.
+        """
+        for tier, experts in zip(self.cache.tiers, first_experts, strict=True):
+            with self._condition:
+                for expert in experts:
+                    tier.request(expert)
+                self._condition.notify_all()
+                while not all(tier.is_ready(e) or e in self._shared.errors for e in experts):
+                    if any(worker.num_lost for worker in self.workers):
+                        break  # a read hangs and its slot is set aside
+                    self._condition.wait(self._watchdog_seconds / 2)
+                    for worker in self.workers:
+                        worker.check_threads(self._watchdog_seconds)
+                for expert in experts:
+                    tier.release(expert)
+                tier.counters = [CacheCounters() for _ in tier.counters]
 
     # ---- events of the model (`EventListener`)
 
@@ -93,6 +119,7 @@ class Engine:
         requests = frozenset(np.unique(requests_T).tolist())
         new_request = not requests <= self._requests
         self._requests = requests
+        self._num_tokens = len(tokens_T)
         with self._condition:
             if not self._is_intact:
                 self._pinned = None
@@ -102,7 +129,7 @@ class Engine:
             self._is_intact = False
             self._unpin()
             self._cancel_leftovers()
-            self.cache.begin_step(new_request=new_request)
+            self.cache.begin_step(requests_T)
             for worker in self.workers:
                 worker.check_threads(float("inf"))
         is_prefill = new_request or len(tokens_T) > len(requests)
@@ -123,7 +150,8 @@ class Engine:
         wanted, counts = np.unique(experts_TK, return_counts=True)
         tokens_per_expert = dict(zip(wanted.tolist(), counts.tolist(), strict=True))
         last = self._num_experts
-        self._request(layer, {e: n for e, n in tokens_per_expert.items() if 0 <= e < last})
+        tokens_per_expert = {e: n for e, n in tokens_per_expert.items() if 0 <= e < last}
+        self._request(layer, tokens_per_expert, experts_TK)
         if self._timeline is not None:
             self._timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())
         self.driver.routed(layer, experts_TK, logits_TE)
@@ -173,7 +201,9 @@ class Engine:
 
     # ---- experts for the model (`ExpertSource`)
 
-    def _request(self, layer: int, tokens_per_expert: dict[int, int]) -> list[int]:
+    def _request(
+        self, layer: int, tokens_per_expert: dict[int, int], experts_TK: Ints | None = None
+    ) -> list[int]:
         if self._closed:
             raise CheckpointError("this model was closed; load it again")
         with self._condition:
@@ -181,6 +211,8 @@ class Engine:
             self._cancel_leftovers()
             early = self.cache.requested_early(layer)
             self._forget_failures(layer, [e for e in tokens_per_expert if e not in early])
+            if experts_TK is not None and len(experts_TK) == self._num_tokens:
+                self.cache.on_tokens_routed(layer, experts_TK)
             order = self.cache.request_routed(layer, tokens_per_expert)
             self._pending[layer] = order
             self._condition.notify_all()
@@ -348,6 +380,7 @@ class Engine:
     def close(self) -> None:
         """End the workers, close the files and complete the timeline. May be called twice."""
         self._closed = True
+        self.driver.close(timeout_seconds=self._watchdog_seconds)
         for worker in self.workers:
             worker.close(timeout_seconds=self._watchdog_seconds)
         if self._timeline is not None:

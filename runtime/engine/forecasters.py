@@ -12,7 +12,7 @@ from typing import Any
 from predictors.base import Predictor
 from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
-from runtime.config import ORACLE, ModelConfig, SystemConfig
+from runtime.config import ModelConfig, SystemConfig
 from runtime.presets import describe_choice
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def load_system_predictors(
     warning says what it does instead.
 
     Raises:
-        MoecastError: the system is a bound for replays only.
+        MoecastError: the system is for replays only.
         ZooError: a named entry or folder cannot be used.
     """
     name, predictor, changes = model.name, chosen, []
@@ -151,13 +151,13 @@ def load_system_predictor(
     """Load the predictor `chosen`, or else the one that the system names.
 
     Returns the predictor, and what the system does where it names a kind without an entry for this
-    model: it uses its fallback, or serves on demand with None. The text is empty otherwise.
+    model: it uses one of its fallbacks, or serves on demand with None. The text is empty otherwise.
 
     Raises:
-        MoecastError: the system is a bound for replays only.
+        MoecastError: the system is for replays only.
         ZooError: a named entry or folder cannot be used.
     """
-    if system.predictor == ORACLE:
+    if system.knows_future:
         raise MoecastError(
             f"system {system.name} knows the future routing: it is for replays of a trace "
             "(moecast evaluate). Live, choose another system"
@@ -183,12 +183,13 @@ def load_system_predictor(
     )
     if predictor is not None:
         return predictor, ""
-    if system.fallback is not None:
+    for kind, kind_options in system.fallback.items():
         predictor = load_forecaster(
-            system.fallback, spec, name=name, entries=entries, makers=makers
+            kind, spec, name=name, options=kind_options, entries=entries, makers=makers
         )
-    consequence = "serves on demand" if predictor is None else f"forecasts with {system.fallback}"
-    return predictor, f"{consequence} ({reason})"
+        if predictor is not None:
+            return predictor, f"forecasts with {kind} ({reason})"
+    return None, f"serves on demand ({reason})"
 
 
 def load_reuse_predictor(

@@ -9,8 +9,10 @@ from predictors.spec import ModelSpec
 from runtime.engine.auto_budget import AutoBudget
 from runtime.engine.engine import Engine
 from runtime.hf.adapters.base import ExpertSource, LayerExperts
+from runtime.hf.dense_stream import DenseStream
 from runtime.hf.layers import MoeLayer
 from runtime.hf.probes import EventListener, Probes
+from runtime.store.dense_source import DenseCodes
 
 
 class EngineInterface(EventListener, ExpertSource, Protocol):
@@ -29,6 +31,12 @@ class ModelHandle:
     experts: Sequence[LayerExperts]
     auto_budget: AutoBudget | None = None
     """The budget as computed from free memory; None for a budget that was given."""
+
+    dense_stream: DenseStream | None = None
+    """Moves the layers' dense weights; None while they are in memory."""
+
+    dense_codes: DenseCodes | None = None
+    """Codes of dense weights that were quantised; None: none were."""
 
     def connect(self, target: EngineInterface) -> None:
         """Send events and requests of experts to `target`; only between two forward passes."""
@@ -54,4 +62,6 @@ class ModelHandle:
     def close(self) -> None:
         """End the transfer threads and close the files; the model cannot be used afterwards."""
         self.probes.close()
+        if self.dense_stream is not None:
+            self.dense_stream.close(restore=False)
         self.engine.close()

@@ -24,6 +24,7 @@ from runtime.engine.auto_budget import AutoBudget, FreeMemory, choose_budget, me
 from runtime.engine.devices import choose_device, choose_devices
 from runtime.engine.forecasters import load_system_predictors
 from runtime.engine.handle import ModelHandle
+from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import release_unused
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import BudgetError
@@ -75,6 +76,7 @@ class LoadOptions:
     expert_parallel: bool = False
     store: StoreConfig = field(default_factory=StoreConfig)
     trace_events: Path | None = None
+    learned: Path | None = None
 
 
 def load_model(options: LoadOptions) -> PreTrainedModel:
@@ -125,13 +127,18 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         entries=options.entries,
         makers={"skip": partial(build_skip_predictor, layers)},
     )
+    forecast, learned = predictors.forecast, None
+    if options.learned is not None and forecast is not None:
+        learned = LearnedStore(options.learned, model=config.name)
+        forecast = learned.restore(forecast)
     engine = build_engine(
         experts,
         spec,
         memory,
         EngineOptions(
             system=options.system,
-            predictor=predictors.forecast,
+            predictor=forecast,
+            learned=learned,
             reuse_predictor=predictors.reuse,
             timeline=None
             if options.trace_events is None
@@ -218,6 +225,7 @@ def load_served(
             names_devices=bool(devices),
             store=config.store,
             trace_events=config.trace_events,
+            learned=config.learned,
         )
     )
 

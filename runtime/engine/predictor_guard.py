@@ -59,7 +59,7 @@ class PredictorGuard:
             for forecast in forecasts:
                 check_forecast(forecast, self.predictor)
         except Exception as error:  # whatever a predictor raises, answers do not depend on it
-            self._turn_off(f"{type(error).__name__}: {error}")
+            self.turn_off(f"{type(error).__name__}: {error}")
             return ()
         finally:
             self.seconds += time.perf_counter() - start
@@ -68,13 +68,15 @@ class PredictorGuard:
         if processor_seconds > DEADLINE_SECONDS + DEADLINE_SECONDS_PER_TOKEN * num_tokens:
             self._num_slow += 1
             if self._num_slow == MAX_SLOW_CALLS:
-                self._turn_off(
+                self.turn_off(
                     f"{MAX_SLOW_CALLS} calls took too long, the last one {processor_seconds:.1f} s"
                 )
         return forecasts
 
-    def _turn_off(self, reason: str) -> None:
-        assert self.predictor is not None
+    def turn_off(self, reason: str) -> None:
+        """Ends the use of the predictor; does nothing if it is turned off already."""
+        if self.predictor is None:
+            return
         kind, self.predictor, self.failure = self.predictor.kind, None, reason
         log.warning(
             "the %s %s failed (%s): %s from now on; the output does not change. Load the model "

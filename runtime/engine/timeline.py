@@ -2,11 +2,13 @@
 
 import json
 import os
+import stat
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from predictors.errors import MoecastError
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.tier import TransferTask
 
@@ -14,6 +16,27 @@ PROCESS = 1
 FLUSH_EVENTS = 20_000
 """Events in memory at most; about 3 MB of JSON."""
 COMPUTE, PREDICTOR = "compute", "predictor"
+
+
+def open_partial(path: Path, partial: Path) -> TextIO:
+    """Opens the file that is renamed to `path` at the end.
+
+    Raises:
+        MoecastError: either exists and is no regular file, such as a device, or cannot be written.
+    """
+    try:
+        for existing in (path, partial):
+            if os.path.lexists(existing) and not stat.S_ISREG(existing.lstat().st_mode):
+                raise MoecastError(
+                    f"trace_events={path}: {existing} is not a regular file; give another path"
+                )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(
+            partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+        )
+        return os.fdopen(handle, "w", encoding="utf-8")
+    except OSError as error:
+        raise MoecastError(f"trace_events={path}: {error.strerror}; give another path") from error
 
 
 class ChromeTraceWriter:
@@ -25,9 +48,8 @@ class ChromeTraceWriter:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._partial = self.path.with_name(self.path.name + ".partial")
-        self._file = self._partial.open("w")
+        self._file = open_partial(self.path, self._partial)
         self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         self._lock = threading.Lock()
         self._start = time.perf_counter()

@@ -146,9 +146,17 @@ class Vocabulary:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+        """Texts of the tokens so far: most likely tokens recur."""
 
     def text(self, token: int) -> str:
         r"""A token's text; bytes that are no character as OpenAI writes them, `bytes:\\xe2`."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self._write(token)
+        return text
+
+    def _write(self, token: int) -> str:
         text = self._decode(token)
         if REPLACEMENT not in text:
             return text

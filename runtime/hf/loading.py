@@ -31,7 +31,7 @@ from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
 from runtime.hf.strip import Banks, make_stripped_class
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.layout import ALIGNMENT
-from runtime.store.model_check import DEQUANTISED, read_config_file
+from runtime.store.model_check import CONFIG, DEQUANTISED, read_config_file
 from runtime.store.model_source import identity
 from runtime.store.weight_plan import WeightPlan
 
@@ -66,15 +66,18 @@ def read_config(folder: Path) -> PreTrainedConfig:
     """Read a checkpoint's configuration; code that it brings is never run.
 
     Raises:
-        CheckpointError: this Transformers has no such model.
+        CheckpointError: this Transformers has no such model, or the configuration is damaged.
     """
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (KeyError, ValueError) as error:
+    # Configuration classes raise exceptions of every type for values that they do not expect.
+    except Exception as error:
         raw = read_config_file(folder)
         kind, saved = raw.get("model_type"), raw.get("transformers_version")
-        if kind in CONFIG_MAPPING:
-            raise
+        if isinstance(kind, str) and kind in CONFIG_MAPPING:
+            raise CheckpointError(
+                f"{folder / CONFIG} is damaged ({' '.join(str(error).split())}); fetch it again"
+            ) from error
         here = f"Transformers {transformers.__version__}, which is installed here, has no model "
         if raw.get("auto_map"):
             raise CheckpointError(

@@ -34,7 +34,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         if len(tokenizer) <= len(tokenizer.all_special_tokens):
             raise ValueError("it has no vocabulary")
         return tokenizer
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    # Transformers and tokenizers raise exceptions of every type for damaged files, also bare ones.
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise CheckpointError(
+                f"{folder}: its tokenizer needs code that the checkpoint brings, which is never "
+                "run (trust_remote_code is off). Use a version in Transformers' own format"
+            ) from error
         raise CheckpointError(
             f"{folder}: its tokenizer cannot be read ({' '.join(str(error).split())}); "
             f"{describe_content(folder)}. Fetch the tokenizer files again"

@@ -10,10 +10,13 @@ from runtime.config import SystemConfig
 from runtime.policy.adaptive_prefetch import AdaptivePrefetch
 from runtime.policy.cache import ExpertCache
 from runtime.policy.device_cache import DeviceCache
+from runtime.policy.eviction.layer_window import LayerWindowEviction
+from runtime.policy.eviction.protocol import EvictionPolicy, Expert
 from runtime.policy.eviction.registry import make_eviction_policy
 from runtime.policy.forecast_scheduler import ForecastScheduler
 from runtime.policy.multi_device_cache import DeviceCaches, MultiDeviceCache
 from runtime.policy.placement import ExpertPlacement
+from runtime.policy.queue import find_prefetch_order
 from runtime.policy.tier import CacheTier
 
 
@@ -24,7 +27,9 @@ def adapt_to_link(system: SystemConfig, *, slows_computing: bool) -> SystemConfi
     runs at two thirds of its speed during a read, and at a budget of 75 % the time per output token
     was 75 ms with idle prefetching, 58 ms without (benchmarks/README.md).
     """
-    return replace(system, idle_prefetch=False) if slows_computing else system
+    if system.knows_future or not slows_computing:
+        return system  # nothing that Belady's policy fetches is fetched in vain
+    return replace(system, idle_prefetch=False)
 
 
 def build_device_cache(
@@ -45,30 +50,56 @@ def build_device_cache(
         placement: Experts of each of several devices; None: this one has all.
     """
     if placement is not None:
-        system = _restrict_counts(system, spec, placement, device)
+        system = _restrict_knowledge(system, spec, placement, device)
+    top_policy = make_policy(system, spec)
+
+    def is_held_elsewhere(expert: Expert) -> bool:
+        is_own = placement is None or placement.device(expert) == device
+        return not is_own or top_policy.is_permanent(expert)
+
+    policies: list[EvictionPolicy] = [top_policy]
+    for _ in num_slots[1:]:
+        if system.host_window:
+            policies.append(
+                LayerWindowEviction(
+                    num_layers=spec.num_layers,
+                    num_experts=spec.num_experts,
+                    is_held_elsewhere=is_held_elsewhere,
+                )
+            )
+        else:
+            policies.append(make_policy(system, spec))
     tiers: list[CacheTier] = []
     below: CacheTier | None = None
-    for slots in reversed(num_slots):
+    for slots, policy in zip(reversed(num_slots), reversed(policies), strict=True):
         cache = ExpertCache(
             num_slots=slots,
             num_layers=spec.num_layers,
             per_layer=system.per_layer and slots >= spec.num_layers * spec.top_k,
-            policy=make_eviction_policy(
-                system.eviction,
-                num_layers=spec.num_layers,
-                num_experts=spec.num_experts,
-                options=system.eviction_options,
-            ),
+            policy=policy,
         )
         below = CacheTier(
             cache,
             chunk_bytes=chunk_bytes,
             chunked=system.chunked,
+            whole_requests=system.whole_requests,
+            order=find_prefetch_order(system.priority),
             below=below,
-            idle_prefetch=system.idle_prefetch,
+            idle_prefetch=system.idle_prefetch or isinstance(policy, LayerWindowEviction),
         )
         tiers.insert(0, below)
     return DeviceCache(tiers, system=system, placement=placement, device=device)
+
+
+def make_policy(system: SystemConfig, spec: ModelSpec) -> EvictionPolicy:
+    """Makes a new eviction policy of the system, for one cache."""
+    return make_eviction_policy(
+        system.eviction,
+        num_layers=spec.num_layers,
+        num_experts=spec.num_experts,
+        top_k=spec.top_k,
+        options=system.eviction_options,
+    )
 
 
 def build_multi_device_cache(
@@ -94,18 +125,28 @@ def build_multi_device_cache(
     return MultiDeviceCache(devices, placement=placement)
 
 
-def _restrict_counts(
+def _restrict_knowledge(
     system: SystemConfig, spec: ModelSpec, placement: ExpertPlacement, device: int
 ) -> SystemConfig:
-    """Returns the system with `counts` (of static eviction) of the device's experts only."""
-    counts_LE = system.eviction_options.get("counts")
-    if counts_LE is None:
-        return system
-    own = [
-        np.where(placement.mask(layer, device, spec.num_experts), counts_E, -1).tolist()
-        for layer, counts_E in enumerate(counts_LE)
-    ]
-    return replace(system, eviction_options={**system.eviction_options, "counts": own})
+    """Returns the system with what its eviction knows of the device's experts only.
+
+    These are the `counts` of static eviction and the `future` of Belady's.
+    """
+    options = dict(system.eviction_options)
+    if "counts" in options:
+        options["counts"] = [
+            np.where(placement.mask(layer, device, spec.num_experts), counts_E, -1).tolist()
+            for layer, counts_E in enumerate(options["counts"])
+        ]
+    if "future" in options:
+        options["future"] = [
+            [
+                [e for e in chosen if placement.device((layer, e)) == device]
+                for layer, chosen in enumerate(layers)
+            ]
+            for layers in options["future"]
+        ]
+    return replace(system, eviction_options=options)
 
 
 def build_scheduler(
@@ -120,8 +161,6 @@ def build_scheduler(
     return ForecastScheduler(
         cache,
         top_k=spec.top_k,
-        priority=system.priority,
         adaptive_prefetch=adaptive_prefetch,
         lookahead_layers=system.lookahead_layers,
-        predictor_priority=system.predictor_priority,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from predictors.base import Ints
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
 
 
@@ -71,9 +72,12 @@ class ExpertCache:
 
     # ---- events of a step
 
-    def begin_step(self, new_request: bool) -> None:
+    def begin_step(self, requests_T: Ints) -> None:
         self.num_changes += 1
-        self.policy.begin_step(new_request)
+        self.policy.begin_step(requests_T)
+
+    def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
+        self.policy.on_tokens_routed(layer, experts_TK)
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self.num_changes += 1
@@ -151,6 +155,8 @@ class ExpertCache:
         self.entries[expert] = entry
         self.num_changes += 1
         partition.order.on_admit(expert)
+        if prefetch:
+            partition.order.on_prefetch(expert)
         partition.check()
         return entry, evicted
 

@@ -21,6 +21,9 @@ class CacheCounters:
     predicted_in_time: int = 0
     """Predicted experts that had fully arrived before their layer was routed (ProMoE, section
     4.1)."""
+    predicted_resident: int = 0
+    """Experts in time for which no prediction fetched anything: they were resident when they were
+    predicted, and not because an earlier prediction had fetched them."""
     needed_predicted: int = 0
     """Requests that had been predicted, in time or not: the numerator of the predictor's recall."""
     needed_predicted_in_time: int = 0
@@ -55,6 +58,18 @@ class CacheCounters:
     def fetch_rate(self) -> float | None:
         """Share of predicted experts that had arrived in time; None when nothing was predicted."""
         return self.predicted_in_time / self.predicted if self.predicted else None
+
+    @property
+    def resident_rate(self) -> float | None:
+        """Share of predicted experts that were resident anyway; None when nothing was predicted."""
+        return self.predicted_resident / self.predicted if self.predicted else None
+
+    @property
+    def moved_fetch_rate(self) -> float | None:
+        """FetchRate of the predicted experts that were not resident anyway; None without one."""
+        num_moved = self.predicted - self.predicted_resident
+        in_time = self.predicted_in_time - self.predicted_resident
+        return in_time / num_moved if num_moved else None
 
     @property
     def joint_rate(self) -> float | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from predictors.base import Ints
 from runtime.config import SystemConfig
 from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters
@@ -54,8 +55,11 @@ class DeviceCache:
         self.system = system
         self._placement = placement
         self._device = device
-        self._predicted: dict[int, dict[int, None]] = {}
-        """Experts predicted for each layer since it was last routed."""
+        self._predicted: dict[int, dict[int, bool]] = {}
+        """Experts predicted for each layer since it was last routed, and whether each was resident
+        then without a prediction having fetched it."""
+        self.layer_now = -1
+        """The last layer whose router has run; -1 when a step begins."""
         self._early: dict[int, dict[int, bool]] = {}
         """Experts of each layer that some of the step's tokens were routed to before the others
         reached the layer, and whether they were ready then."""
@@ -115,15 +119,26 @@ class DeviceCache:
 
     # ---- events of a step
 
-    def begin_step(self, *, new_request: bool) -> None:
-        self._cancel_early()
+    def _advance(self, layer_now: int) -> None:
+        """Orders queued prefetches by their distance from the layer whose router has run."""
+        self.layer_now = layer_now
         for tier in self.tiers:
-            tier.cache.begin_step(new_request=new_request)
+            tier.queue.advance(layer_now)
+
+    def begin_step(self, requests_T: Ints) -> None:
+        self._cancel_early()
+        self._advance(-1)
+        for tier in self.tiers:
+            tier.cache.begin_step(requests_T)
 
     def end_step(self) -> None:
         self._cancel_early()
         for tier in self.tiers:
             tier.cache.end_step()
+
+    def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
+        for tier in self.tiers:
+            tier.cache.on_tokens_routed(layer, experts_TK)
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         probability_E = self._mask(layer, probability_E)
@@ -137,22 +152,36 @@ class DeviceCache:
 
     # ---- predictions
 
-    def prefetch(self, layer: int, experts: Sequence[int], priorities: Sequence[float]) -> None:
+    def prefetch(
+        self,
+        layer: int,
+        experts: Sequence[int],
+        probabilities: Sequence[float],
+        *,
+        named: Sequence[int] | None = None,
+    ) -> None:
         """Requests predicted experts, the most important first (PushPredictedExperts).
 
         Experts beyond the layer's share of the cache are not queued: they would only evict those
         predicted before them.
+
+        Args:
+            layer: The experts' layer.
+            experts: Experts to fetch.
+            probabilities: The importance of each, at most 1.
+            named: Experts that the forecast names, for the counters; None: `experts`.
         """
         own = set(self._own(layer, experts))
-        named = self._predicted.setdefault(layer, {})
+        predicted = self._predicted.setdefault(layer, {})
         if self.system.cancel:
             self.top.cancel_prefetches(layer, keep=frozenset(own))
-            named.clear()
-        pairs = [(e, p) for e, p in zip(experts, priorities, strict=True) if e in own]
-        for e, _ in pairs:
-            named[e] = None
-        for e, priority in pairs[: self.top.cache.share(layer)]:
-            self.top.prefetch((layer, e), priority)
+            predicted.clear()
+        for e in self._own(layer, experts if named is None else named):
+            if e not in predicted:
+                predicted[e] = self._is_resident_anyway((layer, e))
+        pairs = [(e, p) for e, p in zip(experts, probabilities, strict=True) if e in own]
+        for e, probability in pairs[: self.top.cache.share(layer)]:
+            self.top.prefetch((layer, e), probability)
 
     def set_idle_prefetch(self, on: bool) -> None:
         """Sets whether idle links fetch the experts with the highest scores."""
@@ -207,9 +236,10 @@ class DeviceCache:
         pinned = self._pinned_early.pop(layer, [])
         for tier in self.tiers:
             tier.cache.on_routed(layer, own)
-        # Prefetches that are about to be requested go on, unless experts wait for their turn.
-        keep = own if self.system.early_preemption else ()
-        self.top.cancel_prefetches(layer, keep=frozenset(keep))
+        self._advance(layer)
+        if self.system.early_preemption or self.system.cancel:
+            # ProMoE, algorithm 2, line 12; prefetches of experts that are needed go on.
+            self.top.cancel_prefetches(layer, keep=frozenset(own))
         if self.system.drop_used:
             self._evict_unused(layer, [e for one, e in self.top.cache.entries if one == layer], own)
         order = order_computation(self.system, own, lambda e: self.progress((layer, e)))
@@ -263,6 +293,10 @@ class DeviceCache:
 
     # ---- counting
 
+    def _is_resident_anyway(self, expert: Expert) -> bool:
+        entry = self.top.cache.entries.get(expert)
+        return entry is not None and self.top.is_ready(expert) and not entry.speculative_bytes
+
     def _count_routed(
         self, layer: int, experts: Mapping[int, int], early: Mapping[int, bool]
     ) -> None:
@@ -272,9 +306,10 @@ class DeviceCache:
                 self._count_request(layer, e)
         named = self._predicted.pop(layer, {})
         counters.predicted += len(named)
-        counters.predicted_in_time += sum(
-            early[e] if e in early else top.is_ready((layer, e)) for e in named
-        )
+        for e, was_resident in named.items():
+            if early[e] if e in early else top.is_ready((layer, e)):
+                counters.predicted_in_time += 1
+                counters.predicted_resident += was_resident
 
     def _count_request(self, layer: int, e: int) -> None:
         """Counts the first request of an expert in a step."""
@@ -293,10 +328,30 @@ class DeviceCache:
 
     # ---- the whole cache
 
-    def fill_lower_tiers(self, num_experts: int) -> None:
-        """Fills the tiers below the computing one with the first layers' experts."""
-        for tier in self.tiers[1:]:
-            tier.fill(num_experts, owns=self.owns)
+    def first_experts(self, num_experts: int) -> list[list[Expert]]:
+        """Returns the experts of each tier when it begins full, in topological order.
+
+        "The GPU cache is initialized with experts with topological order where experts are filled
+        into GPU layer by layer, and similarly, the host memory cache is set up with the rest
+        experts that cannot fit into GPU" (MoE-Infinity, sequence level, section 6.1). Without
+        `fill_first_layers` the computing tier begins empty.
+        """
+        layers = range(len(self.top.counters))
+        rest = [(layer, e) for layer in layers for e in range(num_experts)]
+        rest = [expert for expert in rest if self.owns(expert)]
+        tiers: list[list[Expert]] = []
+        for tier in self.tiers:
+            own: list[Expert] = []
+            if tier is not self.top or self.system.fill_first_layers:
+                own = tier.fitting(rest)
+                rest = [expert for expert in rest if expert not in set(own)]
+            tiers.append(own)
+        return tiers
+
+    def fill(self, num_experts: int) -> None:
+        """Fills the tiers at once, where no bytes are moved."""
+        for tier, experts in zip(self.tiers, self.first_experts(num_experts), strict=True):
+            tier.fill(experts)
 
     def repair(self, transfers: Sequence[Collection[TransferTask]]) -> None:
         """Restores consistency after Ctrl-C cut one of these calls short.

@@ -7,6 +7,7 @@ here: events go to all devices, which ignore the experts of others; requests go 
 
 from collections.abc import Collection, Mapping, Sequence
 
+from predictors.base import Ints
 from runtime.config import SystemConfig
 from runtime.policy.cache import CacheEntry
 from runtime.policy.counters import CacheCounters, sum_counters
@@ -59,6 +60,14 @@ class MultiDeviceCache:
 
     # ---- lookups
 
+    @property
+    def layer_now(self) -> int:
+        return self.devices[0].layer_now
+
+    def owns(self, expert: Expert) -> bool:  # noqa: ARG002
+        """Returns True: every expert is on one of the devices."""
+        return True
+
     def is_ready(self, expert: Expert) -> bool:
         return self.device_of(expert).is_ready(expert)
 
@@ -73,13 +82,17 @@ class MultiDeviceCache:
 
     # ---- events and requests of a layer
 
-    def begin_step(self, *, new_request: bool) -> None:
+    def begin_step(self, requests_T: Ints) -> None:
         for device in self.devices:
-            device.begin_step(new_request=new_request)
+            device.begin_step(requests_T)
 
     def end_step(self) -> None:
         for device in self.devices:
             device.end_step()
+
+    def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
+        for device in self.devices:
+            device.on_tokens_routed(layer, experts_TK)
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         for device in self.devices:
@@ -89,9 +102,16 @@ class MultiDeviceCache:
         for device in self.devices:
             device.on_reuse_scores(layer, score_E)
 
-    def prefetch(self, layer: int, experts: Sequence[int], priorities: Sequence[float]) -> None:
+    def prefetch(
+        self,
+        layer: int,
+        experts: Sequence[int],
+        probabilities: Sequence[float],
+        *,
+        named: Sequence[int] | None = None,
+    ) -> None:
         for device in self.devices:
-            device.prefetch(layer, experts, priorities)
+            device.prefetch(layer, experts, probabilities, named=named)
 
     def set_idle_prefetch(self, on: bool) -> None:
         for device in self.devices:
@@ -124,9 +144,13 @@ class MultiDeviceCache:
 
     # ---- the whole cache
 
-    def fill_lower_tiers(self, num_experts: int) -> None:
+    def first_experts(self, num_experts: int) -> list[list[Expert]]:
+        """Returns the experts that each of `tiers` begins with."""
+        return [tier for device in self.devices for tier in device.first_experts(num_experts)]
+
+    def fill(self, num_experts: int) -> None:
         for device in self.devices:
-            device.fill_lower_tiers(num_experts)
+            device.fill(num_experts)
 
     def repair(self, transfers: Sequence[Collection[TransferTask]]) -> None:
         """Restores consistency; `transfers` are those running into each of `tiers`."""

@@ -2,37 +2,127 @@
 
 import heapq
 import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
+from predictors.errors import MoecastError, unknown
 from runtime.policy.eviction.protocol import Expert
 
 
+@dataclass(frozen=True, slots=True)
+class PrefetchOrder:
+    """Order of the predicted experts in a queue; ties go to the one pushed first."""
+
+    key: Callable[[float, int, int], float]
+    """`(probability, layers ahead, num_layers) -> key`; the smallest comes first. The next layer to
+    be routed is 1 ahead; one that has been routed is ahead by the rest of the step and its own."""
+    by_distance: bool
+    """The key depends on the layers ahead, so it changes when a layer is routed."""
+
+
+PREFETCH_ORDERS: Mapping[str, PrefetchOrder] = MappingProxyType(
+    {
+        # First in, first out (ProMoE, algorithm 2, line 7).
+        "push-order": PrefetchOrder(lambda *_: 0.0, by_distance=False),
+        # By layer, then by probability.
+        "nearest-layer": PrefetchOrder(
+            lambda probability, ahead, _: 2 * ahead - probability, by_distance=True
+        ),
+        # MoE-Infinity (request level), table 4, no layer proximity.
+        "probability": PrefetchOrder(lambda probability, *_: -probability, by_distance=False),
+        # By `p / (l - l_now)`, largest first (fMoE, section 4.5).
+        "probability-over-distance": PrefetchOrder(
+            lambda probability, ahead, _: -probability / ahead, by_distance=True
+        ),
+        # By `p (1 - (l - l_now) / L)`, largest first (MoE-Infinity (sequence level), section 5.2,
+        # and algorithm 1, step 26; (request level), section 5.1).
+        "layer-decay": PrefetchOrder(
+            lambda probability, ahead, num_layers: -probability * (1.0 - ahead / num_layers),
+            by_distance=True,
+        ),
+    }
+)
+
+
+def find_prefetch_order(name: str) -> PrefetchOrder:
+    """Returns the order of that name.
+
+    Raises:
+        MoecastError: There is none.
+    """
+    if name not in PREFETCH_ORDERS:
+        raise MoecastError(unknown("priority", name, PREFETCH_ORDERS))
+    return PREFETCH_ORDERS[name]
+
+
+@dataclass(slots=True)
+class _QueuedPrefetch:
+    """A predicted expert in the queue."""
+
+    probability: float | None
+    """None: no forecast names it; an idle link may fetch it."""
+    ticket: int
+    """Number of its push; one that is pushed again keeps it."""
+    key: float
+
+
 class TransferQueue:
-    """Experts with chunks still to transfer: high in order of arrival, then low by priority.
+    """Experts with chunks still to transfer: high in order of arrival, then low in `order`.
 
     An expert is in the queue once: pushed high, it leaves the low side (a join, not a repeat).
+    Behind all forecast experts come those for idle links.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, order: PrefetchOrder, *, num_layers: int) -> None:
+        self._order = order
+        self._num_layers = num_layers
+        self._layer_now = -1
         self._high: dict[Expert, None] = {}
-        self._low: dict[Expert, tuple[float, int]] = {}
+        self._low: dict[Expert, _QueuedPrefetch] = {}
         self._heap: list[tuple[float, int, Expert]] = []
-        self._sequence = itertools.count()
+        self._is_outdated = False
+        """The heap's keys are those of an earlier layer."""
+        self._tickets = itertools.count()
 
     def __len__(self) -> int:
         return len(self._high) + len(self._low)
+
+    def advance(self, layer_now: int) -> None:
+        """Orders predicted experts by their distance from `layer_now`.
+
+        It is the last layer whose router has run; -1 when a step begins.
+        """
+        if layer_now != self._layer_now:
+            self._layer_now = layer_now
+            self._is_outdated = self._order.by_distance and bool(self._low)
 
     def push_high(self, expert: Expert) -> None:
         """Adds an expert that a router has chosen, after those chosen earlier."""
         self._low.pop(expert, None)
         self._high.setdefault(expert)
 
-    def push_low(self, expert: Expert, priority: float) -> None:
-        """Adds a predicted expert; the smallest priority comes first, the last forecast counts."""
+    def push_low(self, expert: Expert, probability: float | None) -> None:
+        """Adds a predicted expert; the last forecast counts.
+
+        Args:
+            probability: Its importance within a layer, at most 1; None: no forecast names it, it
+                comes behind all others.
+        """
         if expert in self._high:
             return
-        ticket = (priority, next(self._sequence))
-        self._low[expert] = ticket
-        heapq.heappush(self._heap, (*ticket, expert))
+        queued = self._low.get(expert)
+        ticket = next(self._tickets) if queued is None else queued.ticket
+        key = self._key(expert[0], probability)
+        self._low[expert] = _QueuedPrefetch(probability, ticket, key)
+        heapq.heappush(self._heap, (key, ticket, expert))
+
+    def _key(self, layer: int, probability: float | None) -> float:
+        if probability is None:
+            return float("inf")
+        # A layer that has been routed comes next in the step after this one.
+        layers_ahead = (layer - self._layer_now - 1) % self._num_layers + 1
+        return self._order.key(probability, layers_ahead, self._num_layers)
 
     def remove(self, expert: Expert) -> None:
         self._high.pop(expert, None)
@@ -58,8 +148,9 @@ class TransferQueue:
     def is_low(self, expert: Expert) -> bool:
         return expert in self._low
 
-    def priority(self, expert: Expert) -> float:
-        return self._low[expert][0]
+    def probability(self, expert: Expert) -> float | None:
+        """Returns the probability that a queued predicted expert was last pushed with."""
+        return self._low[expert].probability
 
     def high(self) -> list[Expert]:
         """Returns the high-priority experts in transfer order."""
@@ -67,16 +158,26 @@ class TransferQueue:
 
     def low(self) -> list[Expert]:
         """Returns the low-priority experts in transfer order; drops stale heap items."""
-        live = [item for item in self._heap if self._low.get(item[2]) == (item[0], item[1])]
-        if len(live) < len(self._heap):
-            self._heap = live
-            heapq.heapify(self._heap)
-        return [item[2] for item in sorted(live)]
+        if self._is_outdated or len(self._heap) > len(self._low):
+            self._rebuild()
+        return [expert for _, _, expert in sorted(self._heap)]
 
     def first_low(self) -> Expert | None:
+        if self._is_outdated:
+            self._rebuild()
         while self._heap:
-            priority, ticket, expert = self._heap[0]
-            if self._low.get(expert) == (priority, ticket):
+            key, ticket, expert = self._heap[0]
+            queued = self._low.get(expert)
+            if queued is not None and queued.key == key and queued.ticket == ticket:
                 return expert
             heapq.heappop(self._heap)
         return None
+
+    def _rebuild(self) -> None:
+        """Computes all keys for the present layer and drops stale heap items."""
+        self._is_outdated = False
+        self._heap = []
+        for expert, queued in self._low.items():
+            queued.key = self._key(expert[0], queued.probability)
+            self._heap.append((queued.key, queued.ticket, expert))
+        heapq.heapify(self._heap)

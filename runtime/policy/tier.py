@@ -7,17 +7,14 @@ higher tier requests what is missing there.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from runtime.policy.cache import CacheEntry, ExpertCache
 from runtime.policy.counters import CacheCounters
 from runtime.policy.eviction.protocol import Expert
-from runtime.policy.queue import TransferQueue
-
-LAST = float("inf")
-"""Priority of idle prefetches: behind all others."""
+from runtime.policy.queue import PrefetchOrder, TransferQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,9 @@ class CacheTier:
         cache: Slots of this tier.
         chunk_bytes: Bytes of each chunk, of each layer's experts.
         chunked: Transfer chunk by chunk (ProMoE, section 5.1); off: whole experts.
+        order: Order in which predicted experts are transferred.
         below: The tier to copy from; None: the store.
+        whole_requests: Transfer the rest of a requested expert at once: nothing may interrupt it.
         idle_prefetch: Fetch the eviction policy's candidates while nothing is requested.
     """
 
@@ -56,11 +55,13 @@ class CacheTier:
         *,
         chunk_bytes: Sequence[Sequence[int]],
         chunked: bool,
+        order: PrefetchOrder,
         below: Self | None = None,
+        whole_requests: bool = False,
         idle_prefetch: bool = False,
     ):
         self.cache = cache
-        self.queue = TransferQueue()
+        self.queue = TransferQueue(order, num_layers=len(chunk_bytes))
         self.counters = [CacheCounters() for _ in chunk_bytes]
         self.below = below
         self._above: CacheTier | None = None
@@ -70,6 +71,7 @@ class CacheTier:
         self._num_chunks = tuple(map(len, chunk_bytes))
         self._entries = cache.entries
         self._chunked = chunked
+        self._whole_requests = whole_requests
         self.idle_prefetch = idle_prefetch
         self._idle_refused_at = -1
         """`cache.num_changes` when no idle candidate could be fetched; nothing to try until it
@@ -90,19 +92,27 @@ class CacheTier:
         """Whether this is the tier that computes."""
         return self._above is None
 
-    def fill(self, num_experts: int, *, owns: Callable[[Expert], bool]) -> None:
-        """Fills every slot of an empty tier with an expert, from the first layer on.
+    def fitting(self, experts: Sequence[Expert]) -> list[Expert]:
+        """Returns the first of the experts that fit into the empty tier.
 
-        A cache that is divided among the layers gets each layer's first experts.
+        A cache that is divided among the layers holds the first of each layer.
         """
-        for layer, num_chunks in enumerate(self._num_chunks):
-            own = [e for e in range(num_experts) if owns((layer, e))]
-            for e in own[: self.cache.share(layer)]:
-                if self.cache.is_full(layer):
-                    break
-                entry, _ = self.cache.admit((layer, e))
-                assert entry is not None
-                entry.ready_chunks = num_chunks
+        if not self.cache.per_layer:
+            return list(experts[: self.cache.num_slots])
+        num_left = [self.cache.share(layer) for layer in range(len(self._num_chunks))]
+        fitting = []
+        for layer, e in experts:
+            if num_left[layer]:
+                num_left[layer] -= 1
+                fitting.append((layer, e))
+        return fitting
+
+    def fill(self, experts: Sequence[Expert]) -> None:
+        """Admits experts to an empty tier as if their bytes were there."""
+        for expert in experts:
+            entry, _ = self.cache.admit(expert)
+            assert entry is not None
+            entry.ready_chunks = self.num_chunks(expert)
 
     # ---- lookups
 
@@ -171,12 +181,12 @@ class CacheTier:
             self._requested_below.remove(expert)
             self.below.release(expert)
 
-    def prefetch(self, expert: Expert, priority: float) -> None:
-        """Queues a predicted expert; the smallest `priority` comes first."""
+    def prefetch(self, expert: Expert, probability: float | None) -> None:
+        """Queues a predicted expert; None: for an idle link, behind all that a forecast names."""
         if self._entries.get(expert) is not None:
             self.cache.on_predict(expert)
         if not self.is_ready(expert):
-            self.queue.push_low(expert, priority)
+            self.queue.push_low(expert, probability)
 
     def cancel_prefetches(self, layer: int, *, keep: frozenset[int] = frozenset()) -> None:
         """Removes a layer's prefetches from the queue, but `keep`; bytes that arrived stay."""
@@ -235,7 +245,7 @@ class CacheTier:
             return None
         expert = self.cache.policy.next_idle_candidate()
         if expert is not None and not self.queue.is_low(expert) and not self.is_requested(expert):
-            self.queue.push_low(expert, LAST)
+            self.queue.push_low(expert, None)
             if (task := self._start(expert, high=False)) is not None:
                 return task
             if expert not in self._entries:  # else the tier below fetches it first
@@ -255,7 +265,7 @@ class CacheTier:
         if entry.in_flight:
             return None
         first = entry.ready_chunks
-        end = first + 1 if self._chunked else self.num_chunks(expert)
+        end = self._end_of_transfer(expert, first, high=high)
         source_slot = None
         if self.below is not None:
             source_slot = self._begin_copy_below(expert, end, high=high)
@@ -264,6 +274,20 @@ class CacheTier:
         entry.in_flight = True
         num_bytes = sum(self._chunk_bytes[expert[0]][first:end])
         return TransferTask(expert, entry.slot, first, end, num_bytes, high, source_slot)
+
+    def _end_of_transfer(self, expert: Expert, first: int, *, high: bool) -> int:
+        """Returns the chunk after the last one of a transfer that begins with chunk `first`.
+
+        A lower tier goes chunk by chunk in any case, so that both links move an expert at once.
+        """
+        if not self._chunked:
+            return self.num_chunks(expert)
+        if not (high and self._whole_requests and self.is_top):
+            return first + 1
+        if self.below is None:
+            return self.num_chunks(expert)
+        entry = self.below.cache.entries.get(expert)
+        return max(first + 1, 0 if entry is None else entry.ready_chunks)
 
     def _begin_copy_below(self, expert: Expert, end_chunk: int, *, high: bool) -> int | None:
         """Returns the locked slot of the tier below, or None after requesting what is missing."""
@@ -277,7 +301,7 @@ class CacheTier:
         slot = below.begin_copy(expert, end_chunk)
         if slot is None and not (high or below.queue.is_low(expert) or below.queue.is_high(expert)):
             self.num_requests_below += 1
-            below.prefetch(expert, self.queue.priority(expert))
+            below.prefetch(expert, self.queue.probability(expert))
         return slot
 
     # ---- copies to the tier above

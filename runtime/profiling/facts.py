@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import torch
 
+from predictors.origin import read_processor_name
 from predictors.versions import package_versions
 from runtime.engine.memory import available_memory_bytes
 
@@ -35,15 +36,6 @@ def hardware(folder: Path) -> dict[str, Any]:
         "disk_bytes": disk.total,
         "disk_free_bytes": disk.free,
     }
-
-
-def read_processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's name as the operating system reports it."""
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def count_usable_cores() -> int:

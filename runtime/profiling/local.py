@@ -34,6 +34,7 @@ from runtime.profiling.reading import (
 )
 from runtime.profiling.spans import Spans
 from runtime.sim.hardware import MeasuredHardware, Overheads
+from runtime.sim.predictor_latency import nearest_latencies
 from runtime.store.base import ExpertStore, max_slot_bytes
 from runtime.transfer.link import Arena, StoreLink
 
@@ -42,9 +43,10 @@ PROMPT_TOKENS = 32
 STEPS = 12
 """Steps without, and as many with a reading thread."""
 EXPERT_TOKENS = 16
+PREDICTOR_KIND = "mlp"
 PREDICTOR_SECONDS = 60e-6
-"""onnxruntime, 2048-512-64, one thread, batch 1: charged to a prediction where the model that was
-measured made none."""
+"""onnxruntime, 2048-512-64, one thread, batch 1: the time of a prediction of `PREDICTOR_KIND` where
+the model that was measured made none."""
 HANDOVER_SECONDS = 30e-6
 """Between two transfers of a thread, where too few were seen."""
 FEW = 10
@@ -105,7 +107,7 @@ def measure_stripped(stripped: StrippedModel, store: ExpertStore) -> MeasuredHar
 def _measured(
     model: PreTrainedModel, layers: Sequence[MoeLayer], engine: Engine
 ) -> MeasuredHardware:
-    store, spans = engine.store, Spans()
+    store, spans, is_synchronous = engine.store, Spans(), engine.driver.is_synchronous
     timeline = engine.swap_timeline(spans)
     try:
         step = _same_token(model)
@@ -117,16 +119,17 @@ def _measured(
         spans.clear()
         for _ in range(STEPS):
             step()
-        alone = average_steps(spans)
+        alone = average_steps(spans, is_synchronous=is_synchronous)
         spans.clear()
         reader = ProbeReader(store)
         with BackgroundReads(reader) as background:
             for _ in range(STEPS):
                 step()
-        slowed = average_steps(spans)
+        slowed = average_steps(spans, is_synchronous=is_synchronous)
         after = measure_reads(store)
     finally:
         engine.swap_timeline(timeline)
+    kind = engine.driver.predictor_kind
     reads = _mean(before, after)
     chunk_seconds = reads.fixed + reads.per_byte * min(reader.sizes)
     one_token, many_tokens = _expert_seconds(model, layers[0], store)
@@ -140,11 +143,16 @@ def _measured(
         expert_fixed=alone.expert,
         expert_per_token=max(0.0, many_tokens - one_token) / (EXPERT_TOKENS - 1),
         predictor_seconds=alone.prediction or PREDICTOR_SECONDS,
+        predictor_latencies=nearest_latencies(
+            kind if kind is not None and alone.prediction else PREDICTOR_KIND,
+            hidden_size=model.config.get_text_config().hidden_size,
+            num_experts=store.num_layers * store.num_experts,
+        ),
         step_seconds=alone.total,
         overheads=Overheads(
             step_seconds=alone.rest,
             task_seconds=handovers,
-            predictor_inline=True,
+            predictor_inline=is_synchronous,
             computation_reads=True,
             transfer_speed_together=reads.speed_together,
             transfer_speed_computing=min(1.0, chunk_seconds / trimmed_mean(background.times)),
@@ -173,14 +181,20 @@ class StepParts:
     total: float
 
 
-def average_steps(spans: Spans) -> StepParts:
+def average_steps(spans: Spans, *, is_synchronous: bool) -> StepParts:
     """Return the median of each part over the recorded steps."""
-    steps = [vars(split_step(spans, *step)).values() for step in spans.steps]
+    steps = [
+        vars(split_step(spans, *step, is_synchronous=is_synchronous)).values()
+        for step in spans.steps
+    ]
     return StepParts(*(statistics.median(column) for column in zip(*steps, strict=True)))
 
 
-def split_step(spans: Spans, began: float, ended: float) -> StepParts:
-    """The step between two times, taken apart."""
+def split_step(spans: Spans, began: float, ended: float, *, is_synchronous: bool) -> StepParts:
+    """The step between two times, taken apart.
+
+    The layers' time contains that of predictions only if these are synchronous.
+    """
 
     def within(pairs: Iterable[Span]) -> list[Span]:
         return [(start, end) for start, end in pairs if began <= start and end <= ended]
@@ -196,12 +210,13 @@ def split_step(spans: Spans, began: float, ended: float) -> StepParts:
     turns = [start for start, _ in layers[1:]] + [experts[-1][1]]
     computing = sum(turn - end for (_, end), turn in zip(layers, turns, strict=True))
     plain = [end - start for start, end in layers]
-    later = (sum(plain[1:]) - sum(asked)) / max(1, len(plain) - 1)
+    waited = sum(asked) if is_synchronous else 0.0
+    later = (sum(plain[1:]) - waited) / max(1, len(plain) - 1)
     return StepParts(
         layer=later,
         expert=computing / len(experts),
         prediction=sum(asked) / len(asked) if asked else 0.0,
-        rest=max(0.0, total - computing - later * len(plain) - sum(asked)),
+        rest=max(0.0, total - computing - later * len(plain) - waited),
         total=total,
     )
 

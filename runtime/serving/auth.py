@@ -5,9 +5,9 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from predictors.errors import MoecastError
+from predictors.files import expand_home
 
 KEY_VARIABLE = "MOECAST_API_KEY"
 FILE_PREFIX = "@"
@@ -28,7 +28,7 @@ def load_api_keys(key: str | None, environment: Mapping[str, str]) -> frozenset[
     if key is None:
         return frozenset()
     if key.startswith(FILE_PREFIX):
-        path = Path(key[1:]).expanduser()
+        path = expand_home(key[1:])
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,6 @@
 """Server-sent events: a response in chunks, cancelled when its client disconnects."""
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtime.serving.errors import RequestError
+from runtime.serving.json_text import to_json
 from runtime.serving.output_stream import ClientDisconnected, KeepAlive, OutputStream
 from runtime.serving.responses import OutputDelta, ResponseBuilder
 
@@ -24,9 +24,8 @@ STALL_SECONDS = 60.0
 """Time after which a client that reads nothing counts as disconnected."""
 
 
-def to_json(value: Any) -> str:
-    """Compact JSON in ASCII, which can always be encoded."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+LARGE_LOGPROBS = 64
+"""Tokens with log-probabilities above which a chunk is written on another thread."""
 
 
 def format_event(value: Any) -> str:
@@ -71,7 +70,11 @@ async def stream_events(response: ResponseBuilder, *, with_usage: bool) -> Async
             output = OutputDelta()
             output.add(events)
             chunk = response.chunk(index, output, usage_is_null=with_usage)
-            if chunk is not None:
+            if chunk is None:
+                continue
+            if output.num_logprobs > LARGE_LOGPROBS:
+                yield await asyncio.to_thread(format_event, chunk)
+            else:
                 yield format_event(chunk)
     except RequestError as error:
         yield format_event(error.body())

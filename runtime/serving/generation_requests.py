@@ -27,6 +27,9 @@ SAMPLING_OPTIONS = (*RECOMMENDED_OPTIONS, "frequency_penalty", "presence_penalty
 MAX_ECHO_LOGIT_BYTES = 1 << 30
 """Most memory for the logits of one prompt, when `echo` asks for all of them."""
 
+MAX_LOGPROBS_PER_REQUEST = 1 << 19
+"""Log-probabilities of all tokens of a request's answers: 100 MiB while they are generated."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
@@ -60,6 +63,17 @@ class GenerationRequest:
         """Options of one answer: the answers to a prompt differ by their seeds alone."""
         seed = (self.seed + number) % 2**SEED_BITS if number else self.seed
         return replace(self.samplings[prompt_index], seed=seed)
+
+    @property
+    def num_logprobs(self) -> int:
+        """Most log-probabilities that all answers may report."""
+        num_logprobs = 0
+        for prompt, sampling in zip(self.prompts, self.samplings, strict=True):
+            if sampling.num_logprobs is not None:
+                num_echoed = len(prompt.tokens) if sampling.prompt_logprobs else 0
+                num_tokens = num_echoed + sampling.max_new_tokens
+                num_logprobs += num_tokens * (1 + sampling.num_logprobs)
+        return num_logprobs * self.num_choices
 
 
 def parse_completion(
@@ -130,10 +144,23 @@ def parse_chat(body: ChatRequest, info: ModelInfo, limits: RequestLimits) -> Gen
 def build_request(
     body: GenerationBody, prompts: list[RequestPrompt], samplings: list[SamplingParams]
 ) -> GenerationRequest:
+    """Bundle the answers of a request.
+
+    Raises:
+        RequestError: they may have too many log-probabilities.
+    """
     seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
-    return GenerationRequest(
+    request = GenerationRequest(
         prompts=prompts, samplings=samplings, num_choices=body.n or 1, seed=seed
     )
+    if request.num_logprobs > MAX_LOGPROBS_PER_REQUEST:
+        raise RequestError(
+            f"logprobs: the answers may have {request.num_logprobs} log-probabilities; this server "
+            f"allows at most {MAX_LOGPROBS_PER_REQUEST}; ask for fewer log-probabilities, or lower "
+            "max_tokens or n, or send fewer or shorter prompts",
+            param="logprobs",
+        )
+    return request
 
 
 def check_limits(body: GenerationBody, info: ModelInfo, limits: RequestLimits) -> None:

@@ -6,12 +6,15 @@ Records of libraries become such lines too. Further fields are passed as
 `log.info("request", extra={"fields": {"request_id": ..., "status": 200}})`.
 """
 
+import io
 import json
 import logging
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+from runtime.serving.log_queue import QueuedHandler
 
 REDACTED = "***"
 """Replaces keys."""
@@ -71,17 +74,28 @@ def utc_timestamp(seconds: float) -> str:
 def configure_json_logging(
     *, secrets: Iterable[str] = (), level: int = logging.INFO, stream: TextIO | None = None
 ) -> logging.Handler:
-    """Send all log records of this process to `stream` (stderr) as JSON, and nowhere else.
+    """Send all log records and warnings of this process to `stream` (stderr) as JSON lines.
 
-    Returns the handler.
+    Lines that a file or pipe does not take in time are dropped and counted: nothing waits for the
+    reader of the log. Returns the handler.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = make_handler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(secrets=secrets))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    logging.captureWarnings(True)
     for name in LIBRARY_LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
     return handler
+
+
+def make_handler(stream: TextIO) -> logging.Handler:
+    """A handler that waits for nobody; streams in memory are written at once."""
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:
+        return logging.StreamHandler(stream)
+    return QueuedHandler(descriptor)

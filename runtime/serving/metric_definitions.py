@@ -113,6 +113,9 @@ REQUEST_METRICS = (
               "Time of one forward pass of all running sequences, including "
               "sampling.", TOKEN_BUCKETS),
     gauge("moecast_group_size", SERVER, "Number of sequences in the last forward pass."),
+    gauge("moecast_dropped_log_lines", SERVER,
+          "Number of lines of the log that were dropped because its reader did not take them in "
+          "time."),
 )  # fmt: skip
 """Metrics that `runtime.serving.metrics.RequestMetrics` fills."""
 

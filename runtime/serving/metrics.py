@@ -30,6 +30,7 @@ from runtime.engine.monitor import EngineMonitor, EngineSnapshot
 from runtime.errors import Fault
 from runtime.serving.choice import CompletionChoice, FinishReason
 from runtime.serving.errors import RequestError
+from runtime.serving.log_queue import count_dropped_lines
 from runtime.serving.metric_definitions import (
     DEFINITIONS,
     EXPERT_METRICS,
@@ -103,6 +104,7 @@ class RequestMetrics(ServiceObserver):
         self.series("vllm:num_requests_waiting").set_function(lambda: self.num_waiting)
         self.series("vllm:num_requests_running").set_function(lambda: self.num_running)
         self.series("vllm:kv_cache_usage_perc").set_function(self._kv_cache_usage)
+        self.series("moecast_dropped_log_lines").set_function(count_dropped_lines)
         # From the start: a rate misses the first event of a series that appears with it.
         for metric in REQUEST_METRICS:
             if not set(metric.labels) - set(self._own_labels):

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from runtime.serving.choice import (
     PromptLogprobs,
     TokenDelta,
 )
+from runtime.serving.json_text import LazyList
 from runtime.serving.model_info import ModelInfo
 from runtime.serving.output_stream import OutputStream
 
@@ -43,9 +44,14 @@ class OutputDelta:
     def text(self) -> str:
         return "".join(delta.text for delta in self.tokens)
 
+    @property
+    def num_logprobs(self) -> int:
+        """Tokens that may have log-probabilities."""
+        return len(self.prompt_logprobs) + len(self.tokens)
+
 
 class ResponseBuilder(ABC):
-    """JSON of one request's response: plain dictionaries."""
+    """JSON of one request's response: dictionaries, whose long lists are made when written."""
 
     kind: str
     chunk_kind: str
@@ -146,21 +152,23 @@ class CompletionResponse(ResponseBuilder):
         if not self._wants_logprobs or not (output.tokens or output.prompt_logprobs):
             return None
         entries = [*output.prompt_logprobs]
-        offsets: list[int] = []
+        entries += [delta.logprob for delta in output.tokens if delta.logprob is not None]
+        return {
+            "tokens": LazyList(lambda: (self._vocabulary.text(entry.token) for entry in entries)),
+            "token_logprobs": LazyList(lambda: (finite_logprob(e.logprob) for e in entries)),
+            "top_logprobs": LazyList(lambda: map(self._top_logprobs, entries)),
+            "text_offset": LazyList(lambda: self._text_offsets(output, answer_start)),
+        }
+
+    def _text_offsets(self, output: OutputDelta, answer_start: int) -> Iterator[int]:
+        """The offset of each token with log-probabilities."""
         detokenizer = Detokenizer(self._info.tokenizer, skip_special_tokens=False)
         for entry in output.prompt_logprobs:
-            offsets.append(detokenizer.num_characters)
+            yield detokenizer.num_characters
             detokenizer.push(entry.token)
         for delta in output.tokens:
             if delta.logprob is not None:
-                entries.append(delta.logprob)
-                offsets.append(answer_start + delta.offset)
-        return {
-            "tokens": [self._vocabulary.text(entry.token) for entry in entries],
-            "token_logprobs": [finite_logprob(entry.logprob) for entry in entries],
-            "top_logprobs": [self._top_logprobs(entry) for entry in entries],
-            "text_offset": offsets,
-        }
+                yield answer_start + delta.offset
 
     def _top_logprobs(self, entry: TokenLogprob) -> dict[str, float | None] | None:
         """The most likely tokens by text, including the token itself; None without a prediction.
@@ -204,13 +212,12 @@ class ChatResponse(ResponseBuilder):
         """A list with one object for each token."""
         if not self._wants_logprobs or not output.tokens:
             return None
-        content = []
-        for delta in output.tokens:
-            if (entry := delta.logprob) is None:
-                continue
-            top = [self._token_logprob(token, logprob) for token, logprob in entry.top]
-            content.append(self._token_logprob(entry.token, entry.logprob) | {"top_logprobs": top})
-        return {"content": content, "refusal": None}
+        entries = [delta.logprob for delta in output.tokens if delta.logprob is not None]
+        return {"content": LazyList(lambda: map(self._content_entry, entries)), "refusal": None}
+
+    def _content_entry(self, entry: TokenLogprob) -> dict[str, Any]:
+        top = [self._token_logprob(token, logprob) for token, logprob in entry.top]
+        return self._token_logprob(entry.token, entry.logprob) | {"top_logprobs": top}
 
     def _token_logprob(self, token: int, logprob: float | None) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from predictors.versions import package_versions
 from runtime.serving.errors import EngineDead, NotReady
-from runtime.serving.event_stream import EventStreamResponse, cancel_on_disconnect, to_json
+from runtime.serving.event_stream import EventStreamResponse, cancel_on_disconnect
 from runtime.serving.generation_requests import (
     GenerationRequest,
     RequestLimits,
@@ -23,6 +23,7 @@ from runtime.serving.generation_requests import (
     require_tokens,
     tokenize_body,
 )
+from runtime.serving.json_text import to_json, write_json
 from runtime.serving.metrics import ServerMetrics
 from runtime.serving.model_info import ModelInfo
 from runtime.serving.output_stream import ClientDisconnected, OutputStream
@@ -134,7 +135,7 @@ def generation_routes(
         stream = OutputStream(service, request, request_id=request_id)
         response = response_class(stream, info, id=f"{prefix}-{request_id}")
         if log_prompts:
-            log_fields["prompts"] = [info.tokenizer.decode(p.tokens) for p in request.prompts]
+            log_fields["prompts"] = await asyncio.to_thread(decode_prompts, request, info)
         stream.submit()
         if body.stream:
             return EventStreamResponse(
@@ -146,8 +147,16 @@ def generation_routes(
             except ClientDisconnected:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
         if log_prompts:
-            log_fields["answers"] = whole["choices"]
-        return Response(to_json(whole), media_type="application/json")
+            log_fields["answers"] = [
+                {name: value for name, value in choice.items() if name != "logprobs"}
+                for choice in whole["choices"]
+            ]
+        if request.num_logprobs:
+            # It may take seconds, during which the event loop would answer nobody.
+            content = await asyncio.to_thread(write_json, whole)
+        else:
+            content = to_json(whole).encode()
+        return Response(content, media_type="application/json")
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, http: Request) -> Any:
@@ -162,14 +171,23 @@ def generation_routes(
     return router
 
 
+def decode_prompts(request: GenerationRequest, info: ModelInfo) -> list[str]:
+    return [decode_tokens(prompt.tokens, info) for prompt in request.prompts]
+
+
 def token_routes(service: GenerationService) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest) -> Response:
         info = require_model_info(service)
-        tokens = await asyncio.to_thread(tokenize_body, body, info)
-        return {"count": len(tokens), "max_model_len": info.max_length, "tokens": tokens}
+
+        def respond() -> bytes:
+            tokens = tokenize_body(body, info)
+            answer = {"count": len(tokens), "max_model_len": info.max_length, "tokens": tokens}
+            return to_json(answer).encode()
+
+        return Response(await asyncio.to_thread(respond), media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:

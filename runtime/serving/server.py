@@ -1,71 +1,66 @@
 """Listens for HTTP and shuts down gracefully: running requests are finished first."""
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from predictors.errors import MoecastError
+from runtime.serving.connections import ConnectionTable, LimitedLog, connection_limit
+from runtime.serving.protocol import ServerProtocol
 from runtime.serving.service import GenerationService, ServiceState
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 1000
-"""Systems allow a process 1024 open files; uvicorn answers further connections with 503."""
-HEADER_SECONDS = 20.0
-"""Timeout for a request's headers: slow clients must not hold all connections."""
+ACCEPT_QUEUE = 2048
+"""Connections that may wait in the kernel."""
+ACCEPT_BATCH = 16
+"""Connections that are accepted before the limit is applied to them."""
+CHECK_TICKS = 5
+"""Tenths of a second between two looks at the connections' deadlines."""
+LOADING_SHARE = 0.5
+"""Share of the free descriptors that a model's files may take."""
 IDLE_SECONDS = 30
 """Time after which a connection without requests is closed."""
 MAX_HEADER_BYTES = 64 << 10
 """Most bytes of a request's line and headers."""
 ENGINE_SECONDS = 1.0
 """Timeout for the engine thread to end; most forward passes take less."""
+ACCEPT_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of `accept` that last until something is closed."""
 FLUSH_SECONDS = 5
 """Time for complete answers to reach their clients; less if `grace` is shorter."""
 
 
 class HttpServer(uvicorn.Server):
-    """Leaves signals to `serve`."""
+    """Leaves signals to `serve`, and keeps the deadlines of `table`."""
+
+    def __init__(self, config: uvicorn.Config, table: ConnectionTable):
+        super().__init__(config)
+        self._table = table
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # asyncio accepts as many connections at once as its argument for the kernel's queue says.
+        for listener in sockets or ():
+            listener.listen(ACCEPT_QUEUE)
 
-class HeaderTimeoutProtocol(H11Protocol):
-    """Closes connections whose request headers do not arrive in time."""
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._update_timer()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._update_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timer()
-        super().connection_lost(exc)
-
-    def _update_timer(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self._cancel_timer()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    async def on_tick(self, counter: int) -> bool:
+        if counter % CHECK_TICKS == 0:
+            self._table.check(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -77,7 +72,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = addresses[0]
-        listener = socket.create_server(address[:2], family=family, backlog=2048)
+        listener = socket.create_server(address[:2], family=family, backlog=ACCEPT_QUEUE)
     except OSError as error:
         raise MoecastError(
             f"host={host} port={port}: cannot listen there ({error.strerror or error}); "
@@ -92,6 +87,25 @@ def listen(host: str, port: int) -> socket.socket:
 def server_url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def limit_accept_errors(
+    loop: asyncio.AbstractEventLoop,
+) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Return a handler of the loop's errors that logs few of those of accepted connections.
+
+    Without descriptors, the loop reports each attempt to accept one of the waiting connections.
+    """
+    limited = LimitedLog("no connection could be accepted")
+
+    def handle(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in ACCEPT_ERRORS and "socket" in context:
+            limited.add(cause=str(error))
+        else:
+            loop.default_exception_handler(context)
+
+    return handle
 
 
 class ShutdownRequest:
@@ -131,30 +145,38 @@ async def serve(
     if handle_signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, shutdown.request, signal.Signals(number).name)
+    table = ConnectionTable(connection_limit(reserved=LOADING_SHARE))
+    loop.set_exception_handler(limit_accept_errors(loop))
     server = HttpServer(
         uvicorn.Config(
             app,
-            http=HeaderTimeoutProtocol,
+            http=partial(ServerProtocol, table=table),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            backlog=ACCEPT_BATCH,
             timeout_keep_alive=IDLE_SECONDS,
             timeout_graceful_shutdown=round(max(1, min(FLUSH_SECONDS, grace_seconds))),
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        )
+        ),
+        table,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: shutdown.request("the HTTP server ended"))
 
-    def end_on_failure(state: ServiceState) -> None:
+    def update_limit() -> None:
+        table.limit = connection_limit(num_connections=len(table))
+
+    def on_state(state: ServiceState) -> None:
         if state is ServiceState.FAILED:
             loop.call_soon_threadsafe(shutdown.request, "the engine failed")
+        elif state is ServiceState.READY:
+            loop.call_soon_threadsafe(update_limit)
 
-    service.on_state_change(end_on_failure)
+    service.on_state_change(on_state)
     service.start()
     on_listening()
     await shutdown.is_requested.wait()

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from predictors.base import Floats, Forecasts
+from predictors.base import Floats, Forecasts, Ints
+from predictors.errors import MoecastError
 from runtime.policy.device_cache import DeviceCache
 from runtime.sim.hardware import Hardware, RooflineHardware
 from runtime.sim.simulator import Simulator
@@ -94,18 +95,44 @@ class SimulatedCluster:
         for simulator in self.simulators:
             simulator.begin_step()
 
-    def forecast(self, forecasts: Forecasts, *, layer_now: int) -> None:
+    def forecast(self, forecasts: Forecasts, *, layer_now: int, seconds: float) -> None:
         for simulator in self.simulators:
-            simulator.forecast(forecasts, layer_now=layer_now)
+            simulator.forecast(forecasts, layer_now=layer_now, seconds=seconds)
 
     def compute(self, seconds: float) -> None:
         """Computes on all devices, or lets them wait for one that computes."""
         for simulator in self.simulators:
             simulator.compute(seconds)
 
+    def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
+        for simulator in self.simulators:
+            simulator.on_tokens_routed(layer, experts_TK)
+
     def on_reuse_scores(self, layer: int, score_E: Floats) -> None:
         for simulator in self.simulators:
             simulator.on_reuse_scores(layer, score_E)
+
+    def start_load(self, num_bytes: int) -> None:
+        """Starts a load of each device's share."""
+        for simulator in self.simulators:
+            simulator.start_load(-(-num_bytes // len(self.simulators)))
+
+    def finish_load(self) -> None:
+        for simulator in self.simulators:
+            simulator.finish_load()
+        last = max(simulator.now for simulator in self.simulators)
+        for simulator in self.simulators:
+            simulator.compute(last - simulator.now)
+
+    def request_early(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
+        for simulator in self.simulators:
+            simulator.request_early(layer, tokens_per_expert)
+
+    def run_experts_by_batch(self, layer: int, batches: Sequence[dict[int, int]]) -> None:
+        raise MoecastError(
+            f"layer {layer}, {len(batches)} micro-batches: experts that are computed batch by "
+            "batch are simulated on one device only"
+        )
 
     def run_experts(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
         """Computes each device's experts; the layer ends when the last tokens are back."""

@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from predictors.base import Predictor
 from runtime.config import HardwareConfig, ShapeConfig
+from runtime.sim.predictor_latency import PredictorLatencies, nearest_latencies
 
 NUM_CHUNKS = 3
 """An expert's three linear layers (ProMoE, section 5.1)."""
@@ -50,9 +52,11 @@ class RooflineHardware:
     flops: float
     kernel_seconds: float
     predictor_seconds: float
-    """Latency of one prediction, which overlaps the computation."""
+    """Latency of one prediction for one token by the kind that `predictor_latencies` names."""
     chunk_bytes: tuple[int, ...]
     layer_bytes: int
+    predictor_latencies: PredictorLatencies = PredictorLatencies()
+    """Latencies of other kinds and of more tokens."""
     bytes_per_weight: float = 2.0
     store_latency_seconds: float = 0.0
     store_bytes_per_second: float = math.inf
@@ -93,6 +97,9 @@ class MeasuredHardware:
     expert_fixed: float
     expert_per_token: float
     predictor_seconds: float
+    """Latency of one prediction for one token by the kind that `predictor_latencies` names."""
+    predictor_latencies: PredictorLatencies = PredictorLatencies()
+    """Latencies of other kinds and of more tokens."""
     step_seconds: float = 0.0
     """Time of a decode step with all experts resident; the other times are parts of it."""
     overheads: Overheads = Overheads()
@@ -128,6 +135,11 @@ def describe_hardware(config: HardwareConfig, shape: ShapeConfig) -> RooflineHar
         flops=config.flops,
         kernel_seconds=config.kernel_us * 1e-6,
         predictor_seconds=config.predictor_us * 1e-6,
+        predictor_latencies=nearest_latencies(
+            config.predictor_kind,
+            hidden_size=shape.hidden_size,
+            num_experts=shape.num_layers * shape.num_experts,
+        ),
         chunk_bytes=split_chunks(shape.expert_bytes),
         layer_bytes=shape.layer_bytes,
         bytes_per_weight=shape.bytes_per_weight,
@@ -140,6 +152,17 @@ def describe_hardware(config: HardwareConfig, shape: ShapeConfig) -> RooflineHar
 def split_chunks(num_bytes: int) -> tuple[int, ...]:
     """Splits an expert's bytes into `NUM_CHUNKS` sizes, as evenly as whole bytes allow."""
     return tuple((num_bytes + i) // NUM_CHUNKS for i in range(NUM_CHUNKS))
+
+
+def prediction_seconds(hardware: Hardware, predictor: Predictor | None, num_tokens: int) -> float:
+    """Returns the time in which the predictor answers one event of a step of `num_tokens` tokens.
+
+    A kind without measured latencies takes as long as the machine's own kind does for one token.
+    """
+    if predictor is None:
+        return 0.0
+    ratio = hardware.predictor_latencies.ratio(predictor.kind, num_tokens)
+    return hardware.predictor_seconds * ratio
 
 
 def count_tier_slots(hardware: Hardware, slots: int, num_experts: int) -> list[int]:

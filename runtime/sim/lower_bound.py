@@ -1,4 +1,4 @@
-"""A time that no system can beat: the bytes that must move, and the computation.
+"""The bound: a time that no system can beat, from the bytes that must move and the computation.
 
 Shape suffixes: W decode steps of a window.
 """
@@ -10,9 +10,14 @@ from dataclasses import dataclass
 
 from predictors.spec import ModelSpec
 from runtime.policy.eviction.protocol import Expert
+from runtime.sim.group import dense_seconds
 from runtime.sim.hardware import Hardware, count_tier_slots
+from runtime.sim.replay import ReplayStats
 from runtime.sim.routing import count_tokens
 from runtime.sim.step import RecordedStep
+
+ROUNDING = 1e-9
+"""Relative error of sums of times, by which a replay may seem to beat the bound."""
 
 LayerChoices = Sequence[Collection[Expert]]
 """The experts that each routed layer chooses, one layer after another."""
@@ -48,18 +53,26 @@ class TimeBound:
         """Mean of a decode step; None without one."""
         return self.decode_seconds / self.num_decode_steps if self.num_decode_steps else None
 
+    def assert_holds(self, stats: ReplayStats) -> None:
+        """Asserts that a replay of the same steps on the same machine does not beat the bound.
+
+        A replay that does shows a mistake in the simulator or here: no table may contain it.
+        """
+        decode_seconds, prefill_seconds = sum(stats.tpot_seconds), sum(stats.ttft_seconds)
+        assert self.decode_seconds <= decode_seconds * (1 + ROUNDING), (self, decode_seconds)
+        assert self.prefill_seconds <= prefill_seconds * (1 + ROUNDING), (self, prefill_seconds)
+
 
 def bound_time(
     steps: Iterable[RecordedStep], *, spec: ModelSpec, hardware: Hardware, num_slots: int
 ) -> TimeBound:
-    """Returns the least time of the steps on this machine, from empty caches.
+    """Returns the least time of the steps on this machine, whatever its caches hold at first.
 
     In any window of consecutive steps, the time is at least that of the computation, and at least
     that of the transfers that even Belady's MIN needs: it misses least of all policies that know
     the future, prefetching or not. The cache may hold whatever is best when a window begins, so
-    that nothing is assumed of the time before; only the first window begins with an empty one. The
-    bounds of windows that do not overlap add up. Windows of 1, 2, 4... decode steps are tried, and
-    the largest sum counts.
+    that nothing is assumed of the time before. The bounds of windows that do not overlap add up.
+    Windows of 1, 2, 4... decode steps are tried, and the largest sum counts.
 
     Args:
         steps: Recorded steps, as for `replay`.
@@ -79,11 +92,11 @@ def bound_time(
     while index < len(work):
         end = index + 1
         if work[index].is_prefill:
-            prefill_seconds += _bound_window(work[index:end], tiers, is_first=index == 0)
+            prefill_seconds += _bound_window(work[index:end], tiers)
         else:
             while end < len(work) and not work[end].is_prefill:
                 end += 1
-            decode_seconds += _bound_run(work[index:end], tiers, is_first=index == 0)
+            decode_seconds += _bound_run(work[index:end], tiers)
             num_decode_steps += end - index
         index = end
     return TimeBound(
@@ -97,7 +110,7 @@ def _measure_step(step: RecordedStep, spec: ModelSpec, hardware: Hardware) -> St
     choices = []
     for layer in range(spec.num_layers):
         tokens_per_expert = count_tokens(step.experts(layer), spec.num_experts)
-        seconds += hardware.layer_seconds(num_tokens)
+        seconds += dense_seconds(step, hardware.layer_seconds)
         seconds += sum(map(hardware.expert_seconds, tokens_per_expert.values()))
         choices.append([(layer, e) for e in tokens_per_expert])
     is_prefill = num_tokens > len(set(step.requests_T.tolist()))
@@ -113,37 +126,26 @@ def _least_transfer_seconds(hardware: Hardware, tier: int) -> float:
     return hardware.transfer_seconds(sum(hardware.chunk_bytes), tier=tier) / speed
 
 
-def _bound_run(
-    work: Sequence[StepWork], tiers: Sequence[tuple[int, float]], *, is_first: bool
-) -> float:
+def _bound_run(work: Sequence[StepWork], tiers: Sequence[tuple[int, float]]) -> float:
     """Returns the bound of consecutive decode steps, under the best length of windows."""
     bounds = []
     for power in range(len(work).bit_length() + 1):
         length = min(2**power, len(work))
         windows = (work[i : i + length] for i in range(0, len(work), length))
-        bounds.append(
-            sum(
-                _bound_window(window_W, tiers, is_first=is_first and i == 0)
-                for i, window_W in enumerate(windows)
-            )
-        )
+        bounds.append(sum(_bound_window(window_W, tiers) for window_W in windows))
     return max(bounds)
 
 
-def _bound_window(
-    window_W: Sequence[StepWork], tiers: Sequence[tuple[int, float]], *, is_first: bool
-) -> float:
+def _bound_window(window_W: Sequence[StepWork], tiers: Sequence[tuple[int, float]]) -> float:
     seconds = sum(step.compute_seconds for step in window_W)
     layers = [chosen for step in window_W for chosen in step.choices]
-    for tier, (num_slots, transfer_seconds) in enumerate(tiers):
-        # Lower tiers are filled before the run starts.
-        is_empty = is_first and tier == 0
-        num_transfers = count_least_misses(layers, num_slots, is_empty=is_empty)
+    for num_slots, transfer_seconds in tiers:
+        num_transfers = count_least_misses(layers, num_slots)
         seconds = max(seconds, num_transfers * transfer_seconds)
     return seconds
 
 
-def count_least_misses(layers: LayerChoices, num_slots: int, *, is_empty: bool) -> int:
+def count_least_misses(layers: LayerChoices, num_slots: int) -> int:
     """Returns the fewest transfers with which a cache of `num_slots` experts serves the layers.
 
     A layer's experts may be computed one after another in any order, and an expert need not be
@@ -151,8 +153,7 @@ def count_least_misses(layers: LayerChoices, num_slots: int, *, is_empty: bool) 
 
     Args:
         layers: The experts of each layer.
-        num_slots: Experts that the cache holds.
-        is_empty: Begin with an empty cache; otherwise with the best content.
+        num_slots: Experts that the cache holds; it begins with those that are best for it.
     """
     next_use = _find_next_uses(layers)
     resident: dict[Expert, float] = {}
@@ -169,8 +170,8 @@ def count_least_misses(layers: LayerChoices, num_slots: int, *, is_empty: bool) 
             use, expert = heapq.heappop(latest)
             if resident.get(expert) == -use:
                 del resident[expert]
-    # A cache with the best content has what the first misses fetch into free slots.
-    return num_misses if is_empty else max(0, num_misses - num_slots)
+    # The best content is what the first misses fetch into the free slots of an empty cache.
+    return max(0, num_misses - num_slots)
 
 
 def _find_next_uses(layers: LayerChoices) -> list[list[float]]:

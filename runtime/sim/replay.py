@@ -1,14 +1,15 @@
 """Replays recorded steps through a predictor and a system, on a simulated machine."""
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from predictors.base import Predictor, Signal
 from predictors.spec import ModelSpec
-from runtime.config import ORACLE, SystemConfig
+from runtime.config import SystemConfig
 from runtime.policy.build import (
     adapt_to_link,
     build_device_cache,
@@ -18,10 +19,33 @@ from runtime.policy.build import (
 from runtime.policy.counters import CacheCounters, sum_counters
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.sim.cluster import Interconnect, SimulatedCluster
-from runtime.sim.hardware import Hardware, count_tier_slots
-from runtime.sim.routing import OraclePredictor, RecordedRouting, count_tokens
+from runtime.sim.group import simulate_dense, simulate_experts
+from runtime.sim.hardware import Hardware, count_tier_slots, prediction_seconds
+from runtime.sim.routing import RecordedRouting
 from runtime.sim.simulator import Observer, Simulator
 from runtime.sim.step import RecordedStep, replay_step
+
+
+class StepTotals(NamedTuple):
+    """Totals from the start of a run to the end of one of its steps."""
+
+    is_prefill: bool
+    """Whether the step is a prefill."""
+    num_tokens: int
+    """Tokens of the step itself."""
+    seconds: float
+    """Time of the step itself."""
+    prefill_stall_seconds: float
+    decode_stall_seconds: float
+    prefill_bytes: int
+    decode_bytes: int
+    requests: int
+    """Requested experts of decode steps, as the next four."""
+    hits: int
+    predicted: int
+    predicted_in_time: int
+    needed_predicted: int
+    needed_predicted_in_time: int
 
 
 @dataclass
@@ -38,14 +62,19 @@ class ReplayStats:
     """Time of each prefill, in the order of the run."""
     tpot_seconds: list[float] = field(default_factory=list)
     """Time of each decode step, in the order of the run."""
+    run_starts: list[int] = field(default_factory=list)
+    """Index of the first decode step after each prefill that decode steps follow: with one request
+    at a time, a run of decode steps is a request."""
     stall_seconds: float = 0.0
     """Time that the computation waited for experts."""
     predictor_seconds: float = 0.0
     """Time of predictions."""
     decode_stall_seconds: float = 0.0
     """The part of `stall_seconds` in decode steps."""
+    step_totals: list[StepTotals] = field(default_factory=list)
+    """One for each step, in the order of the run."""
     decode_predictor_seconds: float = 0.0
-    """The part of `predictor_seconds` in decode steps; predictions overlap the computation."""
+    """The part of `predictor_seconds` in decode steps; a synchronous system waits for it."""
 
     @property
     def stall_share(self) -> float | None:
@@ -55,6 +84,14 @@ class ReplayStats:
     @property
     def total_seconds(self) -> float:
         return sum(self.tpot_seconds) + sum(self.ttft_seconds)
+
+    @property
+    def decode_runs(self) -> list[list[float]]:
+        """Times of the decode steps between two prefills, for each pair of them."""
+        ends = [*self.run_starts[1:], len(self.tpot_seconds)]
+        return [
+            self.tpot_seconds[start:end] for start, end in zip(self.run_starts, ends, strict=True)
+        ]
 
     @property
     def total(self) -> CacheCounters:
@@ -107,49 +144,26 @@ def replay(
     """Runs the steps one after another from empty caches.
 
     A step with several tokens of a request counts as a prefill (TTFT), one with a single token of
-    each of its requests as a decode step (TPOT). Belady eviction and the oracle need the whole
-    routing before the first step, so all steps are held at once. A system whose predictor is
-    `oracle` is the bound: the better of experts fetched whole, which pays the link's latency once,
-    and chunk by chunk, where the tiers' links overlap.
+    each of its requests as a decode step (TPOT). A system that knows the future is given the
+    routing before the first step, so all steps are held at once.
 
     Args:
-        steps: Recorded steps; `batch_steps` makes steps of several requests.
-        predictor: What to forecast with; ignored by the bound.
+        steps: Recorded steps; `batch_steps` makes steps of several requests, `group.GroupStep` one
+            of several micro-batches.
+        predictor: What to forecast with.
         spec: The model.
         system: What to fetch and to evict.
         hardware: The machine, or each of its devices if there is an `interconnect`.
         budget_slots: Experts in the computing tier, or in each tier, the computing one first. With
             one number and a machine whose host memory is too small for all experts, host memory is
-            a second tier, filled from the first layer on (MoE-Infinity, sequence level, section
-            6.1).
+            a second tier, full from the first layer on, or from where the computing tier ends if
+            the system begins with that full too.
         reuse_predictor: A `predictors.reuse` predictor for `reuse` eviction; its time is not
             charged, for the scores are not needed before the next miss.
         observer: Called with what happens; of several devices, with events of the first.
         interconnect: Several devices, over which experts are spread.
     """
-    if system.predictor == ORACLE:
-        steps = list(steps)
-        future = RecordedRouting(steps, spec)
-        # Knowing takes no time.
-        hardware = replace(hardware, predictor_seconds=0.0)
-
-        def run_oracle(chunked: bool, observer: Observer | None = None) -> ReplayStats:
-            return replay(
-                steps,
-                OraclePredictor(spec, future),
-                spec=spec,
-                system=replace(system, predictor=None, chunked=chunked),
-                hardware=hardware,
-                budget_slots=budget_slots,
-                reuse_predictor=reuse_predictor,
-                observer=observer,
-                interconnect=interconnect,
-            )
-
-        bounds = {chunked: run_oracle(chunked) for chunked in (False, True)}
-        best = min(bounds, key=lambda chunked: bounds[chunked].total_seconds)
-        return bounds[best] if observer is None else run_oracle(best, observer)
-    if system.eviction == "belady":
+    if system.knows_future:
         steps = list(steps)
         options = {**system.eviction_options, "future": RecordedRouting(steps, spec)}
         system = replace(system, eviction_options=options)
@@ -173,28 +187,37 @@ def replay(
         devices = list(cache.devices)
     schedulers = [build_scheduler(system, spec, device) for device in devices]
     simulators = [
-        Simulator(device, hardware, scheduler=scheduler, observer=None if i else observer)
+        Simulator(
+            device,
+            hardware,
+            scheduler=scheduler,
+            observer=None if i else observer,
+            is_stateless=active is not None and active.stateless,
+        )
         for i, (device, scheduler) in enumerate(zip(devices, schedulers, strict=True))
     ]
     if interconnect is None:
         (simulator,) = simulators
     else:
         simulator = SimulatedCluster(simulators, devices, interconnect)
-    if fills_host:
-        cache.fill_lower_tiers(spec.num_experts)
+    if fills_host or system.fill_first_layers:
+        cache.fill(spec.num_experts)
     stats = ReplayStats(
         prefill=[CacheCounters() for _ in range(spec.num_layers)],
         decode=[CacheCounters() for _ in range(spec.num_layers)],
     )
     tokens_at_once = int if interconnect is None else interconnect.tokens_at_once
-    running: set[int] = set()
+
+    @functools.cache
+    def layer_seconds(num_tokens: int) -> float:
+        return hardware.layer_seconds(tokens_at_once(num_tokens))
+
+    was_prefill = False
     for step in steps:
         requests = set(step.requests_T.tolist())
         is_prefill = len(step.tokens_T) > len(requests)
         cache.counters = stats.prefill if is_prefill else stats.decode
-        cache.begin_step(new_request=not requests <= running)
-        # A prefill ends no other request: those of a batch go on after it.
-        running = requests | running if is_prefill else requests
+        cache.begin_step(step.requests_T)
         start, stall_seconds = simulator.now, simulator.stall_seconds
         predictor_seconds = simulator.predictor_seconds
         _simulate_step(
@@ -202,22 +225,49 @@ def replay(
             active,
             step,
             spec=spec,
-            layer_seconds=hardware.layer_seconds(tokens_at_once(len(step.tokens_T))),
+            layer_seconds=layer_seconds,
+            predictor_seconds=prediction_seconds(hardware, active, len(step.tokens_T)),
             reuse_predictor=reuse_predictor,
         )
         cache.end_step()
         times = stats.ttft_seconds if is_prefill else stats.tpot_seconds
+        if not is_prefill and (was_prefill or not times):
+            stats.run_starts.append(len(times))
+        was_prefill = is_prefill
         times.append(simulator.now - start)
+        stats.stall_seconds = simulator.stall_seconds
+        stats.predictor_seconds = simulator.predictor_seconds
+        if not is_prefill:
+            stats.decode_stall_seconds += simulator.stall_seconds - stall_seconds
+            stats.decode_predictor_seconds += simulator.predictor_seconds - predictor_seconds
+        stats.step_totals.append(
+            _total_step(stats, is_prefill=is_prefill, num_tokens=len(step.tokens_T))
+        )
         if is_prefill:
             continue
-        stats.decode_stall_seconds += simulator.stall_seconds - stall_seconds
-        stats.decode_predictor_seconds += simulator.predictor_seconds - predictor_seconds
         for scheduler in schedulers:
             if scheduler.adaptive_prefetch is not None:
                 scheduler.adaptive_prefetch.record_step(times[-1])
-    stats.stall_seconds = simulator.stall_seconds
-    stats.predictor_seconds = simulator.predictor_seconds
     return stats
+
+
+def _total_step(stats: ReplayStats, *, is_prefill: bool, num_tokens: int) -> StepTotals:
+    decode = stats.decode
+    return StepTotals(
+        is_prefill=is_prefill,
+        num_tokens=num_tokens,
+        seconds=(stats.ttft_seconds if is_prefill else stats.tpot_seconds)[-1],
+        prefill_stall_seconds=stats.stall_seconds - stats.decode_stall_seconds,
+        decode_stall_seconds=stats.decode_stall_seconds,
+        prefill_bytes=sum(layer.bytes_moved for layer in stats.prefill),
+        decode_bytes=sum(layer.bytes_moved for layer in decode),
+        requests=sum(layer.requests for layer in decode),
+        hits=sum(layer.hits for layer in decode),
+        predicted=sum(layer.predicted for layer in decode),
+        predicted_in_time=sum(layer.predicted_in_time for layer in decode),
+        needed_predicted=sum(layer.needed_predicted for layer in decode),
+        needed_predicted_in_time=sum(layer.needed_predicted_in_time for layer in decode),
+    )
 
 
 def _simulate_step(
@@ -226,19 +276,37 @@ def _simulate_step(
     step: RecordedStep,
     *,
     spec: ModelSpec,
-    layer_seconds: float,
+    layer_seconds: Callable[[int], float],
+    predictor_seconds: float,
     reuse_predictor: Predictor | None,
 ) -> None:
-    """Runs one forward pass, in which a layer without its experts takes `layer_seconds`."""
+    """Runs one forward pass.
+
+    Args:
+        layer_seconds: Time of a layer without its experts.
+        predictor_seconds: Time of each event that the predictor answers with forecasts.
+    """
     simulator.begin_step()
     events = replay_step(predictor, step, num_layers=spec.num_layers)
     reuse_events = replay_step(reuse_predictor, step, num_layers=spec.num_layers)
     for event, reuse_event in zip(events, reuse_events, strict=True):
-        simulator.forecast(event.forecasts, layer_now=event.layer_now)
+        simulator.forecast(event.forecasts, layer_now=event.layer_now, seconds=predictor_seconds)
         if event.signal is Signal.LAYER_INPUT:
-            simulator.compute(layer_seconds)
+            simulate_dense(
+                simulator,
+                step,
+                event.layer,
+                num_experts=spec.num_experts,
+                layer_seconds=layer_seconds,
+            )
         elif event.signal is Signal.ROUTED:
             for forecast in reuse_event.forecasts:
                 simulator.on_reuse_scores(event.layer, forecast.scores_TE[0])
-            experts_TK = step.experts(event.layer)
-            simulator.run_experts(event.layer, count_tokens(experts_TK, spec.num_experts))
+            simulator.on_tokens_routed(event.layer, step.experts(event.layer))
+            simulate_experts(
+                simulator,
+                step,
+                event.layer,
+                num_experts=spec.num_experts,
+                is_last=event.layer + 1 == spec.num_layers,
+            )

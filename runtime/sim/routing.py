@@ -1,6 +1,6 @@
-"""The routing of recorded steps, and the predictor of the bound, which knows it in advance.
+"""The routing of recorded steps.
 
-Shape suffixes: T tokens of the step, K top_k, E experts.
+Shape suffixes: K top_k, T tokens of the step.
 """
 
 from array import array
@@ -9,9 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from predictors.base import Floats, Forecast, Forecasts, Ints, Predictor, Signal
+from predictors.base import Ints
 from predictors.spec import ModelSpec
-from runtime.config import ORACLE
 from runtime.sim.step import RecordedStep
 
 
@@ -47,31 +46,3 @@ class RecordedRouting:
         for first in range(0, len(self._starts) - 1, self._num_layers):
             bounds = self._starts[first : first + self._num_layers + 1]
             yield [self._experts[start:end].tolist() for start, end in pairwise(bounds)]
-
-
-class OraclePredictor(Predictor):
-    """Forecasts exactly what the routers of a step will choose.
-
-    It answers `begin_step` with all layers, the nearest first, and each router with the later
-    layers once more, whose experts may have been evicted since.
-    """
-
-    kind = ORACLE
-    signals = frozenset({Signal.TOKENS, Signal.ROUTED})
-
-    def __init__(self, spec: ModelSpec, future: RecordedRouting):
-        super().__init__(spec)
-        self._steps = iter(future)
-        self._known: list[Forecast] = []
-        """The routing of each of the step's layers."""
-
-    def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
-        self._known = []
-        for layer, chosen in enumerate(next(self._steps)):
-            scores_1E = np.zeros((1, self.spec.num_experts), dtype=np.float32)
-            scores_1E[0, chosen] = 1.0
-            self._known.append(Forecast(layer, scores_1E, wanted=chosen))
-        return self._known
-
-    def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
-        return self._known[layer + 1 :]

@@ -1,13 +1,12 @@
 """Discrete-event simulation of one device: its cache, links, compute stream and predictor."""
 
 import functools
-import heapq
-import itertools
 import math
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from predictors.base import Floats, Forecasts
+from predictors.base import Floats, Forecasts, Ints
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.protocol import Expert
 from runtime.policy.forecast_scheduler import ForecastScheduler
@@ -29,18 +28,33 @@ class Simulator:
         *,
         scheduler: ForecastScheduler,
         observer: Observer | None = None,
+        is_stateless: bool = False,
     ):
+        """Makes a simulator at time 0.
+
+        Args:
+            cache: Cache of the device, whose transfers are simulated.
+            hardware: Times of the machine.
+            scheduler: Gets the forecasts.
+            observer: Called with what happens.
+            is_stateless: The predictor may leave out an event whose forecasts would be late.
+        """
         self.now = 0.0
         """Clock of the compute stream, in seconds."""
         self.stall_seconds = 0.0
+        """Time that the computation waited for experts and loads."""
         self.predictor_seconds = 0.0
         """Time of predictions."""
         self._observer = observer
         self._cache = cache
         self._hardware = hardware
         self._overheads = hardware.overheads
+        self._is_synchronous = self._overheads.predictor_inline or cache.system.synchronous
+        self._is_stateless = is_stateless
         self._scheduler = scheduler
         self._tiers = cache.tiers
+        self._arrived: list[Expert] = []
+        """Experts of which something has arrived in the computing tier since the last wait."""
         self._links = [
             LinkTransfers(
                 speed_together=self._overheads.transfer_speed_together,
@@ -51,41 +65,84 @@ class Simulator:
         """Transfers of each tier's link."""
         self._transfer_seconds = functools.cache(hardware.transfer_seconds)
         self._expert_seconds = functools.cache(hardware.expert_seconds)
-        self._forecasts: list[tuple[float, int, Forecasts, int]] = []
-        self._sequence = itertools.count()
-        self._predictor_free = 0.0
+        self._predictions: deque[_Prediction] = deque()
+        """Predictions that are not complete, in the order of their events; the first one runs."""
+        self._prediction_end = math.inf
+        """Time when the first prediction is complete."""
+        self._load: TransferTask | None = None
+        """The transfer of other bytes than experts."""
 
     def begin_step(self) -> None:
-        """Starts a forward pass and computes what is outside of its layers."""
+        """Starts a forward pass and computes what is outside of its layers.
+
+        Forecasts for the last pass are late. A predictor with a state completes its events first.
+        """
+        self._drop_late(None)
+        while self._predictions and not self._is_stateless:
+            self._start_transfers()
+            self._handle(self._next_event_time())
         if self._overheads.step_seconds:
             self.compute(self._overheads.step_seconds)
 
     # ---- the predictor
 
-    def forecast(self, forecasts: Forecasts, *, layer_now: int) -> None:
-        """Schedules the predictor's answer to an event for the time when it has been computed."""
+    def forecast(self, forecasts: Forecasts, *, layer_now: int, seconds: float) -> None:
+        """Schedules the predictor's answer to an event for the time when it has been computed.
+
+        It takes `seconds` after the answers to earlier events; a synchronous system computes
+        nothing else meanwhile.
+        """
         if not forecasts or not self._scheduler.prefetching:
             return
-        seconds = self._hardware.predictor_seconds
-        self.predictor_seconds += seconds
-        if self._overheads.predictor_inline:
+        if self._is_synchronous:
+            self.predictor_seconds += seconds
             self.compute(seconds)
             self._scheduler.schedule(forecasts, layer_now=layer_now)
             self._start_transfers()  # the transfer thread starts before the router runs
             return
-        self._predictor_free = max(self.now, self._predictor_free) + seconds
-        item = (self._predictor_free, next(self._sequence), forecasts, layer_now)
-        heapq.heappush(self._forecasts, item)
+        self._predictions.append(_Prediction(seconds, forecasts, layer_now))
+        if len(self._predictions) == 1:
+            self._start_prediction()
 
-    def _discard_forecasts(self, layer: int) -> None:
-        """Discards forecasts that are still being computed when their layer is routed."""
-        kept: list[tuple[float, int, Forecasts, int]] = []
-        for time, ticket, forecasts, layer_now in self._forecasts:
-            later = [forecast for forecast in forecasts if forecast.layer > layer]
-            if later:
-                kept.append((time, ticket, later, layer_now))
-        self._forecasts = kept
-        heapq.heapify(self._forecasts)
+    def _start_prediction(self) -> None:
+        seconds = self._predictions[0].seconds
+        self.predictor_seconds += seconds
+        self._prediction_end = self.now + seconds
+
+    def _drop_late(self, layer: int | None) -> None:
+        """Drops forecasts up to a layer that is now routed, or all of them.
+
+        Without forecasts left, an event that waits is dropped if the predictor has no state.
+        """
+        kept: deque[_Prediction] = deque()
+        for prediction in self._predictions:
+            prediction.forecasts = [
+                forecast
+                for forecast in prediction.forecasts
+                if layer is not None and forecast.layer > layer
+            ]
+            if prediction.forecasts or not kept or not self._is_stateless:
+                kept.append(prediction)
+        self._predictions = kept
+
+    # ---- other bytes than experts
+
+    def start_load(self, num_bytes: int) -> None:
+        """Starts a transfer to the device, such as of KV caches, in parallel with experts'.
+
+        Both have `Overheads.transfer_speed_together` of the link's speed.
+        """
+        assert self._load is None, "one load at a time"
+        self._load = TransferTask((-1, -1), -1, 0, 0, num_bytes, True, None)
+        seconds = self._transfer_seconds(num_bytes, tier=0)
+        self._links[0].start(self._load, self.now, seconds, by_worker=False)
+
+    def finish_load(self) -> None:
+        """Waits for the end of the last load."""
+        started = self.now
+        while self._load is not None:
+            self._wait()
+        self.stall_seconds += self.now - started
 
     # ---- the compute stream
 
@@ -109,6 +166,9 @@ class Simulator:
         if self._observer is not None:
             self._observer("compute", started, end, expert)
 
+    def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
+        self._cache.on_tokens_routed(layer, experts_TK)
+
     def on_reuse_scores(self, layer: int, score_E: Floats) -> None:
         self._cache.on_reuse_scores(layer, score_E)
 
@@ -120,8 +180,7 @@ class Simulator:
         `computed_after`: seconds until the tokens arrive from other devices.
         """
         cache = self._cache
-        if self._forecasts:
-            self._discard_forecasts(layer)
+        self._drop_late(layer)
         pending = cache.request_routed(layer, tokens_per_expert)
         if computed_after:
             self.compute(computed_after)
@@ -131,8 +190,32 @@ class Simulator:
             self.compute(self._expert_seconds(tokens_per_expert[expert]), (layer, expert))
             cache.release((layer, expert))
 
+    def request_early(self, layer: int, tokens_per_expert: dict[int, int]) -> None:
+        """Requests the experts of a micro-batch before those of the others are known."""
+        self._cache.request_early(layer, tokens_per_expert)
+
+    def run_experts_by_batch(self, layer: int, batches: Sequence[dict[int, int]]) -> None:
+        """Requests what the whole group needs and computes it micro-batch by micro-batch.
+
+        An expert is released when the last micro-batch that needs it has computed it.
+        """
+        self._drop_late(layer)
+        tokens_per_expert: Counter[int] = Counter()
+        for batch in batches:
+            tokens_per_expert.update(batch)
+        self._cache.request_routed(layer, tokens_per_expert)
+        uses = deque(use for batch in batches for use in sorted(batch.items()))
+        while uses:
+            e, num_tokens = uses[0]
+            self._cache.make_room(layer, e, list(dict.fromkeys(e for e, _ in uses)))
+            self._wait_for_any(layer, [e])
+            self.compute(self._expert_seconds(num_tokens), (layer, e))
+            uses.popleft()
+            if all(e != later for later, _ in uses):
+                self._cache.release((layer, e))
+
     def _next_ready(self, layer: int, pending: Sequence[int]) -> int:
-        system, is_ready = self._cache.system, self._cache.is_ready
+        system = self._cache.system
         candidates = pending
         if not system.early_preemption:
             candidates = pending[:1]
@@ -140,18 +223,26 @@ class Simulator:
         elif not system.reordered:
             candidates = pending[:1]
             self._cache.make_room(layer, pending[0], pending)
+        return self._wait_for_any(layer, candidates)
+
+    def _wait_for_any(self, layer: int, candidates: Sequence[int]) -> int:
+        """Waits until an expert is ready; returns the first one that is."""
+        is_ready = self._cache.top.is_ready
         for e in candidates:
             if is_ready((layer, e)):
                 return e
         started = self.now
         while True:
-            if self._wait():
-                for e in candidates:
-                    if is_ready((layer, e)):
-                        self.stall_seconds += self.now - started
-                        if self._observer is not None and self.now > started:
-                            self._observer("stall", started, self.now, (layer, e))
-                        return e
+            self._arrived.clear()
+            self._wait()
+            # Only what has just arrived can have become ready.
+            ready = {e for at, e in self._arrived if at == layer and is_ready((at, e))}
+            for e in candidates if ready else ():
+                if e in ready:
+                    self.stall_seconds += self.now - started
+                    if self._observer is not None and self.now > started:
+                        self._observer("stall", started, self.now, (layer, e))
+                    return e
 
     def _wait(self) -> bool:
         """Waits for the next event; returns whether a transfer has ended.
@@ -176,7 +267,7 @@ class Simulator:
     # ---- time
 
     def _next_event_time(self) -> float:
-        event = self._forecasts[0][0] if self._forecasts else math.inf
+        event = self._prediction_end
         for link in self._links:
             if link.first_end < event:
                 event = link.first_end
@@ -189,8 +280,11 @@ class Simulator:
             if link.first_end <= event:
                 self._finish(i, link.finish_first())
                 return True
-        _, _, forecasts, layer_now = heapq.heappop(self._forecasts)
-        self._scheduler.schedule(forecasts, layer_now=layer_now)
+        prediction = self._predictions.popleft()
+        self._prediction_end = math.inf
+        if self._predictions:
+            self._start_prediction()
+        self._scheduler.schedule(prediction.forecasts, layer_now=prediction.layer_now)
         return False
 
     def _start_transfers(self) -> None:
@@ -207,12 +301,26 @@ class Simulator:
 
     def _finish(self, i: int, ended: tuple[TransferTask, float]) -> None:
         task, started = ended
+        if task is self._load:
+            self._load = None
+            return
         self._tiers[i].complete(task)
         if i:
             return
+        self._arrived.append(task.expert)
         if self._observer is not None:
             kind = "fetch" if task.high else "prefetch"
             self._observer(kind, started, self.now, task.expert)
+
+
+@dataclass(slots=True, eq=False)
+class _Prediction:
+    """The predictor's work on one event."""
+
+    seconds: float
+    forecasts: Forecasts
+    """Those that are not late."""
+    layer_now: int
 
 
 @dataclass(slots=True, eq=False)

@@ -55,7 +55,9 @@ def check_folder(folder: Path) -> None:
     check_quantisation(folder, config)
     check_weight_files(folder)
     if not mentions_experts(config) and not any(map(EXPERT.search, weight_names(folder))):
-        kind = ", ".join(config.get("architectures") or ()) or config.get("model_type", "unknown")
+        named = config.get("architectures")
+        names = ", ".join(map(str, named)) if isinstance(named, list) else ""
+        kind = names or config.get("model_type", "unknown")
         raise CheckpointError(
             f"{folder} is not a Mixture-of-Experts model: {kind} has no experts that could be "
             "moved out of memory. Use it with plain Transformers"
@@ -63,7 +65,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:
-    """Returns the content of `config.json`; CheckpointError names what the folder has instead."""
+    """Returns the content of `config.json`; CheckpointError says what the folder has instead."""
     file = folder / CONFIG
     if not file.is_file():
         if gguf := sorted(folder.glob("*.gguf")):
@@ -72,13 +74,18 @@ def read_config_file(folder: Path) -> dict[str, Any]:
             f"{folder} has no {CONFIG}, so it is not a model in the Hub's layout; "
             f"{describe_content(folder)}"
         )
+    return read_json_object(file)
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file of a model; CheckpointError if it is no object."""
     try:
-        config = json.loads(file.read_bytes())
-    except ValueError as error:
+        content = json.loads(file.read_bytes())
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged ({error}); fetch it again") from error
-    if not isinstance(config, dict):
+    if not isinstance(content, dict):
         raise CheckpointError(f"{file} is damaged (not a JSON object); fetch it again")
-    return config
+    return content
 
 
 def explain_gguf(file: Path) -> str:
@@ -130,6 +137,10 @@ def check_weight_files(folder: Path) -> None:
         CheckpointError: the message says what the folder has.
     """
     present = {file.name for file in folder.glob("*.safetensors")}
+    for name in sorted(present):
+        # A pipe in place of a file would be waited for.
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} is not a plain file; fetch the model again")
     wanted = set(read_weights_index(folder).values())
     if missing := sorted(wanted - present):
         raise CheckpointError(
@@ -152,10 +163,17 @@ def read_weights_index(folder: Path) -> dict[str, str]:
     file = folder / WEIGHTS_INDEX
     if not file.is_file():
         return {}
-    try:
-        return json.loads(file.read_bytes())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} is damaged ({error}); fetch it again") from error
+    listed = read_json_object(file).get("weight_map")
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"{file} is damaged (weight_map is no JSON object); fetch it again")
+    for tensor, name in listed.items():
+        # Transformers opens what stands here: never a file outside the model's folder.
+        if not isinstance(name, str) or not name or "/" in name or "\\" in name or "\0" in name:
+            raise CheckpointError(
+                f"{file}: {tensor} is in {name!r}, which is no file name in the model's folder; "
+                "fetch the model again"
+            )
+    return listed
 
 
 def weight_names(folder: Path) -> Iterator[str]:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from predictors.files import expand_home
 from predictors.spec import config_hash
 from runtime.config import BUILTIN, BUILTIN_MODELS, ModelConfig
 from runtime.errors import CheckpointError
@@ -50,7 +51,7 @@ def resolve(config: ModelConfig) -> Path:
             raise CheckpointError(f"{folder} has no {CONFIG}: install moecast again")
         _check_digests(folder)
         return folder
-    folder = Path(config.id).expanduser()
+    folder = expand_home(config.id)
     if folder.is_file():
         if folder.suffix == ".gguf":
             raise CheckpointError(explain_gguf(folder))

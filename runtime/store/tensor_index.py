@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -82,6 +83,9 @@ def read_tensor_index(files: Sequence[str | Path]) -> dict[str, StoredTensor]:
 
 
 def _read_header(file: Path) -> dict[str, StoredTensor]:
+    # A pipe in place of a file would be waited for.
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing or not a plain file; fetch it again")
     size = file.stat().st_size
     with file.open("rb") as handle:
         prefix = handle.read(8)
@@ -90,24 +94,60 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{file}: not a safetensors file ({size} bytes); fetch it again")
         raw = handle.read(length)
     try:
-        header = json.loads(raw)
-    except ValueError as error:
+        header = json.loads(raw, object_pairs_hook=_refuse_repeated)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: its header is damaged ({error}); fetch it again") from error
-    start = 8 + length
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{file}: its header is no JSON object; fetch it again")
     header.pop("__metadata__", None)
-    extents = {}
-    for key, value in header.items():
-        begin, end = value["data_offsets"]
-        if start + end > size:
+    start = 8 + length
+    extents = {key: _read_entry(file, key, value, start) for key, value in header.items()}
+    for key, stored in extents.items():
+        if (end := stored.offset + stored.num_bytes) > size:
             raise CheckpointError(
-                f"{file}: truncated: {key} ends at byte {start + end}, the file has {size}; "
-                "fetch it again"
+                f"{file}: truncated: {key} ends at byte {end}, the file has {size}; fetch it again"
             )
-        if value["dtype"] not in DTYPES:
-            raise CheckpointError(
-                f"{file}: {key} has the dtype {value['dtype']}; those known are {', '.join(DTYPES)}"
-            )
-        extents[key] = StoredTensor(
-            file, start + begin, end - begin, DTYPES[value["dtype"]], tuple(value["shape"]), key
-        )
     return extents
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object; raises ValueError for a key that occurs twice."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)} occurs twice")
+    return entries
+
+
+def _read_entry(file: Path, key: str, value: Any, start: int) -> StoredTensor:
+    """Returns the byte range of a tensor, checked against its dtype and shape.
+
+    Raises:
+        CheckpointError: the message names the file and the tensor.
+    """
+    fields = value if isinstance(value, dict) else {}
+    dtype = fields.get("dtype")
+    shape, offsets = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    if not isinstance(dtype, str) or shape is None or offsets is None:
+        raise CheckpointError(
+            f"{file}: its header is damaged: {key} needs dtype, shape and data_offsets; "
+            "fetch it again"
+        )
+    if dtype not in DTYPES:
+        raise CheckpointError(
+            f"{file}: {key} has the dtype {dtype}; those known are {', '.join(DTYPES)}"
+        )
+    needed = math.prod(shape) * DTYPES[dtype].itemsize
+    if len(offsets) != 2 or offsets[1] - offsets[0] != needed:
+        raise CheckpointError(
+            f"{file}: its header is damaged: {key} of shape {shape} and dtype {dtype} takes "
+            f"{needed} bytes, its data_offsets are {offsets}; fetch it again"
+        )
+    return StoredTensor(file, start + offsets[0], needed, DTYPES[dtype], tuple(shape), key)
+
+
+def _counts(values: Any) -> list[int] | None:
+    """Returns a list of integers from zero on; None for anything else."""
+    if isinstance(values, list) and all(type(value) is int and value >= 0 for value in values):
+        return values
+    return None

@@ -2,8 +2,11 @@
 
 import random
 
+import numpy as np
+
 from runtime.policy.cache import ExpertCache
 from runtime.policy.eviction.protocol import EvictionPolicy
+from runtime.policy.eviction.registry import make_eviction_policy
 
 Routing = list[list[list[int]]]
 """For each step and layer, the chosen experts."""
@@ -46,10 +49,13 @@ def serve(
         num_slots=slots, num_layers=len(routing[0]), per_layer=per_layer, policy=policy
     )
     missed = []
+    request = 0
     for step, layers in enumerate(routing):
         missing: list[tuple[int, int]] = []
-        cache.begin_step(step in new_requests)
+        request += step in new_requests
+        cache.begin_step(np.array([request]))
         for layer, chosen in enumerate(layers):
+            cache.on_tokens_routed(layer, np.array([chosen]))
             cache.on_routed(layer, dict.fromkeys(chosen, 1))
             pinned = []
             for e in chosen:
@@ -75,3 +81,8 @@ def serve(
         cache.end_step()
         missed.append(missing)
     return missed
+
+
+def policy_of(name: str, layers: int = 2, experts: int = 4, **options) -> EvictionPolicy:
+    """Makes a policy for a small model."""
+    return make_eviction_policy(name, num_layers=layers, num_experts=experts, options=options)

@@ -3,24 +3,23 @@
 from dataclasses import fields
 from typing import Any
 
-import yaml
-
 from runtime.config import SystemConfig
-from runtime.presets import FOLDER, load_system, system_names
+from runtime.presets import load_system, system_names
 
 SHOWN_APART = ("name", "predictor", "eviction", "prefetch")
 
 
 def render_systems() -> str:
-    """Returns a row for each system: predictor, eviction and what else its file sets."""
+    """Returns a row for each system: predictor, eviction and switches that are not the default."""
+    default = SystemConfig()
     lines = ["| system | fetches | evicts | other options |", "|---|---|---|---|"]
     for name in system_names():
         system = load_system(name)
-        chosen = yaml.safe_load((FOLDER / "system" / f"{name}.yaml").read_text())
         others = [
             f"`{field.name}={write_value(getattr(system, field.name))}`"
             for field in fields(SystemConfig)
-            if field.name in chosen and field.name not in SHOWN_APART
+            if getattr(system, field.name) != getattr(default, field.name)
+            and field.name not in SHOWN_APART
         ]
         fetched = f"`{system.predictor}`" if system.prefetch else "on demand"
         lines.append(f"| `{name}` | {fetched} | `{system.eviction}` | {', '.join(others)} |")

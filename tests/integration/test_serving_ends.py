@@ -1,7 +1,13 @@
-"""SIGTERM while a server is generating."""
+"""SIGTERM while a server is generating, and a server with few descriptors."""
 
+import json
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from benchmarks.serving.server import run_server
@@ -22,11 +28,34 @@ def test_sigterm__without_grace_ends_at_once(model: Path) -> None:
     assert report.clients == {"503": 12}
 
 
-def test_sigterm__with_grace_finishes_accepted_requests(
-    model: Path,
-) -> None:
-    with run_server({"model.id": model, "grace": GRACE_SECONDS}) as started:
+@contextmanager
+def open_files(limit: int) -> Iterator[None]:
+    """Limit the open files of processes that are started here, as macOS does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_sigterm__with_grace_finishes_requests_among_idle_clients(model: Path) -> None:
+    with ExitStack() as stack:
+        with open_files(256):
+            options = {"model.id": model, "grace": GRACE_SECONDS}
+            started = stack.enter_context(run_server(options))
+        host, port = started.url.removeprefix("http://").split(":")
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        body = {"prompt": "The", "max_tokens": 2}
+        answer = httpx2.post(f"{started.api}/completions", json=body, timeout=60)
+        assert answer.status_code == 200
+        assert started.footprint().descriptors < 256
         report = stop_gracefully(started, requests=12, tokens=60)
+        lines = started.log.read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines if line.startswith("{")]
+    assert sum("too many connections" in event for event in events) == 1
+    assert not any("could be accepted" in event for event in events)
     assert report.exit_code == 0
     assert report.children_left == 0
     assert report.completed == report.accepted == 12

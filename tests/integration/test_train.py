@@ -58,7 +58,7 @@ def test_train__writes_every_figure_and_entries_that_load(
             assert [layer for layer, value in enumerate(layers) if value is None] == [*range(first)]
             assert all(0 <= value <= 1 for value in layers if value is not None)
         assert figures[name]["good_pred"][3] == pytest.approx(
-            figures[name]["accuracy"][3] * figures[name]["fetch_rate"][3]
+            figures[name]["replay_accuracy"][3] * figures[name]["fetch_rate"][3]
         )
     for name in figures:
         entry = open_entry(tmp_path / "run" / "entries" / name)

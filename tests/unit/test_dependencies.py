@@ -25,7 +25,7 @@ NOT_IMPORTED = {
     "pyopenssl": "model-signing imports it without declaring it",
 }
 """Dependencies that no module names, with their reasons."""
-DISTRIBUTIONS = {"google": "protobuf", "torchao": "torchao", "gcsfs": "gcsfs", "adlfs": "adlfs"}
+DISTRIBUTIONS = {"google": "protobuf", "gcsfs": "gcsfs", "adlfs": "adlfs"}
 """Distribution of a module that is not installed everywhere, or whose name several share."""
 TRAINING = {
     "lightning",
@@ -103,7 +103,7 @@ def test_constraints__pin_every_dependency() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {normalise(line) for line in lines if line and not line.startswith("#")}
     development = {normalise(line) for line in PROJECT["optional-dependencies"]["dev"]}
-    not_tested = {"torchao", "gcsfs", "adlfs", "moecast"}
+    not_tested = {"gcsfs", "adlfs", "moecast"}
     assert not (CORE | EXTRAS | development) - pinned - not_tested
 
 

@@ -19,9 +19,9 @@ from runtime.errors import CheckpointError
 from runtime.sim.hardware import Hardware, describe_hardware
 from runtime.store.model_source import identity, resolve
 from train.errors import TrainError
-from train.evaluate.config import OURS, EvaluateConfig
+from train.evaluate.config import ORACLE, OURS, EvaluateConfig
 from train.evaluate.forecasts import held_out_steps
-from train.evaluate.jobs import FinishedReplays, ReplayJob, ReplayRow, code_digest, run_jobs
+from train.evaluate.jobs import ReplayJob, ReplayRow, code_digest
 from train.evaluate.report import write_report
 from train.evaluate.results import make_results
 from train.evaluate.sources import PredictorSources
@@ -37,6 +37,7 @@ from train.evaluate.variants import (
 )
 from train.named_trace import open_named_trace
 from train.replay import budget_slots
+from train.resumable import FinishedPieces, run_jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,7 @@ def draw_report(
     """Write report.html and return its path; its timeline is replayed on the first machine."""
     config = comparison.config
     condition = figure_condition(config)
-    names = dict.fromkeys((config.baseline.name, config.ablated.name, OURS, config.bound.name))
+    names = dict.fromkeys((config.baseline.name, config.ablated.name, OURS, ORACLE))
     shown = [comparison.variants.find(name) for name in names]
     cases = [
         ReplayCase(variant, condition, comparison.machines[0], TABLE)
@@ -113,7 +114,7 @@ def replay_all(cases: Sequence[ReplayCase], comparison: Comparison) -> list[Repl
     """Return the figures of each case, from the run folder or replayed now."""
     config = comparison.config
     folder = comparison.run_dir / "replays"
-    finished = FinishedReplays(folder)
+    finished = FinishedPieces(folder)
     digests = name_replays(cases, comparison)
     missing = {
         digest: case
@@ -128,7 +129,7 @@ def replay_all(cases: Sequence[ReplayCase], comparison: Comparison) -> list[Repl
     workers = config.workers or os.cpu_count() or 1
     with progress(console, "replaying", total=len(missing)) as advance:
         run_jobs(jobs, folder=folder, workers=workers, advance=advance)
-    return [finished.read(digest) for digest in digests]
+    return [ReplayRow(**finished.read(digest)) for digest in digests]
 
 
 def name_replays(cases: Sequence[ReplayCase], comparison: Comparison) -> list[str]:

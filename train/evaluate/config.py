@@ -11,6 +11,8 @@ from runtime.store.model_source import resolve
 
 OURS = "moecast"
 """The system whose rank in every condition is reported."""
+ORACLE = "oracle"
+"""The system that knows a step's routing, shown next to ours in the timeline."""
 
 
 @dataclass(kw_only=True)
@@ -21,7 +23,7 @@ class EvaluateConfig(RunConfig):
     """Folder or address of a finished trace. Default: runs/traces/MODEL/DATA, recorded if it is
     missing."""
     system: list[SystemConfig] = field(default_factory=list, metadata={SEVERAL: "all"})
-    """Systems to compare; the baseline and the bound are always among them."""
+    """Systems to compare; the baseline is always among them."""
     hardware: list[HardwareConfig] = field(
         default_factory=list, metadata={SEVERAL: "rtx4090-pcie4,desktop-nvme4"}
     )
@@ -29,8 +31,6 @@ class EvaluateConfig(RunConfig):
     shape: ShapeConfig = field(default_factory=ShapeConfig)
     baseline: SystemConfig = field(default_factory=SystemConfig)
     """The system without prefetching that speed-ups are against, at equal budget."""
-    bound: SystemConfig = field(default_factory=SystemConfig)
-    """The system that knows the future; others are reported as a share of it."""
     ablated: SystemConfig = field(default_factory=SystemConfig)
     """The system whose techniques are enabled one after another, and whose forecasts are cut to one
     distance, for two of the figures.
@@ -46,7 +46,8 @@ class EvaluateConfig(RunConfig):
     replay_tokens: int = 500
     """Generated held-out tokens to replay, in whole requests."""
     figures: bool = True
-    """Write report.html, with replays for its figures of ablation and prefetch distance."""
+    """Write report.html, with replays for its figures of ablation, prefetch distance and known
+    tokens."""
     workers: int | None = None
     """Processes that replay; default: one for each core."""
     overwrite: bool = False

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from runtime.tools.comparison import Condition
 from runtime.tools.report.figures import hue_color, muted_color
 from runtime.tools.report.html_report import HtmlReport
-from runtime.tools.report.line_labels import draw_legend, label_lines
+from runtime.tools.report.line_labels import draw_legend, draw_lines, label_lines
 from runtime.tools.report.series_styles import line_style
 from runtime.tools.report.spreads import (
     MEDIAN,
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PANEL_INCHES = 4.6
+BOUND = "bound"
+"""Label of the line that no system can cross."""
 
 SPAN_HUES = {"compute": "navy", "stall": "maroon", "fetch": "orange", "prefetch": "teal"}
 SPAN_LABELS = {
@@ -73,17 +77,18 @@ def draw_machines(
 
 
 def draw_systems(
-    axes: "Axes", rows: Sequence[Row], key: str, across: str, ticks: Mapping[Any, float], bound: str
+    axes: "Axes", rows: Sequence[Row], key: str, across: str, ticks: Mapping[Any, float]
 ) -> None:
-    """Draw a line of the figure `key` for each system on a logarithmic axis.
+    """Draw a line of the figure `key` for each system, and the bound, on a logarithmic axis.
 
     What lies beyond the bound's line, which nothing can reach, is shaded.
     """
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     for system, own in by_system(rows).items():
-        places = [ticks[row[across]] for row in own]
-        axes.plot(places, [row[key] for row in own], label=system, **line_style(system))
+        draw_lines(axes, {system: ([ticks[row[across]] for row in own], [row[key] for row in own])})
+    limits = {ticks[row[across]]: bound_of(row, key) for row in rows}
+    draw_lines(axes, {BOUND: (list(limits), list(limits.values()))})
     axes.set_yscale("log")
     # 12 rather than 1.2 x 10^1.
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -91,23 +96,36 @@ def draw_systems(
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xticks(list(ticks.values()), list(map(str, ticks)))
     axes.margins(x=0.02)
-    shade_beyond(axes, bound, below=key.endswith("_ms"))
-    label_lines(axes, texts={bound: f"{bound}: the bound"})
+    shade_beyond(axes, below=key.endswith("_ms"))
+    label_lines(axes)
 
 
-def shade_beyond(axes: "Axes", bound: str, *, below: bool) -> None:
+def bound_of(row: Row, key: str) -> float | None:
+    """Return the bound of a figure of this row's condition."""
+    if key == "ttft_mean_ms":
+        return row["bound_ttft_ms"]
+    if key == "tokens_per_second":
+        if row["bound_tpot_ms"] is None:
+            return None
+        return 1e3 * row["new_tokens"] / row["decode_steps"] / row["bound_tpot_ms"]
+    assert key == "tpot_mean_ms", key
+    return row["bound_tpot_ms"]
+
+
+def shade_beyond(axes: "Axes", *, below: bool) -> None:
     """Shade what lies below the bound's line, or above it, to the edge of the axes."""
-    line = next((line for line in axes.get_lines() if line.get_label() == bound), None)
-    if line is not None:
-        lowest, highest = axes.get_ylim()
-        edge = lowest if below else highest
-        axes.fill_between(
-            line.get_xdata(), line.get_ydata(), edge, color=muted_color(), alpha=0.13, linewidth=0
-        )
-        axes.set_ylim(lowest, highest)
+    (line,) = (line for line in axes.get_lines() if line.get_label() == BOUND)
+    y = np.array(line.get_ydata(), dtype=float)
+    lowest, highest = axes.get_ylim()
+    edge = lowest if below else highest
+    axes.fill_between(line.get_xdata(), y, edge, color=muted_color(), alpha=0.13, linewidth=0)
+    axes.set_ylim(lowest, highest)
 
 
-LATENCIES = {"TPOT": ("tpot_ms", "of a generated token"), "TTFT": ("ttft_ms", "of a prefill")}
+LATENCIES = {
+    "TPOT": ("tpot_mean_ms", "of a generated token"),
+    "TTFT": ("ttft_mean_ms", "of a prefill"),
+}
 
 
 def draw_budgets(page: HtmlReport, results: Row, batch: int) -> None:
@@ -120,20 +138,25 @@ def draw_budgets(page: HtmlReport, results: Row, batch: int) -> None:
             def draw_panel(axes: "Axes", machine: str) -> None:
                 here = [row for row in rows if row["hardware"] == machine]
                 ticks = axis_of(list(dict.fromkeys(row["budget"] for row in here)))
-                draw_systems(axes, here, key, "budget", ticks, results["bound"])
+                draw_systems(axes, here, key, "budget", ticks)
 
             xlabel, ylabel = "memory for experts, share of all", f"{latency}, ms (log scale)"
             draw_machines(figure, names, draw_panel, xlabel=xlabel, ylabel=ylabel)
 
-        columns = ("hardware", "budget", "system", key)
+        interval, bound = f"{latency.lower()}_interval_ms", f"bound_{latency.lower()}_ms"
+        columns = ("hardware", "budget", "system", key, "from_ms", "to_ms", bound)
+        values = [
+            (*start, *(row[interval] or (None, None)), row[bound])
+            for start, row in zip(pick(rows, columns[:4]), rows, strict=True)
+        ]
         page.figure(
             f"{latency.lower()}-against-budget",
             f"{latency} against the memory budget",
             draw,
             columns,
-            pick(rows, columns),
-            note=f"Median time {described}, batch {batch}; as in ProMoE, figure 10. Lower is "
-            f"better; the shaded area below `{results['bound']}` is out of reach.",
+            values,
+            note=f"Mean time {described}, batch {batch}; as in ProMoE, figure 10. Lower is better; "
+            "the shaded area below the bound is out of reach.",
             inches=(wide(len(names)), 4.8),
         )
 
@@ -158,9 +181,10 @@ def draw_ablation(page: HtmlReport, results: Row, subject: str) -> None:
             row = here[stage]
             decode, prefill = (
                 base[key] / row[key] if row[key] and base[key] else None
-                for key in ("tpot_ms", "ttft_ms")
+                for key in ("tpot_mean_ms", "ttft_mean_ms")
             )
-            values.append((machine, stage, row["tpot_ms"], row["ttft_ms"], decode, prefill))
+            times = row["tpot_mean_ms"], row["ttft_mean_ms"]
+            values.append((machine, stage, *times, decode, prefill))
 
     def draw(figure: "Figure") -> None:
         panels = figure.subplots(1, 2, sharey=True)
@@ -180,7 +204,8 @@ def draw_ablation(page: HtmlReport, results: Row, subject: str) -> None:
         panels[0].invert_yaxis()
         draw_legend(figure, panels[0])
 
-    columns = ("hardware", "stage", "tpot_ms", "ttft_ms", "speedup_decode", "speedup_prefill")
+    times_ms = ("tpot_mean_ms", "ttft_mean_ms")
+    columns = ("hardware", "stage", *times_ms, "speedup_decode", "speedup_prefill")
     place = f"budget {rows[0]['budget']}, batch {rows[0]['batch']}"
     page.figure(
         f"ablation-of-{subject}",
@@ -188,9 +213,49 @@ def draw_ablation(page: HtmlReport, results: Row, subject: str) -> None:
         draw,
         columns,
         values,
-        note=f"{place}. Base: LRU without prefetching; then each technique is added to those "
-        "before it, as in ProMoE, figure 12.",
+        note=f"Means, {place}. Base: LRU without prefetching; then each technique is added to "
+        "those before it, as in ProMoE, figure 12.",
         inches=(9.5, 4.4),
+    )
+
+
+def draw_known(page: HtmlReport, results: Row) -> None:
+    """Draw the share of the bound against the number of tokens whose routing is known."""
+    rows, ours = results["known"], results["ours"]
+    names, budgets = machines(rows), list(dict.fromkeys(row["budget"] for row in rows))
+    labels = [ours, *dict.fromkeys(row["system"] for row in rows)]
+    batch = rows[0]["batch"]
+    own = [row for row in results["rows"] if row["system"] == ours and row["batch"] == batch]
+    points = [*own, *rows]
+
+    def draw(figure: "Figure") -> None:
+        def draw_panel(axes: "Axes", machine: str) -> None:
+            for place, budget in enumerate(budgets):
+                shares = {
+                    row["system"]: 100 * row["of_bound"]
+                    for row in points
+                    if (row["hardware"], row["budget"]) == (machine, budget)
+                }
+                hue = hue_color(("red", "orange", "teal", "navy")[place % 4])
+                known = [labels.index(label) for label in shares]
+                axes.plot(known, list(shares.values()), label=budget, color=hue, marker="o")
+            axes.set_xticks(range(len(labels)), labels)
+            axes.set_ylim(top=100)
+            label_lines(axes)
+
+        xlabel, ylabel = "tokens whose routing is known", "share of the bound, %"
+        draw_machines(figure, names, draw_panel, xlabel=xlabel, ylabel=ylabel)
+
+    columns = ("hardware", "budget", "system", "of_bound", "tpot_mean_ms", "bound_tpot_ms")
+    page.figure(
+        "share-of-the-bound-against-known-tokens",
+        "Share of the bound against the tokens whose routing is known",
+        draw,
+        columns,
+        pick(points, columns),
+        note=f"Batch {batch}, a line for each budget. {ours}: forecasts only. 1: the token that is "
+        "computed; all: the whole trace, which shows how tight the bound is.",
+        inches=(wide(len(names)), 4.2),
     )
 
 
@@ -198,13 +263,13 @@ def draw_batches(page: HtmlReport, results: Row, budget: str) -> None:
     """Draw throughput against the number of requests that decode together (Klotski, figure 10)."""
     rows = [row for row in results["rows"] if row["budget"] == budget]
     names = machines(rows)
-    columns = ("hardware", "batch", "system", "tokens_per_second", "tpot_ms")
+    columns = ("hardware", "batch", "system", "tokens_per_second", "tpot_mean_ms", "bound_tpot_ms")
 
     def draw(figure: "Figure") -> None:
         def draw_panel(axes: "Axes", machine: str) -> None:
             here = [row for row in rows if row["hardware"] == machine]
             ticks = {batch: place for place, batch in enumerate(sorted({r["batch"] for r in here}))}
-            draw_systems(axes, here, "tokens_per_second", "batch", ticks, results["bound"])
+            draw_systems(axes, here, "tokens_per_second", "batch", ticks)
 
         xlabel, ylabel = "requests that decode together", "tokens/s (log scale)"
         draw_machines(figure, names, draw_panel, xlabel=xlabel, ylabel=ylabel)
@@ -215,8 +280,7 @@ def draw_batches(page: HtmlReport, results: Row, budget: str) -> None:
         draw,
         columns,
         pick(rows, columns),
-        note=f"Budget {budget}. Higher is better; the shaded area above `{results['bound']}` is "
-        "out of reach.",
+        note=f"Budget {budget}. Higher is better; the shaded area above the bound is out of reach.",
         inches=(wide(len(names)), 5.0),
     )
 
@@ -225,7 +289,7 @@ def draw_distances(page: HtmlReport, results: Row, subject: str) -> None:
     """Draw TPOT of one system with forecasts of one distance alone (ProMoE, figure 14)."""
     rows = results["distance"]
     names = machines(rows)
-    columns = ("hardware", "system", "distance", "tpot_ms", "hit_rate", "stall_share")
+    columns = ("hardware", "system", "distance", "tpot_mean_ms", "hit_rate", "stall_share")
 
     def draw(figure: "Figure") -> None:
         def draw_panel(axes: "Axes", machine: str) -> None:
@@ -234,23 +298,23 @@ def draw_distances(page: HtmlReport, results: Row, subject: str) -> None:
             ahead = sorted({row["distance"] for own in lines.values() for row in own})
             axes.plot(
                 [ahead[0], ahead[-1]],
-                2 * [without["tpot_ms"]],
+                2 * [without["tpot_mean_ms"]],
                 label=NO_PREFETCH,
                 **{**line_style("on-demand"), "marker": ""},
             )
             for label, own in lines.items():
-                # The forecasts of the bound are the routing itself.
+                # Both know the routing of this step.
                 style = line_style("oracle" if label == TRUTH else label.partition(",")[0])
                 axes.plot(
                     [row["distance"] for row in own],
-                    [row["tpot_ms"] for row in own],
+                    [row["tpot_mean_ms"] for row in own],
                     label="the routing itself" if label == TRUTH else label,
                     **style,
                 )
             axes.set_xticks(ahead)
             label_lines(axes)
 
-        draw_machines(figure, names, draw_panel, xlabel="layers ahead", ylabel="TPOT, ms")
+        draw_machines(figure, names, draw_panel, xlabel="layers ahead", ylabel="mean TPOT, ms")
 
     place = f"budget {rows[0]['budget']}, batch {rows[0]['batch']}"
     page.figure(

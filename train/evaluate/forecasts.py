@@ -6,7 +6,7 @@ Shape suffixes: T tokens of the step, E experts, K top_k, L layers.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class RecordedForecasts:
     kind: str
     signals: frozenset[Signal]
     steps: Sequence[dict[EventKey, list[RecordedForecast]]]
+    stateless: bool = False
+    """`Predictor.stateless` of the recorded predictor."""
 
     def predictor(self, spec: ModelSpec) -> "ReplayPredictor":
         """Return a predictor that gives these answers, beginning with the first step."""
@@ -56,7 +58,7 @@ class RecordedForecasts:
             }
             for step in self.steps
         ]
-        return RecordedForecasts(self.kind, self.signals, kept)
+        return replace(self, steps=kept)
 
 
 def record_forecasts(predictor: Predictor, steps: Iterable[RecordedStep]) -> RecordedForecasts:
@@ -69,7 +71,8 @@ def record_forecasts(predictor: Predictor, steps: Iterable[RecordedStep]) -> Rec
         }
         for step in steps
     ]
-    return RecordedForecasts(predictor.kind, predictor.signals - {Signal.LOGITS}, recorded)
+    signals = predictor.signals - {Signal.LOGITS}
+    return RecordedForecasts(predictor.kind, signals, recorded, predictor.stateless)
 
 
 def copy_forecast(forecast: Forecast) -> RecordedForecast:
@@ -121,6 +124,7 @@ class ReplayPredictor(Predictor):
         # On the instance, where the classes of predictors have them on the class.
         self.kind = recorded.kind  # type: ignore[misc]
         self.signals = recorded.signals  # type: ignore[misc]
+        self.stateless = recorded.stateless  # type: ignore[misc]
 
     def _answer(self, signal: Signal, layer: int) -> Forecasts:
         return self._recorded.steps[self._step].get((signal, layer), ())

@@ -1,11 +1,7 @@
-"""Replays of many cases over several processes; each finished replay is a file to resume from."""
+"""Replays of many cases that share steps and forecasts, and the figures of each."""
 
 import hashlib
-import json
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,15 +9,14 @@ import numpy as np
 
 from collect.traces import Trace
 from predictors.base import Predictor
-from predictors.files import write_atomic
 from predictors.spec import ModelSpec
-from runtime.config import ORACLE
 from runtime.policy.counters import sum_counters
 from runtime.sim.lower_bound import TimeBound, bound_time
 from runtime.sim.replay import ReplayStats, replay
 from runtime.sim.simulator import Observer
 from runtime.sim.step import RecordedStep
 from runtime.tools.comparison import Variant
+from runtime.tools.intervals import Interval, bootstrap_ratio
 from train.evaluate.forecasts import (
     RecordedForecasts,
     RoutedStep,
@@ -33,6 +28,7 @@ from train.evaluate.forecasts import (
 from train.evaluate.sources import StoredPredictor
 from train.evaluate.variants import TRUTH, ReplayCase
 from train.replay import budget_slots, is_decode
+from train.resumable import OnFinished
 
 CDF_POINTS = 101
 """Percentiles of the decode times that are kept of each replay, 0 to 100."""
@@ -43,14 +39,9 @@ CODE = (
     "runtime/sim",
     "train/evaluate/forecasts.py",
     "train/evaluate/jobs.py",
+    "runtime/tools/intervals.py",
 )
 """Sources on which the figures of a replay depend."""
-
-ROUNDING = 1e-9
-"""Relative error of sums of times, by which a replay may seem to beat the least time."""
-
-POLL_SECONDS = 0.5
-"""Interval at which the progress bar counts finished replays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,13 +59,25 @@ class ReplayRow:
     batch: int
     predictor: str | None
     distance: int | None
+    ttft_mean_ms: float | None
+    ttft_interval_ms: Interval | None
+    """95 % interval of the mean, over requests."""
     ttft_ms: float | None
+    """Median."""
+    ttft_p95_ms: float | None
+    tpot_mean_ms: float | None
+    tpot_interval_ms: Interval | None
+    """95 % interval of the mean, over runs of decode steps between two prefills."""
     tpot_ms: float | None
+    """Median."""
     tpot_p95_ms: float | None
     tpot_p99_ms: float | None
     tokens_per_second: float
-    share_of_least_time: float
-    """Least time of the decode steps on this machine / their time (`runtime.sim.lower_bound`)."""
+    bound_ttft_ms: float | None
+    """The least mean of the prefills' times on this machine (`runtime.sim.lower_bound`)."""
+    bound_tpot_ms: float | None
+    of_bound: float | None
+    """Bound of the mean TPOT / mean TPOT."""
     hit_rate: float | None
     fetch_rate: float | None
     joint_rate: float | None
@@ -90,6 +93,9 @@ class ReplayRow:
     decode_steps: int
     prefills: int
     tpot_percentiles_ms: list[float]
+    run_ms: list[float]
+    """Time of each run of decode steps between two prefills: one request's, at batch 1."""
+    run_steps: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,35 +117,40 @@ class ReplayJob:
         return held_out_steps(trace, batch=self.batch, new_tokens=self.new_tokens)
 
     def record(self, steps: Sequence[RecordedStep]) -> dict[str, RecordedForecasts]:
-        """Return the forecasts for these steps by key.
-
-        The bound has none: `replay` knows the routing when a system names the oracle.
-        """
+        """Return the forecasts for these steps by key."""
         recorded = {}
         for key in (self.predictor, self.reuse_predictor):
             if key == TRUTH:
                 recorded[key] = perfect_forecasts(steps, self.spec)
-            elif key is not None and key != ORACLE:
+            elif key is not None:
                 recorded[key] = record_forecasts(self.predictors[key].load(self.spec), steps)
         return recorded
 
+    @property
+    def digests(self) -> Sequence[str]:
+        return [digest for digest, _ in self.cases]
 
-def run_job(job: ReplayJob, on_finished: Callable[[str, ReplayRow], None]) -> None:
-    """Replay each case of the job and call `on_finished` with its digest and figures."""
-    # The command has verified the trace; hashing it again in each worker would take longer.
-    steps = job.steps(Trace.open(job.trace, verify=False))
-    routed = [routing_only(step, job.spec.num_layers) for step in steps]
-    recorded = job.record(steps)
-    bounds: dict[tuple[str, str], TimeBound] = {}
-    for digest, case in job.cases:
-        stats = replay_case(case, routed, recorded, job.spec)
-        place = case.hardware.name, case.condition.budget
-        if place not in bounds:
-            slots = budget_slots(case.condition.budget, job.spec, case.hardware)
-            bounds[place] = bound_time(
-                routed, spec=job.spec, hardware=case.hardware, num_slots=slots
-            )
-        on_finished(digest, measure_replay(stats, case, routed, job.spec, bounds[place]))
+    @property
+    def cost(self) -> float:
+        return len(self.cases) * (1 + 1 / self.batch)
+
+    def run(self, on_finished: OnFinished) -> None:
+        """Replay each case and call `on_finished` with its digest and figures."""
+        # The command has verified the trace; hashing it again in each worker would take longer.
+        steps = self.steps(Trace.open(self.trace, verify=False))
+        routed = [routing_only(step, self.spec.num_layers) for step in steps]
+        recorded = self.record(steps)
+        bounds: dict[tuple[str, str], TimeBound] = {}
+        for digest, case in self.cases:
+            stats = replay_case(case, routed, recorded, self.spec)
+            place = case.hardware.name, case.condition.budget
+            if place not in bounds:
+                slots = budget_slots(case.condition.budget, self.spec, case.hardware)
+                bounds[place] = bound_time(
+                    routed, spec=self.spec, hardware=case.hardware, num_slots=slots
+                )
+            row = measure_replay(stats, case, routed, self.spec, bounds[place])
+            on_finished(digest, asdict(row))
 
 
 def replay_case(
@@ -168,8 +179,8 @@ def replay_case(
 def replayed_predictor(
     variant: Variant, recorded: Mapping[str, RecordedForecasts], spec: ModelSpec
 ) -> Predictor | None:
-    """Return the recorded forecasts from the first step on; None for the bound."""
-    if variant.predictor is None or variant.predictor == ORACLE:
+    """Return the recorded forecasts from the first step on; None where nothing is forecast."""
+    if variant.predictor is None:
         return None
     forecasts = recorded[variant.predictor]
     if variant.distance is not None:
@@ -186,12 +197,14 @@ def measure_replay(
 ) -> ReplayRow:
     decode = sum_counters(stats.decode)
     decoding = sum(stats.tpot_seconds)
-    assert bound.decode_seconds <= decoding * (1 + ROUNDING), (case, bound, decoding)
-    assert bound.prefill_seconds <= sum(stats.ttft_seconds) * (1 + ROUNDING), (case, bound)
+    bound.assert_holds(stats)
     tokens = sum(len(step.tokens_T) for step in steps if is_decode(step))
     seconds = decoding + sum(stats.ttft_seconds)
     variant, condition = case.variant, case.condition
     slots = budget_slots(condition.budget, spec, case.hardware)
+    run_ms = [1e3 * sum(run) for run in stats.decode_runs]
+    run_steps = [len(run) for run in stats.decode_runs]
+    ttft_ms = [1e3 * seconds for seconds in stats.ttft_seconds]
     return ReplayRow(
         part=case.part,
         system=variant.label,
@@ -200,12 +213,19 @@ def measure_replay(
         batch=condition.batch,
         predictor=variant.predictor,
         distance=variant.distance,
+        ttft_mean_ms=mean(ttft_ms),
+        ttft_interval_ms=bootstrap_ratio(ttft_ms, [1] * len(ttft_ms)),
         ttft_ms=percentile_ms(stats.ttft_seconds, 50),
+        ttft_p95_ms=percentile_ms(stats.ttft_seconds, 95),
+        tpot_mean_ms=1e3 * decoding / len(stats.tpot_seconds),
+        tpot_interval_ms=bootstrap_ratio(run_ms, run_steps),
         tpot_ms=percentile_ms(stats.tpot_seconds, 50),
         tpot_p95_ms=percentile_ms(stats.tpot_seconds, 95),
         tpot_p99_ms=percentile_ms(stats.tpot_seconds, 99),
         tokens_per_second=tokens / decoding,
-        share_of_least_time=bound.decode_seconds / decoding,
+        bound_ttft_ms=milliseconds(bound.ttft_seconds),
+        bound_tpot_ms=milliseconds(bound.tpot_seconds),
+        of_bound=bound.decode_seconds / decoding,
         hit_rate=decode.hit_rate,
         fetch_rate=decode.fetch_rate,
         joint_rate=decode.joint_rate,
@@ -221,7 +241,17 @@ def measure_replay(
         decode_steps=len(stats.tpot_seconds),
         prefills=len(stats.ttft_seconds),
         tpot_percentiles_ms=percentiles_ms(stats.tpot_seconds),
+        run_ms=run_ms,
+        run_steps=run_steps,
     )
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
 
 
 def percentile_ms(seconds: Sequence[float], percent: float) -> float | None:
@@ -234,90 +264,11 @@ def percentiles_ms(seconds: Sequence[float]) -> list[float]:
     return [round(1e3 * float(value), 4) for value in np.percentile(seconds, shares)]
 
 
-class FinishedReplays:
-    """Figures of the run folder's finished replays, a JSON file for each digest."""
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-
-    def path(self, digest: str) -> Path:
-        """Return the file of a replay, which exists once it is finished."""
-        return self._folder / f"{digest}.json"
-
-    def read(self, digest: str) -> ReplayRow:
-        return ReplayRow(**json.loads(self.path(digest).read_bytes()))
-
-    def write(self, digest: str, row: ReplayRow) -> None:
-        """Write the figures atomically, so that an interrupted run leaves no partial file."""
-        write_atomic(self.path(digest), json.dumps(asdict(row), allow_nan=False).encode())
-
-
-def code_digest() -> str:
+def code_digest(places: Sequence[str] = CODE) -> str:
     """Return the sha256 of the sources that replays run: other code replays again."""
     root = Path(__file__).resolve().parents[2]
     whole = hashlib.sha256()
-    for place in map(root.joinpath, CODE):
+    for place in map(root.joinpath, places):
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             whole.update(path.read_bytes())
     return whole.hexdigest()
-
-
-def run_jobs(
-    jobs: Sequence[ReplayJob], *, folder: Path, workers: int, advance: Callable[[int], None]
-) -> None:
-    """Run the jobs, the longest first, and keep each replay when it is finished.
-
-    One worker is this process. Ctrl-C ends the others at once and keeps what is finished.
-    `advance` is called with the number of replays that have finished since its last call.
-    """
-    ordered = sorted(jobs, key=lambda job: len(job.cases) * (1 + 1 / job.batch), reverse=True)
-    finished = FinishedReplays(folder)
-    if workers == 1 or len(jobs) == 1:
-
-        def keep(digest: str, row: ReplayRow) -> None:
-            finished.write(digest, row)
-            advance(1)
-
-        for job in ordered:
-            run_job(job, keep)
-        return
-    # Spawned, not forked: this process may have threads (onnxruntime, the progress bar).
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    digests = [digest for job in jobs for digest, _ in job.cases]
-    with ProcessPoolExecutor(
-        max_workers=min(workers, len(jobs)), mp_context=context, initializer=_ignore_interrupts
-    ) as pool:
-        futures = [pool.submit(_run_in_worker, job, folder) for job in ordered]
-        try:
-            for num_done in _watch(futures, finished, digests):
-                advance(num_done)
-        except BaseException:
-            # Leaving the pool would wait for jobs whose results are no longer needed.
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _watch(
-    futures: Iterable[Future[None]], finished: FinishedReplays, digests: Iterable[str]
-) -> Iterator[int]:
-    """Yield now and then how many more replays are finished; raise what a job raised."""
-    running, left = set(futures), set(digests)
-    while running:
-        ended, running = wait(running, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-        for future in ended:
-            future.result()
-        done = {digest for digest in left if finished.path(digest).exists()}
-        left -= done
-        yield len(done)
-
-
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C, which reaches every process of the terminal, to the first one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _run_in_worker(job: ReplayJob, folder: Path) -> None:
-    run_job(job, FinishedReplays(folder).write)

@@ -14,10 +14,19 @@ from train.evaluate.figures import (
     draw_budgets,
     draw_distances,
     draw_distribution,
+    draw_known,
     draw_timeline,
 )
 from train.evaluate.jobs import ReplayRow
-from train.evaluate.table import FIGURES, bound_grid, winners_grid
+from train.evaluate.table import (
+    FIGURES,
+    KNOWN_NOTE,
+    bound_grid,
+    describe_sample,
+    describe_tally,
+    known_grid,
+    winners_grid,
+)
 from train.evaluate.timeline import TimelineSpan
 
 
@@ -33,7 +42,7 @@ def write_report(
 
     `rows` have the distributions; `condition` is that of figures that show only one.
     """
-    subject = results["ablated"]
+    subject, batch = results["ablated"], condition.batch
     page = HtmlReport("Systems compared", subtitle(results), provenance=read_provenance(folder))
     columns, body = winners_grid(results)
     page.table("First system of each condition", columns, body, note=winners_note(results))
@@ -42,7 +51,11 @@ def write_report(
         page.table(
             f"{results['ours']}: share of the bound", columns, body, note=bound_note(results)
         )
-    draw_budgets(page, results, condition.batch)
+    draw_budgets(page, results, batch)
+    if results["known"]:
+        draw_known(page, results)
+        columns, body = known_grid(results)
+        page.table("Share of the bound by known tokens", columns, body, note=KNOWN_NOTE)
     if results["ablation"]:
         draw_ablation(page, results, subject)
     if len({row["batch"] for row in results["rows"]}) > 1:
@@ -75,8 +88,8 @@ def subtitle(results: Row) -> str:
     trace, model = results["trace"], results["model"]
     return (
         f"Routing of {model['model_id']} ({model['num_layers']} layers of {model['num_experts']} "
-        f"experts, top-{model['top_k']}) on {trace['dataset']}, {results['new_tokens']:,} "
-        f"generated held-out tokens; bytes and computation of "
+        f"experts, top-{model['top_k']}) on {trace['dataset']}, "
+        f"{describe_sample(results['rows'])}; bytes and computation of "
         f"{results['shape']['name']}; simulated machines"
     )
 
@@ -85,23 +98,20 @@ def winners_note(results: Row) -> str:
     """Explain the table of winners and sum it up."""
     tally, ours = results["tally"], results["ours"]
     note = (
-        "By the median time of a token; the bound is left out. In brackets how much "
-        f"longer `{ours}` takes than the first, or, where it is first, than the second (below 0)."
+        "By the mean time of a token; systems that know the future are left out. In brackets how "
+        f"much longer `{ours}` takes than the first, or, where it is first, than the second (below "
+        "0)."
     )
     if not tally["cells"]:
         return note
-    return (
-        f"{note} `{ours}` is first in {tally['first']} of {tally['cells']} cells and within "
-        f"2 % of first in {tally['close']}; at worst "
-        f"{100 * tally['worst_behind_first']:+.1f} %."
-    )
+    return f"{note} `{ours}` is {describe_tally(tally)}."
 
 
 def bound_note(results: Row) -> str:
     return (
-        f"TPOT of `{results['bound']}` (all routing of a token known when it begins, Belady "
-        "eviction, the same link and computation) as a share of ours. At worst "
-        f"{dashed(results['tally']['worst_share_of_bound'], percent)}."
+        "The least mean TPOT on the machine (the transfers that Belady's policy needs with all "
+        "routing known, or the computation) as a share of ours. At worst "
+        f"{dashed(results['tally']['worst_of_bound'], percent)}."
     )
 
 
@@ -117,7 +127,7 @@ def add_all_figures(page: HtmlReport, results: Row) -> None:
     for hardware, batch in dict.fromkeys((row["hardware"], row["batch"]) for row in rows):
         here = [row for row in rows if (row["hardware"], row["batch"]) == (hardware, batch)]
         budgets = list(dict.fromkeys(row["budget"] for row in here))
-        here.sort(key=lambda row: (budgets.index(row["budget"]), row["tpot_ms"] or 0.0))
+        here.sort(key=lambda row: (budgets.index(row["budget"]), row["tpot_mean_ms"] or 0.0))
         page.table(
             f"All figures: {hardware}, batch {batch}",
             ["budget", "system", *(column.heading for column in FIGURES)],
@@ -125,5 +135,6 @@ def add_all_figures(page: HtmlReport, results: Row) -> None:
                 [row["budget"], row["system"], *(column.text(row) for column in FIGURES)]
                 for row in here
             ],
-            note="Bytes in MiB, for each generated token; the fastest first.",
+            note="TPOT and TTFT: means, with the 95 % interval over requests. Bytes in MiB, for "
+            "each generated token; the fastest first.",
         )

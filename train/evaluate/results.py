@@ -1,17 +1,19 @@
 """Contents of results.json: which system is first, every replay, and what they were measured on."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from collect.traces import Trace
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Hardware
+from runtime.tools.intervals import Interval, bootstrap_ratio
+from runtime.tools.report.provenance import describe_origin
 from train.evaluate.config import OURS, EvaluateConfig
 from train.evaluate.jobs import ReplayRow
 from train.evaluate.sources import StoredPredictor
-from train.evaluate.variants import ABLATION, DISTANCE, TABLE, Variants
+from train.evaluate.variants import ABLATION, DISTANCE, KNOWN, TABLE, Variants
 
 CLOSE = 0.02
 """Slower than the first system by less than this share counts as close to it."""
@@ -19,13 +21,20 @@ CLOSE = 0.02
 Place = tuple[str, str, int]
 """Hardware, budget and batch size: systems are compared within one of them."""
 
+DISTRIBUTIONS = ("tpot_percentiles_ms", "run_ms", "run_steps")
+"""Fields of a replay that results.json leaves out."""
+
 DEFINITIONS = {
-    "ttft_ms": "median time of a prefill, which needs nearly all experts",
-    "tpot_ms": "median time of a decode step, one token of each request of the batch; p95 and p99 "
-    "are percentiles over the same steps",
+    "ttft_mean_ms": "mean time of a prefill, which needs nearly all experts; ttft_ms is the median",
+    "tpot_mean_ms": "mean time of a decode step, one token of each request of the batch; tpot_ms "
+    "is the median of the same steps, p95 and p99 are their percentiles",
+    "tpot_interval_ms": "95 % interval of the mean: percentiles of a bootstrap over requests (at "
+    "larger batches, over the runs of decode steps between two prefills)",
     "tokens_per_second": "generated tokens / time of all decode steps",
-    "share_of_least_time": "a time of decode that no system can beat / its time: in each window "
-    "of steps, the transfers that Belady needs with all routing known, or the computation",
+    "bound_tpot_ms": "a mean TPOT that no system can beat on this machine: in each window of "
+    "steps, the time of the transfers that Belady's policy needs with all routing known, or of the "
+    "computation, whichever is longer",
+    "of_bound": "bound_tpot_ms / tpot_mean_ms",
     "hit_rate": "share of the experts requested by decode's routers that were in the arena",
     "bytes_moved_per_token": "bytes over the link in decode steps, for each generated token",
     "bytes_wasted_per_token": "of the prefetched bytes, those whose expert was evicted before a "
@@ -34,22 +43,20 @@ DEFINITIONS = {
     "stall_share": "share of decode's time in which the computation waited for an expert",
     "predictor_ms_per_token": "charged to predictions, which run in parallel to the computation",
     "peak_bytes": "memory for experts: slots x an expert's bytes",
-    "speedup_decode": "TPOT of the baseline at the same budget / TPOT",
-    "speedup_prefill": "TTFT of the baseline at the same budget / TTFT",
-    "share_of_bound": "TPOT of the bound (all routing of a token known at its start, Belady "
-    "eviction, the same link and computation) / TPOT",
+    "speedup_decode": "mean TPOT of the baseline at the same budget / mean TPOT",
+    "speedup_prefill": "mean TTFT of the baseline at the same budget / mean TTFT",
+    "speedup_interval": "95 % interval of speedup_decode, over the same requests in pairs",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRow:
-    """A replay with its times relative to the baseline and the bound of the same condition."""
+    """A replay with its times relative to the baseline of the same condition."""
 
     row: ReplayRow
     speedup_decode: float | None
+    speedup_interval: Interval | None
     speedup_prefill: float | None
-    share_of_bound: float | None
-    """Above 1, the system is faster than the bound."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return one flat row for results.json."""
@@ -60,23 +67,30 @@ class ComparedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The fastest two systems of a condition, the bound left out, and the rank of ours."""
+    """The fastest two systems of a condition by mean TPOT, and the rank of ours.
+
+    Systems that know the future are left out.
+    """
 
     hardware: str
     budget: str
     batch: int
     first: str
-    first_tpot_ms: float
+    first_tpot_mean_ms: float
+    first_by_median: str
+    first_by_p95: str
     second: str | None
-    second_tpot_ms: float | None
+    second_tpot_mean_ms: float | None
     bound_tpot_ms: float | None
-    ours_tpot_ms: float | None = None
+    ours_tpot_mean_ms: float | None = None
     rank: int | None = None
     """From 1; None: our system is not among them."""
     behind_first: float | None = None
     """Share by which ours is slower than the first, or, below 0, faster than the second."""
+    behind_interval: Interval | None = None
+    """95 % interval of `behind_first`, over the same requests in pairs."""
     close: bool | None = None
-    share_of_bound: float | None = None
+    of_bound: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +99,14 @@ class Tally:
 
     cells: int
     first: int
+    """By mean TPOT."""
+    clearly_first: int
+    """By mean TPOT, where the interval of the margin excludes 0."""
+    first_by_median: int
+    first_by_p95: int
     close: int
     worst_behind_first: float | None
-    worst_share_of_bound: float | None
+    worst_of_bound: float | None
 
 
 def make_results(
@@ -102,13 +121,16 @@ def make_results(
 ) -> dict[str, Any]:
     """Return what results.json holds; the distributions of times are left out."""
     parts = {
-        part: [row for row in rows if row.part == part] for part in (TABLE, ABLATION, DISTANCE)
+        part: [row for row in rows if row.part == part]
+        for part in (TABLE, ABLATION, DISTANCE, KNOWN)
     }
-    baseline, bound = config.baseline.name, config.bound.name
-    standings = rank_systems(parts[TABLE], ours=OURS, bound=bound)
-    compared = compare_rows(parts[TABLE], baseline=baseline, bound=bound)
+    baseline = config.baseline.name
+    knowing = [variant.label for variant in variants.table if variant.system.knows_future]
+    standings = rank_systems(parts[TABLE], ours=OURS, left_out=knowing)
+    compared = compare_rows(parts[TABLE], baseline=baseline)
     manifest = trace.manifest
     return {
+        "origin": describe_origin(config.run_dir),
         "model": trace.spec.as_dict(),
         "trace": {
             "digest": trace.digest,
@@ -116,7 +138,7 @@ def make_results(
             "source": manifest.plan.source,
             "held_out_tokens": len(trace.rows("held_out")),
         },
-        "new_tokens": config.replay_tokens,
+        "replay_tokens": config.replay_tokens,
         "shape": asdict(config.shape),
         "machines": [finite(asdict(machine)) for machine in machines],
         "hardware": [asdict(hardware) for hardware in config.hardware],
@@ -124,23 +146,22 @@ def make_results(
         "predictors": {key: predictor.digest for key, predictor in predictors.items()},
         "missing": variants.missing,
         "baseline": baseline,
-        "bound": bound,
+        "knows_future": knowing,
         "ours": OURS,
         "ablated": config.ablated.name,
-        "tally": asdict(tally(standings)),
+        "tally": asdict(tally(standings, ours=OURS)),
         "winners": [asdict(standing) for standing in standings],
         "definitions": DEFINITIONS,
         "rows": [row.as_dict() for row in compared],
         "ablation": [row_dict(row) for row in parts[ABLATION]],
         "distance": [row_dict(row) for row in parts[DISTANCE]],
+        "known": [row_dict(row) for row in parts[KNOWN]],
         "seconds": round(seconds, 3),
     }
 
 
 def row_dict(row: ReplayRow) -> dict[str, Any]:
-    figures = asdict(row)
-    del figures["tpot_percentiles_ms"]
-    return figures
+    return {key: value for key, value in asdict(row).items() if key not in DISTRIBUTIONS}
 
 
 def settings(system: SystemConfig) -> dict[str, Any]:
@@ -164,19 +185,18 @@ def group_rows(rows: Sequence[ReplayRow]) -> dict[Place, dict[str, ReplayRow]]:
     return groups
 
 
-def compare_rows(rows: Sequence[ReplayRow], *, baseline: str, bound: str) -> list[ComparedRow]:
-    """Return each row with its speed-ups over the baseline and its share of the bound."""
+def compare_rows(rows: Sequence[ReplayRow], *, baseline: str) -> list[ComparedRow]:
+    """Return each row with its speed-ups over the baseline."""
     groups = group_rows(rows)
     compared = []
     for row in rows:
-        group = groups[row.hardware, row.budget, row.batch]
-        slow, fast = group.get(baseline), group.get(bound)
+        slow = groups[row.hardware, row.budget, row.batch].get(baseline)
         compared.append(
             ComparedRow(
                 row=row,
-                speedup_decode=time_ratio(slow, row, "tpot_ms"),
-                speedup_prefill=time_ratio(slow, row, "ttft_ms"),
-                share_of_bound=time_ratio(fast, row, "tpot_ms"),
+                speedup_decode=time_ratio(slow, row, "tpot_mean_ms"),
+                speedup_interval=None if slow is None else bootstrap_ratio(slow.run_ms, row.run_ms),
+                speedup_prefill=time_ratio(slow, row, "ttft_mean_ms"),
             )
         )
     return compared
@@ -188,59 +208,70 @@ def time_ratio(other: ReplayRow | None, own: ReplayRow, key: str) -> float | Non
     return times[0] / times[1] if all(times) else None
 
 
-def rank_systems(rows: Sequence[ReplayRow], *, ours: str, bound: str) -> list[Standing]:
-    """Rank the systems of each condition by the median time of a token, the bound left out."""
+def rank_systems(
+    rows: Sequence[ReplayRow], *, ours: str, left_out: Collection[str]
+) -> list[Standing]:
+    """Rank the systems of each condition by mean TPOT."""
     standings = []
     for (hardware, budget, batch), group in group_rows(rows).items():
-        times = {name: row.tpot_ms for name, row in group.items() if name != bound and row.tpot_ms}
-        order = sorted(times, key=times.__getitem__)
-        if not order:
+        ranked = [row for name, row in group.items() if name not in left_out and row.tpot_mean_ms]
+        if not ranked:
             continue
-        second = order[1] if len(order) > 1 else None
-        limit = group[bound].tpot_ms if bound in group else None
+        ranked.sort(key=lambda row: row.tpot_mean_ms or 0.0)
+        first, second = ranked[0], ranked[1] if len(ranked) > 1 else None
         standings.append(
             Standing(
                 hardware=hardware,
                 budget=budget,
                 batch=batch,
-                first=order[0],
-                first_tpot_ms=times[order[0]],
-                second=second,
-                second_tpot_ms=None if second is None else times[second],
-                bound_tpot_ms=limit,
-                **rank_ours(times, order, ours, limit),
+                first=first.system,
+                first_tpot_mean_ms=first.tpot_mean_ms or 0.0,
+                first_by_median=min(ranked, key=lambda row: row.tpot_ms or 0.0).system,
+                first_by_p95=min(ranked, key=lambda row: row.tpot_p95_ms or 0.0).system,
+                second=None if second is None else second.system,
+                second_tpot_mean_ms=None if second is None else second.tpot_mean_ms,
+                bound_tpot_ms=first.bound_tpot_ms,
+                **rank_ours(ranked, ours),
             )
         )
     return standings
 
 
-def rank_ours(
-    times: Mapping[str, float], order: Sequence[str], ours: str, limit: float | None
-) -> dict[str, Any]:
+def rank_ours(ranked: Sequence[ReplayRow], ours: str) -> dict[str, Any]:
     """Return the fields of `Standing` that are about our system; none where it is missing."""
-    if ours not in times:
+    names = [row.system for row in ranked]
+    if ours not in names:
         return {}
-    mine, rank = times[ours], order.index(ours) + 1
-    rival = times[order[1]] if rank == 1 and len(order) > 1 else times[order[0]]
-    behind = mine / rival - 1
+    place = names.index(ours)
+    own, rival = ranked[place], ranked[1 if place == 0 and len(ranked) > 1 else 0]
+    behind = (own.tpot_mean_ms or 0.0) / (rival.tpot_mean_ms or 1.0) - 1
+    interval = bootstrap_ratio(own.run_ms, rival.run_ms)
     return {
-        "ours_tpot_ms": mine,
-        "rank": rank,
+        "ours_tpot_mean_ms": own.tpot_mean_ms,
+        "rank": place + 1,
         "behind_first": behind,
-        "close": rank == 1 or behind <= CLOSE,
-        "share_of_bound": None if limit is None else limit / mine,
+        "behind_interval": None if interval is None else (interval[0] - 1, interval[1] - 1),
+        "close": place == 0 or behind <= CLOSE,
+        "of_bound": own.of_bound,
     }
 
 
-def tally(standings: Sequence[Standing]) -> Tally:
+def tally(standings: Sequence[Standing], *, ours: str) -> Tally:
     """Count the conditions in which our system is first or close to it."""
     ranked = [standing for standing in standings if standing.rank is not None]
+    first = [standing for standing in ranked if standing.rank == 1]
     behind = [standing.behind_first for standing in ranked if standing.behind_first is not None]
-    shares = [standing.share_of_bound for standing in ranked if standing.share_of_bound is not None]
+    shares = [standing.of_bound for standing in ranked if standing.of_bound is not None]
     return Tally(
         cells=len(ranked),
-        first=sum(standing.rank == 1 for standing in ranked),
+        first=len(first),
+        clearly_first=sum(
+            standing.behind_interval is not None and standing.behind_interval[1] < 0
+            for standing in first
+        ),
+        first_by_median=sum(standing.first_by_median == ours for standing in ranked),
+        first_by_p95=sum(standing.first_by_p95 == ours for standing in ranked),
         close=sum(bool(standing.close) for standing in ranked),
         worst_behind_first=max(behind, default=None),
-        worst_share_of_bound=min(shares, default=None),
+        worst_of_bound=min(shares, default=None),
     )

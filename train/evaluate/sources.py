@@ -1,5 +1,6 @@
 """Predictors of the systems: found in a zoo or counted once, then sent to every worker."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from collect.traces import Trace, TraceSignal
 from predictors.base import Predictor
 from predictors.registry import load_from_files
 from predictors.spec import ModelSpec
-from runtime.config import ORACLE, ModelConfig, SystemConfig
+from runtime.config import ModelConfig, SystemConfig
 from runtime.engine.forecasters import load_forecaster
 from train.errors import TrainError
 from train.kinds import RECORDED
@@ -64,7 +65,7 @@ class PredictorSources:
         self.found: dict[str, StoredPredictor] = {}
         """By the key that `find` returns."""
         self.without: dict[str, str] = {}
-        """ReusePredictor predictors that are missing, and why."""
+        """Missing predictors without which their systems are replayed, and why."""
 
     def of_system(self, system: SystemConfig, chosen: str | None) -> tuple[str | None, str | None]:
         """Return the keys of the system's predictor, or of `chosen` instead, and reuse predictor.
@@ -74,7 +75,7 @@ class PredictorSources:
             ZooError: a named entry is damaged.
         """
         what, options = system.predictor, system.predictor_options
-        if chosen is not None and what != ORACLE:
+        if chosen is not None:
             what, options = chosen, {}
         if not system.prefetch:
             predictor = None
@@ -83,8 +84,30 @@ class PredictorSources:
                 f"system {system.name} prefetches and names no predictor: give predictor=KIND"
             )
         else:
-            predictor = what if what == ORACLE else self.find(what, options)
+            predictor = self._find_or_fall_back(system, what, options)
         return predictor, self._find_reuse(system)
+
+    def _find_or_fall_back(
+        self, system: SystemConfig, what: str, options: Mapping[str, Any]
+    ) -> str | None:
+        """Return the key of the predictor or, as live, of the system's first fallback that works.
+
+        Raises as `of_system` where the system has no fallbacks or `what` is not its predictor.
+        """
+        try:
+            return self.find(what, options)
+        except MissingPredictor as error:
+            if not system.fallback or what != system.predictor:
+                raise
+            reason = str(error)
+        key = None
+        for kind, kind_options in system.fallback.items():
+            with contextlib.suppress(MissingPredictor):
+                key = self.find(kind, kind_options)
+                break
+        instead = "it fetches on demand" if key is None else f"it forecasts with {kind}"
+        self.without[f"{what} of {system.name}"] = f"{reason}; {instead} instead"
+        return key
 
     def _find_reuse(self, system: SystemConfig) -> str | None:
         """Return the reuse predictor's key; without it, eviction uses its own counts as live."""

@@ -11,25 +11,35 @@ from runtime.tools.report.tables import (
     Row,
     dashed,
     decimals,
+    interval,
     mebibytes,
     milliseconds,
     percent,
     speed_up,
 )
 
+KNOWN_NOTE = (
+    "Share of the bound that a system reaches which knows the routing of this many tokens of each "
+    "request when a step begins, the one that is computed included; it evicts by Belady's policy "
+    "within them, by decayed counts beyond, and fetches ahead while the link is idle."
+)
 ROWS_SHOWN = 64
 """Replays up to which every figure is printed; of more, times and speed-ups only."""
 
 FIGURES = (
-    FigureColumn("TPOT ms", "tpot_ms", milliseconds),
-    FigureColumn("speed-up", "speedup_decode", speed_up),
-    FigureColumn("of bound", "share_of_bound", percent),
+    FigureColumn("TPOT ms", "tpot_mean_ms", milliseconds),
+    FigureColumn("95 %", "tpot_interval_ms", interval),
+    FigureColumn("median", "tpot_ms", milliseconds),
     FigureColumn("p95", "tpot_p95_ms", milliseconds),
     FigureColumn("p99", "tpot_p99_ms", milliseconds),
+    FigureColumn("speed-up", "speedup_decode", speed_up),
+    FigureColumn("of bound", "of_bound", percent),
     FigureColumn("tokens/s", "tokens_per_second", decimals),
     FigureColumn("hits", "hit_rate", percent),
     FigureColumn("stalls", "stall_share", percent),
-    FigureColumn("TTFT ms", "ttft_ms", milliseconds),
+    FigureColumn("TTFT ms", "ttft_mean_ms", milliseconds),
+    FigureColumn("TTFT median", "ttft_ms", milliseconds),
+    FigureColumn("TTFT p95", "ttft_p95_ms", milliseconds),
     FigureColumn("TTFT speed-up", "speedup_prefill", speed_up),
     FigureColumn("moved", "bytes_moved_per_token", mebibytes),
     FigureColumn("wasted", "bytes_wasted_per_token", mebibytes),
@@ -37,9 +47,12 @@ FIGURES = (
     FigureColumn("predict ms", "predictor_ms_per_token", milliseconds),
     FigureColumn("memory", "peak_bytes", mebibytes),
 )
-"""Bytes in MiB."""
+"""TPOT and TTFT are means, with the 95 % interval over requests; bytes in MiB."""
 
-IMPORTANCE = ("TPOT ms", "speed-up", "of bound", "hits", "stalls", "TTFT ms", "p99", "moved")
+IMPORTANCE = (
+    *("TPOT ms", "speed-up", "of bound", "hits", "95 %", "median", "p95", "TTFT ms"),
+    *("stalls", "moved"),
+)
 ELSEWHERE = "results.json and report.html have them"
 
 
@@ -77,8 +90,36 @@ def winners_grid(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
 def bound_grid(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the share of the bound that our system reaches in each condition."""
     standings = results["winners"]
-    texts = [dashed(standing["share_of_bound"], percent) for standing in standings]
+    texts = [dashed(standing["of_bound"], percent) for standing in standings]
     return condition_grid(standings, texts)
+
+
+def known_grid(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the share of the bound against the number of known tokens, after our system's."""
+    rows = results["known"]
+    labels = list(dict.fromkeys(row["system"] for row in rows))
+    body = []
+    for hardware, budget, batch in dict.fromkeys(map(place_of, rows)):
+        place = hardware, budget, batch
+        ours = [row for row in results["rows"] if row["system"] == results["ours"]]
+        shares = {row["system"]: row["of_bound"] for row in rows if place_of(row) == place}
+        own = next((row["of_bound"] for row in ours if place_of(row) == place), None)
+        cells = [dashed(own, percent), *(dashed(shares[label], percent) for label in labels)]
+        body.append([hardware, budget, *cells])
+    return ["hardware", "budget", f"{results['ours']} (0)", *labels], body
+
+
+def place_of(row: Row) -> tuple[str, str, int]:
+    return row["hardware"], row["budget"], row["batch"]
+
+
+def describe_sample(rows: Sequence[Row]) -> str:
+    """Return the numbers of tokens and requests that were replayed, over all batch sizes."""
+    tokens, requests = (
+        f"{values[0]:,}" if values[0] == values[-1] else f"{values[0]:,} to {values[-1]:,}"
+        for values in (sorted({row[key] for row in rows}) for key in ("new_tokens", "prefills"))
+    )
+    return f"{tokens} generated held-out tokens of {requests} requests"
 
 
 def full_table(title: str, rows: Sequence[Row]) -> TextTable:
@@ -88,7 +129,7 @@ def full_table(title: str, rows: Sequence[Row]) -> TextTable:
         columns=["system", *(column.heading for column in FIGURES)],
         rows=[
             [row["system"], *(column.text(row) for column in FIGURES)]
-            for row in sorted(rows, key=lambda row: row["tpot_ms"] or 0.0)
+            for row in sorted(rows, key=lambda row: row["tpot_mean_ms"] or 0.0)
         ],
         importance=IMPORTANCE,
         elsewhere=ELSEWHERE,
@@ -101,7 +142,7 @@ def overview(rows: Sequence[Row], budgets: Sequence[str]) -> list[list[str]]:
     for system in dict.fromkeys(row["system"] for row in rows):
         by_budget = {row["budget"]: row for row in rows if row["system"] == system}
         cells = [
-            f"{dashed(by_budget[budget]['tpot_ms'], milliseconds)} "
+            f"{dashed(by_budget[budget]['tpot_mean_ms'], milliseconds)} "
             f"{dashed(by_budget[budget]['speedup_decode'], speed_up)}"
             for budget in budgets
         ]
@@ -113,7 +154,7 @@ def show(results: Mapping[str, Any], *, console: Console) -> None:
     """Print the first systems, then every figure or, of many replays, times and speed-ups."""
     rows = results["rows"]
     columns, body = winners_grid(results)
-    title = "First in each cell (median TPOT, bound left out)"
+    title = "First in each cell (mean TPOT; systems that know the future are left out)"
     TextTable(title=title, columns=columns, rows=body, left=2, elsewhere=ELSEWHERE).print(console)
     if results["tally"]["cells"]:
         print_tally(results, console)
@@ -127,18 +168,44 @@ def show(results: Mapping[str, Any], *, console: Console) -> None:
         budgets = list(dict.fromkeys(row["budget"] for row in rows))
         for hardware, batch in dict.fromkeys((row["hardware"], row["batch"]) for row in rows):
             here = [row for row in rows if (row["hardware"], row["batch"]) == (hardware, batch)]
-            title = f"{hardware}, batch {batch}: TPOT in ms, speed-up over {results['baseline']}"
+            title = f"{hardware}, batch {batch}: mean TPOT, ms; speed-up over {results['baseline']}"
             body = overview(here, budgets)
             TextTable(
                 title=title, columns=["system", *budgets], rows=body, elsewhere=ELSEWHERE
             ).print(console)
         console.print("All figures: results.json and report.html", highlight=False)
+    if results["known"]:
+        columns, body = known_grid(results)
+        table = TextTable(
+            title="Share of the bound by known tokens",
+            columns=columns,
+            rows=body,
+            left=2,
+            elsewhere=ELSEWHERE,
+        )
+        table.print(console)
     for name, reason in results["missing"].items():
         console.print(f"left out: {name}: {reason}", highlight=False)
     console.print(
-        f"{results['new_tokens']:,} generated held-out tokens of {results['trace']['dataset']}, "
-        f"experts of {results['shape']['name']}; simulated, so that equal runs give equal figures",
+        f"{describe_sample(rows)}, from {results['trace']['dataset']}; experts of "
+        f"{results['shape']['name']}; simulated, so that equal runs give equal figures",
         highlight=False,
+    )
+
+
+def describe_tally(tally: Mapping[str, Any]) -> str:
+    """Return in how many cells our system is first by each statistic, and its worst margin."""
+    behind = tally["worst_behind_first"]
+    worst = (
+        f"everywhere at least {-100 * behind:.1f} % faster than the second"
+        if behind < 0
+        else f"at worst {100 * behind:.1f} % behind the first"
+    )
+    return (
+        f"first in {tally['first']} of {tally['cells']} cells by mean TPOT (in "
+        f"{tally['clearly_first']} of them beyond the 95 % interval), in "
+        f"{tally['first_by_median']} by the median, in {tally['first_by_p95']} by p95; within 2 % "
+        f"of first in {tally['close']}, {worst}"
     )
 
 
@@ -146,9 +213,7 @@ def print_tally(results: Mapping[str, Any], console: Console) -> None:
     """Print in how many conditions our system is first, and its worst figures."""
     tally = results["tally"]
     console.print(
-        f"{results['ours']}: first in {tally['first']} of {tally['cells']} cells, within 2 % of "
-        f"first in {tally['close']}, at worst {100 * tally['worst_behind_first']:+.1f} %; "
-        f"at least {dashed(tally['worst_share_of_bound'], percent)} of the bound "
-        f"({results['bound']})",
+        f"{results['ours']}: {describe_tally(tally)}; at least "
+        f"{dashed(tally['worst_of_bound'], percent)} of the bound",
         highlight=False,
     )

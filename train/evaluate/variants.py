@@ -10,13 +10,14 @@ import numpy as np
 
 from collect.traces import Trace
 from runtime.config import SystemConfig
+from runtime.presets import load_system
 from runtime.sim.hardware import Hardware
 from runtime.tools.comparison import Case, Condition, Variant
 from train.evaluate.config import EvaluateConfig
 from train.evaluate.sources import MissingPredictor, PredictorSources
 from train.nonlearned import chosen_columns
 
-TABLE, ABLATION, DISTANCE = "table", "ablation", "distance"
+TABLE, ABLATION, DISTANCE, KNOWN = "table", "ablation", "distance", "known"
 """Parts of the report."""
 
 TRUTH = "truth"
@@ -24,6 +25,9 @@ TRUTH = "truth"
 
 NO_PREFETCH = "no prefetching"
 """Label of the ablated system without forecasts in that figure."""
+
+KNOWN_STEPS: tuple[int | None, ...] = (1, 2, 4, 8, None)
+"""Decode steps whose routing the oracle knows, the present one included; None: all."""
 
 MAX_DISTANCE = 6
 """Layers ahead up to which the figure shows perfect forecasts."""
@@ -64,6 +68,7 @@ class Variants:
     table: list[Variant]
     ablation: list[Variant]
     distance: list[Variant]
+    known: list[Variant]
     missing: dict[str, str]
     """System, or part of one, to the reason why it cannot be replayed on this trace."""
 
@@ -73,7 +78,7 @@ class Variants:
 
 
 def list_variants(config: EvaluateConfig, sources: PredictorSources) -> Variants:
-    """Return the configured systems, baseline first and bound last, and the figures' variants.
+    """Return the systems, the baseline first, the oracle last, and the figures' variants.
 
     Raises:
         ZooError: a named predictor is damaged.
@@ -81,12 +86,11 @@ def list_variants(config: EvaluateConfig, sources: PredictorSources) -> Variants
     """
     systems = {config.baseline.name: config.baseline}
     systems |= {system.name: system for system in config.system}
-    systems.pop(config.bound.name, None)
-    systems[config.bound.name] = config.bound
+    by_knowledge = sorted(systems.items(), key=lambda item: item[1].knows_future)
     table: list[Variant] = []
     missing: dict[str, str] = {}
 
-    for name, system in systems.items():
+    for name, system in by_knowledge:
         try:
             variant = make_variant(system, sources, config.predictor)
         except MissingPredictor as error:
@@ -103,7 +107,20 @@ def list_variants(config: EvaluateConfig, sources: PredictorSources) -> Variants
         else:
             ablation = ablation_variants(ablated)
             distance = distance_variants(ablated, find_distance_lines(sources, missing))
-    return Variants(table, ablation, distance, missing | sources.without)
+    known = known_variants() if config.figures else []
+    return Variants(table, ablation, distance, known, missing | sources.without)
+
+
+def known_variants() -> list[Variant]:
+    """Return the oracle with more and more of the coming routing known."""
+    oracle = load_system("oracle")
+    return [
+        Variant(
+            label="all" if known is None else str(known),
+            system=replace(oracle, eviction_options={"known_steps": known}),
+        )
+        for known in KNOWN_STEPS
+    ]
 
 
 def make_variant(system: SystemConfig, sources: PredictorSources, chosen: str | None) -> Variant:
@@ -120,7 +137,7 @@ def with_popular_experts(system: SystemConfig, trace: Trace) -> SystemConfig:
     Otherwise it would learn them in the first steps of a replay, unlike the papers' baseline.
     """
     options = system.eviction_options
-    if system.eviction != "static" or options.get("counts") or options.get("first_layers"):
+    if system.eviction != "static" or options.get("counts"):
         return system
     num_experts = trace.spec.num_experts
     counts = [
@@ -170,8 +187,8 @@ def distance_variants(
 ) -> list[Variant]:
     """Return the subject without forecasts, then with those of one distance alone.
 
-    The forecasts are the routing itself, which is the bound, and those of each predictor
-    `(label, key, layers ahead)`.
+    The forecasts are the routing itself, and those of each predictor `(label, key, layers
+    ahead)`.
     """
     perfect = [(TRUTH, TRUTH, ahead) for ahead in range(1, MAX_DISTANCE + 1)]
     system = replace(subject.system, prefetch=False)
@@ -195,6 +212,10 @@ def list_cases(
         for machine in machines:
             for variant in members:
                 yield ReplayCase(variant, figure_condition(config), machine, part)
+    for machine in machines:
+        for budget in config.budget:
+            for variant in variants.known:
+                yield ReplayCase(variant, Condition(budget, config.batches[0]), machine, KNOWN)
 
 
 def figure_condition(config: EvaluateConfig) -> Condition:

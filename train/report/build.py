@@ -17,12 +17,20 @@ from train.config import ReportConfig
 from train.errors import TrainError
 from train.report import forecasts, routing, serving
 from train.report.measured import measure_growth, measure_hit_rates
-from train.table import machines_of
+from train.table import MACHINE_COLUMNS, machines_of
 from zoo.load import load_predictor
 
 FOLDER = "report"
 """Folder of the report inside the run folder."""
 REPLAY_TOKENS = 200
+MACHINE_FIGURES = dict(
+    zip(
+        MACHINE_COLUMNS,
+        ("FetchRate", "GoodPred", "GoodPred, covered layers", "resident anyway"),
+        strict=True,
+    )
+)
+"""Columns of the summary for each machine, by their key in results.json."""
 
 
 def make_page(
@@ -94,7 +102,7 @@ def own_rows(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 def summary(page: HtmlReport, table: forecasts.Table, setting: str) -> None:
     machines = machines_of(table)
     columns = ["predictor", "layers ahead", "accuracy", "worst layer"]
-    columns += [f"{what}, {name}" for name in machines for what in ("FetchRate", "GoodPred")]
+    columns += [f"{figure}, {name}" for name in machines for figure in MACHINE_FIGURES.values()]
     columns += ["shifted set", "us a layer", "KiB"]
     rows: list[list[Cell]] = []
     for name, one in table.items():
@@ -102,8 +110,9 @@ def summary(page: HtmlReport, table: forecasts.Table, setting: str) -> None:
         ahead = f"{min(distances)} to {max(distances)}" if distances else one["horizon"]
         cells: list[Cell] = [name, ahead, one["mean_accuracy"], one["worst_layer_accuracy"]]
         for machine in machines:
+            # Results of earlier versions lack some of them.
             figures = one["hardware"][machine]
-            cells += [figures["mean_fetch_rate"], figures["mean_good_pred"]]
+            cells += [figures.get(key) for key in MACHINE_FIGURES]
         alone = one["latency_us"]["1"]
         cells += [
             one["shifted"]["mean_accuracy"] if one["shifted"] else None,
@@ -115,8 +124,10 @@ def summary(page: HtmlReport, table: forecasts.Table, setting: str) -> None:
         "Summary",
         columns,
         rows,
-        note=f"FetchRate and GoodPred: {setting}. Means are over the layers that a predictor "
-        "forecasts; `us a layer`: median time of one layer's events at batch 1.",
+        note=f"FetchRate and GoodPred: {setting}. In GoodPred, layers without forecasts count 0; "
+        "covered layers: the mean over the others, as is that of accuracy. Resident anyway: the "
+        "share of predicted experts that needed no transfer. `us a layer`: median time of one "
+        "layer's events at batch 1.",
     )
 
 

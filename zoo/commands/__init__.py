@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
+from predictors.terminal import escape_controls
 from zoo.entry import ZooEntry
 
 
@@ -35,4 +36,4 @@ def summarize(entry: ZooEntry) -> EntrySummary:
 
 def print_line(line: str) -> None:
     """Prints one line, never wrapped or coloured, so that paths in it can be copied."""
-    Console().print(line, markup=False, highlight=False, soft_wrap=True)
+    Console().print(escape_controls(line), markup=False, highlight=False, soft_wrap=True)

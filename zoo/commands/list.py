@@ -1,41 +1,60 @@
 """The commands list, show and verify: they only read."""
 
 import json
+import logging
 from dataclasses import asdict
 from fnmatch import fnmatch
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
+from rich.text import Text
 
+from predictors.terminal import escape_controls
 from predictors.text_table import TextTable
 from zoo.card import format_figure
 from zoo.catalog import Zoo
 from zoo.commands import EntrySummary, print_line, summarize
 from zoo.config import ListConfig, ShowConfig, VerifyEntryConfig
-from zoo.entry import CARD, MANIFEST, ZooEntry, require_tracked_files
+from zoo.entry import CARD, ZooEntry, require_tracked_files
+from zoo.errors import UnreachableError, ZooError
 from zoo.index import EntryReference
-from zoo.load import find_entry, local_zoos
+from zoo.load import find_entry, local_zoos, read_local_index
 from zoo.locations import configured_storages
 from zoo.signing import check_signature
+
+log = logging.getLogger(__name__)
 
 RENDERED_WIDTH = 100
 """Characters from which no value of a rendered card is cut; in less, its Markdown is shown."""
 
 
 def list_entries(config: ListConfig) -> dict[str, Any]:
-    """Lists entries, the best first; an entry that two zoos have is listed for both."""
+    """Lists entries, the best first; an entry that two zoos have is listed for both.
+
+    An entry that cannot be read is left out with a warning.
+    """
     configured = configured_storages(config.zoo)
     zoos = ([] if config.zoo else local_zoos()) + [Zoo(storage) for storage in configured]
-    rows = []
+    rows: list[EntrySummary] = []
+    unreadable: list[str] = []
     for zoo in zoos:
-        index = zoo.read_index(required=zoo.storage in configured)
-        entries = (zoo.open(EntryReference(name), index) for name in index.entries)
-        rows += [summarize(entry) for entry in entries if matches_filters(entry, config)]
+        is_configured = zoo.storage in configured
+        index = zoo.read_index(required=True) if is_configured else read_local_index(zoo)
+        for name in index.entries:
+            try:
+                entry = zoo.open(EntryReference(name), index)
+            except UnreachableError:
+                raise
+            except ZooError as error:
+                log.warning("%s", escape_controls(str(error)))
+                unreadable.append(name)
+                continue
+            if matches_filters(entry, config):
+                rows.append(summarize(entry))
     rows.sort(key=lambda row: -sort_value(row.metrics.get(config.metric)))
-    listed = {"entries": [asdict(row) for row in rows]}
+    listed = {"entries": [asdict(row) for row in rows], "unreadable": unreadable}
     if config.json:
         print_line(json.dumps(listed, indent=2))
     elif rows:
@@ -63,7 +82,8 @@ def matches_filters(entry: ZooEntry, config: ListConfig) -> bool:
 def sort_value(metric: Any) -> float:
     """Returns a metric for comparison; one that was not measured comes last."""
     is_number = isinstance(metric, int | float) and not isinstance(metric, bool)
-    return float(metric) if is_number else float("-inf")
+    # Whole numbers may be too large for a float.
+    return float(max(-1e308, min(1e308, metric))) if is_number else float("-inf")
 
 
 def entries_table(rows: list[EntrySummary], metric: str) -> TextTable:
@@ -95,9 +115,10 @@ def show(config: ShowConfig) -> dict[str, Any]:
         return results
     console = Console()
     if CARD in manifest.files:
-        _, _, body = entry.read(CARD).decode().partition("\n---\n")
+        text = escape_controls(entry.read(CARD).decode(errors="replace"))
+        _, _, body = text.partition("\n---\n")
         if console.is_terminal and console.width >= RENDERED_WIDTH:
-            console.print(Markdown(body))
+            console.print(Markdown(body, hyperlinks=False))
         else:
             print_line(body.strip() + "\n")
     table = Table(box=None, show_header=False)
@@ -112,7 +133,7 @@ def show(config: ShowConfig) -> dict[str, Any]:
         "files": f"{len(manifest.files)}, {manifest.size / 2**20:.1f} MiB",
     }
     for name, value in fields.items():
-        table.add_row(name, str(value))
+        table.add_row(name, Text(escape_controls(str(value))))
     console.print(table)
     return results
 
@@ -121,8 +142,8 @@ def verify(config: VerifyEntryConfig) -> dict[str, Any]:
     """Reads and checks every file; in a folder, a file not in the manifest is an error."""
     entry = find_entry(config.name)
     entry.verify()
-    if Path(entry.where, MANIFEST).is_file():
-        require_tracked_files(Path(entry.where), entry.manifest)
+    if entry.folder is not None:
+        require_tracked_files(entry.folder, entry.manifest)
     if config.require_signature is not None:
         check_signature(entry, key=config.require_signature)
     files = entry.manifest.files

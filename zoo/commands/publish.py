@@ -1,9 +1,11 @@
 """The commands push, sign, index, rm and gc: they change a zoo."""
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from predictors.terminal import escape_controls
 from zoo.card import check_card
 from zoo.catalog import WritableZoo
 from zoo.commands import print_line, summarize
@@ -15,12 +17,14 @@ from zoo.config import (
     SignConfig,
 )
 from zoo.entry import CARD, MANIFEST, METRICS, ZooEntry, open_entry, require_tracked_files
-from zoo.errors import RefusedError, ZooError
+from zoo.errors import DamagedError, RefusedError, ZooError
 from zoo.index import ALIAS, LATEST, PREFIX, parse_reference
 from zoo.locations import cache_storage, open_writable_storage
 from zoo.pull import PARTIAL
 from zoo.signing import sign_folder
 from zoo.storage import FolderStorage
+
+log = logging.getLogger(__name__)
 
 
 def push(config: PushConfig) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def push(config: PushConfig) -> dict[str, Any]:
                 f"alias={config.alias}: must begin with a small letter, and be neither latest nor "
                 "a digest"
             )
-    target = open_writable_zoo(config.zoo)
+    target = open_writable_zoo(config.zoo, key=config.key)
     is_entry = (config.path / MANIFEST).is_file()
     folders = [] if is_entry else sorted(path.parent for path in config.path.glob(f"*/{MANIFEST}"))
     # All are checked before the first is published. Without any, `open_entry` says what is missing.
@@ -46,9 +50,9 @@ def push(config: PushConfig) -> dict[str, Any]:
     }
 
 
-def open_writable_zoo(where: str | None) -> WritableZoo:
-    """Opens a zoo to be changed; default: the pulled entries."""
-    return WritableZoo(open_writable_storage(where) if where else cache_storage())
+def open_writable_zoo(where: str | None, *, key: Path | None = None) -> WritableZoo:
+    """Opens a zoo to be changed, its index signed with `key`; default: the pulled entries."""
+    return WritableZoo(open_writable_storage(where) if where else cache_storage(), key)
 
 
 def open_publishable(folder: Path) -> ZooEntry:
@@ -94,8 +98,13 @@ def index(config: IndexConfig) -> dict[str, Any]:
         raise ZooError(f"{config.path} is not a folder")
     folders = sorted(path.parent for path in config.path.rglob(MANIFEST))
     output = config.output or config.path
-    zoo = WritableZoo(FolderStorage(output))
-    if not folders and not zoo.read_index().entries:
+    zoo = WritableZoo(FolderStorage(output), config.key)
+    try:
+        known = zoo.read_index()
+    except DamagedError as error:
+        log.warning("%s", escape_controls(str(error)))
+        known = zoo.rebuild_index()
+    if not folders and not known.entries:
         raise ZooError(f"{config.path} has no entry; moecast train writes entries")
     # Of two versions, the one made later becomes the latest.
     entries = sorted(map(open_publishable, folders), key=lambda entry: entry.manifest.created)
@@ -123,7 +132,7 @@ def sign(config: SignConfig) -> dict[str, Any]:
 
 def remove(config: RemoveConfig) -> dict[str, Any]:
     """Removes an entry, or one version of it, from a zoo; `gc` frees its bytes."""
-    zoo = open_writable_zoo(config.zoo)
+    zoo = open_writable_zoo(config.zoo, key=config.key)
     reference = parse_reference(config.name)
     digests = zoo.remove(reference)
     shown = ", ".join(digest[:12] for digest in digests)
@@ -138,9 +147,10 @@ def collect_garbage(config: CollectGarbageConfig) -> dict[str, Any]:
     removed = zoo.prune()
     partial = 0
     if isinstance(zoo.storage, FolderStorage):
-        for path in (zoo.storage.folder / PARTIAL).glob("*"):
-            path.unlink(missing_ok=True)
-            partial += 1
+        with zoo.storage.removing_blobs():
+            for path in (zoo.storage.folder / PARTIAL).glob("*"):
+                path.unlink(missing_ok=True)
+                partial += 1
     print_line(
         f"{zoo.storage.address}: {len(removed)} files and {partial} incomplete downloads removed"
     )

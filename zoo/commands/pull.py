@@ -15,10 +15,11 @@ from predictors.records import Sha256, StrictRecord, explain_validation_error
 from zoo.catalog import Zoo
 from zoo.commands import print_line, summarize
 from zoo.config import LockConfig, PullConfig
+from zoo.digest import read_plain_file
 from zoo.entry import ZooEntry, write_folder
 from zoo.errors import ZooError
-from zoo.index import EntryReference, ZooIndex, parse_reference
-from zoo.load import find_entry
+from zoo.index import MAX_INDEX_BYTES, EntryReference, ZooIndex, parse_reference
+from zoo.load import find_entry, required_key
 from zoo.locations import builtin_storage, cache_storage, configured_storages
 from zoo.manifest import NAME
 from zoo.pull import PullCache, ReportProgress, pull_entry
@@ -40,9 +41,10 @@ def pull(config: PullConfig) -> dict[str, Any]:
 
 def pull_entries(config: PullConfig) -> list[ZooEntry]:
     """Pulls the entries that a configuration names; shows progress on a terminal."""
-    indexes = read_indexes(config)
+    key = config.require_signature or required_key()
+    indexes = read_indexes(config, key=key)
     cache = PullCache(cache_storage())
-    key = config.require_signature
+    builtin = builtin_storage().canonical_address
     entries = []
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -50,13 +52,19 @@ def pull_entries(config: PullConfig) -> list[ZooEntry]:
         *columns, TransferSpeedColumn(), console=console, disable=not console.is_terminal
     ) as bars:
         for zoo, name, digest in choose_entries(config, indexes):
+            check = None
+            # The built-in zoo came with the package: only a key named here applies to it.
+            if key is not None and (
+                config.require_signature or zoo.storage.canonical_address != builtin
+            ):
+                check = partial(check_signature, key=key)
             entry = pull_entry(
                 zoo,
                 name,
                 digest,
                 indexes[zoo].version(name, digest),
                 cache=cache,
-                check=None if key is None else partial(check_signature, key=key),
+                check=check,
                 progress=partial(add_bar, bars, name),
             )
             entries.append(entry)
@@ -67,7 +75,7 @@ def pull_entries(config: PullConfig) -> list[ZooEntry]:
     return entries
 
 
-def read_indexes(config: PullConfig) -> dict[Zoo, ZooIndex]:
+def read_indexes(config: PullConfig, *, key: Path | None) -> dict[Zoo, ZooIndex]:
     storages = configured_storages(config.zoo)
     if not storages and config.locked is not None:
         records = read_lockfile(config.locked).entries.values()
@@ -78,7 +86,9 @@ def read_indexes(config: PullConfig) -> dict[Zoo, ZooIndex]:
             "hf://OWNER/REPO), or set MOECAST_ZOO"
         )
     zoos = [Zoo(storage) for storage in storages]
-    return {zoo: read_fresh_index(zoo, accept_rollback=config.accept_rollback) for zoo in zoos}
+    return {
+        zoo: read_fresh_index(zoo, accept_rollback=config.accept_rollback, key=key) for zoo in zoos
+    }
 
 
 def choose_entries(config: PullConfig, indexes: dict[Zoo, ZooIndex]) -> list[tuple[Zoo, str, str]]:
@@ -172,7 +182,7 @@ def find_origins(entries: Collection[ZooEntry]) -> dict[str, str]:
 def read_lockfile(path: Path) -> Lockfile:
     """Reads a lock file; ZooError if there is none, or its content is not allowed."""
     try:
-        lockfile = Lockfile.model_validate_json(path.read_bytes())
+        lockfile = Lockfile.model_validate_json(read_plain_file(path, limit=MAX_INDEX_BYTES))
     except FileNotFoundError as error:
         raise ZooError(f"{path} does not exist; moecast zoo lock writes it") from error
     except ValidationError as error:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from zoo.errors import StorageError
 from zoo.storage.base import ByteStream, FileStorage, Storage, WritableStorage
 from zoo.storage.folder import FolderStorage, PackageStorage
 
@@ -36,4 +37,15 @@ def open_storage(where: str | Path) -> Storage:
         from zoo.storage.objects import ObjectStorage
 
         return ObjectStorage(where)
-    return FolderStorage(Path(where.removeprefix("file://")).expanduser())
+    folder = Path(where.removeprefix("file://"))
+    try:
+        folder = folder.expanduser()
+    except RuntimeError as error:
+        raise StorageError(f"{where}: there is no such user or home folder") from error
+    try:
+        folder.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # what is done with it says so
+    except (OSError, ValueError) as error:  # too long, or with characters that no name has
+        raise StorageError(f"{where!r:.200} is not a folder or an address") from error
+    return FolderStorage(folder)

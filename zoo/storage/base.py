@@ -35,6 +35,11 @@ class Storage(ABC):
     def address(self) -> str:
         """The folder or address by which a user names the storage."""
 
+    @property
+    def canonical_address(self) -> str:
+        """The address in the form that all spellings of it have in common."""
+        return self.address
+
     @abstractmethod
     def stream(self, path: str, *, offset: int = 0) -> AbstractContextManager[ByteStream]:
         """Opens a file to be read chunk by chunk.
@@ -85,6 +90,14 @@ class WritableStorage(Storage):
 
     def exclusive(self) -> AbstractContextManager[object]:
         """Locks the index for a read and a write, if the storage has locks."""
+        return nullcontext()
+
+    def keeping_blobs(self) -> AbstractContextManager[object]:
+        """Waits until nobody removes blobs; until its end, nobody does, if there are locks."""
+        return nullcontext()
+
+    def removing_blobs(self) -> AbstractContextManager[object]:
+        """Waits until nobody adds blobs that no index lists yet, if the storage has locks."""
         return nullcontext()
 
 

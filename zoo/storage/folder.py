@@ -1,14 +1,16 @@
 """Storage in a folder (cache, built-in zoo, shared disk) and in an installed wheel."""
 
+import fcntl
 import os
 import secrets
 import shutil
 import socket
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
+from importlib.machinery import ModuleSpec
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import IO
@@ -40,6 +42,10 @@ class FolderStorage(FileStorage):
     def address(self) -> str:
         return str(self.folder)
 
+    @property
+    def canonical_address(self) -> str:
+        return str(self.folder.resolve())
+
     @contextmanager
     def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:
         with open_inside(self.folder, path) as file:
@@ -65,6 +71,23 @@ class FolderStorage(FileStorage):
     def exclusive(self) -> AbstractContextManager[object]:
         self.folder.mkdir(parents=True, exist_ok=True)
         return FileLock(self.folder / ".lock")
+
+    def keeping_blobs(self) -> AbstractContextManager[object]:
+        return self._lock_blobs(fcntl.LOCK_SH)
+
+    def removing_blobs(self) -> AbstractContextManager[object]:
+        return self._lock_blobs(fcntl.LOCK_EX)
+
+    @contextmanager
+    def _lock_blobs(self, kind: int) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(self.folder / ".blobs.lock", flags, 0o644)
+        try:
+            fcntl.flock(handle, kind)
+            yield
+        finally:
+            os.close(handle)
 
     def size(self, path: str) -> int | None:
         at = self.folder / check_path(path)
@@ -136,9 +159,26 @@ def _is_alive(process: int) -> bool:
     return process != os.getpid()
 
 
+def find_package(name: str) -> ModuleSpec | None:
+    """Finds an installed package without importing it or any other: nothing of it is run."""
+    spec, path = None, None
+    for part in name.split("."):
+        if not part.isidentifier():
+            return None
+        found = (
+            finder.find_spec(f"{spec.name}.{part}" if spec else part, path)
+            for finder in sys.meta_path
+        )
+        spec = next((one for one in found if one is not None), None)
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
+
+
 @dataclass(frozen=True)
 class PackageStorage(Storage):
-    """Package data (`package://NAME`), read through importlib so that a zipped wheel works too."""
+    """Package data (`package://NAME`), also of a zipped wheel; the package is not imported."""
 
     package: str
 
@@ -152,13 +192,14 @@ class PackageStorage(Storage):
 
     @cached_property
     def _root(self) -> Traversable:
-        try:
-            return files(self.package)
-        except ModuleNotFoundError as error:
+        spec = find_package(self.package)
+        reader = getattr(spec and spec.loader, "get_resource_reader", lambda _: None)(self.package)
+        if reader is None:
             raise StorageError(
                 f"{self.address}: no package {self.package!r} is installed; pip install the wheel "
                 "that contains it"
-            ) from error
+            )
+        return reader.files()
 
     @contextmanager
     def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:

@@ -39,6 +39,10 @@ class HubStorage(WritableStorage):
         return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
     @property
+    def canonical_address(self) -> str:
+        return f"{SCHEME}{self.repo.lower()}@{self._branch}"
+
+    @property
     def _branch(self) -> str:
         return self.revision or "main"
 
@@ -115,7 +119,7 @@ class HubStorage(WritableStorage):
         try:
             yield
         except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, OSError) as error:
-            first = str(error).strip().splitlines()[0]
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UnreachableError(
                 f"{self.address}: the Hub refuses or does not answer ({first}); check the name, "
                 "the network and your login (hf auth login); after a conflict, try again"

@@ -18,6 +18,15 @@ EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure"}
 """The extra of moecast that installs the library for a scheme."""
 
 
+LIBRARIES = ("botocore", "aiobotocore", "s3fs", "gcsfs", "google", "adlfs", "azure", "aiohttp")
+"""Packages that fsspec reaches object stores with."""
+
+
+def is_of_library(error: Exception) -> bool:
+    """Returns whether the error's class belongs to a library of an object store."""
+    return type(error).__module__.partition(".")[0] in LIBRARIES
+
+
 @dataclass(frozen=True)
 class ObjectStorage(FileStorage):
     """Objects below a prefix. An object appears when its upload is complete.
@@ -47,7 +56,7 @@ class ObjectStorage(FileStorage):
         try:
             # Other machines write here, so an earlier listing may be out of date.
             return fsspec.url_to_fs(self.address, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
+        except Exception as error:  # of any library that fsspec loads
             extra = EXTRAS.get(scheme)
             hint = f"pip install 'moecast[{extra}]'" if extra else "use https://, s3:// or hf://"
             raise StorageError(f"{self.address} cannot be opened: {error}; {hint}") from error
@@ -61,7 +70,11 @@ class ObjectStorage(FileStorage):
             yield files, name
         except (FileNotFoundError, FileExistsError):
             raise
-        except OSError as error:
+        except Exception as error:
+            # Libraries of object stores raise their own classes: botocore's NoCredentialsError is
+            # no OSError.
+            if not isinstance(error, OSError) and not is_of_library(error):
+                raise
             raise UnreachableError(
                 f"{self.address}/{path} cannot be reached: {error}; check the address, the network "
                 "and your credentials"

@@ -25,6 +25,14 @@ class Offload(StrEnum):
     NONE = "none"
 
 
+class DensePlacement(StrEnum):
+    """Place of the layers' dense weights: attention, routers, shared experts."""
+
+    AUTO = "auto"
+    MEMORY = "memory"
+    STREAM = "stream"
+
+
 @dataclass(kw_only=True)
 class GroupConfig:
     """Batching of prompts and grouping of batches; the keyword arguments of `generate_many`."""
@@ -45,6 +53,10 @@ class GroupConfig:
     auto: host for models on a GPU, else disk."""
     kv_folder: Path | None = None
     """Folder for KV caches on disk; none: the system's temporary folder."""
+    dense: DensePlacement = DensePlacement.AUTO
+    """Place of the weights of attention, routers and shared experts: memory, or stream (each layer
+    is read ahead of its computation, into two buffers); auto: stream where `memory` holds them
+    only with transfers that computation does not hide."""
     sinks: int = 4
     """Number of first tokens that attention keeps if `window` is not 0."""
     window: int = 0
@@ -83,18 +95,37 @@ class BatchConfig(GroupConfig, ServedConfig):
     budget: str = AUTO
     """Memory for experts: auto (all, or what free memory allows), a size (4GiB), a share of all
     experts (50%) or a fraction (0.5)."""
+    quantise_attention: bool = False
+    """Quantise the matrices of attention to four bits, as experts of a store that was packed with
+    quantise=hqq; outputs change."""
     memory: str | None = None
-    """Memory for experts and KV caches together, split by the planner; replaces `budget` and
-    `kv_budget`."""
+    """Memory for experts, KV caches and the dense weights of their layers together, split by the
+    planner; replaces `budget` and `kv_budget`."""
     fsync: Fsync = Fsync.SECOND
     """When to flush results to disk: after each, at most every second, or at the end."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_output(self.input, self.output)
         if self.memory is not None and self.kv_budget is not None:
             raise MoecastError(
                 f"memory={self.memory} with kv_budget={self.kv_budget}: the planner splits memory "
                 "itself; give memory, or budget and kv_budget"
+            )
+
+
+def check_output(input_file: Path, output: Path) -> None:
+    """Raises MoecastError if results would be written over the prompts, under any name."""
+    settings = output.with_name(f"{output.name}.settings.json") if output.name else output
+    for target in (output, settings):
+        try:
+            is_same = target.resolve() == input_file.resolve() or target.samefile(input_file)
+        except (OSError, RuntimeError, ValueError):
+            # One of them does not exist or cannot be read; what opens it says so.
+            continue
+        if is_same:
+            raise MoecastError(
+                f"output={output} would overwrite input={input_file}: give another output"
             )
 
 

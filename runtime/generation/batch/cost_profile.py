@@ -17,13 +17,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from predictors.files import cache_folder, write_json
+from predictors.origin import read_processor_name
 from runtime.config import StoreConfig
+from runtime.generation.batch.dense_placement import measure_dense_transfers
 from runtime.generation.batch.group_planner import PlannerCosts
 from runtime.generation.batch.prompts import Batch
 from runtime.hf.kv import CacheSize, count_cache_bytes
 from runtime.hf.layers import MoeLayer
 from runtime.hf.tokens import pad_batch, pad_token_id
-from runtime.profiling.facts import count_usable_cores, list_gpus, read_processor_name, versions
+from runtime.profiling.facts import count_usable_cores, list_gpus, versions
 from runtime.profiling.local import make_expert_call, measure
 from runtime.profiling.reading import seconds, trimmed_mean
 from runtime.store.base import max_slot_bytes
@@ -33,7 +35,7 @@ TIMED_STEPS = 3
 TIMED_TOKENS = (1, 64)
 """Numbers of tokens on a timed expert: the difference is the cost per token."""
 REPEATS = 7
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class CostProfile:
 
 
 @torch.no_grad()
-def measure_costs(model: PreTrainedModel, batch: Batch) -> CostProfile:
-    """Measure on the batch's prompts and a few decode steps.
+def measure_costs(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> CostProfile:
+    """Measure on the batch's prompts and a few decode steps, the dense weights in memory.
 
     A predictor that learns online keeps what it learns from them, as warm-up.
 
@@ -61,30 +63,40 @@ def measure_costs(model: PreTrainedModel, batch: Batch) -> CostProfile:
     with clock:
         caches = _run_steps(model, batch, clock)
     attention, gate = clock.typical()
+    dense = measure_dense_transfers(model, store, with_gates=gate > 0)
     if model.device.type == "cpu":
-        costs = _cpu_costs(model, attention, gate)
+        costs = _cpu_costs(model, attention, gate, dense)
     else:
-        costs = _device_costs(model, layers[0], attention, gate)
+        costs = _device_costs(model, layers[0], attention, gate, dense)
     return CostProfile(costs, caches.bytes_per_token, caches.bytes_fixed)
 
 
-def _cpu_costs(model: PreTrainedModel, attention: float, gate: float) -> PlannerCosts:
+def _cpu_costs(
+    model: PreTrainedModel, attention: float, gate: float, dense_io: tuple[float, float]
+) -> PlannerCosts:
     """Costs on a CPU, where reads and computation share the cores and slow each other down."""
     with model.moecast.engine.driver.paused():
         machine = measure(model)
     slow = 1 / max(0.05, machine.overheads.compute_speed_transferring)
+    speed = max(0.05, machine.overheads.transfer_speed_computing)
     read = machine.transfer_seconds(sum(machine.chunk_bytes))
     return PlannerCosts(
         attention=attention * slow,
         gate=gate * slow,
         expert_fixed=machine.expert_fixed * slow,
         expert_per_token=machine.expert_per_token * slow,
-        expert_io=read / max(0.05, machine.overheads.transfer_speed_computing),
+        expert_io=read / speed,
+        attention_io=dense_io[0] / speed,
+        gate_io=dense_io[1] / speed,
     )
 
 
 def _device_costs(
-    model: PreTrainedModel, layer: MoeLayer, attention: float, gate: float
+    model: PreTrainedModel,
+    layer: MoeLayer,
+    attention: float,
+    gate: float,
+    dense_io: tuple[float, float],
 ) -> PlannerCosts:
     """Costs on a GPU, where copies overlap with computation."""
     engine, device = model.moecast.engine, model.device
@@ -112,6 +124,8 @@ def _device_costs(
         expert_fixed=one,
         expert_per_token=max(0.0, more - one) / (TIMED_TOKENS[1] - TIMED_TOKENS[0]),
         expert_io=synchronised(lambda: slot.copy_(host, non_blocking=True)),
+        attention_io=dense_io[0],
+        gate_io=dense_io[1],
     )
 
 
@@ -218,7 +232,7 @@ def load_or_measure(
     path = cache_folder("measured") / f"{_cache_key(model, batch, store)}.json"
     if (known := _read_profile(path)) is not None:
         return known, True
-    found = measure_costs(model, batch)
+    found = measure_costs(model, batch, store)
     write_json(path, {"format": FORMAT, **asdict(found)})
     return found, False
 
@@ -231,6 +245,7 @@ def _cache_key(model: PreTrainedModel, batch: Batch, store: StoreConfig) -> str:
         "folder": str(model.moecast.folder.resolve()),
         "slot_bytes": max_slot_bytes(model.moecast.engine.store),
         "store": [str(store.path), str(store.page_cache)],
+        "quantises_attention": model.moecast.dense_codes is not None,
         "device": str(model.device),
         "processor": read_processor_name(),
         "cores": count_usable_cores(),

@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 
 from runtime.config import AUTO, StoreConfig
 from runtime.errors import TransferError
-from runtime.generation.batch.config import GroupConfig, Offload
+from runtime.generation.batch.config import DensePlacement, GroupConfig, Offload
+from runtime.generation.batch.dense_placement import stream_dense_weights
 from runtime.generation.batch.memory_plan import make_kv_caches, parse_kv_budget, plan_batches
 from runtime.generation.batch.micro_batches import run_micro_batches
 from runtime.generation.batch.prompts import (
@@ -50,8 +51,9 @@ def generate_many(
         PlanError: KV caches would not fit.
         TransferError: experts could not be read; `on_result` received all other results.
     """
-    if "kv_offload" in options:
-        options["kv_offload"] = Offload(options["kv_offload"])
+    for name, values in {"kv_offload": Offload, "dense": DensePlacement}.items():
+        if name in options:
+            options[name] = values(options[name])
     config = GroupConfig(n=str(n), **options)
     tokenizer = find_tokenizer(model.moecast.folder)
     encoder = make_prompt_encoder(model.config, tokenizer)
@@ -60,9 +62,11 @@ def generate_many(
         return []
     batches = make_batches(given, config.batch_size)
     group, kv_budget = config.asked_n, parse_kv_budget(config, model.device)
+    with_gates = False
     if group is None:
         made = plan_batches(model, batches, config, store=StoreConfig())
         group, kv_budget = made.plan.n, made.kv_budget
+        with_gates = made.measured.costs.calls_gates
         for note in made.plan.notes:
             log.warning(note)
     results: dict[Any, BatchResult] = {}
@@ -73,7 +77,10 @@ def generate_many(
             on_result(result)
 
     caches = make_kv_caches(model, config, kv_budget)
+    stream = None
     try:
+        if config.dense is DensePlacement.STREAM:
+            stream = stream_dense_weights(model, StoreConfig(), with_gates=with_gates)
         ran = run_micro_batches(
             model,
             batches,
@@ -86,6 +93,9 @@ def generate_many(
         )
     finally:
         caches.close()
+        if stream is not None:
+            model.moecast.dense_stream = None
+            stream.close()
     if ran.failed:
         raise TransferError(
             f"{len(given) - len(results)} of {len(given)} prompts failed: {ran.failed[0][1]}"

@@ -6,7 +6,7 @@ times of their weights. K hot experts are prefetched; Q are the other experts th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,10 +35,19 @@ class PlannerCosts:
     expert_per_token: float
     expert_io: float
     """t_io_E."""
-    attention_io: float = 0.0
-    """t_io_A: 0 because dense weights stay in the memory that computes."""
-    gate_io: float = 0.0
+    attention_io: float
+    """t_io_A: the weights of a layer without gate and routed experts."""
+    gate_io: float
     """t_io_G."""
+
+    @property
+    def calls_gates(self) -> bool:
+        """False for models that compute with a router's weights without calling the module."""
+        return self.gate > 0
+
+    def with_dense_in_memory(self) -> "PlannerCosts":
+        """Return the costs of a run that transfers experts only: t_io_A = t_io_G = 0."""
+        return replace(self, attention_io=0.0, gate_io=0.0)
 
     def experts(self, used: float, tokens: float) -> float:
         """Compute time of `used` experts on `tokens` tokens in total."""
@@ -131,7 +140,7 @@ def make_inequalities(
 
 @dataclass(frozen=True, kw_only=True)
 class KVDemand:
-    """KV-cache demand of the batches, the largest first."""
+    """Demand of the batches' KV caches, the largest first; with activations if memory is split."""
 
     batch_size: int
     num_batches: int
@@ -157,6 +166,11 @@ class GroupPlan:
     offloaded_bytes: int
     """Bytes of these beyond the budget."""
     notes: list[str]
+
+    @property
+    def hides_transfers(self) -> bool:
+        """True if computation takes at least as long as transfers, in every inequality."""
+        return all(row.holds for row in self.inequalities)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -252,9 +266,10 @@ def split_memory(
     popularity: ExpertPopularity,
     *,
     least_experts: int,
+    dense_bytes: int,
     asked: int | None = None,
 ) -> tuple[int, GroupPlan]:
-    """Split memory between KV caches and experts; returns the experts' bytes and the plan.
+    """Split memory between dense weights, KV caches and experts.
 
     The KV caches of the smallest n that hides transfers come first. The rest holds experts, which
     then need no transfer (Klotski, section 6.1: "when there is ample free memory, it can be
@@ -262,21 +277,25 @@ def split_memory(
 
     Args:
         least_experts: bytes of the slots for experts in transfer.
+        dense_bytes: bytes of the layers' dense weights in memory, or of their buffers.
         asked: the user's n.
+
+    Returns:
+        The experts' bytes and the plan.
 
     Raises:
         PlanError: the memory does not hold one batch and its experts.
     """
-    least = least_experts + demand.kv_bytes(1)
+    least = least_experts + dense_bytes + demand.kv_bytes(1)
     if memory < least:
         raise PlanError(
-            f"memory of {memory} bytes is too small: experts in transfer need {least_experts}, one "
-            f"batch's KV cache {demand.kv_bytes(1)}; the least is memory={least}, or use a smaller "
-            "batch_size"
+            f"memory of {memory} bytes is too small: experts in transfer need {least_experts}, "
+            f"dense weights {dense_bytes}, one batch's KV cache and activations "
+            f"{demand.kv_bytes(1)}; the least is memory={least}, or use a smaller batch_size"
         )
-    room = memory - least_experts
+    room = memory - least_experts - dense_bytes
     made = plan_group(demand, costs, popularity, kv_budget=room, offloads=False, asked=asked)
-    return memory - made.kv_bytes, made
+    return memory - dense_bytes - made.kv_bytes, made
 
 
 def cumulative_bytes(per_batch: Sequence[int]) -> Callable[[int], int]:

@@ -100,7 +100,8 @@ def _as_entry(prompt: Any) -> Any:
 def _parse_line(path: Path, number: int, line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both
+    # UnicodeDecodeError and JSONDecodeError are ValueErrors.
+    except (ValueError, RecursionError) as error:
         raise PromptFileError(
             f"{path}, line {number}: not JSON ({error}); write one object per line, such as "
             '{"prompt": "Once upon a time"}'
@@ -169,6 +170,7 @@ def _parse_tokens(where: str, kind: str, value: Any, encoder: PromptEncoder) -> 
                 f"{where}: tokens must be a list of ids from 0 to {encoder.vocabulary - 1}"
             )
     elif kind == "prompt":
+        _check_encodable(where, value)
         if not isinstance(value, str):
             raise PromptFileError(f"{where}: prompt must be a string, not a {type(value).__name__}")
         tokens = _encode(where, lambda: encoder.of_text(value))
@@ -177,10 +179,24 @@ def _parse_tokens(where: str, kind: str, value: Any, encoder: PromptEncoder) -> 
             raise PromptFileError(
                 f'{where}: messages must be a list of {{"role": ..., "content": ...}}, both strings'
             )
+        for message in value:
+            for part in message.values():
+                _check_encodable(where, part)
         tokens = _encode(where, lambda: encoder.of_messages(value))
     if not tokens:
         raise PromptFileError(f"{where}: {kind} has no tokens to continue")
     return list(tokens)
+
+
+def _check_encodable(where: str, text: Any) -> None:
+    """Refuses half a surrogate pair, which JSON can spell, but which is no character."""
+    try:
+        str(text).encode()
+    except UnicodeEncodeError as error:
+        raise PromptFileError(
+            f"{where}: the text has half a surrogate pair at character {error.start}; it is not "
+            "valid Unicode"
+        ) from error
 
 
 def _is_message(value: Any) -> bool:

@@ -3,7 +3,6 @@
 Shape suffixes: T tokens, B rows, H heads, D width of a head.
 """
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from runtime.errors import TransferError
+from runtime.store.positioned import read_whole, write_whole
 
 
 class DiskOffload:
@@ -39,34 +39,27 @@ class DiskOffload:
         self._shape, self._dtype = part_TBHD.shape[1:], part_TBHD.dtype
         view = memoryview(_as_bytes(part_TBHD.cpu().contiguous()).numpy())
         position = first * self._shape.numel() * self._dtype.itemsize
-        while view:
-            try:
-                done = os.pwrite(self._handle, view, position)
-            except OSError as error:
-                raise TransferError(
-                    f"a KV cache cannot be written to {self._where}: {error.strerror}; give "
-                    "another folder with kv_folder=PATH, a larger kv_budget, or a smaller n"
-                ) from error
-            view, position = view[done:], position + done
+        try:
+            write_whole(self._handle, view, position)
+        except OSError as error:
+            raise TransferError(
+                f"a KV cache cannot be written to {self._where}: {error.strerror}; give "
+                "another folder with kv_folder=PATH, a larger kv_budget, or a smaller n"
+            ) from error
 
     def read(self, num_tokens: int) -> Tensor:
         """Read the first tokens as `[T, B, H, D]` on the CPU."""
         assert self._shape is not None
         found = torch.empty((num_tokens, *self._shape), dtype=self._dtype)
         view = memoryview(_as_bytes(found).numpy())
-        position = 0
-        while view:
-            try:
-                done = os.preadv(self._handle, [view], position)
-            except OSError as error:
-                raise TransferError(
-                    f"a KV cache cannot be read back from {self._where}: {error.strerror}"
-                ) from error
-            if not done:
-                raise TransferError(
-                    f"a KV cache in {self._where} was truncated after {position} bytes"
-                )
-            view, position = view[done:], position + done
+        try:
+            size = read_whole(self._handle, view, 0)
+        except OSError as error:
+            raise TransferError(
+                f"a KV cache cannot be read back from {self._where}: {error.strerror}"
+            ) from error
+        if size < len(view):
+            raise TransferError(f"a KV cache in {self._where} was truncated after {size} bytes")
         return found
 
     def close(self) -> None:

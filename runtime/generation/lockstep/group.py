@@ -29,7 +29,9 @@ class LockstepGroup:
             raise GroupError("this model already has a lockstep group; close it first")
         self._device = model.device
         self._handle = handle
-        self._scheduler = LockstepScheduler(handle.engine, handle.probes)
+        self._scheduler = LockstepScheduler(
+            handle.engine, handle.probes, dense_stream=handle.dense_stream
+        )
         handle.connect(self._scheduler)
         self._sequences: list[SequenceTask] = []
         self._is_closed = False

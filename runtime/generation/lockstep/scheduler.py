@@ -21,6 +21,7 @@ from runtime.generation.lockstep.sequence import (
     current_sequence,
     yield_until_resumed,
 )
+from runtime.hf.dense_stream import DenseStream
 from runtime.hf.probes import Probes
 
 Array = TypeVar("Array", Floats, Ints)
@@ -33,8 +34,9 @@ class LockstepScheduler:
     other threads go straight to the engine.
     """
 
-    def __init__(self, engine: Engine, probes: Probes):
+    def __init__(self, engine: Engine, probes: Probes, *, dense_stream: DenseStream | None = None):
         self.engine = engine
+        self._dense_stream = dense_stream
         self._probes = probes
         self._running: list[SequenceTask] = []
         """Sequences of the current forward pass."""
@@ -85,6 +87,7 @@ class LockstepScheduler:
         sequence = self._suspendable()
         if sequence is None:
             self.engine.routed(layer, experts_TK, logits_TE, weights_TK)
+            self._read_next_dense(layer)
             return
         captured = sequence.captured.setdefault(layer, CapturedSignals())
         captured.experts_TK = experts_TK.copy()
@@ -208,7 +211,13 @@ class LockstepScheduler:
         if experts_TK is not None:
             logits_TE = _concatenate([signals.logits_TE for signals in captured])
             self.engine.routed(layer, experts_TK, logits_TE, None)
+        self._read_next_dense(layer)
         self._routed_layers.add(layer)
+
+    def _read_next_dense(self, layer: int) -> None:
+        """Read the next layer's attention while experts compute (Klotski, algorithm 1)."""
+        if self._dense_stream is not None:
+            self._dense_stream.on_routed(layer)
 
     def _is_whole_step(self, here: Sequence[SequenceTask]) -> bool:
         """True if `here` are all sequences of the step: arrays have a row for each token."""

@@ -1,14 +1,19 @@
-"""Belady's MIN, the bound: for replays, where the future is known.
+"""Belady's MIN, with all of the coming routing or some of it: for replays, where it is known.
 
 Shape suffixes: L layers, E experts.
 """
 
+import itertools
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from predictors.base import Ints
+from predictors.errors import MoecastError
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
+from runtime.policy.eviction.regret import UseShares
 from runtime.policy.eviction.score_order import ScoreOrder, view_scores
 
 Future = Iterable[Sequence[Collection[int]]]
@@ -31,15 +36,36 @@ class NextUseOrder(ScoreOrder):
         super().on_use(expert)
         self._policy.advance(expert)
 
+    def next_missing(self) -> tuple[float, Expert]:
+        """Returns the nearness of the missing expert with the next use, and which it is."""
+        return self.highest_absent(self._scores(), least=-np.inf)
+
 
 class BeladyEviction(EvictionPolicy):
     """Belady's MIN over the recorded routing (the oracle of MoE-Infinity, request level, 7.3).
 
     Time is counted in routed layers: step * L + layer. Of all policies that fetch only what is
-    requested, none has fewer misses. A prefetch evicts only experts that are needed later.
+    requested, none has fewer misses. A prefetch evicts only experts that are needed later. Idle
+    links fetch the missing expert with the next use.
+
+    Args:
+        num_layers: Layers of the model.
+        num_experts: Experts of each layer.
+        future: The routing of all steps.
+        known_steps: Steps, the present one included, of which the policy knows the routing; None:
+            all. Experts without a known use are evicted first, by the counts of `regret`.
     """
 
-    def __init__(self, *, num_layers: int, num_experts: int, future: Future):
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_experts: int,
+        future: Future,
+        known_steps: int | None = None,
+    ):
+        if known_steps is not None and known_steps < 1:
+            raise MoecastError(f"belady eviction: known_steps={known_steps}: must be at least 1")
         self._num_layers = num_layers
         uses = [[array("q") for _ in range(num_experts)] for _ in range(num_layers)]
         num_steps = 0
@@ -51,24 +77,44 @@ class BeladyEviction(EvictionPolicy):
                     uses[layer][e].append(step * num_layers + layer)
         self._never = float(num_layers * (num_steps + 1))
         self._uses = uses
+        self._known_steps = num_steps if known_steps is None else known_steps
+        self._shares = None
+        if known_steps is not None:
+            self._shares = UseShares(num_layers=num_layers, num_experts=num_experts)
         self._num_past = np.zeros((num_layers, num_experts), dtype=np.int64).tolist()
         """Uses of each expert that are past."""
         self.nearness_LE = np.full((num_layers, num_experts), -self._never)
-        """Minus the time of the next use."""
-        for layer in range(num_layers):
-            for e in range(num_experts):
-                if uses[layer][e]:
-                    self.nearness_LE[layer, e] = -uses[layer][e][0]
+        """Minus the time of the next use; without a known use, at most `-never`."""
+        self._routing = enumerate(future)
+        """The steps that are not known yet, with their numbers."""
+        self._learn(self._known_steps)
         self._step = -1
         self._now = -1
         self._chosen: list[Expert] = []
         """Experts that the router that ran last has chosen."""
+        self._orders: list[NextUseOrder] = []
 
-    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
-        return NextUseOrder(self, layers=layers)
+    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
+        if self._shares is not None:
+            self._shares.ghosts.divide(num_slots, layers)
+        order = NextUseOrder(self, layers=layers)
+        self._orders.append(order)
+        return order
 
-    def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
+    def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
+        if self._shares is not None:
+            self._shares.begin_step()
         self._step += 1
+        if self._step:
+            self._learn(1)
+
+    def _learn(self, num_steps: int) -> None:
+        """Makes the routing of the next unknown steps known."""
+        for step, layers in itertools.islice(self._routing, num_steps):
+            for layer, chosen in enumerate(layers):
+                for e in chosen:
+                    if self.nearness_LE[layer, e] <= -self._never:
+                        self.nearness_LE[layer, e] = -(step * self._num_layers + layer)
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
         return bool(self.nearness_LE[victim] < self.nearness_LE[newcomer])
@@ -77,11 +123,29 @@ class BeladyEviction(EvictionPolicy):
         self._advance_chosen()
         self._now = self._step * self._num_layers + layer
         self._chosen = [(layer, e) for e in tokens_per_expert]
+        if self._shares is not None:
+            self._shares.on_routed(layer, tokens_per_expert)
+            nearness_E = self.nearness_LE[layer]
+            unknown_E = self._unknown_nearness(layer)
+            nearness_E[:] = np.where(nearness_E <= -self._never, unknown_E, nearness_E)
         for expert in self._chosen:
             assert self.nearness_LE[expert] == -self._now, ("not as announced", expert, self._now)
 
+    def _unknown_nearness(self, layer: int) -> NDArray[np.float64]:
+        """Returns `[E]`: the scores of a layer's experts without a known use."""
+        if self._shares is None:
+            return np.full(self.nearness_LE.shape[1], -self._never)
+        return self._shares.of_layer(layer) - 1.0 - self._never
+
+    def next_idle_candidate(self) -> Expert | None:
+        missing = [order.next_missing() for order in self._orders]
+        nearness, expert = max(missing, default=(-np.inf, None))
+        return expert if nearness > -self._never else None
+
     def end_step(self) -> None:
         self._advance_chosen()
+        if self._shares is not None:
+            self._shares.end_step()
 
     def _advance_chosen(self) -> None:
         """Advances what was computed, even if a tier above had it and this one saw no request."""
@@ -98,4 +162,8 @@ class BeladyEviction(EvictionPolicy):
         while num_past < len(uses) and uses[num_past] <= self._now:
             num_past += 1
         self._num_past[layer][e] = num_past
-        self.nearness_LE[layer, e] = -uses[num_past] if num_past < len(uses) else -self._never
+        end = (self._step + self._known_steps) * self._num_layers
+        if num_past < len(uses) and uses[num_past] < end:
+            self.nearness_LE[layer, e] = -uses[num_past]
+        else:
+            self.nearness_LE[layer, e] = self._unknown_nearness(layer)[e]

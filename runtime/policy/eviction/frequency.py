@@ -1,14 +1,12 @@
 """Policies that score experts by how often they were used. Shape suffixes: L layers, E experts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from predictors.base import Ints
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
 from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
-
-EPSILON = 1e-6
-"""Lets the layer decay order experts whose ratio is 0, as in section 5.2; far below 1 / tokens."""
 
 
 class ResettingOrder(ScoreOrder):
@@ -66,7 +64,7 @@ class LfruEviction(EvictionPolicy):
 
         return ScoreOrder(scores, layers=layers, num_experts=self._frequency_LE.shape[1])
 
-    def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
+    def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
         self._step += 1
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
@@ -75,56 +73,61 @@ class LfruEviction(EvictionPolicy):
         self._last_step_LE[layer, chosen] = self._step
 
 
-class FmoeEviction(LfuEviction):
+class FmoeEviction(EvictionPolicy):
     """Evicts the expert with the highest `1 / (p * freq)` (fMoE, section 4.5).
 
     `p` is the latest forecast of the expert (in fMoE: the expert map's that the search found), 1
-    before any. `freq` counts the steps that visited the expert since the start; an eviction does
-    not reset it. Ties go to the least recently touched expert.
+    before any. `freq`, the "cache visit frequency", counts the steps that requested the expert
+    since it was fetched; the fetch counts as one, so that a prefetched expert is not the next to
+    be evicted. Ties go to the least recently touched expert.
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
-        super().__init__(num_layers=num_layers, num_experts=num_experts)
         self._probability_LE = np.ones((num_layers, num_experts))
         self._visits_LE = np.zeros((num_layers, num_experts))
+        self._score_LE = np.zeros((num_layers, num_experts))
 
-    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        self._visits_LE[layer, list(tokens_per_expert)] += 1
-        self._score_LE[layer] = self._probability_LE[layer] * self._visits_LE[layer]
+    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
+        scores = view_scores(self._score_LE, layers)
+        return VisitOrder(
+            scores, self._set_visits, layers=layers, num_experts=self._score_LE.shape[1]
+        )
+
+    def _set_visits(self, expert: Expert, visits: int | None) -> None:
+        """Sets the visits of an expert; None: one more."""
+        self._visits_LE[expert] = self._visits_LE[expert] + 1 if visits is None else visits
+        self._score_LE[expert] = self._probability_LE[expert] * self._visits_LE[expert]
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         self._probability_LE[layer] = probability_E
         self._score_LE[layer] = self._probability_LE[layer] * self._visits_LE[layer]
 
 
-def layer_decay(num_layers: int) -> np.ndarray:
-    """Returns `[L]`: `1 - l / L`, linear, which favours experts nearer the first layer."""
-    return 1.0 - np.arange(num_layers) / num_layers
+class VisitOrder(ScoreOrder):
+    """Lowest score first; counts the visits of experts while they are resident.
 
-
-class MoeInfinitySequenceEviction(LfuEviction):
-    """Evicts the lowest `(ratio + epsilon) * (1 - l / L)`.
-
-    MoE-Infinity (sequence level), algorithm 2. `ratio` is the expert's share of its layer's tokens
-    in the current EAM, which is empty when a sequence starts and is updated as soon as a router has
-    run (algorithm 1, steps 2, 6 and 7). Ties go to the least recently touched expert.
+    Args:
+        scores: As for `ScoreOrder`.
+        set_visits: Sets an expert's visits; None adds one.
+        layers: Layers of the partition.
+        num_experts: Experts of each layer.
     """
 
-    def __init__(self, *, num_layers: int, num_experts: int):
-        super().__init__(num_layers=num_layers, num_experts=num_experts)
-        self._eam_LE = np.zeros((num_layers, num_experts))
-        self._decay_L = layer_decay(num_layers)
-        self.begin_step(new_request=True)
+    def __init__(
+        self,
+        scores: Callable[[], Scores],
+        set_visits: Callable[[Expert, int | None], None],
+        *,
+        layers: range,
+        num_experts: int,
+    ):
+        super().__init__(scores, layers=layers, num_experts=num_experts)
+        self._set_visits = set_visits
 
-    def begin_step(self, new_request: bool) -> None:
-        if new_request:
-            self._eam_LE[:] = 0.0
-            self._score_LE[:] = EPSILON * self._decay_L[:, None]
+    def on_admit(self, expert: Expert) -> None:
+        super().on_admit(expert)
+        self._set_visits(expert, 1)
 
-    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
-        if not tokens_per_expert:
-            return
-        eam_E = self._eam_LE[layer]
-        eam_E[list(tokens_per_expert)] += list(tokens_per_expert.values())
-        ratio_E = eam_E / eam_E.sum()
-        self._score_LE[layer] = (ratio_E + EPSILON) * self._decay_L[layer]
+    def on_use(self, expert: Expert) -> None:
+        super().on_use(expert)
+        self._set_visits(expert, None)

@@ -6,6 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from predictors.base import Ints
+
 Expert = tuple[int, int]
 """(layer, expert)"""
 
@@ -24,6 +26,9 @@ class EvictionOrder(Protocol):
 
     def on_admit(self, expert: Expert) -> None:
         """Records that the expert got a slot, for a prediction or a router's request."""
+
+    def on_prefetch(self, expert: Expert) -> None:
+        """Records that the expert just admitted was forecast and not requested by its router."""
 
     def on_use(self, expert: Expert) -> None:
         """Records that its router requested the resident expert."""
@@ -46,14 +51,29 @@ class EvictionPolicy:
 
     It sees each event of a step once: `begin_step`, then `on_routed` for each layer with forecasts
     in between, then `end_step`. `on_routed` comes before `on_use` and `on_admit` of the same layer.
+
+    Shape suffixes: T tokens of the step, K top_k, E experts.
     """
 
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
         """Makes the order of `num_slots` slots that the experts of `layers` share."""
         raise NotImplementedError
 
-    def begin_step(self, new_request: bool) -> None:
-        """Starts a forward pass; `new_request`: it is the first of a request."""
+    def begin_step(self, requests_T: Ints) -> None:
+        """Starts a forward pass.
+
+        Args:
+            requests_T: The request of each token. An id that was not seen before begins a request;
+                its end is not signalled (`predictors.requests.LiveRequests`).
+        """
+
+    def on_tokens_routed(self, layer: int, experts_TK: Ints) -> None:
+        """Records the experts of each token, in the order of `requests_T`.
+
+        It comes just before `on_routed` of the same layer, whose `tokens_per_expert` is the sum
+        over all tokens and, where several devices share the experts, holds this device's only. A
+        layer whose router is not observed has no such event. The id E stands for no choice.
+        """
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         """Records the experts that the layer's router has chosen and their numbers of tokens."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from predictors.base import Ints
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, IsEvictable
 from runtime.policy.eviction.score_order import ScoreOrder, Scores
 
@@ -20,6 +21,9 @@ class RecencyOrder:
 
     def on_use(self, expert: Expert) -> None:
         self._order.move_to_end(expert)
+
+    def on_prefetch(self, expert: Expert) -> None:
+        """Records nothing: the admission was the touch."""
 
     def on_predict(self, expert: Expert) -> None:
         self.on_use(expert)
@@ -127,7 +131,7 @@ class LeastStaleEviction(EvictionPolicy):
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
         return StalenessOrder(self, layers=layers, num_experts=self._num_experts)
 
-    def begin_step(self, new_request: bool) -> None:  # noqa: ARG002
+    def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
         self.step += 1
         self.layer_now = -1
 

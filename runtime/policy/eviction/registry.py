@@ -8,13 +8,14 @@ from typing import Any
 from predictors.errors import MoecastError, unknown
 from runtime.policy.eviction.belady import BeladyEviction
 from runtime.policy.eviction.decayed_lfu import DecayedLfuEviction
+from runtime.policy.eviction.first_layers import FirstLayersEviction
 from runtime.policy.eviction.frequency import (
     FmoeEviction,
     LfruEviction,
     LfuEviction,
-    MoeInfinitySequenceEviction,
 )
 from runtime.policy.eviction.moe_infinity_request import MoeInfinityRequestEviction
+from runtime.policy.eviction.moe_infinity_sequence import MoeInfinitySequenceEviction
 from runtime.policy.eviction.protocol import EvictionPolicy
 from runtime.policy.eviction.recency import (
     FifoEviction,
@@ -22,6 +23,7 @@ from runtime.policy.eviction.recency import (
     LruEviction,
     NeighbourEviction,
 )
+from runtime.policy.eviction.regret import RegretEviction
 from runtime.policy.eviction.reuse import ReuseEviction
 from runtime.policy.eviction.s3_fifo import S3FifoEviction
 from runtime.policy.eviction.static import StaticEviction
@@ -31,6 +33,7 @@ EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
         "belady": BeladyEviction,
         "decayed-lfu": DecayedLfuEviction,
         "fifo": FifoEviction,
+        "first-layers": FirstLayersEviction,
         "fmoe": FmoeEviction,
         "least-stale": LeastStaleEviction,
         "lfru": LfruEviction,
@@ -39,6 +42,7 @@ EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
         "moe-infinity-request": MoeInfinityRequestEviction,
         "moe-infinity-sequence": MoeInfinitySequenceEviction,
         "neighbour": NeighbourEviction,
+        "regret": RegretEviction,
         "reuse": ReuseEviction,
         "s3-fifo": S3FifoEviction,
         "static": StaticEviction,
@@ -48,9 +52,21 @@ EVICTIONS: Mapping[str, Callable[..., EvictionPolicy]] = MappingProxyType(
 
 
 def make_eviction_policy(
-    name: str, *, num_layers: int, num_experts: int, options: Mapping[str, Any] | None = None
+    name: str,
+    *,
+    num_layers: int,
+    num_experts: int,
+    top_k: int = 1,
+    options: Mapping[str, Any] | None = None,
 ) -> EvictionPolicy:
     """Makes a new policy for one cache.
+
+    Args:
+        name: One of `EVICTIONS`.
+        num_layers: Layers of the model.
+        num_experts: Experts of each layer.
+        top_k: Experts that each token is routed to.
+        options: Arguments of the policy.
 
     Raises:
         MoecastError: There is no such policy or option, or `belady` lacks the future routing.
@@ -58,7 +74,7 @@ def make_eviction_policy(
     if name not in EVICTIONS:
         raise MoecastError(unknown("eviction policy", name, EVICTIONS))
     make, given = EVICTIONS[name], dict(options or {})
-    shape = {"num_layers": num_layers, "num_experts": num_experts}
+    shape = {"num_layers": num_layers, "num_experts": num_experts, "top_k": top_k}
     known = {*inspect.signature(make).parameters} - {"self", "args", "kwargs"}
     for option in given:
         if option not in known - shape.keys():

@@ -8,14 +8,16 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.policy.eviction.decayed_lfu import DECAYS, MEMORY, DecayedLfuEviction, ShadowCache
+from predictors.base import Ints
+from runtime.policy.eviction.ghost_caches import MEMORY, LayerGhost
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert, Probabilities
+from runtime.policy.eviction.regret import UseShares, discount_by_distance
 from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
 
 LEAST_IDLE_SCORE = 0.03
 """Share of the coming tokens that must use an expert for idle link time to be spent on it."""
 
-SLOW = DECAYS.index(0.98)
+SLOW = 0.98
 """The decay of the counts that are mixed into predictions."""
 SLOW_WEIGHT = 0.6
 MAX_SLOW_WEIGHT = 0.3
@@ -40,18 +42,20 @@ class ReuseEviction(EvictionPolicy):
     forecast that some token of the step needs the expert. Without a forecast, in a long step (whose
     tokens choose more often than a layer has experts), `p` is what balanced routing gives, so that
     a prefill keeps what its later layers are sure to need and evicts what its earlier ones have
-    used. All other experts score their value.
+    used. All other experts score their value, less where their layer is far ahead
+    (`discount_by_distance`).
 
-    Without a reuse predictor the value is the decayed share of past steps, as it is where counting
-    has hit more lately: shadow caches in a few layers run both on the same routing.
+    Without a reuse predictor the value is the share of past steps that `UseShares` estimates, as it
+    is where counting has hit more lately: ghost caches in a few layers run both on the same
+    routing. Idle link time is then left idle: what counts could name, the cache already holds.
     """
 
     def __init__(self, *, num_layers: int, num_experts: int):
         self._num_experts = num_experts
-        self._counts = DecayedLfuEviction(num_layers=num_layers, num_experts=num_experts)
-        self._shadows = {layer: ShadowCache(num_experts, 1) for layer in self._counts.shadows}
+        self._counts = UseShares(num_layers=num_layers, num_experts=num_experts)
+        self._ghosts = {layer: LayerGhost(num_experts, 1) for layer in self._counts.ghosts.layers}
         self._hits = 0.0
-        """Hits of the shadow caches under the predictions; decays as those of `_counts` do."""
+        """Hits of the ghost caches under the predictions; decays as those of `_counts` do."""
         self._predicted_LE = np.zeros((num_layers, num_experts))
         """The last predictions."""
         self._is_predicted_L = np.zeros(num_layers, dtype=bool)
@@ -60,20 +64,24 @@ class ReuseEviction(EvictionPolicy):
         self._idle_score_LE = np.zeros((num_layers, num_experts))
         """Scores for fetching in idle time: the value, or NOT_IDLE where a forecast of this step
         already decides what to fetch of the layer."""
-        self._is_forecast_L = np.zeros(num_layers, dtype=bool)
+        self._expected_LE = np.zeros((num_layers, num_experts))
+        """Scores of the layers ahead whose experts this step is expected to need."""
+        self._is_expected_L = np.zeros(num_layers, dtype=bool)
         self._layer_now = -1
         """The last layer whose router has run in this step."""
         self._is_long = False
         """The step's tokens choose more often in a layer than it has experts: a prefill."""
         self._orders: list[ReuseOrder] = []
         self._slow_weight = 0.0
+        self._uses_predictions = False
+        """Whether predictions gave the last layer's value."""
         self.trusts_predictor = True
         """Whether the predictions decide, where there are any."""
 
     def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:
-        self._counts.make_order(num_slots=num_slots, layers=layers)
-        for layer, shadow in self._shadows.items():
-            shadow.num_slots = self._counts.shadows[layer].num_slots
+        self._counts.ghosts.divide(num_slots, layers)
+        for layer, ghost in self._ghosts.items():
+            ghost.num_slots = self._counts.ghosts.layers[layer].num_slots
         order = ReuseOrder(
             self._score_LE, self._idle_score_LE, layers=layers, num_experts=self._num_experts
         )
@@ -82,23 +90,24 @@ class ReuseEviction(EvictionPolicy):
         self._slow_weight = min(MAX_SLOW_WEIGHT, self._slow_weight + SLOW_WEIGHT * share)
         return order
 
-    def begin_step(self, new_request: bool) -> None:
-        self._counts.begin_step(new_request)
+    def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
+        self._counts.begin_step()
         self._layer_now = -1
         self._is_long = False
-        self._is_forecast_L[:] = False
-        self._score_LE[:] = self._value_LE
+        self._is_expected_L[:] = False
+        self._score_LE[:] = discount_by_distance(self._value_LE, -1)
         self._idle_score_LE[:] = self._value_LE
 
     def on_forecast(self, layer: int, probability_E: Probabilities) -> None:
         if layer > self._layer_now:
-            self._is_forecast_L[layer] = True
-            self._score_LE[layer] = self._score_ahead(np.asarray(probability_E), layer)
+            self._expect(layer, np.asarray(probability_E))
+            self._score_LE[layer] = self._expected_LE[layer]
             self._idle_score_LE[layer] = NOT_IDLE
 
-    def _score_ahead(self, probability_E: NDArray | float, layer: int) -> NDArray:
-        """Returns `[E]`: scores of a layer that this step has yet to reach."""
-        return probability_E + (1.0 - probability_E) * self._value_LE[layer]
+    def _expect(self, layer: int, probability_E: NDArray | float) -> None:
+        """Scores a layer that this step has yet to reach by the probability of its experts."""
+        self._is_expected_L[layer] = True
+        self._expected_LE[layer] = probability_E + (1.0 - probability_E) * self._value_LE[layer]
 
     def on_reuse_scores(self, layer: int, score_E: Probabilities) -> None:
         self._is_predicted_L[layer] = True
@@ -109,47 +118,53 @@ class ReuseEviction(EvictionPolicy):
         mixed_E = self._mix_predictions(layer) if self._is_predicted_L[layer] else None
         # Every step brings new predictions, unless the predictor has failed.
         self._is_predicted_L[layer] = False
-        if mixed_E is not None and (shadow := self._shadows.get(layer)) is not None:
-            self._hits += float(shadow.serve(list(tokens_per_expert), mixed_E[:, None])[0])
-        uses_predictions = mixed_E is not None and self.trusts_predictor
-        value_E = mixed_E if uses_predictions else self._counts.use_shares(layer)
-        for matrix_LE in (self._value_LE, self._score_LE, self._idle_score_LE):
-            matrix_LE[layer] = value_E
+        if mixed_E is not None and (ghost := self._ghosts.get(layer)) is not None:
+            self._hits += float(ghost.serve(list(tokens_per_expert), mixed_E[:, None])[0])
+        self._uses_predictions = mixed_E is not None and self.trusts_predictor
+        value_E = mixed_E if self._uses_predictions else self._counts.of_layer(layer)
+        self._value_LE[layer] = self._idle_score_LE[layer] = value_E
         first = self._layer_now < 0
         self._layer_now = layer
         num_choices = sum(tokens_per_expert.values())
         if first and num_choices > self._num_experts:
             self._is_long = True
             self._expect_balanced_routing(num_choices)
+        self._is_expected_L[: layer + 1] = False
+        discounted_LE = discount_by_distance(self._value_LE, layer)
+        self._score_LE[:] = np.where(self._is_expected_L[:, None], self._expected_LE, discounted_LE)
 
     def _mix_predictions(self, layer: int) -> NDArray:
         """Returns `[E]`: the last predictions, and a little of what the past hundred steps used."""
-        slow_E, weight = self._counts.use_shares(layer, SLOW), self._slow_weight
+        slow_E, weight = self._counts.decayed(layer, SLOW), self._slow_weight
         return (1.0 - weight) * self._predicted_LE[layer] + weight * slow_E
 
     def _expect_balanced_routing(self, num_choices: int) -> None:
         """Scores the layers ahead without a forecast, for `num_choices` choices in each."""
         probability = 1.0 - (1.0 - 1.0 / self._num_experts) ** num_choices
         for layer in range(self._layer_now + 1, len(self._score_LE)):
-            if not self._is_forecast_L[layer]:
-                self._score_LE[layer] = self._score_ahead(probability, layer)
+            if not self._is_expected_L[layer]:
+                self._expect(layer, probability)
 
     def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
+        # Without the discount: two experts used alike would take turns over an idle link.
         return self.score(victim) < self.score(newcomer)
 
     def score(self, expert: Expert) -> float:
-        """Returns the expert's score, in [0, 1]."""
-        return float(self._score_LE[expert])
+        """Returns the expert's score before it is discounted by distance, in [0, 1]."""
+        scores_LE = self._expected_LE if self._is_expected_L[expert[0]] else self._value_LE
+        return float(scores_LE[expert])
 
     def next_idle_candidate(self) -> Expert | None:
-        if self._is_long:
-            return None  # what a prefill's later layers need is requested soon enough
+        # A prefill's later layers request soon enough what they need. What counts would name, the
+        # cache already holds: fetching it cost 2 to 7 % of the time per output token.
+        if self._is_long or not self._uses_predictions:
+            return None
         candidates = [order.best_absent() for order in self._orders]
         score, expert = max(candidates, default=(NOT_IDLE, None))
         return expert if score > LEAST_IDLE_SCORE else None
 
     def end_step(self) -> None:
-        self.trusts_predictor = self._counts.hits <= self._hits * (1.0 + MARGIN)
+        self.trusts_predictor = self._counts.ghosts.hits <= self._hits * (1.0 + MARGIN)
         self._counts.end_step()
         self._hits *= MEMORY
 

@@ -38,6 +38,9 @@ class S3FifoOrder:
         queue = self._small if expert in self._small else self._main
         queue[expert] = min(MOST_USES, queue[expert] + 1)
 
+    def on_prefetch(self, expert: Expert) -> None:
+        """Records nothing: only uses count."""
+
     def on_predict(self, expert: Expert) -> None:
         """Records nothing: only uses count."""
 

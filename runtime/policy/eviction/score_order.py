@@ -53,6 +53,9 @@ class ScoreOrder:
         self._absent_N[self.index(expert)] = 0.0
         self.touch(expert)
 
+    def on_prefetch(self, expert: Expert) -> None:
+        """Records nothing: the admission was the touch."""
+
     def on_use(self, expert: Expert) -> None:
         self.touch(expert)
 

@@ -78,11 +78,6 @@ class StaticEviction(EvictionPolicy):
             requested become the set, permanently.
         warmup_steps: Steps before the set is fixed, without counts.
         buffers: Slots for all other experts.
-        first_layers: The set is the experts of the lowest layers (Klotski, section 6.1: left-over
-            memory holds "the experts of the first three layers").
-        whole_layer: At least as many buffers as one layer has experts, and some for the next: a
-            group of batches may request all of them before it computes the first, and missing
-            buffers would evict members of the set.
     """
 
     def __init__(
@@ -93,19 +88,11 @@ class StaticEviction(EvictionPolicy):
         counts: Sequence[Sequence[int]] | None = None,
         warmup_steps: int = 64,
         buffers: int = 2,
-        first_layers: bool = False,
-        whole_layer: bool = False,
     ):
         if warmup_steps < 1 or buffers < 1:
             raise MoecastError(
                 f"static eviction: warmup_steps={warmup_steps}, buffers={buffers}: at least 1 each"
             )
-        if first_layers:
-            if counts is not None:
-                raise MoecastError("static eviction: first_layers or counts, not both")
-            counts = [[num_layers - layer] * num_experts for layer in range(num_layers)]
-        if whole_layer:
-            buffers = max(buffers, num_experts + num_experts // 8 + 1)
         self._buffers = buffers
         self._orders: list[FixedSetOrder] = []
         self._warmup_steps = warmup_steps

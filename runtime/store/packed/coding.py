@@ -5,19 +5,24 @@ A group is `group_size` consecutive weights, row by row. The formulas are all th
     int8   w = q * scale             q int8
     int4   w = (q - zero) * scale    q 0..15, two to a byte
 
-Scales and zeros are in the weights' own dtype. Of G groups, the low halves of the int4 bytes hold
-the first ceil(G / 2), the high halves the others. Arithmetic is in float32, operation by operation,
-and rounded once to the weights' dtype.
+Scales and zeros are in the weights' own dtype; or, if groups form meta groups (`hqq`), bytes u of
+which four float32 numbers of the meta group make the value:
+
+    scale = u * a + b                zero = u * c + d
+
+Of G groups, the low halves of the int4 bytes hold the first ceil(G / 2), the high halves the
+others. Arithmetic is in float32, operation by operation, and rounded once to the weights' dtype.
 """
 
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from runtime.errors import StoreError
 from runtime.store.layout import align
+
+META_BYTES = 16
+"""Four float32 numbers of each meta group."""
 
 STEP = 1 << 18
 """Weights that are decoded at once: a megabyte as float32. Fewer cost calls, more the cache; on one
@@ -29,6 +34,9 @@ class Coding:
     bits: int
     """8 or 4; 0: weights as they are."""
     group_size: int = 0
+    meta_group_size: int = 0
+    """Groups whose scales and zeros are bytes with a scale and an offset of their own, of int4; 0:
+    scales and zeros are stored as they are."""
 
     @property
     def packs(self) -> bool:
@@ -38,13 +46,19 @@ class Coding:
         """Weights in the low halves of int4 bytes: those of half the groups, rounded up."""
         return -(-num_weights // (2 * self.group_size)) * self.group_size
 
+    def meta_groups(self, num_groups: int) -> int:
+        return -(-num_groups // self.meta_group_size)
+
     def sections(self, num_weights: int, dtype: torch.dtype) -> list[tuple[int, int]]:
-        """`(start, end)` in bytes of the weights alone; or of integers, scales and zeros."""
+        """`(start, end)` in bytes of the weights alone; or of integers, scales, zeros and meta."""
         if not self.bits:
             return [(0, num_weights * dtype.itemsize)]
-        groups = num_weights // self.group_size * dtype.itemsize
+        groups = num_weights // self.group_size
         size = self.halves(num_weights) if self.packs else num_weights
-        sizes = [size, groups] + [groups] * self.packs
+        if self.meta_group_size:
+            sizes = [size, groups, groups, self.meta_groups(groups) * META_BYTES]
+        else:
+            sizes = [size] + [groups * dtype.itemsize] * (1 + self.packs)
         found, start = [], 0
         for size in sizes:
             found.append((start, start + size))
@@ -55,7 +69,9 @@ class Coding:
         """Memory that `decode` needs in addition to its result, as float32."""
         if not self.bits:
             return 0
-        groups = num_weights // self.group_size * 4 * (2 if self.packs else 1)
+        # Of meta groups, each scale and zero is made of two numbers.
+        per_group = 6 if self.meta_group_size else 1 + self.packs
+        groups = num_weights // self.group_size * 4 * per_group
         step = min(max(1, STEP // self.group_size) * self.group_size, num_weights)
         return groups + step // 2 * self.packs + (dtype != torch.float32) * step * 4
 
@@ -73,9 +89,21 @@ class Integers:
     values: Tensor
     """uint8 0..15 or int8, `(n,)`."""
     scales: Tensor
-    """`(g,)`, in the weights' dtype."""
+    """`(g,)`, in the weights' dtype, or uint8."""
     zeros: Tensor | None
-    """`(g,)`, in the weights' dtype; none for int8."""
+    """`(g,)`, as the scales; none for int8."""
+    meta: Tensor | None = None
+    """`(m, 4)` float32: scale and offset of the scales, scale and offset of the zeros."""
+
+    def group_values(self, coding: Coding) -> list[Tensor]:
+        """Returns scales and, of int4, zeros as float32, `(g,)` each."""
+        values = [self.scales.float(), *([] if self.zeros is None else [self.zeros.float()])]
+        if self.meta is None:
+            return values
+        numbers = self.meta.repeat_interleave(coding.meta_group_size, 0)[: len(self.scales)].T
+        for value, scale, offset in zip(values, numbers[::2], numbers[1::2], strict=True):
+            value.mul_(scale).add_(offset)
+        return values
 
 
 def encode(coding: Coding, integers: Integers, stored: Tensor) -> None:
@@ -91,6 +119,18 @@ def encode(coding: Coding, integers: Integers, stored: Tensor) -> None:
     else:
         sections[0].view(torch.int8).copy_(integers.values)
     sections[1].view(dtype).copy_(integers.scales)
+    if integers.meta is not None:
+        sections[3].view(torch.float32).copy_(integers.meta.view(-1))
+
+
+def _read_groups(coding: Coding, sections: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Returns scales and, of int4, zeros as float32, `(g, 1)` each."""
+    meta = None
+    if coding.meta_group_size:
+        dtype, meta = torch.uint8, sections[3].view(torch.float32).view(-1, 4)
+    scales, *zeros = (section.view(dtype) for section in sections[1:3])
+    integers = Integers(sections[0], scales, zeros[0] if zeros else None, meta)
+    return [value[:, None] for value in integers.group_values(coding)]
 
 
 def decode(coding: Coding, stored: Tensor, target: Tensor) -> None:
@@ -102,7 +142,7 @@ def decode(coding: Coding, stored: Tensor, target: Tensor) -> None:
         return
     num_groups, size = num_weights // coding.group_size, coding.group_size
     integers = sections[0].view(-1, size)
-    scales, *zeros = (one.view(dtype).view(num_groups, 1).float() for one in sections[1:])
+    scales, *zeros = _read_groups(coding, sections, dtype)
     groups = target.view(num_groups, size)
     half, step = len(integers), max(1, STEP // size)
     # In float32 the target is its own scratch; to other dtypes the result is rounded at the end.
@@ -123,43 +163,3 @@ def decode(coding: Coding, stored: Tensor, target: Tensor) -> None:
         made *= scales[start:end]
         if scratch is not None:
             groups[start:end] = made
-
-
-def import_torchao():
-    """Import torchao's primitives, only to quantise, because it takes four seconds.
-
-    Raises:
-        StoreError: it is not installed.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from torchao.quantization import quant_primitives
-    except ImportError as error:
-        raise StoreError(
-            "quantising needs torchao: pip install 'moecast[quantise]', or pack with quantise=none"
-        ) from error
-    return quant_primitives
-
-
-def quantise(coding: Coding, weights_N: Tensor) -> Integers:
-    """A part's weights, `(N,)` in their own dtype, as integers; groups follow one another.
-
-    int8: symmetric, the largest of a group is 127. int4: from the smallest to the largest of a
-    group, zero among the values, so that zeros stay zeros. HQQ's search for better scales, also in
-    torchao, takes twenty times as long and won nothing that the reference model shows: 1.6 and 1.8
-    thousandths of a nat lost.
-    """
-    ao = import_torchao()
-    dtype, block = weights_N.dtype, (1, coding.group_size)
-    if coding.bits == 8:
-        mapping, kind, bounds = ao.MappingType.SYMMETRIC, torch.int8, (-127, 127)
-    else:
-        mapping, kind, bounds = ao.MappingType.ASYMMETRIC, torch.uint8, (0, 15)
-    groups = weights_N.view(-1, coding.group_size)
-    scales, zeros = ao.choose_qparams_affine(
-        groups, mapping, block, kind, *bounds, scale_dtype=dtype
-    )
-    values = ao.quantize_affine(groups, block, scales, zeros, kind, *bounds)
-    kept = zeros.view(-1).to(dtype) if coding.bits == 4 else None
-    return Integers(values.view(-1), scales.view(-1), kept)

@@ -20,7 +20,7 @@ from predictors.records import Count, ModelRecord, Positive, Sha256, StrictRecor
 from predictors.spec import ModelSpec
 from runtime.errors import StoreError
 from runtime.store.files import BLOCK
-from runtime.store.layout import ALIGNMENT
+from runtime.store.layout import align
 from runtime.store.packed.coding import Coding
 from runtime.store.packed.layout import PackedLayout, PackedPart
 
@@ -29,6 +29,8 @@ CHECKSUMS = "checksums.bin"
 VERSION = 1
 MAX_MANIFEST_BYTES = 16 << 20
 """A layer takes about a kilobyte; far above, something else is meant."""
+MIN_GROUP_SIZE = 8
+"""The smallest that `moecast pack` writes."""
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -43,6 +45,7 @@ class PartRecord(StrictRecord):
     num_weights: Positive
     bits: int
     group_size: Count
+    meta_group_size: Count = 0
     offset: Count
 
 
@@ -133,6 +136,7 @@ def _layer_record(layer: int, layout: PackedLayout, num_experts: int) -> LayerRe
                         num_weights=part.num_weights,
                         bits=part.coding.bits,
                         group_size=part.coding.group_size,
+                        meta_group_size=part.coding.meta_group_size,
                         offset=part.offset,
                     )
                     for part in parts
@@ -159,7 +163,7 @@ def restore_layout(record: LayerRecord) -> PackedLayout:
                     part.parameter,
                     part.first,
                     part.num_weights,
-                    Coding(part.bits, part.group_size),
+                    Coding(part.bits, part.group_size, part.meta_group_size),
                     part.offset,
                 )
                 for part in chunk.parts
@@ -176,20 +180,31 @@ def _check(layout: PackedLayout) -> None:
     filled = dict.fromkeys(layout.shapes, 0)
     start = 0
     for parts, end in zip(layout.chunks, layout.ends, strict=True):
-        if end <= start or end % BLOCK:
-            raise ValueError(f"a chunk from {start} to {end}")
+        if end <= start or end % BLOCK or not parts:
+            raise ValueError(f"a chunk from {start} to {end} with {len(parts)} parts")
+        after = start
         for part in parts:
             coding = part.coding
             if coding.bits not in (0, 4, 8):
                 raise ValueError(f"{part.parameter}: {coding.bits} bits")
-            if coding.bits and (coding.group_size < 2 or part.num_weights % coding.group_size):
+            if coding.bits and (
+                coding.group_size < MIN_GROUP_SIZE or part.num_weights % coding.group_size
+            ):
                 raise ValueError(f"{part.parameter}: groups of {coding.group_size}")
+            if not coding.bits and coding.group_size:
+                raise ValueError(f"{part.parameter}: groups of weights as they are")
+            if coding.meta_group_size and coding.bits != 4:
+                raise ValueError(f"{part.parameter}: meta groups of {coding.bits} bits")
+            # As `build_packed_layout` places them: bytes that no part explains are a sign that the
+            # integers which the manifest claims are weights as they are.
+            if part.offset != (expected := align(after)):
+                raise ValueError(f"{part.parameter}: at byte {part.offset}, expected {expected}")
             after = part.offset + part.bytes_as(layout.dtypes[part.parameter])
-            if part.offset < start or after > end or (coding.bits and part.offset % ALIGNMENT):
-                raise ValueError(f"{part.parameter}: bytes {part.offset} to {after}")
             if part.first != filled[part.parameter]:
                 raise ValueError(f"{part.parameter}: weight {part.first} after a gap")
             filled[part.parameter] += part.num_weights
+        if align(after, BLOCK) != end:
+            raise ValueError(f"a chunk ends at byte {end}, its parts at {after}")
         start = end
     for name, num_weights in filled.items():
         if num_weights != math.prod(layout.shapes[name]):

@@ -7,6 +7,7 @@ import numpy as np
 import xxhash
 from torch import Tensor
 
+from predictors.files import expand_home
 from predictors.spec import ModelSpec
 from runtime.config import PageCache
 from runtime.errors import Fault, StoreError, TransferError
@@ -40,7 +41,7 @@ class PackedStore(ExpertStore):
         self.experts_per_layer: Sequence[int] = [layer.num_experts for layer in contents.layers]
         try:
             self.layouts: list[PackedLayout] = [restore_layout(layer) for layer in contents.layers]
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, OverflowError) as error:
             raise StoreError(f"{folder}: its manifest contradicts itself: {error}") from error
         self._paths = [folder / layer.file for layer in contents.layers]
         self._checksums = self._tables(checksums)
@@ -125,7 +126,7 @@ def open_store(
     Raises:
         StoreError: no store, damaged, of another format version, or of another model.
     """
-    folder = Path(path).expanduser()
+    folder = expand_home(path)
     contents, checksums = read_manifest(folder)
     again = "Pack this model: moecast pack model=... output=PATH"
     if spec is not None:

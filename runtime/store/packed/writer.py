@@ -25,7 +25,7 @@ from runtime.errors import StoreError, TransferError
 from runtime.store.base import allocate_aligned, as_memoryview
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
-from runtime.store.packed.coding import RAW, encode, quantise
+from runtime.store.packed.coding import RAW, encode
 from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import (
     CHECKSUMS,
@@ -36,6 +36,7 @@ from runtime.store.packed.manifest import (
     restore_layout,
     seal_manifest,
 )
+from runtime.store.packed.quantise import quantise
 from runtime.store.packed.store import PackedStore, open_store
 
 SPARE_BYTES = 16 << 20

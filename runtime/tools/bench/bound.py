@@ -1,4 +1,4 @@
-"""Replay the run's own routing with systems that know it in advance, as a bound."""
+"""Replay the run's own routing with systems that know it in advance, and bound every time."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,24 +11,26 @@ from transformers import PreTrainedModel
 from predictors.base import Signal
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
+from runtime.hf.forced_routing import force_routing
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_stripped
 from runtime.hf.probes import Probes
 from runtime.policy.budget import Budget, SlotRequirements, count_slots
 from runtime.profiling.local import measure_stripped
+from runtime.sim.lower_bound import bound_time
 from runtime.sim.replay import ReplayStats, replay
 from runtime.store.base import max_decoded_bytes, max_slot_bytes
 from runtime.store.model_source import resolve
 from runtime.store.on_demand import OnDemandReader
-from runtime.tools.bench.rows import BenchRow, bound_row
+from runtime.tools.bench.rows import BenchRow, simulated_rows
 from runtime.tools.bench.serve import PrefillMark, generate_tokens
 from runtime.tools.bench.tasks import BenchRequest, RequestsTask
-from runtime.tools.bench.variants import find_bounds, list_conditions
+from runtime.tools.bench.variants import find_replayed, list_conditions
 from runtime.tools.doctor.routing_recorder import CapturedStep, RoutingRecorder
 
 
-def replay_bounds(task: RequestsTask) -> dict[str, Any]:
-    """Measure this machine and replay each bound in each condition.
+def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
+    """Measure this machine; in each condition, replay systems that know the future, and the bound.
 
     The routing of the same requests is recorded first; it does not depend on the budget.
 
@@ -41,28 +43,35 @@ def replay_bounds(task: RequestsTask) -> dict[str, Any]:
     model, store = stripped.model, stripped.open_store()
     spec = stripped.spec(folder, config.model)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available_memory_bytes() // 2))
-    recorded = {batch: record_steps(model, requests) for batch, requests in task.requests.items()}
+    recorded: dict[int, list[CapturedStep]] = {}
+    for batch, requests in task.requests.items():
+        with force_routing(stripped.layers, config.routing):
+            recorded[batch] = record_steps(model, requests)
     hardware = measure_stripped(stripped, store)
-    rows: list[dict[str, Any]] = []
+    rows: list[BenchRow] = []
     for condition in list_conditions(config):
-        for system in find_bounds(config.system):
-            row = bound_row(condition, system)
-            try:
-                scratch = store.scratch_bytes + max_decoded_bytes(store)
-                size = max_slot_bytes(store)
-                needs = SlotRequirements.of(spec, slot_bytes=size, scratch_bytes=scratch)
-                slots = count_slots(Budget.parse(condition.budget), needs)
-            except BudgetError as error:
-                row.failed = str(error)
-            else:
-                steps, requests = recorded[condition.batch], task.requests[condition.batch]
-                stats = replay(
-                    steps, None, spec=spec, system=system, hardware=hardware, budget_slots=slots
-                )
-                add_figures(row, stats, requests)
-            rows.append(asdict(row))
+        try:
+            scratch = store.scratch_bytes + max_decoded_bytes(store)
+            size = max_slot_bytes(store)
+            needs = SlotRequirements.of(spec, slot_bytes=size, scratch_bytes=scratch)
+            slots = count_slots(Budget.parse(condition.budget), needs)
+        except BudgetError as error:
+            rows += simulated_rows(condition, config.system, str(error))
+            continue
+        steps, requests = recorded[condition.batch], task.requests[condition.batch]
+        *replayed, last = simulated_rows(condition, config.system)
+        for row, system in zip(replayed, find_replayed(config.system), strict=True):
+            stats = replay(
+                steps, None, spec=spec, system=system, hardware=hardware, budget_slots=slots
+            )
+            bound_time(steps, spec=spec, hardware=hardware, num_slots=slots).assert_holds(stats)
+            add_figures(row, stats, requests)
+        measured = skip_warm_up(steps, requests)
+        bound = bound_time(measured, spec=spec, hardware=hardware, num_slots=slots)
+        last.tpot_mean_seconds, last.ttft_mean_seconds = bound.tpot_seconds, bound.ttft_seconds
+        rows += [*replayed, last]
     store.close()
-    return {"hardware": asdict(hardware), "rows": rows}
+    return {"hardware": asdict(hardware), "rows": [asdict(row) for row in rows]}
 
 
 @torch.no_grad()
@@ -78,12 +87,19 @@ def record_steps(model: PreTrainedModel, requests: Sequence[BenchRequest]) -> li
 def add_figures(row: BenchRow, stats: ReplayStats, requests: Sequence[BenchRequest]) -> None:
     """Add the measured requests' times; the hit rate is that of all decode steps."""
     ttft, tpot = split_measured_times(stats, requests)
-    row.ttft_seconds = float(np.median(ttft))
-    row.tpot_seconds = float(np.median(tpot))
+    row.ttft_seconds, row.ttft_mean_seconds = float(np.median(ttft)), float(np.mean(ttft))
+    row.tpot_seconds, row.tpot_mean_seconds = float(np.median(tpot)), float(np.mean(tpot))
     row.tpot_p95_seconds = float(np.percentile(tpot, 95))
     row.tpot_p99_seconds = float(np.percentile(tpot, 99))
     row.decode_hit_rate = stats.as_dict()["decode"]["hit_rate"]
     row.steps = tpot
+
+
+def skip_warm_up(
+    steps: Sequence[CapturedStep], requests: Sequence[BenchRequest]
+) -> Sequence[CapturedStep]:
+    """Return the measured requests' steps; each request has as many as it has new tokens."""
+    return steps[sum(request.new_tokens for request in requests if not request.is_measured) :]
 
 
 def split_measured_times(

@@ -42,6 +42,9 @@ class BenchConfig(RunConfig):
     `entries`; looked at before the zoo."""
     prompts: list[str] = field(default_factory=lambda: list(PROMPTS))
     """Prompts, taken in turn: the first ones warm up, the next are measured."""
+    routing: Path | None = None
+    """Routing log, as `collect import` reads it, whose experts replace those that the routers
+    choose: real locality on any model of that shape. Tokens then have no meaning."""
     requests: int = 1
     """Requests measured in each run, each of `batch_size` prompts, one after another."""
     max_new_tokens: int = 32

@@ -7,7 +7,7 @@ import numpy as np
 
 from predictors.units import GIB
 from runtime.presets import ON_DEMAND, PROMOE
-from runtime.tools.bench.rows import BenchRow
+from runtime.tools.bench.rows import BOUND, BenchRow
 from runtime.tools.bench.table import BYTES, SPEED, list_remarks, make_cells, row_label
 from runtime.tools.bench.variants import ABLATIONS
 from runtime.tools.report.figures import muted_color
@@ -25,6 +25,8 @@ from runtime.tools.report.spreads import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+BOUND_LABEL = f"{BOUND} (simulated)"
 
 Series = dict[str, tuple[list[Any], list[float]]]
 """Label to positions on the axis and values."""
@@ -55,10 +57,12 @@ def make_report(
 
 
 SPEED_NOTE = (
-    "Times in ms, medians of the repetitions; p95 and p99 over all decode steps; speed-up: "
+    "Times in ms, medians of the repetitions; mean TPOT, p95 and p99 over all decode steps, with "
+    "the mean's 95 % interval over the requests of all repetitions; speed-up: "
     "on-demand's time divided by this one's, within a repetition. Hits, stalls and time in "
-    "the predictor: of decode steps. Simulated rows replay this run's own routing on this machine "
-    "as measured, with the routing known in advance."
+    "the predictor: of decode steps. Simulated rows are for this run's own routing on this machine "
+    "as measured: `oracle` knows a step's routing when it begins; the bound is a mean time that no "
+    "system can beat."
 )
 BYTES_NOTE = (
     "MiB, medians. Moved, wasted (prefetched and evicted unused) and late (prefetched "
@@ -115,17 +119,13 @@ def draw_series(found: Series, x_label: str, y_label: str) -> Callable[["Figure"
             axes.plot([ticks[at] for at in places], values, label=name, **line_style(name))
         axes.set_xticks(list(ticks.values()), list(ticks))
         axes.set(ylim=(0, None), xlabel=x_label, ylabel=y_label)
-        if BOUND in found:
-            places, values = found[BOUND]
+        if BOUND_LABEL in found:
+            places, values = found[BOUND_LABEL]
             x = [ticks[at] for at in places]
             axes.fill_between(x, values, 0, color=muted_color(), alpha=0.13, linewidth=0)
-        label_lines(axes, texts={BOUND: "oracle: the bound (simulated)"})
+        label_lines(axes)
 
     return draw
-
-
-BOUND = "oracle (simulated)"
-"""The label of the row that knows the routing in advance."""
 
 
 def axis_places(labels: Sequence[str]) -> dict[str, float]:
@@ -145,7 +145,7 @@ def add_budgets(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None:
     rows = [row for row in rows if row.system not in ABLATIONS]
     if len({row.budget for row in rows}) < 2:
         return
-    for name, key in (("TPOT", "tpot_seconds"), ("TTFT", "ttft_seconds")):
+    for name, key in (("TPOT", "tpot_mean_seconds"), ("TTFT", "ttft_mean_seconds")):
         found = collect_series(rows, "budget", key, 1000)
         page.figure(
             f"{name.lower()}-against-budget-batch-{batch}",
@@ -153,8 +153,9 @@ def add_budgets(page: HtmlReport, rows: Sequence[BenchRow], batch: int) -> None:
             draw_series(found, "memory for experts, share of all", f"{name}, ms"),
             ["system", "budget", f"{name} ms"],
             long_rows(found),
-            note="Medians, lower is better. The shaded area below the simulated `oracle`, which "
-            "knows the routing in advance, is out of reach.",
+            note="Means, lower is better. `oracle` knows the routing of each step when it begins. "
+            "The shaded area below the bound is out of reach: the transfers that any system needs "
+            "that knows all routing, or the computation, on this machine as it was measured.",
             inches=(8.0, 4.8),
         )
 
@@ -165,7 +166,7 @@ def add_batches(page: HtmlReport, rows: Sequence[BenchRow]) -> None:
         return
     for budget in dict.fromkeys(row.budget for row in rows):
         of_budget = [row for row in rows if row.budget == budget]
-        found = collect_series(of_budget, "batch", "tpot_seconds", 1000)
+        found = collect_series(of_budget, "batch", "tpot_mean_seconds", 1000)
         page.figure(
             f"tpot-against-batch-size-{file_label(budget)}",
             f"TPOT against the batch size, budget {budget}",

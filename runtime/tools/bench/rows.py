@@ -1,7 +1,7 @@
-"""Rows of the comparison: medians over repetitions, speed-ups within a repetition."""
+"""Rows of the comparison: medians over repetitions, means over all steps, speed-ups in pairs."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,12 @@ from runtime.config import SystemConfig
 from runtime.presets import ON_DEMAND
 from runtime.tools.bench.rounds import CaseOutcome
 from runtime.tools.bench.tasks import ServedRun
+from runtime.tools.bench.variants import find_replayed
 from runtime.tools.comparison import Condition
+from runtime.tools.intervals import Interval, mean_interval
+
+BOUND = "bound"
+"""The row with the mean times that no system can beat (`runtime.sim.lower_bound`)."""
 
 
 @dataclass(kw_only=True)
@@ -32,7 +37,14 @@ class BenchRow:
     ttft_seconds: float | None = None
     ttft_speed_up: float | None = None
     """On-demand's time divided by this one's."""
+    ttft_mean_seconds: float | None = None
     tpot_seconds: float | None = None
+    tpot_mean_seconds: float | None = None
+    """Mean of all decode steps of all runs."""
+    tpot_interval_seconds: Interval | None = None
+    """95 % interval of that mean, over all requests of all runs."""
+    num_requests: int | None = None
+    """Measured requests of all runs."""
     tpot_speed_up: float | None = None
     tpot_p95_seconds: float | None = None
     tpot_p99_seconds: float | None = None
@@ -65,6 +77,7 @@ class BenchRow:
 
 FIGURES: dict[str, Callable[[ServedRun], float | None]] = {
     "ttft_seconds": lambda run: statistics.median(run.ttft_seconds),
+    "ttft_mean_seconds": lambda run: statistics.mean(run.ttft_seconds),
     "tpot_seconds": lambda run: statistics.median(run.tpot_seconds),
     "tokens_per_second": lambda run: count_measured_tokens(run) / run.wall_seconds,
     "decode_hit_rate": lambda run: ratio(run.decode["hits"], run.decode["requests"]),
@@ -108,6 +121,9 @@ def make_row(outcome: CaseOutcome, baselines: dict[Condition, list[ServedRun]]) 
     for name, figure in FIGURES.items():
         setattr(row, name, median_of_known([figure(run) for run in runs]))
     row.steps = [seconds for run in runs for seconds in run.tpot_seconds]
+    row.tpot_mean_seconds = statistics.fmean(row.steps)
+    means = [mean for run in runs for mean in request_means(run)]
+    row.tpot_interval_seconds, row.num_requests = mean_interval(means), len(means)
     row.tpot_p95_seconds = float(np.percentile(row.steps, 95))
     row.tpot_p99_seconds = float(np.percentile(row.steps, 99))
     row.tpot_of_runs = [statistics.median(run.tpot_seconds) for run in runs]
@@ -122,6 +138,12 @@ def make_row(outcome: CaseOutcome, baselines: dict[Condition, list[ServedRun]]) 
     row.arena_bytes, row.arena_slots = first.arena_bytes, first.arena_slots
     row.weights_bytes = first.weights_bytes
     return row
+
+
+def request_means(run: ServedRun) -> list[float]:
+    """Return the mean time of a decode step of each measured request; all have equally many."""
+    times = np.reshape(run.tpot_seconds, (len(run.ttft_seconds), -1))
+    return [float(mean) for mean in times.mean(axis=1)]
 
 
 def count_measured_tokens(run: ServedRun) -> int:
@@ -148,17 +170,17 @@ def median_of_known(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def compare_bounds(bounds: Sequence[BenchRow], live: Sequence[BenchRow]) -> list[BenchRow]:
-    """Add speed-ups over on-demand's live runs to the rows of replayed bounds."""
+def compare_simulated(rows: Sequence[BenchRow], live: Sequence[BenchRow]) -> list[BenchRow]:
+    """Add speed-ups over on-demand's live runs to simulated rows."""
     on_demand = {
         row.condition: row for row in live if row.system == ON_DEMAND and row.failed is None
     }
-    for row in bounds:
+    for row in rows:
         base = on_demand.get(row.condition)
         if base is not None and row.failed is None:
             row.tpot_speed_up = speed_up(base.tpot_seconds, row.tpot_seconds)
             row.ttft_speed_up = speed_up(base.ttft_seconds, row.ttft_seconds)
-    return list(bounds)
+    return list(rows)
 
 
 def speed_up(base: float | None, own: float | None) -> float | None:
@@ -166,10 +188,21 @@ def speed_up(base: float | None, own: float | None) -> float | None:
     return base / own if base is not None and own else None
 
 
-def bound_row(condition: Condition, system: SystemConfig, failed: str | None = None) -> BenchRow:
-    """Make the row of a bound, without figures."""
-    budget, batch = condition.budget, condition.batch
-    return BenchRow(budget=budget, batch=batch, system=system.name, simulated=True, failed=failed)
+def simulated_rows(
+    condition: Condition, systems: Iterable[SystemConfig], failed: str | None = None
+) -> list[BenchRow]:
+    """Make rows without figures: of the systems that know the future, and last of the bound."""
+    names = [*(system.name for system in find_replayed(systems)), BOUND]
+    return [
+        BenchRow(
+            budget=condition.budget,
+            batch=condition.batch,
+            system=name,
+            simulated=True,
+            failed=failed,
+        )
+        for name in names
+    ]
 
 
 def sort_by_condition(rows: Sequence[BenchRow]) -> list[BenchRow]:

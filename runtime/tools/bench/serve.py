@@ -20,13 +20,15 @@ from runtime.engine.engine import Engine
 from runtime.engine.forecasters import locate_predictor
 from runtime.engine.loading import LoadOptions, load_model
 from runtime.engine.memory import peak_memory_bytes
+from runtime.hf.forced_routing import force_routing
+from runtime.hf.layers import find_moe_layers
 from runtime.hf.loading import count_weight_bytes
 from runtime.hf.tokens import pad_batch, pad_token_id
 from runtime.policy.budget import Budget
 from runtime.policy.counters import sum_counters
 from runtime.store.model_source import identity, resolve
 from runtime.tools.bench.config import BenchConfig
-from runtime.tools.bench.tasks import BenchRequest, RequestsTask, ServedRun, ServeTask
+from runtime.tools.bench.tasks import BenchRequest, RequestsTask, ServedRun, ServeTask, Tokens
 from runtime.tools.verify.reference import load_plain_model
 
 
@@ -105,7 +107,7 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             trace_events=task.trace_events,
         )
     )
-    with model.moecast as handle:
+    with model.moecast as handle, force_routing(handle.layers, config.routing):
         engine = handle.engine
         require_predictor(config, system, engine)
         phases, tokens = PhaseCounters(), []
@@ -169,10 +171,13 @@ def describe_deviation(config: BenchConfig, system: SystemConfig, engine: Engine
 def run_plain_task(task: RequestsTask) -> dict[str, Any]:
     """Generate with Transformers' eager experts; tokens by batch size and request."""
     model = load_plain_model(task.config.model, choose_device(task.config.device))
-    return {
-        str(batch): [generate_tokens(model, request, PrefillMark(None)) for request in requests]
-        for batch, requests in task.requests.items()
-    }
+    tokens: dict[str, Tokens] = {}
+    for batch, requests in task.requests.items():
+        with force_routing(find_moe_layers(model), task.config.routing):
+            tokens[str(batch)] = [
+                generate_tokens(model, request, PrefillMark(None)) for request in requests
+            ]
+    return tokens
 
 
 PARTS = 1_000_000
@@ -181,10 +186,7 @@ PARTS = 1_000_000
 
 def needs_counts(system: SystemConfig) -> bool:
     """Return whether a static system would have to learn its fixed set during the measurement."""
-    options = system.eviction_options
-    return system.eviction == "static" and not (
-        options.get("counts") or options.get("first_layers")
-    )
+    return system.eviction == "static" and not system.eviction_options.get("counts")
 
 
 def with_counts(system: SystemConfig, model: ModelConfig, entries: Path | None) -> SystemConfig:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from runtime.config import ORACLE, SystemConfig
+from runtime.config import SystemConfig
 from runtime.presets import ON_DEMAND, PROMOE, load_system
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.comparison import Case, Condition, Variant
@@ -17,11 +17,6 @@ ABLATIONS: dict[str, Any] = {
 """Techniques of ProMoE, figure 12, each with a switch."""
 
 
-def is_bound(system: SystemConfig) -> bool:
-    """Return whether the system knows the future, so that it can be replayed but not run."""
-    return system.predictor == ORACLE or system.eviction == "belady"
-
-
 def list_conditions(config: BenchConfig) -> list[Condition]:
     """Return every budget at every batch size."""
     return [Condition(budget, batch) for batch in config.batch_size for budget in config.budget]
@@ -29,7 +24,7 @@ def list_conditions(config: BenchConfig) -> list[Condition]:
 
 def live_variants(config: BenchConfig) -> list[Variant]:
     """Return the systems of the configuration, the ablations and, in any case, on-demand."""
-    live = {system.name: system for system in config.system if not is_bound(system)}
+    live = {system.name: system for system in config.system if not system.knows_future}
     if ON_DEMAND not in live:
         live = {ON_DEMAND: load_system(ON_DEMAND), **live}
     if config.ablation:
@@ -47,5 +42,6 @@ def live_cases(config: BenchConfig) -> list[Case]:
     ]
 
 
-def find_bounds(systems: Iterable[SystemConfig]) -> list[SystemConfig]:
-    return [system for system in systems if is_bound(system)]
+def find_replayed(systems: Iterable[SystemConfig]) -> list[SystemConfig]:
+    """Return the systems that know the future: they can be replayed, not run."""
+    return [system for system in systems if system.knows_future]

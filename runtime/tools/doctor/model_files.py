@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
+from runtime.store.model_check import WEIGHTS_INDEX as INDEX
+from runtime.store.model_check import read_weights_index
 from runtime.store.model_source import DIGESTS, list_weight_files
 from runtime.store.tensor_index import read_tensor_index
-
-INDEX = "model.safetensors.index.json"
 
 
 def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
         raise CheckpointError(f"{folder} has no safetensors files; convert or download the model")
     extents = read_tensor_index(files)
     if (folder / INDEX).is_file():
-        listed = json.loads((folder / INDEX).read_text())["weight_map"]
+        listed = read_weights_index(folder)
         missing = sorted(set(listed) - set(extents))
         if missing:
             raise CheckpointError(

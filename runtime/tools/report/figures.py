@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ DPI = 150
 TITLE_INCHES = 0.35
 FOOT_POINTS = 6.8
 """Size of the line with a figure's origin."""
+FOOT_CHARACTERS = 14
+"""Characters of that line in an inch."""
 
 
 HUES = (
@@ -176,7 +179,8 @@ def render_figure(
         if title:
             figure.suptitle(title, x=0.006, ha="left", fontsize=12.5, weight="bold")
         if foot:
-            figure.supxlabel(foot, x=0.006, ha="left", fontsize=FOOT_POINTS, color=colours.muted)
+            lines = "\n".join(wrap(foot, int(width * FOOT_CHARACTERS)))
+            figure.supxlabel(lines, x=0.006, ha="left", fontsize=FOOT_POINTS, color=colours.muted)
         file = io.BytesIO()
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         figure.savefig(file, format=kind, dpi=DPI, metadata=metadata)

@@ -1,8 +1,8 @@
-"""The origin of a report's numbers: command, date, revision and seed."""
+"""The origin of a report's numbers: command, date, revision, machine and seed."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ class Provenance:
     command: str
     date: str | None = None
     revision: str | None = None
+    machine: str | None = None
+    """Cores and processor of the machine that ran the command."""
     seed: int | None = None
 
     def line(self) -> str:
@@ -32,6 +34,8 @@ class Provenance:
         if self.revision is not None:
             revision, _, edited = self.revision.partition("-")
             parts.append(f"revision {revision[:REVISION_CHARACTERS]}" + ("-dirty" * bool(edited)))
+        if self.machine is not None:
+            parts.append(self.machine)
         if self.seed is not None:
             parts.append(f"seed {self.seed}")
         return " · ".join(parts)
@@ -47,8 +51,15 @@ def read_provenance(run_dir: Path) -> Provenance | None:
         command=spell_command(record["command"], record["argv"]),
         date=record["started"][:10],
         revision=record["git_revision"],
+        machine=record.get("machine"),
         seed=record["seed"],
     )
+
+
+def describe_origin(run_dir: Path | None) -> dict[str, Any] | None:
+    """Return the origin of a run folder's results for results.json; None if not recorded."""
+    origin = None if run_dir is None else read_provenance(run_dir)
+    return None if origin is None else asdict(origin)
 
 
 def spell_command(label: str, arguments: Sequence[str]) -> str:

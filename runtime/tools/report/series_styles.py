@@ -15,10 +15,15 @@ from zlib import crc32
 from runtime.tools.report.figures import DARK, HUES, LIGHT, hue_color, muted_color, text_color
 
 SOLID, DASHED, DOTTED = "-", (0, (4.5, 1.6)), (0, (1.2, 1.4))
-VARIANTS = {"2": (DASHED, "d"), "3": (DOTTED, "8")}
-"""Dashes and marker of forecasts two and three layers ahead."""
-VARIANT = re.compile(r"-([23])$|, ([23]) ahead$")
-"""Ends of names such as `skip-2` and `mlp, 2 ahead`."""
+VARIANTS = {
+    "2": (DASHED, "d"),
+    "3": (DOTTED, "8"),
+    "one-by-one": (DOTTED, "x"),
+    "at-once": (DASHED, "x"),
+}
+"""Dashes and marker of forecasts two and three layers ahead, and of the order of misses."""
+VARIANT = re.compile(r"-([23]|one-by-one|at-once)$|, ([23]) ahead$")
+"""Ends of names such as `skip-2`, `mlp, 2 ahead` and `fmoe-one-by-one`."""
 GREY, INK = "grey", "ink"
 """Instead of a hue: of the baseline that others are compared with, and of the bound."""
 THIN, MIDDLE, THICK = 1.5, 2.2, 3.0
@@ -51,7 +56,8 @@ STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
         # What the others are measured by.
         "on-demand": SeriesStyle(GREY, "d", width=MIDDLE),
         "lru": SeriesStyle(GREY, "d", width=MIDDLE),
-        "oracle": SeriesStyle(INK, ".", DOTTED, width=MIDDLE),
+        "bound": SeriesStyle(INK, ".", DOTTED, width=MIDDLE),
+        "oracle": SeriesStyle(INK, ".", DASHED),
         "belady": SeriesStyle(INK, ".", DOTTED, width=MIDDLE),
         # ProMoE and its networks.
         "promoe": SeriesStyle("red", "s", width=MIDDLE),
@@ -77,6 +83,7 @@ STYLES: Mapping[str, SeriesStyle] = MappingProxyType(
         "token": SeriesStyle("cyan", "<"),
         "lfu": SeriesStyle("green", "h"),
         "decayed-lfu": SeriesStyle("moss", "s", DASHED),
+        "regret": SeriesStyle("blue", "H", DASHED, width=MIDDLE),
         "static": SeriesStyle("navy", ">", DASHED),
         "lfru": SeriesStyle("teal", "P"),
         "s3-fifo": SeriesStyle("red", "*", DASHED),

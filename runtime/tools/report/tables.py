@@ -1,6 +1,6 @@
 """Values of tables as text, and tables of facts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,16 +19,15 @@ class FigureColumn:
 
     heading: str
     key: str
-    write: Callable[[float], str]
+    write: Callable[[Any], str]
 
     def text(self, row: Any) -> str:
         """Return the row's value as text, a dash where it was not measured."""
-        value: float | None
         value = row.get(self.key) if isinstance(row, Mapping) else getattr(row, self.key)
         return dashed(value, self.write)
 
 
-def dashed(value: float | None, write: Callable[[float], str]) -> str:
+def dashed(value: Any, write: Callable[[Any], str]) -> str:
     """Return the value as text, or a dash for None: never a zero."""
     return "-" if value is None else write(value)
 
@@ -51,6 +50,12 @@ def speed_up(value: float) -> str:
 def milliseconds(value: float) -> str:
     """Return milliseconds with two decimals below 100 ms and none above."""
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def interval(ends: Sequence[float]) -> str:
+    """Return an interval of milliseconds as `16.90 to 18.30`."""
+    low, high = map(milliseconds, ends)
+    return f"{low} to {high}"
 
 
 def mebibytes(value: float, digits: int = 1) -> str:

@@ -21,7 +21,7 @@ def test_figures__are_those_of_the_committed_results() -> None:
         assert page.provenance.date is not None
         assert page.provenance.revision is not None
     for path, values in expected.items():
-        assert (ROOT / path).read_text() == values, f"{path}: run `python -m benchmarks figures`"
+        assert (ROOT / path).read_text() == values, f"{path}: run `python -m benchmarks tables`"
     folders = {path.parent for path in expected}
     assert {path for folder in folders for path in (ROOT / folder).glob("*.csv")} == {
         ROOT / path for path in expected

@@ -25,7 +25,6 @@ from benchmarks.klotski.rows import (
     VariantRequest,
 )
 from benchmarks.klotski.run import summarize
-from benchmarks.klotski.simulated import BatchedRoofline
 from benchmarks.reports import describe_machine
 from benchmarks.tables import grouping
 from runtime.policy.tier import TransferTask
@@ -105,18 +104,6 @@ def test_token_check__finds_a_token_that_differs():
     check.add("c", 1, [[9]])
     with pytest.raises(AnswersDiffer, match="b: prompt 1"):
         check.add("b", 2, [[1], [3]])
-
-
-def test_batched_roofline__computes_a_layer_batch_by_batch():
-    made = {
-        "name": "x", "link_bytes_per_second": 1.0, "link_latency_seconds": 0.0,
-        "memory_bytes_per_second": 10.0, "flops": 4.0, "kernel_seconds": 0.0,
-        "predictor_seconds": 0.0, "chunk_bytes": (2, 2, 2), "layer_bytes": 20,
-    }  # fmt: skip
-    # Weights are read in 2 s; a token takes 2 * 10 / 4 = 5 s.
-    assert BatchedRoofline(**made, n=1).layer_seconds(12) == 60
-    assert BatchedRoofline(**made, n=3).layer_seconds(12) == 3 * 20
-    assert BatchedRoofline(**{**made, "flops": 400.0}, n=3).layer_seconds(12) == 3 * 2
 
 
 REQUEST = VariantRequest(

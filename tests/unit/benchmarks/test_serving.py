@@ -118,7 +118,7 @@ def test_part__of_one_benchmark_leaves_the_others(tmp_path: Path) -> None:
         "queue": 1.0,
         "storm": 3.0,
     }
-    assert parts["queue"]["command"] == "python -m benchmarks queue requests=5"
+    assert parts["queue"]["origin"]["command"] == "python -m benchmarks queue requests=5"
     assert parts["queue"]["machine"]["cores"] == os.cpu_count()
 
 

@@ -1,31 +1,118 @@
-"""The README's table of speeds."""
+"""The README's table of speeds, and the origin of results under their tables."""
 
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import reports
+from benchmarks.config import ReadsConfig
 from benchmarks.process import ROOT
-from benchmarks.tables import comparing
-from benchmarks.tables.readmes import BEGIN, END
+from benchmarks.tables import ablation, comparing, earlier, markdown, origins
+from benchmarks.tables.readmes import BEGIN, END, list_tables
 
 
-def test_speed_table__is_the_readmes() -> None:
-    lines = comparing.speed_table()
-    _, _, rest = (ROOT / "README.md").read_text().partition(BEGIN)
-    assert rest.partition(END)[0].strip() == "\n".join(lines).strip()
-
-
-def test_speed_table__has_the_bound_and_other_programs() -> None:
+def test_speed_table__is_led_by_what_is_simulated() -> None:
     rows = {
         cells[1].strip(): cells[2:-1]
         for line in comparing.speed_table()
         if len(cells := line.split("|")) > 2
     }
+    shared = rows["Accelerate, disk offload"]
+    column = next(number for number, cell in enumerate(shared) if "ms" in cell)
     times = {
-        label: float(cells[0].removesuffix("ms "))
+        label: float(cells[column].removesuffix("ms "))
         for label, cells in rows.items()
-        if "ms" in cells[0]
+        if "ms" in cells[column]
     }
-    assert min(times, key=times.get).startswith("the bound")
-    assert {"Accelerate, disk offload", "llama.cpp, weights mapped from the file"} <= set(times)
+    assert min(times, key=times.get).startswith(("the bound", "oracle"))
+    assert "llama.cpp, weights mapped from the file" in times
 
 
 def test_speed_table__is_empty_without_results(monkeypatch) -> None:
     monkeypatch.setattr(comparing, "read_document", lambda _: None)
     assert comparing.speed_table() == []
+
+
+@dataclass
+class SmallReport:
+    figure: float
+
+
+def test_results__have_their_origin_and_older_ones_a_recorded_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(reports, "RESULTS", tmp_path)
+    monkeypatch.setattr(markdown, "RESULTS", tmp_path)
+    monkeypatch.setattr(origins, "RESULTS", tmp_path)
+    old = {"command": "python -m benchmarks reads", "date": "2026-11-01", "seed": 0}
+    (tmp_path / "origins.json").write_text(json.dumps({"reads": old}))
+    assert origins.read_origin("reads").date == "2026-11-01"
+    config = ReadsConfig(
+        model=Path("model"), store=Path("packed"), output=tmp_path / "reads.json", seed=3
+    )
+    reports.write_report(config, SmallReport(figure=2.5))
+    assert reports.read_report("reads", SmallReport) == SmallReport(2.5)
+    origin = origins.read_origin("reads")
+    assert origin.command == "python -m benchmarks reads seed=3 model=model store=packed"
+    assert (origin.date, origin.seed) != ("2026-11-01", 0)
+    assert origin.revision
+    assert " cores of " in (origin.machine or "")
+    line, empty = origins.origin_line("reads")
+    assert line.startswith(f"`{origin.command}` · {origin.date} · revision ")
+    assert empty == ""
+
+
+def test_tables__stand_above_their_origin() -> None:
+    for path, sections in list_tables().items():
+        for lines in sections:
+            has_table = any(line.startswith("| ---") for line in lines)
+            assert has_table == any(" · revision " in line for line in lines), (path, lines[:1])
+
+
+def test_tables__are_those_of_the_committed_results() -> None:
+    for path, sections in list_tables().items():
+        _, _, rest = (ROOT / path).read_text().partition(BEGIN)
+        written = rest.partition(END)[0].strip()
+        expected = "\n".join(line for lines in sections for line in lines).strip()
+        assert written == expected, f"{path}: run `python -m benchmarks tables`"
+
+
+def test_changes__compare_earlier_figures_with_present_ones(monkeypatch) -> None:
+    def row(system: str, tpot_ms: float) -> dict[str, Any]:
+        place = {"hardware": "machine", "budget": "10%", "batch": 1, "of_bound": 0.5}
+        return {**place, "system": system, "tpot_ms": tpot_ms, "new_tokens": 7, "prefills": 2}
+
+    old = {"new_tokens": 40, "prefills": 1, "rows": [row("on-demand", 20.0), row("fmoe", 10.0)]}
+    now = {"rows": [row("on-demand", 30.0), row("fmoe", 10.0), row("lfu", 5.0)]}
+    monkeypatch.setattr(earlier, "read_document", lambda _: old)
+    monkeypatch.setattr(earlier, "read_evaluation", lambda: now)
+    lines = earlier.changes_table()
+    assert "| `fmoe` | 10.0 → 10.0 (2.00x → 3.00x) |" in lines
+    assert "40 generated held-out tokens of 1 requests; now: 7 " in lines[0]
+    for figures in now["rows"]:
+        figures["of_bound"] = None
+    lines = earlier.changes_table()
+    assert "| `fmoe` | 10.0 → - (2.00x → -) |" in lines
+    assert "now: not measured yet" in lines[0]
+
+
+def test_ablation__has_shares_of_the_bound_once_measured(monkeypatch) -> None:
+    old = {
+        **{"hardware": "machine", "budget": "10%", "variant": "no forecasts", "tpot_ms": 20.0},
+        **{"speed_over_promoe": 1.5, "hit_rate": 0.25},
+    }
+    new = {
+        **old,
+        **{"tpot_mean_ms": 21.0, "tpot_interval_ms": (20.0, 22.5), "tpot_p95_ms": 40.0},
+        **{"of_bound": 0.5, "num_steps": 31, "num_requests": 3},
+    }
+    for row, cells in (
+        (old, "- | - | 20.0 ms | -"),
+        (new, "21.0 ms | 20.0 to 22.5 | 20.0 ms | 40.0 ms"),
+    ):
+        report = {"new_tokens": 40, "rows": [row]}
+        monkeypatch.setattr(ablation, "read_document", lambda _, report=report: report)
+        line = f"| machine | 10% | no forecasts | {cells} |"
+        assert any(text.startswith(line) for text in ablation.ablation_table())
+        expected = ["| no forecasts | 50 % |"] if row is new else []
+        assert [text for text in ablation.ablation_shares() if "no forecasts" in text] == expected
+    assert "31 generated held-out tokens of 3 requests" in ablation.ablation_table()[0]

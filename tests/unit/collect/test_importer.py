@@ -12,6 +12,7 @@ from collect.errors import TraceError
 from collect.importer import import_routing
 from collect.traces import Trace
 from predictors.metrics import Phase
+from runtime.errors import RoutingLogError
 
 # Two requests that take turns, two layers (numbered 1 and 3 by the model: 0 and 2 are dense).
 LOG = [
@@ -88,7 +89,7 @@ def test_import__again_is_the_same_trace(tmp_path: Path) -> None:
 )
 def test_import__bad_line_is_named(tmp_path: Path, line: dict, message: str) -> None:
     source = write_log(tmp_path / "log.jsonl", [*LOG, line])
-    with pytest.raises(TraceError, match=message):
+    with pytest.raises(RoutingLogError, match=message):
         import_routing(source, tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
@@ -143,17 +144,52 @@ def test_import__reads_csv_with_a_row_for_each_expert(tmp_path: Path, name: str)
 def test_import__bad_csv_is_named(tmp_path: Path, text: str, message: str) -> None:
     source = tmp_path / "log.csv"
     source.write_text(text)
-    with pytest.raises(TraceError, match=message):
+    with pytest.raises(RoutingLogError, match=message):
         import_routing(source, tmp_path / "t")
 
 
 def test_import__half_a_gzip_file_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "log.csv.gz"
     source.write_bytes(gzip.compress(CSV.encode())[:-12])
-    with pytest.raises(TraceError, match="not a whole gzip file"):
+    with pytest.raises(RoutingLogError, match="not a whole gzip file"):
         import_routing(source, tmp_path / "t")
 
 
 def test_import__missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="no such file"):
+    with pytest.raises(RoutingLogError, match="no such file"):
         import_routing(tmp_path / "nothing.jsonl", tmp_path / "t")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"layer": 10**9, "experts": [1]}, "layer"),
+        ({"layer": 0, "experts": [2**15]}, r"experts\.0"),
+        ({"layer": 0, "experts": [1], "token": 2**31}, "token"),
+        ({"layer": 0, "experts": [1], "position": 2**31}, "position"),
+        ({"layer": 0, "experts": [1], "weights": [float("nan")]}, r"weights\.0"),
+        ({"layer": 0, "experts": [1], "weights": [float("inf")]}, r"weights\.0"),
+        ("[" * 100_000, "line 1"),
+        ('{"layer": ' + "1" * 5_000 + "}", "line 1"),
+    ],
+)
+def test_import__values_that_do_not_fit_name_the_line(tmp_path: Path, line, message: str) -> None:
+    text = line if isinstance(line, str) else json.dumps(line)
+    (tmp_path / "log.jsonl").write_text(text)
+    with pytest.raises(RoutingLogError, match=message):
+        import_routing(tmp_path / "log.jsonl", tmp_path / "t")
+
+
+def test_import__a_prompt_does_not_go_on_after_its_answer(tmp_path: Path) -> None:
+    lines = [
+        {"layer": 0, "experts": [1], "position": position, "phase": phase}
+        for position, phase in enumerate(["prefill", "decode", "prefill"])
+    ]
+    with pytest.raises(TraceError, match="request '0', position 2: phase prefill after decode"):
+        import_routing(write_log(tmp_path / "log.jsonl", lines), tmp_path / "t")
+
+
+def test_import__damaged_csv_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("layer,expert\n0," + "1" * 200_000 + "\n")
+    with pytest.raises(RoutingLogError, match="is not CSV"):
+        import_routing(tmp_path / "log.csv", tmp_path / "t")

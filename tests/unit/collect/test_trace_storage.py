@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from predictors.files import cache_folder
 from tests.builders.stores import s3_bucket
 from tests.builders.traces import make_plan, make_spec, make_trace, unit_content
 from tests.builders.web import served
-from zoo.errors import StorageError
+from zoo.errors import StorageError, UnreachableError
 from zoo.storage import ByteStream, FileStorage, FolderStorage
 from zoo.storage.objects import ObjectStorage
 
@@ -130,6 +131,20 @@ def test_object_storage__without_its_library_names_the_extra(
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(StorageError, match=r"pip install 'moecast\[gcs\]'"):
         read_manifest("gs://bucket/trace")
+
+
+def test_object_storage__without_credentials_names_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_bucket(tmp_path.name, monkeypatch) as bucket:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        storage = ObjectStorage(f"{bucket}/without")
+        for access in (partial(storage.read, "x"), storage.names, partial(storage.size, "x")):
+            with pytest.raises(UnreachableError, match=r"s3://.*/without.*your credentials"):
+                access()
 
 
 def test_trace__is_read_from_a_web_server_but_not_written_to_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from configs.invocation import Invocation
 
 
 def test_interruption__names_the_command_again() -> None:
-    invocation = Invocation(called="moecast", argv=["generate", "prompt=it's"])
+    invocation = Invocation(called="moecast", argv=["generate", "prompt=it's"], secret_names=[])
     assert invocation.explain_interruption() == (
         """interrupted; to run it again: moecast generate 'prompt=it'"'"'s'"""
     )
@@ -14,7 +14,11 @@ def test_interruption__names_the_command_again() -> None:
 
 def test_interruption__continues_in_the_folder_that_was_chosen() -> None:
     invocation = Invocation(
-        called="python -m train", argv=["seed=1"], resumes=True, run_dir=Path("runs/a b")
+        called="python -m train",
+        argv=["seed=1"],
+        resumes=True,
+        run_dir=Path("runs/a b"),
+        secret_names=[],
     )
     assert invocation.explain_interruption() == (
         "interrupted; to continue: python -m train seed=1 'run_dir=runs/a b'"
@@ -23,7 +27,14 @@ def test_interruption__continues_in_the_folder_that_was_chosen() -> None:
 
 def test_interruption__hides_secrets_in_both_forms() -> None:
     invocation = Invocation(
-        called="moecast", argv=["serve", "api_key=a", "--api-key", "b", "x"], secrets=["api_key"]
+        called="moecast",
+        argv=["serve", "api_key=a", "+api-key=c", "--api-key", "b", "x"],
+        secret_names=["api_key"],
     )
     line = invocation.explain_interruption()
-    assert line.endswith("serve 'api_key=(hidden)' --api-key '(hidden)' x")
+    assert line.endswith("'api_key=(hidden)' '+api-key=(hidden)' --api-key '(hidden)' x")
+
+
+def test_interruption__before_the_command_is_known_shows_no_argument() -> None:
+    line = Invocation(called="moecast", argv=["serve", "api_key=secret"]).explain_interruption()
+    assert line == "interrupted before it began; run the same command again"

@@ -8,6 +8,7 @@ from predictors.errors import PredictorError
 from predictors.registry import KINDS, load_from_files
 from predictors.spec import ModelSpec
 from predictors.tensors import WEIGHTS
+from tests.builders.predictors import serve, small_spec
 
 SPEC = ModelSpec(
     model_id="test/two",
@@ -154,3 +155,14 @@ def test_registry__names_the_choices_and_the_closest() -> None:
     with pytest.raises(PredictorError, match=r"'strid'.*'stride'.*mlp, popularity"):
         load_from_files("strid", SPEC, files={}, options={})
     assert {"mlp", "stride", "skip", "token", "popularity"} <= set(KINDS)
+
+
+def test_popularity__goes_on_counting() -> None:
+    shares = np.full((2, 4), 0.25, np.float32)
+    predictor = PopularityPredictor(small_spec(num_layers=2), shares, ahead=1, learning=True)
+    serve(predictor, np.array([[[2], [2], [2]], [[0], [0], [1]]]))
+    found = serve(predictor, np.array([[[0]], [[0]]]))
+    # The trace's shares count as one token, and three were routed.
+    np.testing.assert_allclose(found[-1][0].scores_TE, [np.array([0.25, 0.25, 3.25, 0.25]) / 4])
+    np.testing.assert_allclose(found[0][1].scores_TE, [np.array([2.25, 1.25, 0.25, 0.25]) / 4])
+    assert not predictor.stateless

@@ -49,6 +49,14 @@ def test_hot_experts__have_the_largest_sum_of_tendencies() -> None:
     assert found.wanted == [1]
 
 
+def test_least__names_the_experts_that_enough_tokens_are_expected_to_use() -> None:
+    found = serve(CorrelationPredictor(SPEC, pairs(), USES, least=0.5), step([0, 2], [0, 1]))
+    np.testing.assert_allclose(found[0][1].scores_TE, [[1.0, 0.625, 0.375]])
+    assert found[0][1].wanted == [0, 1]
+    found = serve(CorrelationPredictor(SPEC, pairs(), USES, least=0.7), step([0, 2], [0, 1]))
+    assert found[0][1].wanted == [0]
+
+
 def test_table__counts_while_serving_and_saves_the_initial_counts() -> None:
     predictor = CorrelationPredictor.empty(SPEC)
     before = predictor.files()
@@ -76,7 +84,13 @@ def test_no_choice__has_no_tendency() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"), [({"hot": 4}, "hot=4: the model has 3"), ({"prior_tokens": 0}, "=0")]
+    ("options", "named"),
+    [
+        ({"hot": 4}, "hot=4: the model has 3"),
+        ({"prior_tokens": 0}, "=0"),
+        ({"least": 0.0}, "least=0.0"),
+        ({"least": 0.5, "hot": 1}, "hot=1: one"),
+    ],
 )
 def test_options__are_checked(options: dict, named: str) -> None:
     with pytest.raises(PredictorError, match=named):

@@ -9,7 +9,6 @@ from predictors.eam.collection import (
     choose_representatives,
     count_rows,
     eam_distance,
-    layer_decays,
 )
 
 
@@ -36,10 +35,6 @@ def test_distance__is_one_minus_the_mean_cosine_of_the_rows() -> None:
 def test_distance__does_not_depend_on_the_number_of_tokens() -> None:
     one = np.array([[1.0, 3.0], [2.0, 2.0]], np.float32)
     assert eam_distance(one, 17 * one) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_layer_decays__are_linear_in_the_layers_ahead() -> None:
-    assert layer_decays(4).tolist() == [0.75, 0.5, 0.25, 0.0]
 
 
 def test_attainable__is_the_share_of_the_busiest_experts() -> None:

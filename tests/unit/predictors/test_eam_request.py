@@ -23,14 +23,13 @@ def step(*experts: int) -> np.ndarray:
     return np.array(experts)[:, None, None]
 
 
-def test_forecasts__sum_matches_normalise_and_weigh_by_proximity() -> None:
+def test_forecasts__are_the_normalised_sums_of_the_matches() -> None:
     after_first = serve(EamRequestPredictor(SPEC, STORED, matches=2), step(0, 1, 1))[0]
     # Expert 0 at layer 0: the first two match. Cells summed: (0, 12, 4) and (1, 8, 7).
     np.testing.assert_allclose(after_first[1].scores_TE, [[0, 12 / 16, 4 / 16]])
     np.testing.assert_allclose(after_first[2].scores_TE, [[1 / 16, 8 / 16, 7 / 16]])
-    # Proximity 1 - (i - l) / L: 2/3 for the next layer, 1/3 for the one after it.
-    np.testing.assert_allclose(after_first[1].priority_E, np.array([0, 12, 4]) / 16 * 2 / 3)
-    np.testing.assert_allclose(after_first[2].priority_E, np.array([1, 8, 7]) / 16 / 3, rtol=1e-6)
+    np.testing.assert_allclose(after_first[1].priority_E, np.array([0, 12, 4]) / 16)
+    np.testing.assert_allclose(after_first[2].priority_E, np.array([1, 8, 7]) / 16)
 
 
 def test_match__is_the_cosine_of_the_flattened_rows_known_so_far() -> None:
@@ -87,7 +86,7 @@ def test_step__of_several_requests_matches_each_by_its_own_rows() -> None:
     found = serve(predictor, chosen, [10, 11])[0][1]
     # (1, 0, 0): .949 with the first, .99 with the second; (0, 0, 1): 1 with the third.
     np.testing.assert_allclose(found.scores_TE, [[0, 0.5, 0.5], [1, 0, 0]])
-    np.testing.assert_allclose(found.priority_E, np.array([0.5, 0.25, 0.25]) * 2 / 3)
+    np.testing.assert_allclose(found.priority_E, np.array([0.5, 0.25, 0.25]))
 
 
 def test_store__replaces_the_most_similar_when_it_is_full() -> None:

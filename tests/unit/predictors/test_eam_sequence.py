@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from predictors.eam.collection import eam_distance
-from predictors.eam.sequence import EPSILON, EamSequencePredictor
+from predictors.eam.sequence import EPSILON, REBUILD_STEPS, EamSequencePredictor
 from predictors.errors import PredictorError
 from tests.builders.predictors import serve, small_spec
 
@@ -30,10 +30,9 @@ def test_forecasts__are_the_nearest_matrixs_ratios() -> None:
     assert sorted(after_first) == [1, 2]
     assert after_first[1].scores_TE.tolist() == [[0, 0, 1 / 8, 7 / 8]]
     assert after_first[2].scores_TE.tolist() == [[5 / 8, 3 / 8, 0, 0]]
-    # (ratio + epsilon) (1 - (i - l) / 3).
-    expected = (np.array([0, 0, 1 / 8, 7 / 8]) + EPSILON) * (1 - 1 / 3)
+    expected = np.array([0, 0, 1 / 8, 7 / 8]) + EPSILON
     np.testing.assert_allclose(after_first[1].priority_E, expected, rtol=1e-6)
-    expected = (np.array([5 / 8, 3 / 8, 0, 0]) + EPSILON) * (1 - 2 / 3)
+    expected = np.array([5 / 8, 3 / 8, 0, 0]) + EPSILON
     np.testing.assert_allclose(after_first[2].priority_E, expected, rtol=1e-6)
     assert sorted(answers[1]) == [2]
     assert answers[2] == {}
@@ -101,7 +100,7 @@ def test_step__of_several_requests_gives_each_its_own_forecast() -> None:
         [6 / 8, 2 / 8, 0, 0],
     ]
     # Priorities: the mean over the two requests.
-    expected = (np.array([6, 2, 1, 7]) / 16 + EPSILON) * (1 - 1 / 3)
+    expected = np.array([6, 2, 1, 7]) / 16 + EPSILON
     np.testing.assert_allclose(together[1].priority_E, expected, rtol=1e-6)
 
 
@@ -113,9 +112,29 @@ def test_drift__rebuilds_the_collection_from_bad_forecasts() -> None:
     for request in range(4):
         for _ in range(3):
             serve(predictor, step(2, 1, 1), [request])
+    assert serve(predictor, step(2, 1, 1), [98])[0][1].chosen_TK(1).tolist() != [[1]], "not yet"
+    for _ in range(REBUILD_STEPS):
+        serve(predictor, step(2, 1, 1), [98])
     found = serve(predictor, step(2, 1, 1), [99])[0]
     assert found[1].chosen_TK(1).tolist() == [[1]]
     assert found[2].chosen_TK(1).tolist() == [[1]]
+
+
+def test_drift__clusters_the_whole_data_set_again() -> None:
+    # Three layers, four experts: sequences that begin with expert 0, and others with expert 1.
+    dataset = 9 * np.eye(4)[[[first, 1, 2] for first in (0, 0, 0, 1, 1, 1)]]
+    predictor = EamSequencePredictor(
+        small_spec(), STORED, dataset, capacity=2, insufficient=0.5, rebuild_after=1, idle_steps=1
+    )
+    again = EamSequencePredictor.from_files(
+        small_spec(), predictor.files(), predictor.options() | {"idle_steps": 1}
+    )
+    for served in (predictor, again):
+        for request in range(REBUILD_STEPS + 2):
+            serve(served, step(3, 2, 2), [request])
+        kept = served.collection.counts[:, 0].argmax(axis=1)
+        assert len(set(kept.tolist())) == 2
+        assert (served.collection.counts[:, 2, 2] > 0).all(), "of the data set, none of STORED"
 
 
 def test_drift__keeps_the_collection_while_forecasts_are_good() -> None:

@@ -127,6 +127,28 @@ def test_forecast__names_more_experts_for_less_similarity() -> None:
     assert (far.wanted[0], len(far.wanted)) == (3, 3)
 
 
+def test_ablation__without_semantic_search_the_first_layers_have_no_forecast() -> None:
+    predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=2, semantic=False)
+    answers = serve(
+        predictor,
+        chosen(),
+        logits_LTE=logits([0.6, 0.2, 0.1, 0.1], [0.25] * 4, [0.25] * 4),
+        entering_TD=np.array([[1.0, 2.0]], np.float32),
+    )
+    assert answers[-1] == {}
+    assert sorted(answers[0]) == [2]
+    # What is learned does not depend on how it is searched.
+    assert predictor.store.size == 3
+
+
+def test_ablation__without_dynamic_selection_top_k_experts_are_named() -> None:
+    predictor = ExpertMapPredictor(SPEC, MAPS, MEANINGS, distance=1, dynamic=False)
+    predictor.begin_step(np.zeros(1), np.zeros(1))
+    (far,) = predictor.layer_input(0, np.array([[-0.98, 0.2]], np.float32))
+    assert far.wanted == [3]
+    assert predictor.options()["dynamic"] is False
+
+
 def test_redundancy__weighs_scores_by_forecast_layers() -> None:
     semantic, trajectory = np.array([[0.2, 0.8]]), np.array([[1.0, 0.4]])
     found = redundancy_scores(semantic, trajectory, distance=3, num_layers=12)

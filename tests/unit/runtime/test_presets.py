@@ -10,7 +10,9 @@ from runtime.errors import CheckpointError
 from runtime.presets import (
     DEFAULT_SYSTEM,
     find_model,
+    load_hardware,
     load_model_preset,
+    load_shape,
     load_system,
     system_names,
 )
@@ -31,8 +33,8 @@ def test_default_system__is_that_of_every_command(root: str) -> None:
     assert compose_defaults(root)[1].chosen["system"] == DEFAULT_SYSTEM
 
 
-def test_load_system__an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(MoecastError, match=r"'promo'. Did you mean 'promoe'\? Choices: brainstorm"):
+def test_load_system__an_unknown_name_gets_the_closest() -> None:
+    with pytest.raises(MoecastError, match=r"'promo'. Did you mean 'promoe'\?$"):
         load_system("promo")
 
 
@@ -63,3 +65,10 @@ def test_find_model__an_unknown_word_lists_the_choices() -> None:
     message = r"'qwen15-moe'. Did you mean 'qwen1.5-moe'\?.*olmoe.*\./qwen15-moe.*ORG/NAME"
     with pytest.raises(CheckpointError, match=message):
         find_model("qwen15-moe")
+
+
+@pytest.mark.parametrize(("group", "name"), [("hardware", "rtx3090-disk"), ("shape", "arctic")])
+def test_load_machine__equals_what_a_command_composes(group: str, name: str) -> None:
+    config, _ = compose_typed("evaluate", [f"{group}={name}"])
+    composed = config.hardware[0] if group == "hardware" else config.shape
+    assert {"hardware": load_hardware, "shape": load_shape}[group](name) == composed

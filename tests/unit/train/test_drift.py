@@ -10,10 +10,17 @@ from predictors.correlation import CorrelationPredictor
 from runtime.config import SystemConfig
 from tests.builders.traces import make_trace
 from tests.unit.train.test_pipeline import HARDWARE
-from train.accuracy import accuracy_table, score_layers
+from train.accuracy import HorizonPredictor, accuracy_table, score_layers
 from train.drift import MARKS, accuracy_curve, measure_drift
 from train.nonlearned import fit_correlation, fit_eam_request, fit_eam_sequence, fit_expert_map
-from train.scoring import BATCHES, EvalContext, decode_steps, measure_latency, score_predictor
+from train.scoring import (
+    BATCHES,
+    EvalContext,
+    decode_steps,
+    measure_latency,
+    replay_context,
+    score_predictor,
+)
 
 
 def test_curve__is_the_accuracy_between_the_marks(tmp_path: Path) -> None:
@@ -93,8 +100,18 @@ def test_scored__has_every_column_of_the_table(tmp_path: Path) -> None:
     table = score_predictor(predictor, context)
     assert table["worst_layer_accuracy"] == min(table["accuracy"])
     assert table["mean_good_pred"] == pytest.approx(
-        table["mean_accuracy"] * table["mean_fetch_rate"]
+        table["mean_replay_accuracy"] * table["mean_fetch_rate"]
     )
+    decode = table["replay"]["decode"]
+    assert table["mean_replay_accuracy"] == decode["needed_predicted"] / decode["requests"]
+    assert 0 <= table["mean_resident"] <= table["mean_fetch_rate"]
+    # A forecast one layer ahead covers all layers but the first, which counts 0.
+    near = replay_context(HorizonPredictor(fit_correlation(trace), 1), context, HARDWARE)
+    assert near["covered_layers"] == 1 - 1 / trace.spec.num_layers
+    assert near["good_pred"][0] is None
+    rate = near["mean_fetch_rate"]
+    assert near["mean_good_pred"] == pytest.approx(near["mean_replay_accuracy"] * rate)
+    assert near["mean_good_pred_covered"] > near["mean_good_pred"]
     assert table["hardware"]["test"]["mean_fetch_rate"] == table["mean_fetch_rate"]
     assert table["shifted"]["tokens"] == 200
     assert table["bytes"] == len(predictor.files()["weights.safetensors"])

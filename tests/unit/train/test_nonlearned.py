@@ -186,3 +186,29 @@ def test_options__reach_the_kind(tmp_path: Path) -> None:
     trace = make_trace(tmp_path / "t", spec=make_spec(num_layers=3))
     made = count(trace, ["eam-request"], options={"eam-request": {"matches": 3}})
     assert made["eam-request"].options()["matches"] == 3
+
+
+def test_fits__leave_out_choices_of_none(tmp_path: Path) -> None:
+    trace = make_trace(tmp_path / "t", num_units=1)
+    for layer in range(trace.spec.num_layers):
+        column = trace.column(TraceSignal.EXPERTS, layer)
+        chosen_NK = np.array(column)
+        chosen_NK[::3, 1] = trace.spec.num_experts
+        column.chunks = (chosen_NK,)
+    rows = trace.rows("train")
+    popularity, token = (FITS[kind](trace) for kind in ("popularity", "token"))
+    tokens_N = trace.tokens[rows]
+    token_T = tokens_N[:1].astype(np.int64)
+    forecasts, unseen = (
+        token.begin_step(ids, np.zeros(1, np.int64)) for ids in (token_T, np.array([10**6]))
+    )
+    for layer, forecast in enumerate(forecasts):
+        chosen_NK = trace.column(TraceSignal.EXPERTS, layer)[rows]
+        experts = range(trace.spec.num_experts)
+        counts_E = np.array([(chosen_NK == expert).sum() for expert in experts])
+        np.testing.assert_allclose(popularity._shares_LE[layer], counts_E / len(rows), rtol=1e-6)
+        np.testing.assert_allclose(unseen[layer].scores_TE[0], counts_E / len(rows), rtol=1e-3)
+        alike_NK = chosen_NK[tokens_N == token_T]
+        counts_E = np.array([(alike_NK == expert).sum() for expert in experts])
+        assert counts_E[forecast.scores_TE[0].argmax()] == counts_E.max()
+    assert len(forecasts) == trace.spec.num_layers

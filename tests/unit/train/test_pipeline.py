@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from predictors.base import Forecast, Predictor
+from predictors.config import PredictorConfig
 from predictors.registry import KINDS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.errors import BudgetError
@@ -18,7 +19,7 @@ from train.accuracy import accuracy_table, score_layers
 from train.config import LoggerConfig, TrainConfig
 from train.errors import TrainError
 from train.find_trace import find_trace
-from train.kinds import signals_of
+from train.kinds import leave_out_deep_kinds, signals_of
 from train.loggers import finish, make_logger
 from train.nonlearned import make_skip
 from train.replay import budget_slots, describe_machines, first_tokens
@@ -121,7 +122,7 @@ def test_machine__is_the_one_described() -> None:
 def table(num_layers: int = 2) -> dict:
     metrics = ("accuracy", "fetch_rate", "good_pred")
     one = {name: [None] + [0.5] * (num_layers - 1) for name in metrics}
-    means = {f"mean_{name}": 0.25 for name in metrics}
+    means = {f"mean_{name}": 0.25 for name in (*metrics, "good_pred_covered", "resident")}
     return {
         **one,
         **means,
@@ -145,10 +146,11 @@ def test_table__has_dashes_for_missing_figures_and_definitions() -> None:
     text = " ".join(shown({"mlp": table()}).split())
     assert "mean over held-out tokens of |predicted top_k and chosen| / top_k" in text
     assert "the setting" in text
-    assert text.count("0.250") == 3, "accuracy, fetch 1 and good 1"
+    assert text.count("0.250") == 5, "accuracy, fetch, good, covered and resident 1"
     assert "1 is fast, 2 is slow" in text
     row = next(line for line in shown({"mlp": table()}).splitlines() if "MiB" in line)
-    expected = ["mlp", "0.250", "0.125", "0.250", "0.250", "-", "-", "12", "1.5", "MiB", "-"]
+    machines = ["0.250"] * 4 + ["-"] * 4
+    expected = ["mlp", "0.250", "0.125", *machines, "12", "1.5", "MiB", "-"]
     assert row.split() == expected
 
 
@@ -157,7 +159,7 @@ def test_table__fits_a_terminal_with_every_kind(width: int) -> None:
     text = shown(dict.fromkeys(KINDS, table()), width=width)
     assert all(kind in text for kind in KINDS)
     assert "…" not in text
-    assert ("left out for lack of width" in text) == (width <= 80)
+    assert ("left out for lack of width" in text) == (width <= 100)
 
 
 def test_logger__writes_the_curves_as_csv(tmp_path: Path) -> None:
@@ -173,3 +175,13 @@ def test_logger__writes_the_curves_as_csv(tmp_path: Path) -> None:
 def test_config__names_the_key_and_the_allowed_values(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field}=-1: must be"):
         TrainConfig(**{field: -1})
+
+
+@pytest.mark.parametrize(("num_layers", "deep"), [(4, []), (3, ["expert-map"]), (2, ["stride"])])
+def test_deep_kinds__are_left_out_of_models_with_few_layers(num_layers: int, deep: list) -> None:
+    spec = make_spec(num_layers=num_layers)
+    left_out = leave_out_deep_kinds(PredictorConfig(kind="mlp"), KINDS, spec)
+    assert set(deep) <= set(left_out) <= {"stride", "expert-map"}
+    for kind in left_out:
+        with pytest.raises(TrainError, match=f"predictor={kind} forecasts .* has {num_layers}"):
+            leave_out_deep_kinds(PredictorConfig(kind=kind), KINDS, spec)

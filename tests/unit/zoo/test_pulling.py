@@ -18,6 +18,8 @@ from zoo.index import EntryReference, blob_path
 from zoo.load import find_entry
 from zoo.locations import cache_storage
 from zoo.storage import FolderStorage
+from zoo.storage.http import HttpStorage
+from zoo.storage.hub import HubStorage
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -183,4 +185,37 @@ def test_expired_index__is_refused_until_renewed(far: Far) -> None:
     with pytest.raises(StaleError, match="expired on"):
         pull_tiny(address)
     assert target.renew_index(expires_days=30).serial == 3
+    pull_tiny(address)
+
+
+def test_seen_index__has_one_place_for_all_spellings(
+    far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older index is refused by whichever spelling of the address the zoo is named."""
+    address, site = far
+    port = address.rpartition(":")[2]
+    spellings = [f"{address}/", f"{address}//", f"HTTP://127.0.0.1:{port}", f"{address}/./x/.."]
+    assert {HttpStorage(spelling).canonical_address for spelling in spellings} == {address}
+    assert HttpStorage("https://h:443/z").canonical_address == "https://h/z"
+    assert HubStorage("A/b").canonical_address == HubStorage("a/b", "main").canonical_address
+    index = site.folder / "index.json"
+    index.write_text(index.read_text().replace('"serial": 1', '"serial": 5'))
+    (tmp_path / "link").symlink_to(site.folder)
+    monkeypatch.chdir(tmp_path)
+    assert zoo("pull", "tiny/stride", f"zoo={site.folder}") == 0
+    index.write_text(index.read_text().replace('"serial": 5', '"serial": 4'))
+    for spelling in ("far", "./far", "link", "far/../far", f"file://{site.folder}"):
+        assert zoo("pull", "tiny/stride", f"zoo={spelling}") == 2, spelling
+
+
+def test_forged_serial__does_not_freeze_a_zoo(far: Far, capsys: pytest.CaptureFixture[str]) -> None:
+    address, site = far
+    pull_tiny(address)
+    index = site.folder / "index.json"
+    good = index.read_text()
+    for serial in (10**40, 2**31, 2**31 - 1, 1_000_002):
+        index.write_text(good.replace('"serial": 1', f'"serial": {serial}'))
+        assert zoo("pull", "tiny/stride", f"zoo={address}") == 2
+    assert "accept_rollback=true" in capsys.readouterr().err
+    index.write_text(good)
     pull_tiny(address)

@@ -1,5 +1,7 @@
 """Signatures: made, carried along, and refused when anything differs."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,15 @@ from configs.commands import ZOO
 from tests.builders.entries import tiny_entry
 from tests.builders.web import served
 from zoo.entry import open_entry
-from zoo.errors import SignatureError
+from zoo.errors import DamagedError, SignatureError, ZooError
 from zoo.load import find_entry
-from zoo.signing import check_signature, sign_folder
+from zoo.signing import (
+    check_index_signature,
+    check_signature,
+    index_signature_path,
+    sign_folder,
+)
+from zoo.storage import FolderStorage
 
 pytest.importorskip("model_signing", reason="model-signing is not installed (extra: sign)")
 
@@ -56,7 +64,7 @@ def test_signature__travels_with_the_entry(
 ) -> None:
     ours, theirs = keys["ours.pub"], keys["theirs.pub"]
     assert zoo("verify", signed, f"require_signature={ours}") == 0
-    assert zoo("push", signed, f"zoo={tmp_path / 'far'}") == 0
+    assert zoo("push", signed, f"zoo={tmp_path / 'far'}", f"key={keys['ours']}") == 0
     with served(tmp_path / "far") as (address, _):
         pull = ("pull", "tiny/stride", f"zoo={address}")
         assert zoo(*pull, f"require_signature={theirs}") == 2
@@ -120,3 +128,83 @@ def test_large_entry__is_signed_and_verified(tmp_path: Path, keys: dict[str, Pat
     tiny_entry(tmp_path / "e", files={"weights.safetensors": save({"w": weights})})
     sign_folder(tmp_path / "e", key=keys["ours"])
     check_signature(open_entry(tmp_path / "e"), key=keys["ours.pub"])
+
+
+def test_signature__is_that_of_the_bytes_that_are_loaded(
+    signed: Path, tmp_path: Path, keys: dict[str, Path]
+) -> None:
+    """The folder is exchanged for a signed one after the unsigned manifest was read."""
+    tiny_entry(tmp_path / "forged", licence="MIT")
+    (tmp_path / "forged/signature.json").write_bytes((signed / "signature.json").read_bytes())
+    entry = open_entry(tmp_path / "forged")
+    shutil.rmtree(tmp_path / "forged")
+    shutil.copytree(signed, tmp_path / "forged")
+    with pytest.raises((SignatureError, DamagedError)):
+        check_signature(entry, key=keys["ours.pub"])
+
+
+@pytest.fixture
+def far(signed: Path, tmp_path: Path, keys: dict[str, Path]) -> Path:
+    """A zoo with a signed index."""
+    assert zoo("push", signed, f"zoo={tmp_path / 'far'}", f"key={keys['ours']}") == 0
+    return tmp_path / "far"
+
+
+def test_index__must_be_signed_where_signatures_are_required(
+    far: Path, keys: dict[str, Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    index = far / "index.json"
+    good = index.read_bytes()
+    content = json.loads(good)
+    require = f"require_signature={keys['ours.pub']}"
+    changes: list[dict[str, object]] = [
+        {"serial": 9},
+        {"expires": "2099-01-01T00:00:00Z"},
+        {"entries": {}},
+        {"surprise": 1},
+        {},
+    ]
+    for change in changes:
+        index.write_text(json.dumps({**content, **change}))
+        assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 2
+        monkeypatch.setenv("MOECAST_REQUIRE_SIGNATURE", str(keys["ours.pub"]))
+        assert zoo("pull", "tiny/stride", f"zoo={far}") == 2
+        monkeypatch.setenv("MOECAST_ZOO", str(far))
+        with pytest.raises(ZooError):
+            find_entry("tiny/stride")
+        monkeypatch.delenv("MOECAST_ZOO")
+        monkeypatch.delenv("MOECAST_REQUIRE_SIGNATURE")
+        # The signature of the earlier index does not help.
+        (signature,) = (far / "signatures").iterdir()
+        if "surprise" not in change:
+            copy = far / index_signature_path(index.read_bytes())
+            copy.write_bytes(signature.read_bytes())
+            assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 2
+            assert "is not what the owner" in capsys.readouterr().err
+            copy.unlink()
+    index.write_bytes(good)
+    assert zoo("pull", "tiny/stride", f"zoo={far}", require) == 0
+
+
+def test_signed_index__is_changed_with_the_key_only(
+    far: Path, tmp_path: Path, keys: dict[str, Path]
+) -> None:
+    before = (far / "index.json").read_bytes()
+    tiny_entry(tmp_path / "m", name="tiny/mlp")
+    for command in (
+        ("push", tmp_path / "m", f"zoo={far}"),
+        ("rm", "tiny/stride", f"zoo={far}"),
+        ("index", far),
+    ):
+        assert zoo(*command) == 2
+        assert (far / "index.json").read_bytes() == before
+        assert zoo(*command, f"key={keys['ours']}") == 0
+        data = (far / "index.json").read_bytes()
+        check_index_signature(FolderStorage(far), data, key=keys["ours.pub"])
+        with pytest.raises(SignatureError, match="is not what the owner"):
+            check_index_signature(FolderStorage(far), data, key=keys["theirs.pub"])
+        assert len(list((far / "signatures").iterdir())) == 1
+        before = data
+    assert zoo("gc", f"zoo={far}") == 0
+    check_index_signature(FolderStorage(far), before, key=keys["ours.pub"])

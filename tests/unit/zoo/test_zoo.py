@@ -18,6 +18,7 @@ from zoo.errors import DamagedError, RefusedError, ZooError
 from zoo.index import EntryReference
 from zoo.load import find_entry, list_names
 from zoo.locations import BUILTIN
+from zoo.manifest import EntryManifest
 from zoo.storage import FolderStorage
 
 
@@ -154,7 +155,7 @@ def rewrite(folder: Path, **files: bytes | None) -> None:
         else:
             (folder / name).write_bytes(data)
             content["files"][name] = {"sha256": hash_bytes(data), "size": len(data)}
-    data = json.dumps(content).encode()
+    data = EntryManifest.model_validate(content).to_bytes()
     (folder / "manifest.json").write_bytes(data)
     (folder / "manifest.sha256").write_text(f"{hash_bytes(data)}  manifest.json\n")
 

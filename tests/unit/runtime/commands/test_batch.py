@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.compose import compose_typed
+from predictors.errors import MoecastError
 from runtime.commands import batch as command
 from runtime.commands import pack
 from runtime.commands.batch import PromptsFailed, run
@@ -100,7 +101,7 @@ def test_batch__again_has_nothing_to_do_and_other_settings_are_refused(folder, t
     assert len(results(tmp_path / "out.jsonl")) == COUNT
 
 
-@pytest.mark.parametrize("more", [{"kv_budget": "30kB"}, {"n": 4}, {"memory": "200kB"}])
+@pytest.mark.parametrize("more", [{"kv_budget": "30kB"}, {"n": 4}, {"memory": "180kB"}])
 def test_batch__memory_changes_no_result(folder, tmp_path, more):
     ran(folder, tmp_path, output=tmp_path / "plain.jsonl", n=1, system="on-demand")
     if "memory" in more:
@@ -110,7 +111,11 @@ def test_batch__memory_changes_no_result(folder, tmp_path, more):
     if "kv_budget" in more:
         assert done["plan"]["offloaded_bytes"] > 0
     if "memory" in more:
-        assert done["stats"]["arena_bytes"] + done["plan"]["kv_bytes"] <= 200_000
+        # All dense weights would leave too little for experts and KV caches.
+        assert done["dense"] == "stream"
+        assert done["dense_bytes_read"] > 0
+        total = done["stats"]["arena_bytes"] + done["plan"]["kv_bytes"] + done["dense_bytes"]
+        assert total <= 180_000
 
 
 def packed(folder: Path, output: Path, quantise: Quantise) -> Path:
@@ -120,11 +125,25 @@ def packed(folder: Path, output: Path, quantise: Quantise) -> Path:
 
 
 def test_batch__quantised_experts_are_other_settings(folder, tmp_path):
-    pytest.importorskip("torchao", reason="the quantise extra")
     store = packed(folder, tmp_path / "int4", Quantise.INT4)
     assert ran(folder, tmp_path, **{"store.path": store})["written"] == COUNT
     with pytest.raises(ResultFileError, match="store was .*4, 16.* and is None"):
         ran(folder, tmp_path)
+
+
+def test_batch__quantised_attention_is_the_same_in_memory_and_streamed(folder, tmp_path):
+    ran(folder, tmp_path)
+    with pytest.raises(ResultFileError, match="quantise_attention was None and is True"):
+        ran(folder, tmp_path, quantise_attention="true")
+    options = {"quantise_attention": "true", "overwrite": "true"}
+    plain = results(tmp_path / "out.jsonl")
+    ran(folder, tmp_path, **options)
+    quantised = results(tmp_path / "out.jsonl")
+    assert quantised != plain
+    done = ran(folder, tmp_path, **options, dense="stream")
+    # Of 80,256 bytes of dense weights, shared experts and routers are not quantised.
+    assert 0 < done["dense_bytes_read"] < 0.7 * 80_256 * done["group_steps"]
+    assert results(tmp_path / "out.jsonl") == quantised
 
 
 def test_batch__the_same_bits_from_another_file_are_the_same_results(folder, tmp_path):
@@ -175,3 +194,22 @@ def test_batch__the_next_run_completes_failed_batches(folder, tmp_path, monkeypa
     monkeypatch.undo()
     assert ran(folder, tmp_path)["written"] == 3
     assert len(results(tmp_path / "out.jsonl")) == COUNT
+
+
+@pytest.mark.parametrize("output", ["F", "./F", "link", "hard", "sub/../F"])
+def test_config__output_may_not_be_the_input(output, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = write_prompts(tmp_path / "F")
+    before = file.read_bytes()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(file)
+    (tmp_path / "hard").hardlink_to(file)
+    with pytest.raises(MoecastError, match=r"output=.* would overwrite input=F"):
+        compose_typed("batch", ["input=F", f"output={output}", "overwrite=true"])
+    assert file.read_bytes() == before
+
+
+def test_config__settings_of_the_output_may_not_be_the_input(tmp_path):
+    prompts = write_prompts(tmp_path / "F.settings.json")
+    with pytest.raises(MoecastError, match="would overwrite"):
+        compose_typed("batch", [f"input={prompts}", f"output={tmp_path / 'F'}"])

@@ -37,6 +37,24 @@ def test_load__every_technique_off_changes_no_token(tmp_path, switch):
         assert model.moecast.stats()["misses"] > 0
 
 
+@pytest.mark.parametrize("host_budget", [None, "50%"])
+def test_load__begins_with_the_first_layers(tmp_path, host_budget):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=4)
+    system = SystemConfig(fill_first_layers=True, per_layer=False)
+    model = serve(folder, budget="25%", host_budget=host_budget, system=system)
+    with model.moecast as handle:
+        cache, num_experts = handle.engine.cache, handle.spec.num_experts
+        order = [(layer, e) for layer in range(4) for e in range(num_experts)]
+        held = [sorted(tier.cache) for tier in cache.tiers]
+        assert [expert for experts in held for expert in experts] == order[: sum(map(len, held))]
+        assert list(map(len, held)) == [tier.cache.num_slots for tier in cache.tiers]
+        assert all(cache.is_ready(expert) for expert in held[0])
+        assert handle.stats()["bytes_moved"] == 0, "counted from the first request on"
+        tokens = torch.arange(5)[None]
+        with torch.no_grad():
+            assert torch.equal(model(tokens).logits, plain_eager(folder)(tokens).logits)
+
+
 def test_load__cast_of_the_checkpoint_is_the_librarys(tmp_path):
     folder = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
     tokens = torch.arange(12).reshape(1, 12)

@@ -13,6 +13,7 @@ from runtime.engine.forecasters import (
     load_system_predictors,
     locate_predictor,
 )
+from runtime.presets import load_system
 from tests.builders.entries import tiny_entry, tiny_spec
 from zoo.catalog import WritableZoo
 from zoo.entry import open_entry, write_entry
@@ -105,12 +106,18 @@ def test_system__without_an_entry_uses_its_fallback():
     def own_routers(given):
         return SkipPredictor(routers_LED=np.zeros((2, 8, 4), np.float32), **given)
 
-    system = SystemConfig(name="ours", predictor="residual", fallback="skip")
+    system = SystemConfig(name="ours", predictor="residual", fallback={"skip": {}})
     makers = {"skip": own_routers}
     made, change = load_system_predictor(system, SPEC, name="nowhere", makers=makers)
     assert (made.kind, change) == ("skip", "forecasts with skip (no residual)")
     made, change = load_system_predictor(system, SPEC, name="nowhere")
     assert (made, change) == (None, "serves on demand (no residual)")
+
+
+def test_system__without_routers_forecasts_from_counts():
+    made, change = load_system_predictor(load_system("moecast"), SPEC, name="nowhere")
+    assert (made.kind, made.least) == ("correlation", 0.3)
+    assert change == "forecasts with correlation (no residual)"
 
 
 def test_system__uses_no_entry_that_does_not_match(tmp_path):
@@ -120,7 +127,10 @@ def test_system__uses_no_entry_that_does_not_match(tmp_path):
     assert made is None
     assert change == f"serves on demand ({entries / 'popularity'} is for revision another)"
     ours = SystemConfig(
-        name="ours", predictor="popularity", fallback="dependency", reuse_predictor="popularity"
+        name="ours",
+        predictor="popularity",
+        fallback={"dependency": {}},
+        reuse_predictor="popularity",
     )
     made, change = load_system_predictor(ours, SPEC, name="tiny", entries=entries)
     assert made.kind == "dependency"
@@ -165,5 +175,5 @@ def test_system__that_fetches_on_no_forecast_gets_none():
 
 
 def test_oracle__is_refused_live():
-    with pytest.raises(ValueError, match=r"bound knows the future.*replays.*choose another"):
-        load_system_predictor(SystemConfig(name="bound", predictor="oracle"), SPEC, name="tiny")
+    with pytest.raises(ValueError, match=r"oracle knows the future.*replays.*choose another"):
+        load_system_predictor(load_system("oracle"), SPEC, name="tiny")

@@ -1,10 +1,15 @@
 """The timeline is a Chrome trace that adds up; without one nothing is written."""
 
 import json
+import os
+from pathlib import Path
 
+import pytest
 import torch
 
 from predictors.baselines import SkipPredictor
+from predictors.errors import MoecastError
+from runtime.engine.timeline import ChromeTraceWriter
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.served import serve
 
@@ -65,3 +70,32 @@ def test_timeline__tracks_do_not_overlap(tmp_path):
         spans = sorted((e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == track)
         for (start, duration), (following, _) in zip(spans, spans[1:], strict=False):
             assert start + duration <= following + 0.2  # microseconds; times are rounded to 0.1
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link", "partial link", "device"])
+def test_writer__replaces_regular_files_only(kind, tmp_path):
+    path, target = tmp_path / "trace.json", tmp_path / "target"
+    target.write_text("kept")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(target)
+    elif kind == "partial link":
+        path.with_name("trace.json.partial").symlink_to(target)
+    else:
+        path = Path("/dev/null")
+    with pytest.raises(MoecastError, match=f"trace_events={path}: .* is not a regular file"):
+        ChromeTraceWriter(path)
+    assert target.read_text() == "kept"
+    assert not Path("/dev/null.partial").exists()
+
+
+def test_writer__replaces_a_file_and_names_one_that_cannot_be(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text("before")
+    ChromeTraceWriter(path).close()
+    assert "traceEvents" in json.loads(path.read_text())
+    with pytest.raises(MoecastError, match=r"trace_events=.*: File exists"):
+        ChromeTraceWriter(path / "below")

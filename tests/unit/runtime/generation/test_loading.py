@@ -33,7 +33,7 @@ def test_configure_model__keeps_what_is_not_given() -> None:
         ({"model": "nothing-like-it"}, r"Choices: .*olmoe.*a folder"),
         ({"dtype": "bf16"}, r"dtype=bf16: allowed are auto, float32, bfloat16, float16"),
         ({"dtype": torch.float64}, r"dtype=torch.float64: allowed are auto, float32"),
-        ({"system": "moecst"}, r"'moecst'. Did you mean 'moecast'\? Choices: brainstorm"),
+        ({"system": "moecst"}, r"'moecst'. Did you mean 'moecast'\?$"),
         ({"system": 3}, r"system=3: give a name such as 'moecast', or a SystemConfig"),
         ({"budget": 1.5}, r"budget=1.5: a fraction .* at most 1; or write .*4GiB"),
         ({"budget": "lots"}, r"budget='lots': write a size .*TiB.*50%.*0\.5.*auto"),

@@ -1,5 +1,6 @@
 """The policy core against its invariants (stateful property tests) and against hand-made cases."""
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -9,30 +10,38 @@ from runtime.policy.cache import ExpertCache
 from runtime.policy.counters import sum_counters
 from runtime.policy.device_cache import DeviceCache
 from runtime.policy.eviction.registry import make_eviction_policy
+from runtime.policy.queue import find_prefetch_order
 from runtime.policy.tier import CacheTier
 
 LAYERS, EXPERTS, SLOTS, CHUNKS = 3, 6, 9, (10, 10, 20)
 
 
-def make_tier(slots, *, per_layer, chunked=True, below=None) -> CacheTier:
+def make_tier(slots, system, *, per_layer, below=None) -> CacheTier:
     cache = ExpertCache(
         num_slots=slots,
         num_layers=LAYERS,
         per_layer=per_layer,
         policy=make_eviction_policy("lru", num_layers=LAYERS, num_experts=EXPERTS),
     )
-    return CacheTier(cache, chunk_bytes=[CHUNKS] * LAYERS, chunked=chunked, below=below)
+    return CacheTier(
+        cache,
+        chunk_bytes=[CHUNKS] * LAYERS,
+        chunked=system.chunked,
+        whole_requests=system.whole_requests,
+        order=find_prefetch_order(system.priority),
+        below=below,
+    )
 
 
 def make_cache(*, slots=(SLOTS,), per_layer=True, **switches) -> DeviceCache:
     """Tiers with these numbers of slots, the computing one first; only it is divided by layers."""
-    chunked = switches.get("chunked", True)
+    system = SystemConfig(**switches)
     tiers: list[CacheTier] = []
     for i, size in reversed(list(enumerate(slots))):
         below = tiers[0] if tiers else None
         share = per_layer and i == 0 and size >= LAYERS
-        tiers.insert(0, make_tier(size, per_layer=share, chunked=chunked, below=below))
-    return DeviceCache(tiers, system=SystemConfig(**switches))
+        tiers.insert(0, make_tier(size, system, per_layer=share, below=below))
+    return DeviceCache(tiers, system=system)
 
 
 def once(experts) -> dict[int, int]:
@@ -279,12 +288,33 @@ def test_device_cache__requests_preempt_prefetches_after_a_chunk():
 
 def test_device_cache__routing_cancels_the_layers_prefetches():
     core = make_cache()
-    core.prefetch(1, [0, 1], [0.0, 1.0])
+    core.prefetch(1, [0, 1], [1.0, 0.0])
     core.top.complete(core.top.next_task())
     core.request_routed(1, once([4]))
     assert [task.expert for task in drain(core)] == [(1, 4)] * 3
     counters = core.counters[1]
     assert (counters.predicted, counters.predicted_in_time, counters.misses) == (2, 0, 1)
+
+
+def test_counters__residents_that_no_prediction_fetched_are_apart():
+    core = make_cache()
+    core.request_routed(1, once([0]))
+    drain(core)
+    core.release((1, 0))
+    for predicted in ([0, 2], [0, 2]):  # the second names what the first has fetched
+        core.prefetch(1, predicted, [0.0, 1.0])
+        drain(core)
+    core.request_routed(1, once([3]))
+    core.prefetch(1, [2], [0.0])  # fetched for an earlier prediction, not requested since
+    counters = core.counters[1]
+    assert (counters.predicted, counters.predicted_in_time, counters.predicted_resident) == (
+        2,
+        2,
+        1,
+    )
+    assert (counters.fetch_rate, counters.resident_rate, counters.moved_fetch_rate) == (1, 0.5, 1)
+    core.request_routed(1, once([3]))
+    assert counters.predicted_resident == 1
 
 
 def test_device_cache__joins_a_prefetch_in_flight():
@@ -304,11 +334,24 @@ def test_device_cache__joins_a_prefetch_in_flight():
 
 def test_device_cache__computes_cached_then_in_flight_then_missing():
     core = make_cache()
-    core.prefetch(0, [4, 2], [0.0, 1.0])
+    core.prefetch(0, [4, 2], [1.0, 0.0])
     for _ in range(4):
         core.top.complete(core.top.next_task())
     assert core.request_routed(0, once([1, 2, 4])) == [4, 2, 1]
     assert make_cache(reordered=False).request_routed(0, once([4, 1, 2])) == [1, 2, 4]
+
+
+def test_device_cache__without_preemption_routing_cancels_nothing():
+    for switches, left in (
+        ({"early_preemption": False}, [(1, 0), (1, 1)]),
+        ({"early_preemption": False, "cancel": True}, [(1, 1)]),
+        ({}, []),
+    ):
+        core = make_cache(**switches)
+        core.begin_step(np.array([0]))
+        core.prefetch(1, [0, 1], [0.9, 0.1])
+        core.request_routed(1, once([1, 4]))
+        assert core.top.queue.low() == left, switches
 
 
 def test_device_cache__without_chunks_an_expert_is_one_task():
@@ -317,6 +360,31 @@ def test_device_cache__without_chunks_an_expert_is_one_task():
     assert [(task.first_chunk, task.end_chunk, task.num_bytes) for task in drain(core)] == [
         (0, 3, 40)
     ]
+
+
+def test_device_cache__whole_requests_leave_prefetches_in_chunks():
+    core = make_cache(whole_requests=True)
+    core.prefetch(1, [2], [0.9])
+    first = core.top.next_task()
+    core.top.complete(first)
+    core.request_routed(1, once([2, 3]))
+    chunks = [(task.expert[1], task.first_chunk, task.end_chunk) for task in drain(core)]
+    assert [(2, first.first_chunk, first.end_chunk), *chunks] == [(2, 0, 1), (2, 1, 3), (3, 0, 3)]
+
+
+def test_device_cache__whole_requests_copy_what_the_lower_tier_holds():
+    core = make_cache(slots=(3, 9), per_layer=False, whole_requests=True)
+    core.request_routed(0, once([1]))
+    upper, lower = core.tiers
+    assert upper.next_task() is None
+    for _ in range(2):
+        task = lower.next_task()
+        assert task.end_chunk - task.first_chunk == 1
+        lower.complete(task)
+    task = upper.next_task()
+    assert (task.first_chunk, task.end_chunk) == (0, 2)
+    upper.complete(task)
+    assert [(task.first_chunk, task.end_chunk) for task in drain(core)] == [(2, 3)]
 
 
 def test_device_cache__without_preemption_requests_one_by_one():
@@ -329,8 +397,8 @@ def test_device_cache__without_preemption_requests_one_by_one():
 
 def test_request_early__pins_predicted_experts_until_routing():
     core = make_cache(slots=(3,), per_layer=False, chunked=False, drop_used=True)
-    core.begin_step(new_request=True)
-    core.prefetch(1, [0, 1], [0.0, 0.1])
+    core.begin_step(np.array([0]))
+    core.prefetch(1, [0, 1], [0.1, 0.0])
     drain(core)
     core.request_early(1, [2, 3, 4])
     drain(core)

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import pytest
 
 from predictors.errors import MoecastError
 from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
 from runtime.policy.eviction.registry import EVICTIONS, make_eviction_policy
-from tests.builders.arena import random_routing, serve
-
-
-def policy_of(name: str, layers: int = 2, experts: int = 4, **options) -> EvictionPolicy:
-    return make_eviction_policy(name, num_layers=layers, num_experts=experts, options=options)
+from tests.builders.arena import policy_of, random_routing, serve
 
 
 def filled(
@@ -35,10 +32,20 @@ def leaving(order: EvictionOrder, *, stay: Iterable[Expert] = ()) -> list[Expert
     return evicted
 
 
-def step(policy: EvictionPolicy, *layers: Mapping[int, int], new: bool = False) -> None:
-    policy.begin_step(new)
+ONE = np.array([0])
+"""A step with one token, of request 0."""
+
+
+def route(policy: EvictionPolicy, layer: int, tokens: Mapping[int, int]) -> None:
+    """One request's routing of a layer."""
+    policy.on_tokens_routed(layer, np.repeat(list(tokens), list(tokens.values()))[:, None])
+    policy.on_routed(layer, tokens)
+
+
+def step(policy: EvictionPolicy, *layers: Mapping[int, int], request: int = 0) -> None:
+    policy.begin_step(np.full(sum(layers[0].values()) if layers else 1, request))
     for layer, tokens in enumerate(layers):
-        policy.on_routed(layer, tokens)
+        route(policy, layer, tokens)
     policy.end_step()
 
 
@@ -127,10 +134,10 @@ def test_static__counts_of_another_model_are_refused():
 def test_least_stale__stale_before_current_then_the_farthest_turn():
     policy = policy_of("least-stale", layers=4)
     order = policy.make_order(num_slots=8, layers=range(4))
-    policy.begin_step(False)
+    policy.begin_step(ONE)
     for expert in [(3, 0), (0, 1), (2, 0), (1, 0), (0, 0)]:
         order.on_admit(expert)
-    policy.begin_step(False)
+    policy.begin_step(ONE)
     policy.on_routed(0, {0: 1})
     order.on_use((0, 0))
     policy.on_routed(1, {0: 1})
@@ -144,105 +151,123 @@ def test_least_stale__stale_before_current_then_the_farthest_turn():
 def test_least_stale__ties_go_to_the_first_admitted():
     policy = policy_of("least-stale")
     order = filled(policy, [(0, 2), (0, 1)])
-    policy.begin_step(False)
+    policy.begin_step(ONE)
     assert leaving(order) == [(0, 2), (0, 1)]
 
 
 def test_moe_infinity_sequence__ratio_times_layer_decay():
     policy = policy_of("moe-infinity-sequence")
-    step(policy, {0: 6, 1: 2}, {0: 5, 2: 3}, new=True)
+    step(policy, {0: 6, 1: 2}, {0: 5, 2: 3})
     order = filled(policy, [(0, 0), (0, 1), (0, 3), (1, 0), (1, 2), (1, 3)])
     # Layer 0 (decay 1): 6/8, 2/8, 0. Layer 1 (decay 1/2): 5/16, 3/16, 0. Zeros by decay alone.
     assert leaving(order) == [(1, 3), (0, 3), (1, 2), (0, 1), (1, 0), (0, 0)]
 
 
-def test_moe_infinity_sequence__counts_reset_with_the_sequence():
+def test_moe_infinity_sequence__counts_at_once_and_per_sequence():
     policy = policy_of("moe-infinity-sequence")
     order = filled(policy, [(0, 0), (0, 1)])
-    policy.begin_step(True)
-    policy.on_routed(0, {0: 1})
+    policy.begin_step(ONE)
+    route(policy, 0, {0: 1})
     assert order.choose_victim(lambda _: True) == (0, 1), "at once, not when the step ends"
     policy.end_step()
-    step(policy, {1: 1}, {}, new=True)
-    assert order.choose_victim(lambda _: True) == (0, 0)
+    step(policy, {1: 1}, request=1)
+    assert order.choose_victim(lambda _: True) == (0, 0), "the new sequence's matrix is empty"
+    policy.begin_step(ONE)
+    assert order.choose_victim(lambda _: True) == (0, 1), "sequence 0 goes on with its own"
+
+
+@pytest.mark.parametrize("name", ["moe-infinity-sequence", "moe-infinity-request"])
+def test_moe_infinity__requests_of_one_step_are_told_apart(name):
+    policy = policy_of(name, layers=1)
+    order = filled(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
+    policy.begin_step(np.array([3, 3, 3, 5]))
+    policy.on_tokens_routed(0, np.array([[0], [0], [1], [2]]))
+    policy.on_routed(0, {0: 2, 1: 1, 2: 1})
+    policy.end_step()
+    policy.begin_step(np.array([3, 5]))
+    # Ratios (2/3, 1/3, 0) and (0, 0, 1); counts (2, 1, 0) and (0, 0, 1).
+    both = {"moe-infinity-sequence": [1, 0, 2], "moe-infinity-request": [1, 2, 0]}[name]
+    kept = filled(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
+    assert leaving(kept) == [(0, e) for e in both]
+    policy.begin_step(np.array([5]))
+    assert leaving(order) == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_moe_infinity_request__counts_ended_iterations():
     policy = policy_of("moe-infinity-request")
-    step(policy, {0: 3, 1: 1}, {0: 3, 1: 1}, new=True)
-    policy.begin_step(False)
-    policy.on_routed(0, {1: 5})
-    order = policy.make_order(num_slots=4, layers=range(2))
-    policy.on_routed(1, {0: 1, 1: 1})
-    for expert in [(1, 0), (1, 1)]:
-        order.on_admit(expert)
-    for expert in [(0, 0), (0, 1)]:
-        order.on_admit(expert)
-        order.on_use(expert)
+    step(policy, {0: 3, 1: 1}, {0: 3, 1: 1})
+    residents = [(1, 0), (1, 1), (0, 0), (0, 1)]
+    order = filled(policy, residents)
+    policy.begin_step(np.zeros(5, np.int64))
+    route(policy, 0, {1: 5})
     # (3 1) and (3 1) x 1/2; the five tokens of the running iteration do not count yet.
     assert leaving(order) == [(1, 1), (0, 1), (1, 0), (0, 0)]
     policy.end_step()
-    for expert in [(0, 0), (0, 1)]:
-        order.on_admit(expert)
-        order.on_use(expert)
-    assert leaving(order) == [(0, 0), (0, 1)], "1 + 5 > 3"
+    policy.begin_step(ONE)
+    assert leaving(filled(policy, residents))[-2:] == [(0, 0), (0, 1)], "1 + 5 > 3"
 
 
-def test_moe_infinity_request__protects_prefetches_until_routing():
-    policy = policy_of("moe-infinity-request")
-    step(policy, {0: 9}, {0: 9}, new=True)
-    order = filled(policy, [(1, 2), (1, 3)])
-    policy.begin_step(False)
-    policy.on_routed(0, {0: 1})
-    order.on_admit((0, 0))
-    # (0, 0) has 9 tokens but was requested: no protection. The others await layer 1.
+@pytest.mark.parametrize("name", ["moe-infinity-sequence", "moe-infinity-request"])
+def test_moe_infinity__protects_prefetches_until_routing(name):
+    policy = policy_of(name)
+    step(policy, {0: 9}, {0: 9})
+    order = filled(policy, [(0, 0), (1, 2), (1, 3)])
+    policy.begin_step(ONE)
+    route(policy, 0, {0: 1})
+    for expert in [(1, 2), (1, 3)]:
+        order.on_prefetch(expert)
+    # (0, 0) has 9 tokens, but the others await layer 1.
     assert order.choose_victim(lambda _: True) == (0, 0)
-    policy.on_routed(1, {2: 1})
-    assert order.choose_victim(lambda _: True) == (1, 3), "not chosen: back to its count of 0"
+    route(policy, 1, {2: 1})
+    assert order.choose_victim(lambda _: True) == (1, 3), "not chosen: back to its score"
     assert leaving(order, stay=[(1, 3)]) == [(0, 0), (1, 2)], "chosen, but not requested yet"
-    order = filled(policy, [(1, 2)])
+    order = filled(policy, [(1, 2), (0, 1)])
+    order.on_prefetch((1, 2))
+    order.on_prefetch((0, 1))
     order.on_use((1, 2))
-    order.on_admit((0, 1))
-    assert leaving(order) == [(1, 2), (0, 1)], "used: its count of 0, while (0, 1) is awaited"
+    assert leaving(order) == [(1, 2), (0, 1)], "used: its own score, while (0, 1) is awaited"
 
 
 def test_moe_infinity_request__newer_forecasts_end_protection():
     policy = policy_of("moe-infinity-request", layers=1)
     order = policy.make_order(num_slots=2, layers=range(1))
-    policy.begin_step(True)
+    policy.begin_step(ONE)
     policy.on_forecast(0, [0.9, 0.8, 0.1, 0.0])
-    order.on_admit((0, 0))
-    order.on_admit((0, 1))
+    for expert in [(0, 0), (0, 1)]:
+        order.on_admit(expert)
+        order.on_prefetch(expert)
     policy.on_forecast(0, [0.1, 0.8, 0.9, 0.0])
     order.on_predict((0, 0))
     # Two slots: 2 and 1 are wanted now, 0 is not, though it was touched last.
     assert order.choose_victim(lambda _: True) == (0, 0)
 
 
-def test_fmoe__probability_times_frequency():
+def test_fmoe__probability_times_visits_in_the_cache():
     policy = policy_of("fmoe", layers=1)
-    for chosen in [(0, 1, 2), (0, 1), (0, 1), (0,)]:
-        step(policy, dict.fromkeys(chosen, 1))
     order = filled(policy, [(0, 0), (0, 1), (0, 2)], layers=1)
-    # Before any map: frequencies 4, 3, 1.
+    for expert in [(0, 0), (0, 1), (0, 0), (0, 1), (0, 0)]:
+        order.on_use(expert)
+    # Before any map: frequencies 4, 3, 1, the fetch included.
     assert order.choose_victim(lambda _: True) == (0, 2)
     policy.on_forecast(0, [0.25, 0.5, 0.75, 0.0])
     # 1/(p freq): 4 x .25 = 1, 3 x .5 = 1.5, 1 x .75 = .75.
     assert leaving(order) == [(0, 2), (0, 0), (0, 1)]
 
 
-def test_fmoe__a_visit_counts_at_once():
+def test_fmoe__an_evicted_expert_is_counted_anew():
     policy = policy_of("fmoe", layers=1)
-    policy.on_forecast(0, [0.5, 0.5, 0.5, 0.5])
     order = filled(policy, [(0, 0), (0, 1)], layers=1)
-    policy.on_routed(0, {0: 7})
-    assert order.choose_victim(lambda _: True) == (0, 1)
+    for expert in [(0, 0), (0, 0), (0, 0), (0, 1)]:
+        order.on_use(expert)
+    order.on_remove((0, 0))
+    order.on_admit((0, 0))
+    assert order.choose_victim(lambda _: True) == (0, 0)
 
 
 def test_belady__evicts_the_farthest_next_use():
     future = [[[0], [0]], [[1], [1]], [[0], [1]]]
     policy = policy_of("belady", future=future)
-    policy.begin_step(True)
+    policy.begin_step(ONE)
     policy.on_routed(0, {0: 1})
     order = filled(policy, [(0, 0), (0, 1), (1, 0), (1, 1)])
     # Next uses: (0, 0) at 4, (0, 1) at 2, (1, 0) at 1, (1, 1) at 3.
@@ -252,37 +277,36 @@ def test_belady__evicts_the_farthest_next_use():
     assert order.choose_victim(lambda _: True) == (1, 0), "never again"
 
 
+def test_belady__knows_the_uses_of_the_next_steps_only():
+    future = [[[0]], [[1]], [[2]], [[3]], [[0]]]
+    policy = policy_of("belady", layers=1, future=future, known_steps=2)
+    order = filled(policy, [(0, 0), (0, 1), (0, 2), (0, 3)], layers=1)
+    policy.begin_step(ONE)
+    policy.on_routed(0, {0: 1})
+    policy.end_step()
+    # After step 0, only the use of 1 is known; of the others, 0 was used and the oldest goes first.
+    evicted = []
+    for _ in range(3):
+        victim = order.choose_victim(lambda _: True)
+        order.on_remove(victim)
+        evicted.append(victim[1])
+    assert evicted == [2, 3, 0]
+    policy.begin_step(ONE)
+    assert policy.next_idle_candidate() == (0, 2), "known from now on; 3 and 0 are not"
+    order.on_admit((0, 2))
+    assert policy.next_idle_candidate() is None
+    assert policy.may_evict_for((0, 0), (0, 2))
+    assert not policy.may_evict_for((0, 2), (0, 0))
+
+
+def test_belady__must_know_a_step():
+    with pytest.raises(MoecastError, match="known_steps=0: must be at least 1"):
+        policy_of("belady", future=[], known_steps=0)
+
+
 def test_belady__needs_the_future():
     with pytest.raises(MoecastError, match="for replays of a trace.*lfu, lru"):
         policy_of("belady")
-
-
-def stable(steps: int) -> list:
-    """Six favourites, two in every step by turns; the other 26 once in a while."""
-    routing = []
-    for step in range(steps):
-        favourite, rare = step % 3 * 2, 6 + step * 2 % 26
-        routing.append([[favourite, favourite + 1, rare, rare + 1]])
-    return routing
-
-
-def drifting(steps: int) -> list:
-    """What was popular does not come back for long: recency is all."""
-    return [[sorted((step // 4 + i) % 32 for i in (0, 1, 3, 6))] for step in range(steps)]
-
-
-def test_decayed_lfu__follows_the_best_decay():
-    def misses(routing, decays):
-        policy = policy_of("decayed-lfu", layers=1, experts=32, decays=decays)
-        return sum(map(len, serve(policy, routing, slots=8, per_layer=True))), policy.arm
-
-    for routing, best, worst in [(drifting(800), 0.5, 1.0), (stable(800), 1.0, 0.5)]:
-        least, most = misses(routing, [best])[0], misses(routing, [worst])[0]
-        found, arm = misses(routing, [0.5, 1.0])
-        assert [0.5, 1.0][arm] == best
-        assert least <= found < least + 0.1 * (most - least)
-    assert misses(drifting(800) + stable(1600), [0.5, 1.0])[1] == 1
-    assert misses(stable(800) + drifting(1600), [0.5, 1.0])[1] == 0
 
 
 def test_decayed_lfu__weights_experts_by_their_tokens():
@@ -328,11 +352,11 @@ def test_policies__keep_what_fits_and_are_deterministic(name, per_layer):
 
 
 def test_eviction_policy__unknown_names_and_options_list_the_known():
-    with pytest.raises(MoecastError, match=r"'lruu'.*Did you mean 'lru'.*fifo, fmoe"):
+    with pytest.raises(MoecastError, match=r"'lruu'.*Did you mean 'lru'"):
         policy_of("lruu")
-    with pytest.raises(
-        MoecastError, match=r"option of static.*'count'.*buffers, counts, first_layers, warmup"
-    ):
+    with pytest.raises(MoecastError, match="decayed-lfu, fifo.*regret, reuse, s3-fifo, static"):
+        policy_of("?")
+    with pytest.raises(MoecastError, match=r"option of static.*'count'.*buffers, counts, warmup"):
         policy_of("static", count=3)
     with pytest.raises(MoecastError, match="option of lru eviction"):
         policy_of("lru", size=3)
@@ -340,13 +364,13 @@ def test_eviction_policy__unknown_names_and_options_list_the_known():
         policy_of("lfu", **{"num_layers": 3})
 
 
-def test_static__buffers_for_a_whole_layer_and_some_of_the_next():
-    policy = policy_of("static", experts=8, first_layers=True, buffers=2, whole_layer=True)
+def test_first_layers__keep_all_but_a_layer_and_the_next_ones_hot_experts():
+    policy = make_eviction_policy("first-layers", num_layers=2, num_experts=8, top_k=2)
     policy.make_order(num_slots=12, layers=range(2))
-    # 8 + 8 // 8 + 1 buffers leave two slots for good: those of the first layer's first experts.
+    # 8 + 2 buffers leave two slots for good: those of the first layer's first experts.
     stay = [(layer, e) for layer in range(2) for e in range(8) if policy.is_permanent((layer, e))]
     assert stay == [(0, 0), (0, 1)]
-    few = policy_of("static", experts=8, first_layers=True, buffers=20, whole_layer=True)
+    few = make_eviction_policy("first-layers", num_layers=2, num_experts=8, top_k=4)
     few.make_order(num_slots=12, layers=range(2))
     assert not few.is_permanent((0, 0))
 

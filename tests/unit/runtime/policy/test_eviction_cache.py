@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -90,10 +91,11 @@ class Machine(RuleBasedStateMachine):
             if self.step >= 0:
                 self.cache.end_step()
             self.step, self.layer = self.step + 1, -1
-            self.cache.begin_step(self.step % 5 == 0)
+            self.cache.begin_step(np.array([self.step // 5]))
         self.layer += 1
         chosen = self.routing[self.step][self.layer]
-        self.cache.on_routed(self.layer, {e: 1 + e for e in chosen})
+        self.cache.on_tokens_routed(self.layer, np.array([chosen]))
+        self.cache.on_routed(self.layer, dict.fromkeys(chosen, 1))
         for e in chosen:
             expert = self.layer, e
             entry = self.cache.entries.get(expert)

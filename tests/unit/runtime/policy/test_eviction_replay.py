@@ -53,8 +53,11 @@ class Spy(LruEviction):
     def __init__(self):
         self.events = []
 
-    def begin_step(self, new_request: bool) -> None:
-        self.events.append(("begin", new_request))
+    def begin_step(self, requests_T) -> None:
+        self.events.append(("begin", requests_T.tolist()))
+
+    def on_tokens_routed(self, layer: int, experts_TK) -> None:
+        self.events.append(("tokens", layer, experts_TK.tolist()))
 
     def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
         self.events.append((layer, dict(tokens_per_expert)))
@@ -100,16 +103,21 @@ def test_replay__the_policy_sees_each_event_once_and_in_order(monkeypatch):
     run(steps, Half(SPEC))
     chance = [0.0] * 3 + [0.5] + [0.0] * 4
     both = [0.0] * 3 + [0.75] + [0.0] * 4
-    decode = [(0, {0: 1, 3: 1}), ("forecast", 1, chance), (1, {5: 1, 6: 1}), "end"]
+    decode = [
+        *[("tokens", 0, [[0, 3]]), (0, {0: 1, 3: 1}), ("forecast", 1, chance)],
+        *[("tokens", 1, [[6, 5]]), (1, {5: 1, 6: 1}), "end"],
+    ]
     assert spy.events == [
-        ("begin", True),
+        ("begin", [7, 7]),
+        ("tokens", 0, [[0, 1], [1, 2]]),
         (0, {0: 1, 1: 2, 2: 1}),
         ("forecast", 1, both),
+        ("tokens", 1, [[4, 5], [4, 5]]),
         (1, {4: 2, 5: 2}),
         "end",
-        ("begin", False),
+        ("begin", [7]),
         *decode,
-        ("begin", True),
+        ("begin", [8]),
         *decode,
     ]
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from runtime.policy.cache import ExpertCache
-from runtime.policy.eviction.decayed_lfu import DecayedLfuEviction
+from runtime.policy.eviction.regret import RegretEviction
 from runtime.policy.eviction.reuse import ReuseEviction
 from tests.unit.runtime.policy.test_device_cache import once
 
 LAYERS, EXPERTS = 3, 4
+ONE = np.array([0])
 
 
 def reuse(num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
@@ -19,7 +20,7 @@ def reuse(num_slots: int = 4) -> tuple[ReuseEviction, ExpertCache]:
 
 def said(cache: ExpertCache, value_LE: list[list[float]]) -> None:
     """A step in which every layer was valued and chose its expert 0."""
-    cache.begin_step(new_request=False)
+    cache.begin_step(ONE)
     for layer, value_E in enumerate(value_LE):
         cache.on_reuse_scores(layer, value_E)
         cache.on_routed(layer, once([0]))
@@ -60,7 +61,7 @@ def test_reuse__forecasts_count_until_their_layer_is_routed() -> None:
     said(cache, VALUES)
     for expert in [(0, 1), (1, 0), (2, 1), (1, 1)]:
         cache.admit(expert)
-    cache.begin_step(new_request=False)
+    cache.begin_step(ONE)
     # Worth .9 + .1 x .08 = .91 and 0 + .52 now: (0, 1), worth .16, is the least.
     cache.on_forecast(1, [0.0, 0.9, 0.0, 0.0])
     assert next_victim(cache) == (0, 1)
@@ -78,7 +79,7 @@ def test_reuse__a_prefill_keeps_experts_of_later_layers() -> None:
     said(cache, VALUES)
     for expert in [(0, 0), (0, 2), (2, 0), (2, 2)]:
         cache.admit(expert)
-    cache.begin_step(new_request=False)
+    cache.begin_step(ONE)
     cache.on_reuse_scores(0, VALUES[0])
     cache.on_routed(0, {0: 20, 1: 20})
     # 40 choices among 4 experts: all of layer 2 will be needed, worth more than the .6 of (0, 0).
@@ -91,7 +92,7 @@ def test_reuse__a_prefill_keeps_experts_of_later_layers() -> None:
 def test_reuse__a_prefill_expects_balanced_routing() -> None:
     policy, cache = reuse()
     said(cache, VALUES)
-    cache.begin_step(new_request=False)
+    cache.begin_step(ONE)
     cache.on_reuse_scores(0, VALUES[0])
     cache.on_routed(0, {0: 3, 1: 2})
     chance = 1 - (3 / 4) ** 5
@@ -109,7 +110,7 @@ def test_reuse__few_tokens_expect_no_balanced_routing() -> None:
     say more than balanced routing does."""
     policy, cache = reuse(2)
     said(cache, VALUES)
-    cache.begin_step(new_request=False)
+    cache.begin_step(ONE)
     cache.on_reuse_scores(0, VALUES[0])
     cache.on_routed(0, {0: 2, 1: 2})
     assert policy.may_evict_for((1, 1), (0, 0))
@@ -120,7 +121,7 @@ def test_reuse__prefetches_evict_only_lower_scores() -> None:
     _, cache = reuse(1)
     said(cache, VALUES)
     cache.admit((1, 0))
-    cache.begin_step(new_request=False)
+    cache.begin_step(ONE)
     cache.on_forecast(2, [0.3, 0.0, 0.0, 0.0])  # .3 + .7 x .24 = .47
     cache.on_forecast(1, [0.1, 0.0, 0.0, 0.0])  # .1 + .9 x .43 = .49
     assert cache.admit((2, 0), prefetch=True) == (None, None)
@@ -136,27 +137,36 @@ def test_reuse__idle_candidate_is_the_best_absent_expert() -> None:
         assert cache.policy.next_idle_candidate() == expert
         if expert != (1, 0):
             cache.admit(expert)
-    cache.begin_step(new_request=False)
+    cache.begin_step(ONE)
     cache.on_forecast(1, [0.0, 0.0, 1.0, 0.0])
     assert cache.policy.next_idle_candidate() == (2, 0)  # layer 1 is the forecast's affair now
     cache.on_routed(0, {0: 9, 1: 9})
     assert cache.policy.next_idle_candidate() is None  # a prompt
 
 
-def test_reuse__without_a_predictor_equals_decayed_lfu() -> None:
+def test_reuse__leaves_an_idle_link_idle_without_predictions() -> None:
+    policy, cache = reuse()
+    said(cache, VALUES)
+    assert policy.next_idle_candidate() is not None
+    for layer in range(LAYERS):
+        cache.on_routed(layer, once([0]))
+    assert policy.next_idle_candidate() is None
+
+
+def test_reuse__without_a_predictor_equals_regret() -> None:
     """The same residents after the same routing, on an arena that one layer fills."""
     rng = np.random.default_rng(1)
     popular = rng.dirichlet(np.full(12, 0.3), size=2)
     policies = [
         ReuseEviction(num_layers=2, num_experts=12),
-        DecayedLfuEviction(num_layers=2, num_experts=12),
+        RegretEviction(num_layers=2, num_experts=12),
     ]
     caches = [
         ExpertCache(num_slots=8, num_layers=2, per_layer=True, policy=policy) for policy in policies
     ]
     for _ in range(300):
         for cache in caches:
-            cache.begin_step(new_request=False)
+            cache.begin_step(ONE)
         for layer in range(2):
             chosen = rng.choice(12, size=2, replace=False, p=popular[layer] * 0.9 + 0.1 / 12)
             for cache in caches:
@@ -193,7 +203,7 @@ def test_reuse__stops_trusting_a_predictor_that_hits_less(is_right: bool) -> Non
     value_E[:2] = 0.9 if is_right else 0.0
     hits = 0
     for step in range(200):
-        cache.begin_step(new_request=False)
+        cache.begin_step(ONE)
         cache.on_reuse_scores(0, value_E)
         others = rng.choice(np.arange(2, 12), 2, replace=False).tolist()
         found = serve(cache, 0, [step % 2, *others])
@@ -201,18 +211,3 @@ def test_reuse__stops_trusting_a_predictor_that_hits_less(is_right: bool) -> Non
         cache.end_step()
     assert policy.trusts_predictor is is_right
     assert hits >= 95
-
-
-def test_decayed_lfu__use_shares_are_decayed_shares_of_steps() -> None:
-    policy = DecayedLfuEviction(num_layers=1, num_experts=3, decays=[0.5])
-    for chosen in ([0], [0, 1], [1]):
-        policy.begin_step(False)
-        policy.on_routed(0, once(chosen))
-        policy.end_step()
-    # Weights of the three steps .25, .5, 1 of 1.75.
-    assert policy.use_shares(0).tolist() == pytest.approx([0.75 / 1.75, 1.5 / 1.75, 0.0])
-    always = DecayedLfuEviction(num_layers=1, num_experts=2, decays=[1.0])
-    for chosen in ([0], [0], [1], [0]):
-        always.begin_step(False)
-        always.on_routed(0, once(chosen))
-    assert always.use_shares(0).tolist() == pytest.approx([0.75, 0.25])

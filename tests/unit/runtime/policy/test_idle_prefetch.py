@@ -11,6 +11,7 @@ from runtime.policy.counters import sum_counters
 from runtime.policy.device_cache import DeviceCache
 from tests.unit.runtime.policy.test_device_cache import CHUNKS, EXPERTS, LAYERS, drain, once
 
+ONE = np.array([0])
 SPEC = ModelSpec(
     model_id="m",
     revision="-",
@@ -32,7 +33,7 @@ def core(*slots: int, **options) -> DeviceCache:
 
 def step(one: DeviceCache, values: dict[int, list[float]], chosen: dict[int, list[int]]) -> None:
     """A forward pass that computes what it chose, given the scores of its layers' experts."""
-    one.begin_step(new_request=False)
+    one.begin_step(ONE)
     for layer in range(LAYERS):
         experts = chosen.get(layer, [0])
         one.on_reuse_scores(layer, values.get(layer, [0.0] * EXPERTS))
@@ -77,7 +78,7 @@ def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
     assert second is not None
     assert second.expert == (2, 4)
     one.top.complete(second)
-    one.begin_step(new_request=False)
+    one.begin_step(ONE)
     one.on_reuse_scores(1, [0.0] * EXPERTS)
     one.request_routed(1, once([5]))
     assert not one.top.queue.is_low((1, 1))
@@ -87,7 +88,7 @@ def test_idle_prefetch__comes_after_forecasts_and_ends_with_routing() -> None:
 def test_idle_prefetch__skips_layers_with_a_forecast() -> None:
     one = core(6)
     step(one, {1: [0, 0.9, 0, 0, 0, 0], 2: [0, 0.5, 0, 0, 0, 0]}, {})
-    one.begin_step(new_request=False)
+    one.begin_step(ONE)
     one.on_forecast(1, [0.0, 0.1, 0.0, 0.0, 0.9, 0.0])
     assert one.top.cache.policy.next_idle_candidate() == (2, 1)
 
@@ -107,7 +108,7 @@ def test_idle_prefetch__keeps_all_invariants_on_two_tiers() -> None:
         one = core(5, 9)
         values = np.random.default_rng(seed).random((LAYERS, EXPERTS)) ** 3
         for _ in range(40):
-            one.begin_step(new_request=False)
+            one.begin_step(ONE)
             for layer in range(LAYERS):
                 if rng.random() < 0.5:
                     chance = [rng.random() for _ in range(EXPERTS)]

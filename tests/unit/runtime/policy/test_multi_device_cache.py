@@ -15,6 +15,7 @@ from runtime.policy.placement import ExpertPlacement
 from tests.builders.traces import make_spec
 
 SPEC = make_spec(num_layers=3, num_experts=8, top_k=2)
+ONE = np.array([0])
 CHUNKS = [(10, 10, 20)] * SPEC.num_layers
 
 
@@ -67,8 +68,8 @@ def test_multi_device_cache__keeps_experts_on_their_device(seed, num_devices, ev
     rng = random.Random(seed)
     core = make_caches(num_devices, eviction=eviction, idle_prefetch=rng.random() < 0.5)
     placement = ExpertPlacement(num_devices)
-    for step in range(6):
-        core.begin_step(new_request=step == 0)
+    for _ in range(6):
+        core.begin_step(ONE)
         for layer in range(SPEC.num_layers):
             core.on_forecast(layer, [rng.random() for _ in range(8)])
             core.on_reuse_scores(layer, np.array([rng.random() for _ in range(8)]))
@@ -112,7 +113,7 @@ def test_multi_device_cache__of_one_device_equals_a_device_cache():
         rng = random.Random(3)
         for step in range(8):
             for core in (one, other):
-                core.begin_step(new_request=step % 4 == 0)
+                core.begin_step(np.array([step // 4]))
             for layer in range(SPEC.num_layers):
                 score_E = [rng.random() for _ in range(8)]
                 some, chosen = rng.sample(range(8), 3), sorted(rng.sample(range(8), 3))
@@ -139,8 +140,8 @@ def test_multi_device_cache__of_one_device_equals_a_device_cache():
 
 def test_multi_device_cache__orders_by_arrival_on_any_device():
     core = make_caches(2)
-    core.begin_step(new_request=True)
-    core.prefetch(0, [5, 2], [0.0, 1.0])
+    core.begin_step(ONE)
+    core.prefetch(0, [5, 2], [1.0, 0.0])
     drain(core)
     assert core.request_routed(0, dict.fromkeys([0, 2, 3, 5], 1)) == [2, 5, 0, 3]
 
@@ -148,7 +149,7 @@ def test_multi_device_cache__orders_by_arrival_on_any_device():
 def test_multi_device_cache__makes_room_on_one_device_only():
     """One slot on each device: expert 0 waits for nothing that device 1 holds."""
     core = make_caches(2, slots=(1,), reordered=False)
-    core.begin_step(new_request=True)
+    core.begin_step(ONE)
     core.request_routed(0, dict.fromkeys([0, 1, 2, 3], 1))
     pending = [0, 1, 2, 3]
     while pending:
@@ -161,7 +162,7 @@ def test_multi_device_cache__makes_room_on_one_device_only():
 
 def test_multi_device_cache__repairs_every_tier():
     core = make_caches(2, slots=(2, 4))
-    core.begin_step(new_request=True)
+    core.begin_step(ONE)
     core.request_routed(1, dict.fromkeys(range(6), 1))
     under_way = []
     for tier in core.tiers:
@@ -173,7 +174,7 @@ def test_multi_device_cache__repairs_every_tier():
         for task in tasks:
             tier.complete(task)
         assert all(not entry.pins for entry in tier.cache.entries.values())
-    core.begin_step(new_request=True)
+    core.begin_step(ONE)
     order = core.request_routed(1, {0: 1, 1: 1})
     for e in order:
         drain(core)
@@ -184,7 +185,7 @@ def test_multi_device_cache__divides_a_static_set():
     counts = [[8 - e for e in range(8)]] * SPEC.num_layers
     system = SystemConfig(eviction="static", eviction_options={"counts": counts}, per_layer=False)
     core = build_multi_device_cache(system, SPEC, num_slots=[(7,), (7,)], chunk_bytes=CHUNKS)
-    core.begin_step(new_request=True)
+    core.begin_step(ONE)
     for layer in range(SPEC.num_layers):
         for e in range(8):
             core.request_routed(layer, {e: 1})
@@ -202,7 +203,7 @@ def test_multi_device_cache__divides_a_static_set():
 
 def test_multi_device_cache__fills_host_tiers_with_own_experts():
     core = make_caches(2, slots=(2, 5))
-    core.fill_lower_tiers(SPEC.num_experts)
+    core.fill(SPEC.num_experts)
     for device, device_cache in enumerate(core.devices):
         held = list(device_cache.tiers[1].cache)
         assert len(held) == 5
@@ -210,9 +211,21 @@ def test_multi_device_cache__fills_host_tiers_with_own_experts():
         assert not list(device_cache.top.cache)
 
 
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_fill__in_topological_order_without_duplicates(num_devices):
+    core = make_caches(num_devices, slots=(5, 4), fill_first_layers=True)
+    core.fill(SPEC.num_experts)
+    for device, device_cache in enumerate(core.devices):
+        top, host = (sorted(tier.cache) for tier in device_cache.tiers)
+        own = [(layer, e) for layer in range(SPEC.num_layers) for e in range(SPEC.num_experts)]
+        own = [expert for expert in own if ExpertPlacement(num_devices).device(expert) == device]
+        assert (top, host) == (own[:5], own[5:9])
+        assert all(device_cache.is_ready(expert) for expert in top)
+
+
 def test_multi_device_cache__early_requests_go_to_their_device():
     core = make_caches(2)
-    core.begin_step(new_request=True)
+    core.begin_step(ONE)
     assert sorted(core.request_early(0, [0, 1, 2])) == [0, 1, 2]
     assert core.request_early(0, [1]) == []
     assert sorted(core.requested_early(0)) == [0, 1, 2]

@@ -1,6 +1,8 @@
 """Answers equal the model's own generation, in shapes that OpenAI's client validates strictly."""
 
 import json
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from runtime.config import BUILTIN_MODELS
 from runtime.generation.detokenizer import Vocabulary
+from runtime.serving import event_stream, routes
 from tests.builders.models import plain_eager
 from tests.builders.serving import RunningServer
 
@@ -349,6 +352,31 @@ def test_echo_with_logprobs__scores_the_prompt(
         new = plain.tokens(tokens, num_tokens) if num_tokens else []
         assert choice["text"] == prompt + text_of(new)
         assert logprobs["text_offset"][length:] == [len(prompt)] * num_tokens
+
+
+def test_large_answers__are_written_off_the_event_loop(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[threading.Thread] = []
+
+    def record(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def write(value: Any) -> Any:
+            writers.append(threading.current_thread())
+            return function(value)
+
+        return write
+
+    monkeypatch.setattr(routes, "write_json", record(routes.write_json))
+    monkeypatch.setattr(event_stream, "format_event", record(event_stream.format_event))
+    body = {"prompt": "a b c d " * 30, "max_tokens": 0, "echo": True, "logprobs": 20}
+    with server.http() as http:
+        whole = http.post("/v1/completions", json=body).json()["choices"][0]
+        lines = http.post("/v1/completions", json=body | {"stream": True}).text.split("\n\n")
+    assert len(writers) >= 2
+    assert server.thread not in writers[:2]
+    chunk = json.loads(lines[0].removeprefix("data: "))["choices"][0]
+    assert len(chunk["logprobs"]["tokens"]) > 64
+    assert chunk["logprobs"] == whole["logprobs"]
 
 
 def test_echo__begins_with_the_prompt(server: RunningServer, plain: Plain) -> None:

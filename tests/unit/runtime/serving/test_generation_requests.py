@@ -1,5 +1,6 @@
 """Generation requests from valid bodies: defaults, limits and the model's properties."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,21 @@ def test_stop_token_ids__may_not_be_the_whole_vocabulary_with_min_tokens() -> No
     with pytest.raises(RequestError, match="whole vocabulary") as caught:
         parse_completion(completion(**body, min_tokens=2), tiny_vocabulary, LIMITS)
     assert caught.value.param == "stop_token_ids"
+
+
+def test_logprobs__of_all_answers_together_are_bounded() -> None:
+    long = info(context_length=None)
+    limits = RequestLimits(max_new_tokens=4096)
+    most = {"prompt": [[1] * 1024] * 6, "n": 4, "max_tokens": 16, "echo": True, "logprobs": 20}
+    assert parse_completion(completion(**most), long, limits).num_logprobs == 24 * 1040 * 21
+    more = completion(**most | {"max_tokens": 17})
+    with pytest.raises(RequestError, match=r"have 524664 log-prob.*at most 524288") as caught:
+        parse_completion(more, long, limits)
+    assert caught.value.param == "logprobs"
+    # Without echo, or without log-probabilities, the prompts' tokens are not reported.
+    for fewer in ({"echo": False}, {"logprobs": None}):
+        parse_completion(completion(**most | fewer | {"max_tokens": 20}), long, limits)
+    chat = {"messages": HELLO, "logprobs": True, "top_logprobs": 20, "n": 4}
+    parse_chat(ChatRequest.model_validate(chat), long, limits)
+    with pytest.raises(RequestError, match="688128 log-probabilities"):
+        parse_chat(ChatRequest.model_validate(chat), long, replace(limits, max_new_tokens=8192))

@@ -177,7 +177,7 @@ def answer_on(connection: socket.socket) -> bytes:
 def test_unfinished_headers__time_out(
     monkeypatch: pytest.MonkeyPatch, folder: Path, begin: bytes
 ) -> None:
-    monkeypatch.setattr("runtime.serving.server.HEADER_SECONDS", 0.3)
+    monkeypatch.setattr("runtime.serving.connections.HEADER_SECONDS", 0.3)
     with running_server(lambda: tiny(folder), ready=False) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=WAIT_SECONDS) as connection:
@@ -188,7 +188,7 @@ def test_unfinished_headers__time_out(
 def test_idle_connection__may_rest_for_longer_than_headers_take(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    monkeypatch.setattr("runtime.serving.server.HEADER_SECONDS", 3.0)
+    monkeypatch.setattr("runtime.serving.connections.HEADER_SECONDS", 3.0)
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with running_server(lambda: tiny(folder), ready=False) as server:
         host, port = server.url.removeprefix("http://").split(":")

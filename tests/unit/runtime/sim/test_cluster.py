@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from runtime.config import ORACLE, HardwareConfig, ShapeConfig, SystemConfig
+from runtime.config import HardwareConfig, ShapeConfig, SystemConfig
 from runtime.sim.cluster import Interconnect
 from runtime.sim.hardware import Overheads, describe_hardware
+from runtime.sim.predictor_latency import PredictorLatencies
 from runtime.sim.replay import replay
 from tests.builders.traces import make_spec
 
@@ -21,6 +22,7 @@ class Machine:
 
     name: str = "toy"
     predictor_seconds: float = 3.0
+    predictor_latencies: PredictorLatencies = PredictorLatencies()
     chunk_bytes: tuple[int, ...] = (1, 1, 1)
     overheads: Overheads = Overheads()
 
@@ -83,7 +85,7 @@ def random_steps(seed, *, tokens=1, num=30):
         {},
         {"eviction": "lfu", "chunked": False},
         {"early_preemption": False, "reordered": False},
-        {"predictor": ORACLE, "eviction": "belady"},
+        {"eviction": "belady", "idle_prefetch": True},
     ],
 )
 def test_cluster__of_one_device_is_that_device(switches):
@@ -185,10 +187,10 @@ def test_cluster__more_devices_take_no_longer_with_free_links():
     assert hits[0] < hits[1]
 
 
-def test_cluster__shared_oracle_bound_is_not_slower_than_demand():
+def test_cluster__an_oracle_of_each_device_is_faster_than_demand():
     steps = random_steps(4, tokens=2)
     demand = SystemConfig(prefetch=False, per_layer=False)
-    bound = replace(demand, prefetch=True, predictor=ORACLE, eviction="belady")
+    oracle = replace(demand, idle_prefetch=True, eviction="belady")
     options = {"spec": SPEC, "hardware": Machine(), "budget_slots": 4}
     found = [
         sum(
@@ -196,6 +198,6 @@ def test_cluster__shared_oracle_bound_is_not_slower_than_demand():
                 steps, None, system=system, interconnect=together(devices=2), **options
             ).tpot_seconds
         )
-        for system in (demand, bound)
+        for system in (demand, oracle)
     ]
     assert found[1] < found[0]

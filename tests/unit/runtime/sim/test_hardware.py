@@ -7,6 +7,7 @@ import pytest
 
 import configs
 from configs.compose import compose_typed
+from predictors.registry import KINDS
 from runtime.config import HardwareConfig, ModelConfig, ShapeConfig
 from runtime.profiling.shapes import read_model_shape
 from runtime.sim.hardware import RooflineHardware, count_tier_slots, describe_hardware, split_chunks
@@ -92,6 +93,7 @@ def test_profile__is_complete_and_names_its_source(name: str) -> None:
     figures = ("link_bytes_per_second", "memory_bytes_per_second", "flops", "predictor_us")
     assert all(getattr(one, figure) > 0 for figure in figures)
     assert bool(one.host_bytes) == bool(one.store_bytes_per_second)
+    assert one.predictor_kind in KINDS
 
 
 @pytest.mark.parametrize("name", [one for one in SHAPES if one != "trace"])

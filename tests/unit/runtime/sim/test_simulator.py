@@ -1,6 +1,6 @@
 """The simulator's clock against timelines worked out by hand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from predictors.base import Forecast, Predictor, Signal
 from predictors.spec import ModelSpec
 from runtime.config import SystemConfig
 from runtime.sim.hardware import Overheads
+from runtime.sim.predictor_latency import PredictorLatencies, TokenLatency
 from runtime.sim.replay import replay
 from runtime.sim.step import batch_steps
 
@@ -31,6 +32,7 @@ class Machine:
 
     name: str = "toy"
     predictor_seconds: float = 3.0
+    predictor_latencies: PredictorLatencies = PredictorLatencies()
     chunk_bytes: tuple[int, ...] = (1, 1, 1)
     overheads: Overheads = Overheads()
 
@@ -145,6 +147,13 @@ def test_replay__phases_are_counted_apart():
     assert (figures["prefill"]["hit_rate"], figures["decode"]["hit_rate"]) == (0.0, 1.0)
 
 
+def test_replay__decode_steps_between_two_prefills_are_a_run():
+    decode = Step((0, 1))
+    stats = run(None, steps=[decode, Prompt(()), Prompt(()), decode, decode, Prompt(()), decode])
+    assert [len(run) for run in stats.decode_runs] == [1, 2, 1]
+    assert sum(stats.decode_runs, []) == stats.tpot_seconds
+
+
 def test_replay__a_chunk_moves_up_while_the_next_is_read():
     system = SystemConfig(prefetch=False)
     stats = replay(
@@ -178,6 +187,16 @@ def test_replay__a_token_of_each_request_is_one_decode_step():
     assert stats.tpot_seconds == [10.0 + 6 + 2 + 10 + 12 + 1, 24.0]
     assert stats.total.requests == 6
     assert stats.stall_share == pytest.approx((6 + 6 + 5) / 65.0)
+
+
+def test_replay__totals_after_each_step_add_up():
+    stats = run(None, steps=(Step((0, 1)), Step((0, 2))))
+    first, last = stats.step_totals
+    assert (first.requests, first.hits, first.decode_stall_seconds) == (2, 0, 12.0)
+    assert (last.requests, last.hits, last.decode_stall_seconds) == (4, 1, 18.0)
+    assert [first.seconds, last.seconds] == stats.tpot_seconds
+    assert last.decode_bytes == stats.total.bytes_moved == 9
+    assert not last.is_prefill
 
 
 def test_replay__percentiles_are_those_of_the_steps():
@@ -248,6 +267,60 @@ def test_overheads__an_inline_predictor_delays_computing():
     # for the chunk under way. 15-21 the miss, computed at 22; the rest of the forecast by 25.
     assert stats.tpot_seconds == [13.0 + 2 + 6 + 1 + 10 + 1]
     assert stats.total.predicted_in_time == 1
+
+
+def test_overheads__a_synchronous_system_delays_computing():
+    system = SystemConfig(synchronous=True)
+    stats = timed(Knows(1), [Step((0, 1))], system=system)
+    assert stats.tpot_seconds == timed(Knows(1), [Step((0, 1))], predictor_inline=True).tpot_seconds
+
+
+def test_replay__a_predictor_is_charged_its_own_latency():
+    latencies = PredictorLatencies(
+        kind="mlp",
+        measured={
+            "mlp": TokenLatency(one_us=2.0, more_us=1.0),
+            "knows": TokenLatency(one_us=4.0, more_us=2.0),
+        },
+    )
+    machine = Machine(predictor_latencies=latencies)
+
+    def charged(step):
+        return replay(
+            [step], Knows(1), spec=SPEC, system=SystemConfig(), hardware=machine, budget_slots=8
+        ).predictor_seconds
+
+    assert charged(Step((0, 1))) == 3.0 * 4 / 2
+    assert charged(Prompt(())) == 3.0 * (4 + 3 * 2) / 2
+
+
+class Slow(Knows):
+    """Forecasts the next layer at both gates of a model of three layers."""
+
+    def gate_input(self, layer, hidden_TD):
+        scores = np.full((1, 4), 0.1, dtype=np.float32)
+        return (Forecast(layer + 1, scores),) if layer < 2 else ()
+
+
+@pytest.mark.parametrize(("is_stateless", "predictions"), [(True, 1), (False, 3)])
+def test_replay__late_events_are_skipped_without_a_state(is_stateless, predictions):
+    # A prediction takes 100 s, a step 51: later events wait until their forecasts are late.
+    predictor = Slow(1)
+    predictor.stateless = is_stateless
+    stats = replay(
+        [Step((0, 1, 2))] * 2,
+        predictor,
+        spec=replace(SPEC, num_layers=3),
+        system=SystemConfig(),
+        hardware=Machine(predictor_seconds=100.0),
+        budget_slots=12,
+    )
+    first = 3 * (10 + 6 + 1)
+    assert stats.tpot_seconds[0] == first
+    # With a state, the second step begins when the first one's two events are complete.
+    waits = 0 if is_stateless else 10 + 2 * 100 - first
+    assert stats.tpot_seconds[1] == waits + 3 * (10 + 1)
+    assert stats.predictor_seconds == 100.0 * predictions
 
 
 def test_overheads__computation_and_thread_read_concurrently():

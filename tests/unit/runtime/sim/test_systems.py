@@ -1,16 +1,16 @@
 """The papers' systems as configurations, and each knob that they need against cases by hand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from predictors.base import Forecast, Predictor, Signal, known_options
 from predictors.registry import KINDS, REUSE_PREDICTORS
-from runtime.config import ORACLE, SystemConfig
+from runtime.config import SystemConfig
 from runtime.policy.build import build_device_cache, build_scheduler
 from runtime.policy.eviction.registry import make_eviction_policy
-from runtime.policy.forecast_scheduler import PRIORITY_FUNCTIONS
+from runtime.policy.queue import PREFETCH_ORDERS
 from runtime.presets import load_system, system_names
 from runtime.sim.hardware import MeasuredHardware
 from runtime.sim.replay import replay
@@ -45,7 +45,7 @@ def test_systems__are_those_of_the_design() -> None:
 def test_system__names_parts_that_exist(name: str) -> None:
     one = load_system(name)
     assert one.name == name
-    assert one.priority in PRIORITY_FUNCTIONS
+    assert one.priority in PREFETCH_ORDERS
     assert one.reuse_predictor is None or one.reuse_predictor in REUSE_PREDICTORS
     options = dict(one.eviction_options)
     if one.eviction == "belady":
@@ -53,7 +53,7 @@ def test_system__names_parts_that_exist(name: str) -> None:
     make_eviction_policy(one.eviction, num_layers=2, num_experts=4, options=options)
     if not one.prefetch:
         assert one.predictor is None
-    elif one.predictor != ORACLE:
+    else:
         assert set(one.predictor_options) <= set(known_options(KINDS[one.predictor]))
 
 
@@ -93,9 +93,8 @@ def test_drop_used__caches_nothing_for_the_next_step() -> None:
 
 
 def test_drop_used__keeps_permanent_experts() -> None:
-    # Klotski, section 6.1: six slots, two of them buffers, hold the first layer's four experts.
-    fixed = {"eviction": "static", "eviction_options": {"first_layers": True, "buffers": 2}}
-    options = {**ON_DEMAND, **fixed, "per_layer": False, "drop_used": True}
+    # Klotski, section 6.1: six slots, five of them buffers, hold one expert of the first layer.
+    options = {**ON_DEMAND, "eviction": "first-layers", "per_layer": False, "drop_used": True}
     assert times(slots=6, **options) == [34.0, 28.0, 28.0]
 
 
@@ -124,8 +123,8 @@ def test_drop_used__evicts_wrong_forecasts_after_routing() -> None:
     core = build_device_cache(
         SystemConfig(drop_used=True), SPEC, num_slots=[8], chunk_bytes=[(1, 1, 1)] * 2
     )
-    core.begin_step(new_request=True)
-    core.prefetch(1, [2, 3], [0.0, 1.0])
+    core.begin_step(np.array([0]))
+    core.prefetch(1, [2, 3], [1.0, 0.0])
     while (task := core.top.next_task()) is not None:
         core.top.complete(task)
     assert set(core.top.cache) == {(1, 2), (1, 3)}
@@ -155,19 +154,78 @@ def test_lookahead_layers__counts_from_the_next_routed_layer() -> None:
     assert [layer for layer, _ in asked(every, layer_now=3)] == [3, 4, 5]
 
 
-def test_predictor_priority__can_be_overridden_by_the_system() -> None:
-    far = forecast(4, 0, priority=0.8, spec=SIX)
+def test_priority__of_moe_infinity_is_the_ratio_with_a_linear_decay() -> None:
+    # .5 (1 - 5 / 6) < .2 (1 - 2 / 6): the predictor's ratios count, not the probabilities.
+    far = forecast(4, 0, chance=0.9, priority=0.5, spec=SIX)
     near = forecast(1, 0, chance=0.5, priority=0.2, spec=SIX)
-    assert asked([near, far], layer_now=0) == [(4, 0), (1, 0)]
-    assert asked([near, far], layer_now=0, predictor_priority=False) == [(1, 0), (4, 0)]
-    likelier = asked([near, far], layer_now=0, predictor_priority=False, priority="probability")
-    assert likelier == [(4, 0), (1, 0)]
+    for name in ("moe-infinity-sequence", "moe-infinity-request"):
+        assert asked([far, near], layer_now=0, priority=load_system(name).priority) == [
+            (1, 0),
+            (4, 0),
+        ]
+    assert asked([far, near], layer_now=0, priority="probability") == [(4, 0), (1, 0)]
 
 
 def test_priority__of_fmoe_is_probability_over_distance() -> None:
     # .9 three layers ahead is .3, .4 one layer ahead is .4 (fMoE, section 4.5).
-    both = [forecast(3, 0, chance=0.9, spec=SIX), forecast(1, 0, chance=0.4, spec=SIX)]
-    assert asked(both, layer_now=0, priority=load_system("fmoe").priority) == [(1, 0), (3, 0)]
+    both = [forecast(2, 0, chance=0.9, spec=SIX), forecast(0, 0, chance=0.4, spec=SIX)]
+    assert asked(both, layer_now=-1, priority=load_system("fmoe").priority) == [(0, 0), (2, 0)]
+
+
+TWO = tiny_spec(num_layers=1, num_experts=4, top_k=2)
+
+
+@dataclass(frozen=True)
+class PairStep(Step):
+    """One token that is routed to two experts of one layer."""
+
+    def experts(self, layer):
+        return np.array([self.chosen])
+
+
+def pair_times(name: str) -> list[float]:
+    """Times of three steps of an empty cache with LRU and without forecasts."""
+    bare = {
+        "prefetch": False,
+        "eviction": "lru",
+        "eviction_options": {},
+        "fill_first_layers": False,
+    }
+    stats = replay(
+        [PairStep((1, 3)), PairStep((1, 2)), PairStep((0, 2))],
+        None,
+        spec=TWO,
+        system=replace(load_system(name), **bare),
+        hardware=MACHINE,
+        budget_slots=3,
+    )
+    return stats.tpot_seconds
+
+
+@pytest.mark.parametrize("name", ["fmoe", "moe-infinity-request", "moe-infinity-sequence"])
+def test_misses__are_requested_together_or_one_by_one(name: str) -> None:
+    # Requested together at 10, there at 16 and 22, each computed for 1; then expert 1 is a hit and
+    # computed while expert 2 comes; at last expert 0 comes while expert 2 is computed.
+    assert pair_times(name) == [23.0, 17.0, 17.0]
+    # Expert 3 is requested at 17, when expert 1 is computed; expert 2 at 11, behind the hit; expert
+    # 0 at 10, and expert 2 waits for its turn.
+    assert pair_times(f"{name}-one-by-one") == [24.0, 18.0, 18.0]
+    assert load_system("on-demand-at-once").reordered
+
+
+def test_static__shares_two_buffers_among_all_layers() -> None:
+    counts = [[9, 8, 7, 6], [5, 4, 3, 2]]
+    system = load_system("static")
+    options = {**system.eviction_options, "counts": counts}
+    core = build_device_cache(
+        replace(system, eviction_options=options),
+        SPEC,
+        num_slots=[7],
+        chunk_bytes=[(1, 1, 1)] * 2,
+    )
+    is_permanent = core.top.cache.policy.is_permanent
+    fixed = [(layer, e) for layer in range(2) for e in range(4) if is_permanent((layer, e))]
+    assert fixed == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)]
 
 
 def test_hot_first__computes_experts_with_most_tokens_first() -> None:
@@ -191,19 +249,29 @@ def test_klotski__prefetches_and_computes_as_its_paper_says() -> None:
     assert not one.chunked
 
 
-def test_oracle__overlaps_all_it_can_and_predicts_for_free() -> None:
+def test_oracle__overlaps_all_it_can() -> None:
     # Both experts are in flight at 0: there at 6 and 12, requested at 10 and 21.
-    bound = load_system("oracle")
-    assert times(bound, steps=((0, 1),)) == [22.0]
+    assert times(load_system("oracle"), steps=((0, 1),)) == [22.0]
     late = times(steps=((0, 1),), predictor=Ahead(1), **ON_DEMAND | {"prefetch": True})
     # Forecast at 3, there at 9; layer 0 is not forecast: requested at 10, there at 16.
     assert late == [28.0]
 
 
 def test_oracle__evicts_nothing_that_is_needed_sooner() -> None:
-    # One slot. The expert of layer 1 waits until that of layer 0 is computed (11), comes by 17, is
-    # computed at 21-22; in the second step the slot goes back to layer 0's at once.
-    assert times(load_system("oracle"), steps=((0, 1), (0, 1)), slots=1) == [22.0, 22.0]
     # Two slots for three experts: layer 0's is kept, layer 1's alternate and are hidden.
     twice = times(load_system("oracle"), steps=((0, 1), (0, 2), (0, 1)), slots=2)
     assert twice == [22.0, 22.0, 22.0]
+
+
+def test_oracle__fetches_for_the_steps_that_it_knows() -> None:
+    # A layer takes 1 s: a step's experts are there after 6 and 12 s and computed by 7 and 13 s. The
+    # link is idle from then on, unless the next step is known: its first fetch begins 1 s earlier.
+    def seconds(known_steps: int | None) -> list[float]:
+        system = replace(load_system("oracle"), eviction_options={"known_steps": known_steps})
+        steps = [Step(chosen) for chosen in ((0, 1), (2, 3), (2, 3))]
+        machine = replace(MACHINE, layer_fixed=1.0)
+        options = {"spec": SPEC, "system": system, "hardware": machine, "budget_slots": 8}
+        return replay(steps, None, **options).tpot_seconds
+
+    assert seconds(1) == [13.0, 13.0, 4.0]
+    assert seconds(2) == seconds(None) == [13.0, 12.0, 4.0]

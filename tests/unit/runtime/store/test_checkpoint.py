@@ -1,7 +1,9 @@
 """Experts read from the checkpoint: the right bytes, and clear errors when they are not there."""
 
+import json
 import os
 import struct
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from transformers import Qwen2MoeForCausalLM
 import runtime
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError, TransferError
+from runtime.store.model_check import check_folder, read_weights_index
 from runtime.store.tensor_index import read_tensor_index
+from runtime.tools.doctor.model_files import check_files
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 
 
@@ -128,3 +132,80 @@ def test_store__an_error_names_the_expert_of_a_fused_tensor(tmp_path):
             os.truncate(file, 4096)
         with pytest.raises(TransferError, match=r"layers\.1\.mlp\.experts\.gate_up_proj\[5\]"):
             store.read(1, 5, range(1), slot)
+
+
+ENTRY = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+
+
+def write_header(file, header) -> None:
+    raw = header.encode() if isinstance(header, str) else json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(64))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "[]",
+        '"text"',
+        "{not json",
+        "[" * 50_000,
+        '{"w": ' + "1" * 5_000 + "}",
+        {"w": None},
+        {"w": [1]},
+        {"w": {}},
+        {"w": {**ENTRY, "dtype": 7}},
+        {"w": {**ENTRY, "dtype": "F4"}},
+        {"w": {**ENTRY, "shape": "2, 2"}},
+        {"w": {**ENTRY, "shape": [2, -2]}},
+        {"w": {**ENTRY, "shape": [2.0, 2]}},
+        {"w": {**ENTRY, "shape": [True, 4]}},
+        {"w": {**ENTRY, "shape": [2, 3]}},
+        {"w": {**ENTRY, "shape": [2**70]}},
+        {"w": {**ENTRY, "data_offsets": None}},
+        {"w": {**ENTRY, "data_offsets": [0]}},
+        {"w": {**ENTRY, "data_offsets": [0, 8, 16]}},
+        {"w": {**ENTRY, "data_offsets": [-8, 8]}},
+        {"w": {**ENTRY, "data_offsets": [16, 0]}},
+        {"w": {**ENTRY, "data_offsets": ["0", "16"]}},
+        {"w": {**ENTRY, "data_offsets": [0, float("nan")]}},
+        '{"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "w": {}}',
+        {"w": {**ENTRY, "data_offsets": [2**62, 2**62 + 16]}},
+    ],
+)
+def test_read_tensor_index__any_fault_names_the_file(tmp_path, header):
+    file = tmp_path / "model-00003.safetensors"
+    write_header(file, header)
+    with pytest.raises(CheckpointError, match=r"model-00003\.safetensors: "):
+        read_tensor_index([file])
+
+
+def test_read_tensor_index__a_pipe_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="not a plain file"):
+        read_tensor_index([tmp_path / "model.safetensors"])
+    (tmp_path / "config.json").write_text('{"num_experts": 4}')
+    with pytest.raises(CheckpointError, match="not a plain file"):
+        check_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    ["../x", "/etc/passwd", "a/b.safetensors", "", 7, None, ["x"], "..\\x", "x\0.safetensors"],
+)
+def test_weights_index__names_no_file_outside_the_folder(tmp_path, weight_map):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text()) if index.is_file() else {"weight_map": {}}
+    listed["weight_map"]["lm_head.weight"] = weight_map
+    index.write_text(json.dumps(listed))
+    for check in (check_folder, read_weights_index, partial(check_files, digests=False)):
+        with pytest.raises(CheckpointError, match=r"lm_head\.weight is in .* no file name"):
+            check(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": ["x"]}', "\xff"])
+def test_weights_index__that_is_damaged_is_named(tmp_path, text):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"index\.json is damaged"):
+        read_weights_index(tmp_path)

@@ -11,6 +11,13 @@ def random_integers(how: Coding, num_weights: int, dtype: torch.dtype) -> Intege
     groups = num_weights // how.group_size
     low, high = (0, 16) if how.packs else (-127, 128)
     values = torch.randint(low, high, (num_weights,))
+    if how.meta_group_size:
+        return Integers(
+            values.to(torch.uint8),
+            torch.randint(0, 256, (groups,)).to(torch.uint8),
+            torch.randint(0, 256, (groups,)).to(torch.uint8),
+            torch.rand(how.meta_groups(groups), 4),
+        )
     return Integers(
         values.to(torch.uint8 if how.packs else torch.int8),
         torch.rand(groups).mul(0.02).to(dtype),
@@ -19,12 +26,12 @@ def random_integers(how: Coding, num_weights: int, dtype: torch.dtype) -> Intege
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("how", [Coding(8, 32), Coding(4, 32), Coding(4, 32, 4)])
 @pytest.mark.parametrize(("groups", "step"), [(1, 64), (2, 64), (7, 96), (9, 1 << 18), (64, 100)])
-def test_decode__is_the_formula(dtype, bits, groups, step, monkeypatch):
+def test_decode__is_the_formula(dtype, how, groups, step, monkeypatch):
     monkeypatch.setattr(coding, "STEP", step)
     torch.manual_seed(groups)
-    how, num_weights = Coding(bits, 32), groups * 32
+    num_weights = groups * 32
     integers = random_integers(how, num_weights, dtype)
     stored = torch.full((how.num_bytes(num_weights, dtype),), 0xEE, dtype=torch.uint8)
     encode(how, integers, stored)
@@ -32,8 +39,12 @@ def test_decode__is_the_formula(dtype, bits, groups, step, monkeypatch):
     decode(how, stored, found)
     expected = []
     for i, value in enumerate(integers.values.tolist()):
-        zero = integers.zeros[i // 32].float() if how.packs else torch.tensor(0.0)
-        expected.append((value - zero) * integers.scales[i // 32].float())
+        scale = integers.scales[i // 32].float()
+        zero = torch.tensor(0.0) if integers.zeros is None else integers.zeros[i // 32].float()
+        if integers.meta is not None:
+            a, b, c, d = integers.meta[i // 32 // 4]
+            scale, zero = scale * a + b, zero * c + d
+        expected.append((value - zero) * scale)
     assert torch.equal(found, torch.stack(expected).to(dtype))
 
 
@@ -43,22 +54,7 @@ def test_coding__int4_takes_half_a_byte_and_the_groups_values():
     # An odd number of groups: the last has its byte to itself.
     assert Coding(4, 64).sections(192, torch.float32) == [(0, 128), (128, 140), (192, 204)]
     assert Coding(8, 64).sections(128, torch.bfloat16) == [(0, 128), (128, 132)]
+    # Two meta groups of 2 and 1 groups: a byte for each scale and zero, then 32 bytes.
+    meta = Coding(4, 64, 2)
+    assert meta.sections(192, torch.float32) == [(0, 128), (128, 131), (192, 195), (256, 288)]
     assert RAW.sections(128, torch.bfloat16) == [(0, 256)]
-
-
-@pytest.mark.parametrize(("bits", "tolerance"), [(8, 0.01), (4, 0.12)])
-def test_quantise__torchao_is_near(bits, tolerance):
-    pytest.importorskip("torchao", reason="the `quantise` extra is not installed")
-    from runtime.store.packed.coding import quantise
-
-    torch.manual_seed(0)
-    weights = torch.randn(64 * 96, dtype=torch.bfloat16)
-    weights[:64] = 0
-    how = Coding(bits, 64)
-    integers = quantise(how, weights)
-    stored = torch.empty(how.num_bytes(len(weights), weights.dtype), dtype=torch.uint8)
-    encode(how, integers, stored)
-    found = torch.empty_like(weights)
-    decode(how, stored, found)
-    assert not found[:64].any()
-    assert (found - weights).float().norm() / weights.float().norm() < tolerance

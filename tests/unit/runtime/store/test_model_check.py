@@ -82,6 +82,49 @@ def test_resolve__a_damaged_configuration_is_named(tmp_path: Path) -> None:
     assert "config.json is damaged" in refusal(tmp_path / "m")
 
 
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", DEEP, "\0\0"])
+def test_read_config__any_damage_names_the_file(text: str, tmp_path: Path) -> None:
+    write_model(tmp_path / "m", MOE)
+    (tmp_path / "m/config.json").write_text(text)
+    assert "config.json is damaged" in refusal(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"num_hidden_layers": "many"},
+        {"hidden_size": []},
+        {"rope_parameters": [1]},
+        {"layer_types": 3},
+    ],
+)
+def test_read_config__values_of_other_types_name_the_file(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_model(tmp_path / "m", MOE | values)
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', DEEP])
+def test_resolve__a_damaged_index_is_named(text: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", MOE)
+    (folder / "model.safetensors.index.json").write_text(text)
+    assert "model.safetensors.index.json is damaged" in refusal(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model": 3}', '{"model": {"type": "BPE"}}', DEEP])
+def test_load_tokenizer__any_damage_names_the_folder(text: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", MOE)
+    (folder / "tokenizer.json").write_text(text)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(CheckpointError, match="its tokenizer cannot be read"):
+        load_tokenizer(folder)
+
+
 def test_resolve__missing_files_of_the_index_are_named(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", MOE)
     index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
@@ -194,7 +237,7 @@ def test_load_tokenizer__code_of_a_checkpoint_is_never_run(
     settings = {"auto_map": {"AutoTokenizer": ["tokenization_new.NewTokenizer", None]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "tokenization_new.py").write_text("raise AssertionError('this ran')")
-    with pytest.raises(CheckpointError, match="its tokenizer cannot be read"):
+    with pytest.raises(CheckpointError, match="code that the checkpoint brings, .* never run"):
         load_tokenizer(folder)
 
 

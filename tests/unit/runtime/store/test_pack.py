@@ -2,7 +2,6 @@
 
 import errno
 import shutil
-import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -173,8 +172,7 @@ def test_command__packs_and_reports(tmp_path, model):
     assert command.run(config)["experts_verified"] == EXPERTS
 
 
-def test_command__groups_that_divide_nothing_are_refused(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(command, "import_torchao", lambda: None)
+def test_command__groups_that_divide_nothing_are_refused(tmp_path, model):
     config = PackConfig(
         model=ModelConfig(name="tiny", id=str(model)),
         output=tmp_path / "store",
@@ -183,16 +181,3 @@ def test_command__groups_that_divide_nothing_are_refused(tmp_path, model, monkey
     )
     with pytest.raises(StoreError, match="group_size=1000 divides none of down_proj, gate_up_proj"):
         command.run(config)
-
-
-def test_command__quantising_without_the_library_names_the_extra(tmp_path, model, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(StoreError, match=r"moecast\[quantise\]"):
-        command.run(
-            PackConfig(
-                model=ModelConfig(name="tiny", id=str(model)),
-                output=tmp_path / "store",
-                quantise=Quantise.INT8,
-            )
-        )
-    assert not (tmp_path / "store").exists()

@@ -15,8 +15,9 @@ from runtime.store.base import allocate_aligned
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
-from runtime.store.packed.coding import Coding, Integers
+from runtime.store.packed.coding import Coding
 from runtime.store.packed.manifest import canonical_json
+from runtime.store.packed.quantise import quantise
 from runtime.store.packed.store import open_store
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import packed, source_of
@@ -181,7 +182,7 @@ HOSTILE = {
     ),
     "a part outside its chunk": (
         lambda c: layer_0(c)["chunks"][0]["parts"][0].update(offset=1 << 40),
-        "gate_up_proj: bytes 1099511627776",
+        "gate_up_proj: at byte 1099511627776, expected 0",
     ),
     "a shape that is not filled": (
         lambda c: layer_0(c)["parameters"]["down_proj"].update(shape=[64, 64]),
@@ -200,6 +201,22 @@ def test_open_store__a_manifest_that_cannot_be_is_refused(tmp_path, model, what)
         open_store(folder, None)
 
 
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_open_store__integers_that_are_claimed_over_weights_are_refused(tmp_path, size):
+    wide = tiny_qwen2_moe(tmp_path / "wide", hidden_size=64, expert_width=64)
+    folder = packed(wide, tmp_path / "store")
+
+    def claim(contents: dict) -> None:
+        for layer in contents["layers"]:
+            for chunk in layer["chunks"]:
+                for part in chunk["parts"]:
+                    part.update(bits=8, group_size=size)
+
+    altered(folder, claim)
+    with pytest.raises(StoreError, match=r"contradicts itself: (a chunk ends|.*groups of 2)"):
+        open_store(folder, None)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "checksums.bin", "layer-000.bin"])
 def test_open_store__links_and_missing_files_are_refused(tmp_path, model, name):
     folder = packed(model, tmp_path / "store")
@@ -211,38 +228,23 @@ def test_open_store__links_and_missing_files_are_refused(tmp_path, model, name):
         open_store(folder, None)
 
 
-def nearest(how: Coding, weights: torch.Tensor) -> Integers:
-    """The simplest quantiser: from the smallest to the largest of a group."""
-    groups = weights.view(-1, how.group_size).float()
-    if how.bits == 8:
-        scales = (groups.abs().amax(1) / 127).to(weights.dtype)
-        return Integers((groups / scales[:, None]).round().to(torch.int8).view(-1), scales, None)
-    scales = ((groups.amax(1) - groups.amin(1)) / 15).to(weights.dtype)
-    zeros = (-groups.amin(1) / scales).to(weights.dtype)
-    values = (groups / scales[:, None] + zeros[:, None]).round().clamp(0, 15)
-    return Integers(values.to(torch.uint8).view(-1), scales, zeros)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("how", [Coding(8, 32), Coding(4, 32), Coding(4, 32, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_quantised_store__matches_transformers_with_its_weights(tmp_path, monkeypatch, bits, dtype):
-    monkeypatch.setattr("runtime.store.packed.writer.quantise", nearest)
+def test_quantised_store__matches_transformers_with_its_weights(tmp_path, how, dtype):
     model = tiny_qwen2_moe(tmp_path / "model", dtype=dtype, hidden_size=64)
-    how = Coding(bits, 32)
     folder = packed(model, tmp_path / "store", coding=how)
     plain = plain_eager(model)
     original = plain(TOKENS).logits
     with torch.no_grad():
         for layer in plain.model.layers:
-            for parameter in (layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj):
-                for expert in parameter:
-                    # Of each expert gate, up and down are quantised by themselves, all in whole
-                    # groups here; so the whole parameter may be taken at once.
-                    it = nearest(how, expert.reshape(-1))
-                    values = it.values.float().view(-1, 32)
-                    if it.zeros is not None:
-                        values -= it.zeros.float()[:, None]
-                    expert.copy_((values * it.scales.float()[:, None]).view_as(expert))
+            gate_up, down = layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj
+            for matrix in (*(half for expert in gate_up for half in expert.chunk(2)), *down):
+                integers = quantise(how, matrix.reshape(-1))
+                scales, *zeros = integers.group_values(how)
+                values = integers.values.float().view(-1, 32)
+                if zeros:
+                    values -= zeros[0][:, None]
+                matrix.copy_((values * scales[:, None]).view_as(matrix))
     expected = plain(TOKENS).logits
     assert not torch.equal(expected, original)
     served = serve(model, store=folder, budget="40%")

@@ -73,6 +73,19 @@ def test_tiers__two_of_them_change_no_bit(tmp_path, budgets, dtype):
         assert model.moecast.budget_bytes == sum(a.num_bytes for a in model.moecast.engine.arenas)
 
 
+def test_tiers__a_window_of_host_layers_reads_ahead_and_changes_no_bit(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model", num_layers=6, num_experts=6)
+    window = SystemConfig(
+        eviction="first-layers", host_window=True, per_layer=False, drop_used=True
+    )
+    expected = plain_eager(folder).generate(TOKENS, **GREEDY)
+    model = serve(folder, budget="30%", host_budget="50%", system=window)
+    with model.moecast:
+        assert torch.equal(model.generate(TOKENS, **GREEDY), expected)
+        lower = model.moecast.engine.workers[1].tier
+        assert sum(counters.bytes_prefetched for counters in lower.counters) > 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_tiers__a_device_that_delays_and_reorders_changes_no_bit(tmp_path, monkeypatch, seed):
     folder = tiny_qwen2_moe(tmp_path / "model", num_layers=3, num_experts=12)

@@ -137,7 +137,7 @@ def test_report__each_distance_has_its_own_good_pred(run: Path) -> None:
     assert set(found) == {"0", "1", "2"}
     for horizon, row in found.items():
         assert number(row["accuracy"]) == known[horizon]["mean_accuracy"]
-        product = known[horizon]["mean_accuracy"] * known[horizon]["mean_fetch_rate"]
+        product = known[horizon]["mean_replay_accuracy"] * known[horizon]["mean_fetch_rate"]
         assert number(row["good_pred"]) == pytest.approx(product)
 
 

@@ -1,5 +1,7 @@
 """n, from the paper's inequalities and from memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -22,6 +24,13 @@ COSTS = PlannerCosts(
 )  # fmt: skip
 # One expert that every token takes, together with one of three others.
 SKEWED = ExpertPopularity(np.array([[1.0, 0.5, 0.25, 0.25]]), hot=2)
+
+
+def only_attention(*, expert_io):
+    return PlannerCosts(
+        attention=2.0, gate=0.0, expert_fixed=0.0, expert_per_token=0.0, expert_io=expert_io,
+        attention_io=0.0, gate_io=0.0,
+    )  # fmt: skip
 
 
 def demand(num_batches=20, size=100, batch_size=2):
@@ -63,11 +72,15 @@ def smallest_by_search(costs, popularity, batch_size):
     attention=st.floats(0.01, 5.0),
     batch_size=st.integers(1, 16),
     experts=st.integers(2, 32),
+    dense_io=st.floats(0.0, 50.0),
 )
-def test_plan__is_the_smallest_n_that_hides_all_transfers(io, attention, batch_size, experts):
+def test_plan__is_the_smallest_n_that_hides_all_transfers(
+    io, attention, batch_size, experts, dense_io
+):
     costs = PlannerCosts(
-        attention=attention, gate=0.1, expert_fixed=0.2, expert_per_token=0.01, expert_io=io
-    )
+        attention=attention, gate=0.1, expert_fixed=0.2, expert_per_token=0.01, expert_io=io,
+        attention_io=dense_io, gate_io=dense_io / 10,
+    )  # fmt: skip
     popularity = ExpertPopularity.even(3, experts, 2, 2)
     made = plan_group(demand(64, 1, batch_size), costs, popularity, kv_budget=10**6, offloads=False)
     smallest = smallest_by_search(costs, popularity, batch_size)
@@ -85,9 +98,7 @@ def test_plan__is_the_smallest_n_that_hides_all_transfers(io, attention, batch_s
     ],
 )
 def test_plan__memory_and_the_input_bound_n(num_batches, kv_budget, n, said):
-    costs = PlannerCosts(
-        attention=2.0, gate=0.0, expert_fixed=0.0, expert_per_token=0.0, expert_io=9.0
-    )
+    costs = only_attention(expert_io=9.0)
     made = plan_group(demand(num_batches), costs, SKEWED, kv_budget=kv_budget, offloads=False)
     assert (made.n, made.smallest) == (n, 18)  # 18 * 2 >= 4 * 9
     assert (said in " ".join(made.notes)) if said else not made.notes
@@ -108,14 +119,21 @@ def test_plan__caches_go_elsewhere_where_they_may():
 
 
 def test_divided__caches_of_the_smallest_n_first_the_rest_holds_experts():
-    costs = PlannerCosts(
-        attention=2.0, gate=0.0, expert_fixed=0.0, expert_per_token=0.0, expert_io=2.0
-    )
-    experts, made = split_memory(5_000, demand(), costs, SKEWED, least_experts=300)
+    costs, least = only_attention(expert_io=2.0), {"least_experts": 300, "dense_bytes": 50}
+    experts, made = split_memory(5_050, demand(), costs, SKEWED, **least)
     assert made.n == 4  # 4 * 2 >= 4 * 2
     assert (made.kv_bytes, experts) == (400, 4_600)
-    experts, made = split_memory(550, demand(), costs, SKEWED, least_experts=300)
+    experts, made = split_memory(600, demand(), costs, SKEWED, **least)
     assert made.n == 2
     assert (made.kv_bytes, experts) == (200, 350)
-    with pytest.raises(PlanError, match="the least is memory=400"):
-        split_memory(399, demand(), costs, SKEWED, least_experts=300)
+    with pytest.raises(PlanError, match="the least is memory=450"):
+        split_memory(449, demand(), costs, SKEWED, **least)
+
+
+def test_plan__streamed_attention_and_gates_need_more_batches():
+    costs = replace(only_attention(expert_io=9.0), attention_io=6.0, gate_io=4.0)
+    streamed = plan_group(demand(64), costs, SKEWED, kv_budget=10**6, offloads=False)
+    assert streamed.smallest == 23  # 23 * 2 >= 4 * 9 + 6 + 4
+    in_memory = costs.with_dense_in_memory()
+    made = plan_group(demand(64), in_memory, SKEWED, kv_budget=10**6, offloads=False)
+    assert made.smallest == 18

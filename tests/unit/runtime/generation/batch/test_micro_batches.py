@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 import torch
 
-from runtime.config import ModelConfig, SystemConfig
+from runtime.config import ModelConfig, StoreConfig, SystemConfig
 from runtime.errors import PlanError, TransferError
 from runtime.generation.batch.config import Offload
+from runtime.generation.batch.dense_placement import stream_dense_weights
 from runtime.generation.batch.generate_many import generate_many
-from runtime.generation.batch.memory_plan import with_whole_layer_buffers
 from runtime.generation.batch.micro_batches import generate_batch, run_micro_batches
 from runtime.generation.batch.prompts import BatchPrompt, make_batches
 from runtime.generation.kv.cache_factory import (
@@ -30,8 +30,8 @@ from tests.builders.served import serve
 KLOTSKI = SystemConfig(
     name="klotski",
     predictor="correlation",
-    eviction="static",
-    eviction_options={"first_layers": True, "buffers": 6},
+    eviction="first-layers",
+    host_window=True,
     per_layer=False,
     chunked=False,
     hot_first=True,
@@ -102,6 +102,7 @@ FAMILY_NAMES = [
 ]  # fmt: skip
 
 
+# Dense weights in memory, and read layer by layer.
 # Fused, one tensor per expert, a loop of the module's own, sliding windows, several kinds of cache,
 # states that are no keys and values, an encoder.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -113,6 +114,8 @@ def test_run_batches__logits_are_bitwise_those_of_each_batch_alone(tmp_path, nam
     config = ModelConfig(name="tiny", id=str(source), dtype=str(dtype).removeprefix("torch."))
     model = serve(source, budget="60%", system=KLOTSKI, dtype=config.dtype)
     with model.moecast:
+        if dtype is torch.bfloat16:
+            stream_dense_weights(model, StoreConfig(), with_gates=True)
         found, logits, ran = together(model, batches)
     assert (found, logits) == expected
     assert not ran.failed
@@ -136,7 +139,7 @@ class Reads(Spans):
 
 def test_run_batches__an_expert_is_read_once_for_the_whole_group(folder):
     batches = make_batches(prompts_of(30), 3)
-    model = serve(folder, budget="50%", system=with_whole_layer_buffers(KLOTSKI))
+    model = serve(folder, budget="50%", system=KLOTSKI)
     heard = Reads()
     with model.moecast:
         model.moecast.engine.swap_timeline(heard)
@@ -278,6 +281,12 @@ def test_generate_many__gives_results_in_the_order_of_the_prompts(folder):
             on_result=results.append,
         )
         assert model.generate_many([]) == []
+        prompts_ids = [list(one.tokens) for one in prompts]
+        streamed = model.generate_many(
+            prompts_ids, n=3, batch_size=3, max_new_tokens=5, dense="stream"
+        )
+        assert streamed == found
+        assert model.moecast.dense_stream is None
     assert [one.id for one in found] == list(range(8))
     assert {one.id: (one.tokens, one.finish_reason) for one in found} == expected
     assert sorted(one.id for one in results) == list(range(8))

@@ -11,20 +11,27 @@ from configs.command import Command
 from runtime.commands import bench
 from runtime.commands.bench import NothingRan, TokensDiffer, check, run
 from runtime.config import ModelConfig, SystemConfig
+from runtime.hf.forced_routing import MEANINGLESS
+from runtime.presets import load_system
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.verify import reference
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import outcome
 
 COMMANDS = (Command(name="bench", config="bench", run="runtime.commands.bench:run", summary="."),)
-ORACLE = SystemConfig(name="oracle", predictor="oracle", eviction="belady", per_layer=False)
+ORACLE = load_system("oracle")
 SKIPPING = SystemConfig(name="skipping", predictor="skip")
 TRAINED = SystemConfig(name="trained", predictor="mlp")
 
 
-def test_bench__continues_after_a_failed_variant(tmp_path):
+def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, capsys):
     folder = tiny_qwen2_moe(tmp_path / "model")
+    # The same two experts for every token of a layer: after the warm-up, nothing is missing.
+    lines = [{"layer": layer, "experts": [layer, 5]} for layer in range(2)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     config = BenchConfig(
+        routing=log,
         model=ModelConfig(name="tiny", id=str(folder)),
         system=[SKIPPING, TRAINED, ORACLE],
         budget=["50%"],
@@ -37,9 +44,9 @@ def test_bench__continues_after_a_failed_variant(tmp_path):
     results = json.loads(json.dumps(run(config), allow_nan=False))
     assert results["tokens_equal"] is True
     assert results["equal_to_plain_transformers"] is True
-    base, skipping, trained, oracle = results["rows"]
+    base, skipping, trained, oracle, bound = results["rows"]
     names = [row["system"] for row in results["rows"]]
-    assert names == ["on-demand", "skipping", "trained", "oracle"]
+    assert names == ["on-demand", "skipping", "trained", "oracle", "bound"]
     assert trained["failed"].startswith("no zoo entry of kind mlp for tiny: moecast train")
     assert (base["predictor"], skipping["predictor"]) == (None, "skip")
     assert base["tpot_speed_up"] == 1.0
@@ -47,6 +54,9 @@ def test_bench__continues_after_a_failed_variant(tmp_path):
     for row in (base, skipping):
         # 3 repetitions of one request: a prefill and 2 decode steps of 2 layers with top-2.
         assert len(row["steps"]) == 6
+        assert row["num_requests"] == 3
+        assert row["tpot_interval_seconds"][0] < row["tpot_mean_seconds"]
+        assert row["tpot_mean_seconds"] < row["tpot_interval_seconds"][1]
         assert row["tpot_p99_seconds"] >= row["tpot_p95_seconds"] >= row["tpot_seconds"] > 0
         assert row["arena_bytes"] == 8 * 6144
         assert row["memory_beside_bytes"] == (
@@ -55,11 +65,18 @@ def test_bench__continues_after_a_failed_variant(tmp_path):
         assert 0 <= row["decode_stall_share"] < 1
     assert base["decode_predictor_share"] == 0.0 < skipping["decode_predictor_share"] < 1
     assert base["bytes_wasted"] == 0
-    assert oracle["decode_hit_rate"] >= base["decode_hit_rate"]
+    assert oracle["decode_hit_rate"] == base["decode_hit_rate"] == 1.0
+    assert results["note"] == MEANINGLESS
+    shown = capsys.readouterr()
+    assert MEANINGLESS in shown.err
+    assert MEANINGLESS in " ".join(shown.out.split())
     assert len(oracle["steps"]) == 2
+    for time in ("tpot_mean_seconds", "ttft_mean_seconds"):
+        assert 0 < bound[time] <= oracle[time] * (1 + 1e-9)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "skipping" in page
     assert "no zoo entry of kind mlp for tiny" in page
+    assert MEANINGLESS in page
     assert (tmp_path / "run" / "tpot-distribution-50pct-batch-1.csv").is_file()
 
 

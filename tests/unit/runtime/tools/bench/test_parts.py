@@ -15,7 +15,7 @@ from runtime.config import ModelConfig, SystemConfig
 from runtime.tools.bench import rounds
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.bench.rounds import cached_bytes, run_rounds
-from runtime.tools.bench.rows import BenchRow, compare_bounds, make_rows
+from runtime.tools.bench.rows import BenchRow, compare_simulated, make_rows
 from runtime.tools.bench.serve import with_counts
 from runtime.tools.bench.table import (
     BYTES,
@@ -25,18 +25,18 @@ from runtime.tools.bench.table import (
     print_tables,
 )
 from runtime.tools.bench.tasks import RequestsTask, batch_prompts, make_requests
-from runtime.tools.bench.variants import find_bounds, live_cases
+from runtime.tools.bench.variants import find_replayed, live_cases
 from runtime.tools.child_process import ChildFailure, describe_exit, run_in_child
 from tests.builders.entries import tiny_entry, tiny_spec
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.outcomes import ZERO, made_run, outcome
 
 LFU = SystemConfig(name="lfu", prefetch=False, eviction="lfu")
-BOUND = SystemConfig(name="belady", prefetch=False, eviction="belady")
+BELADY = SystemConfig(name="belady", prefetch=False, eviction="belady")
 
 
 def test_live_cases__include_on_demand_and_no_bounds():
-    config = BenchConfig(system=[LFU, BOUND], budget=["10%", "20%"], batch_size=[1, 4])
+    config = BenchConfig(system=[LFU, BELADY], budget=["10%", "20%"], batch_size=[1, 4])
     found = [(a.condition.batch, a.condition.budget, a.variant.label) for a in live_cases(config)]
     assert found == [
         (batch, budget, name)
@@ -44,7 +44,7 @@ def test_live_cases__include_on_demand_and_no_bounds():
         for budget in ("10%", "20%")
         for name in ("on-demand", "lfu")
     ]
-    assert find_bounds(config.system) == [BOUND]
+    assert find_replayed(config.system) == [BELADY]
     on_demand = live_cases(config)[0].variant.system
     assert (on_demand.prefetch, on_demand.eviction) == (False, "lru")
 
@@ -185,6 +185,11 @@ def test_figures__are_medians_of_runs_and_ratios_within_a_repetition():
     assert row.ttft_speed_up == 2.0
     steps = [0.1, 0.3, 0.1, 0.2, 0.2, 0.1, 0.4, 0.4, 0.2]
     assert row.tpot_p95_seconds == np.percentile(steps, 95)
+    assert row.tpot_mean_seconds == pytest.approx(np.mean(steps))
+    # One request in each of 3 runs, 1/6, 1/6 and 1/3 s: Student's interval.
+    half = 4.303 * np.std([1 / 6, 1 / 6, 1 / 3], ddof=1) / 3**0.5
+    ends = (np.mean(steps) - half, np.mean(steps) + half)
+    assert row.tpot_interval_seconds == pytest.approx(ends)
     # Three tokens of one row, in 2, 1 and 3 seconds.
     assert row.tokens_per_second == 1.5
     assert (row.decode_hit_rate, row.prefill_hit_rate) == (0.75, 0.1)
@@ -209,12 +214,12 @@ def test_tables__show_whole_figures_at_every_width(width):
     assert ("left out for lack of width" in text) == (width < 130)
 
 
-def test_figures__of_a_bound_are_relative_to_on_demand():
+def test_simulated_rows__are_relative_to_on_demand():
     live = make_rows([outcome("on-demand", tpot_seconds=[0.4, 0.4]), outcome("lfu", budget="9%")])
     figures = {"batch": 1, "system": "oracle", "simulated": True, "tpot_seconds": 0.1,
                "ttft_seconds": 0.5}  # fmt: skip
-    bounds = [BenchRow(budget=budget, **figures) for budget in ("50%", "9%")]
-    here, elsewhere = compare_bounds(bounds, live)
+    rows = [BenchRow(budget=budget, **figures) for budget in ("50%", "9%")]
+    here, elsewhere = compare_simulated(rows, live)
     assert (here.tpot_speed_up, here.ttft_speed_up) == (4.0, 2.0)
     assert elsewhere.tpot_speed_up is None
 

@@ -12,8 +12,14 @@ from runtime.tools.report.figures import DARK, HUES, LIGHT
 from runtime.tools.report.series_styles import STYLES, line_style, scheme_colors, series_style
 from runtime.tools.report.table_cells import table_html
 
-SYSTEMS = [path.stem for path in Path("configs/system").glob("*.yaml")]
-TABLES = [list(KINDS), list(EVICTIONS), SYSTEMS]
+VARIANTS = ("-one-by-one", "-at-once")
+SYSTEMS = [
+    path.stem for path in Path("configs/system").glob("*.yaml") if not path.stem.endswith(VARIANTS)
+]
+NO_OWN_HUE = {"first-layers", "regret"}
+"""Eviction policies that no figure compares, or that have the hue of the one that they replace
+(`reuse`) with another marker and dashes."""
+TABLES = [list(KINDS), sorted(EVICTIONS.keys() - NO_OWN_HUE), SYSTEMS]
 
 # Linear RGB as seen without red or without green cones (Machado et al. 2009, severity 1).
 CONES = {
@@ -60,6 +66,12 @@ def test_colors__differ_for_eyes_of_every_sort(names: list[str], scheme: int, co
         assert np.linalg.norm(first - second) > least, (one, other)
 
 
+def test_regret__differs_from_reuse_without_a_hue_of_its_own() -> None:
+    markers = [style.marker for name, style in STYLES.items() if name in EVICTIONS]
+    assert markers.count(STYLES["regret"].marker) == 1
+    assert STYLES["regret"].dashes != STYLES["reuse"].dashes
+
+
 def test_schemes__have_a_color_for_each_hue() -> None:
     assert len(LIGHT.cycle) == len(DARK.cycle) == len(HUES) == len(set(LIGHT.cycle))
 
@@ -71,6 +83,8 @@ def test_series_style__variants_have_the_hue_of_their_name() -> None:
         style = series_style(variant)
         assert style.hue == STYLES["skip"].hue
         assert (style.marker, style.dashes) != (STYLES["skip"].marker, STYLES["skip"].dashes)
+    for variant in VARIANTS:
+        assert series_style(f"fmoe{variant}").hue == STYLES["fmoe"].hue
     assert series_style("skip-2") == series_style("skip, 2 ahead")
     assert series_style("my-own") == series_style("my-own")
     assert line_style("my-own")["color"].startswith("C")

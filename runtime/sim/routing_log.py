@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from collect.errors import TraceError
 from predictors.metrics import Phase
+from runtime.errors import RoutingLogError
 
 UNKNOWN_TOKEN = -1
 PHASES = {"prefill": Phase.PREFILL, "decode": Phase.DECODE}
@@ -35,12 +35,12 @@ class LogLine(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    layer: int = Field(ge=0)
-    experts: list[int] = Field(min_length=1)
-    weights: list[float] | None = None
-    token: int | None = None
+    layer: int = Field(ge=0, lt=2**15)
+    experts: list[Annotated[int, Field(lt=2**15)]] = Field(min_length=1, max_length=2**15)
+    weights: list[Annotated[float, Field(allow_inf_nan=False)]] | None = None
+    token: int | None = Field(default=None, ge=-1, lt=2**31)
     request: int | str = 0
-    position: int | None = Field(default=None, ge=0)
+    position: int | None = Field(default=None, ge=0, lt=2**31)
     phase: str | None = None
 
 
@@ -91,19 +91,19 @@ def read_routing_log(path: Path) -> RoutingLog:
     """Returns the log as arrays.
 
     Raises:
-        TraceError: not a routing log; the message names the line or the token.
+        RoutingLogError: not a routing log; the message names the line or the token.
     """
     lines = _LogLines()
     for line in _parsed(path):
         lines.add(line)
     if not lines.keys:
-        raise TraceError(f"{path} is empty")
+        raise RoutingLogError(f"{path} is empty")
     return _arranged(path, lines)
 
 
 def _parsed(path: Path) -> Iterator[LogLine]:
     if not path.is_file():
-        raise TraceError(f"source={path}: no such file")
+        raise RoutingLogError(f"source={path}: no such file")
     top_k = None
     read = _read_csv if ".csv" in path.suffixes else _read_json_lines
     opened = gzip.open if path.suffix == ".gz" else open
@@ -114,18 +114,22 @@ def _parsed(path: Path) -> Iterator[LogLine]:
                 _check(line, where, top_k)
                 yield line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise TraceError(f"{path} is not a whole gzip file: {error}") from None
+        raise RoutingLogError(f"{path} is not a whole gzip file: {error}") from None
+    except csv.Error as error:
+        raise RoutingLogError(f"{path} is not CSV: {error}") from None
+    except OSError as error:
+        raise RoutingLogError(f"{path} cannot be read: {error}") from error
 
 
 def _check(line: LogLine, where: str, top_k: int) -> None:
     if len(line.experts) != top_k:
-        raise TraceError(f"{where}: {len(line.experts)} experts, earlier lines have {top_k}")
+        raise RoutingLogError(f"{where}: {len(line.experts)} experts, earlier lines have {top_k}")
     if line.weights is not None and len(line.weights) != top_k:
-        raise TraceError(f"{where}: {len(line.weights)} weights for {top_k} experts")
+        raise RoutingLogError(f"{where}: {len(line.weights)} weights for {top_k} experts")
     if len(set(line.experts)) < top_k or min(line.experts) < 0:
-        raise TraceError(f"{where}: experts {line.experts} are not {top_k} different ids")
+        raise RoutingLogError(f"{where}: experts {line.experts} are not {top_k} different ids")
     if line.phase not in (None, *PHASES):
-        raise TraceError(f"{where}: phase {line.phase!r}, allowed are {', '.join(PHASES)}")
+        raise RoutingLogError(f"{where}: phase {line.phase!r}, allowed are {', '.join(PHASES)}")
 
 
 Located = tuple[str, LogLine]
@@ -150,7 +154,7 @@ def _read_csv(path: Path, file: TextIO) -> Iterator[Located]:
     reader.fieldnames = names
     unknown = [name for name in names if name not in COLUMNS]
     if unknown or not {"layer", "expert"}.issubset(names) or {"position", "step"}.issubset(names):
-        raise TraceError(
+        raise RoutingLogError(
             f"{path}, line 1: columns {', '.join(names) or 'none'}; expected layer, expert, and if "
             "known weight, request, position (or step), token, phase"
         )
@@ -167,7 +171,7 @@ def _read_csv(path: Path, file: TextIO) -> Iterator[Located]:
 def _whole_rows(path: Path, reader: csv.DictReader) -> Iterator[dict[str, str]]:
     for row in reader:
         if None in row or None in row.values():
-            raise TraceError(
+            raise RoutingLogError(
                 f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns"
             )
         yield row
@@ -187,7 +191,7 @@ def _join_rows(rows: list[dict[str, str]], where: str) -> LogLine:
             "phase": first.get("phase") or None,
         }
     except ValueError as error:
-        raise TraceError(f"{where}: {error}") from None
+        raise RoutingLogError(f"{where}: {error}") from None
     return _validate(fields, where)
 
 
@@ -195,7 +199,10 @@ def _line(text: str, where: str) -> LogLine:
     try:
         fields = json.loads(text)
     except json.JSONDecodeError as error:
-        raise TraceError(f"{where} is not JSON: {error.msg}") from None
+        raise RoutingLogError(f"{where} is not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, or lists within lists within lists.
+        raise RoutingLogError(f"{where} is not a line of a log: {error}") from None
     return _validate(fields, where)
 
 
@@ -206,7 +213,7 @@ def _validate(fields: Any, where: str) -> LogLine:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the line"
         known = ", ".join(LogLine.model_fields)
-        raise TraceError(f"{where}: {key}: {first['msg']}. Keys: {known}") from None
+        raise RoutingLogError(f"{where}: {key}: {first['msg']}. Keys: {known}") from None
 
 
 def _arranged(path: Path, lines: _LogLines) -> RoutingLog:
@@ -218,7 +225,7 @@ def _arranged(path: Path, lines: _LogLines) -> RoutingLog:
     wrong = _first_uneven(keys_M5, layers)
     if wrong is not None:
         number, position = (int(value) for value in keys_M5[wrong, :2])
-        raise TraceError(
+        raise RoutingLogError(
             f"{path}: request {names[number]!r}, position {position}: expected each of the "
             f"{len(layers)} layers ({layers[0]}..{layers[-1]}) exactly once"
         )
@@ -229,7 +236,7 @@ def _arranged(path: Path, lines: _LogLines) -> RoutingLog:
 
     without = lines.weights.count(None)
     if without not in (0, len(lines.weights)):
-        raise TraceError(f"{path}: {without} of {len(lines.weights)} lines have no weights")
+        raise RoutingLogError(f"{path}: {without} of {len(lines.weights)} lines have no weights")
     return RoutingLog(
         requests=names,
         request_N=keys_NL5[:, 0, 0],

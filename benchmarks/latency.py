@@ -1,0 +1,241 @@
+"""Latency of every kind of predictor, for the shape of each published model.
+
+Weights and states are random, collections and stores are full. A latency is the processor time of
+all calls of a step, its beginning and end included, divided by the number of calls that forecast.
+Replays charge predictors in proportion to these figures (`runtime/sim/predictor_latency.py`).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.config import LatencyConfig
+from benchmarks.papers.paper_context import load_shape
+from benchmarks.reports import (
+    MachineFacts,
+    command_line,
+    describe_machine,
+    print_line,
+    write_report,
+)
+from predictors.base import Floats, Forecasts, Ints, Predictor, Signal
+from predictors.baselines import (
+    DependencyPredictor,
+    PopularityPredictor,
+    SkipPredictor,
+    TokenPredictor,
+)
+from predictors.config import PredictorConfig
+from predictors.correlation import CorrelationPredictor
+from predictors.eam.request import EamRequestPredictor
+from predictors.eam.sequence import EamSequencePredictor
+from predictors.expert_map import ExpertMapPredictor
+from predictors.learned import MlpPredictor
+from predictors.registry import FEED_FORWARD
+from predictors.spec import ModelSpec
+from runtime.config import ShapeConfig
+from runtime.presets import load_system
+from runtime.sim.predictor_latency import TokenLatency
+from train.export import network_graph
+from train.pipeline import HORIZONS
+from train.residual import ResidualStack
+
+PROMPT_TOKENS = 64
+DECODE_STEPS = 12
+"""Decode steps after each prompt."""
+IDS = 1_000
+"""Token ids in the table of `token`."""
+
+REFERENCE_SHAPE = ShapeConfig(
+    name="reference", num_layers=12, num_experts=60, top_k=4, hidden_size=256
+)
+"""The model that this repository contains."""
+
+SHAPES = (
+    "deepseek-moe",
+    "qwen1.5-moe",
+    "qwen2-moe",
+    "mixtral-8x7b",
+    "phi-3.5-moe",
+    "mixtral-8x22b",
+    "arctic",
+    "nllb-moe",
+    "switch-base-128",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeRow:
+    """Latencies for one shape."""
+
+    num_layers: int
+    hidden_size: int
+    num_experts: int
+    """Experts of all layers together."""
+    kinds: Mapping[str, TokenLatency]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyReport:
+    command: str
+    machine: MachineFacts
+    shapes: dict[str, ShapeRow]
+
+
+@dataclass(frozen=True)
+class RandomStep:
+    """Signals of one forward pass of random numbers."""
+
+    tokens_T: Ints
+    requests_T: Ints
+    hidden_TD: Floats
+    experts_TK: Ints
+    logits_TE: Floats
+
+    @classmethod
+    def make(
+        cls, spec: ModelSpec, random: np.random.Generator, *, num_tokens: int, request: int
+    ) -> "RandomStep":
+        logits_TE = random.standard_normal((num_tokens, spec.num_experts), np.float32)
+        return cls(
+            random.integers(0, IDS, num_tokens),
+            np.full(num_tokens, request),
+            random.standard_normal((num_tokens, spec.hidden_size), np.float32),
+            np.argsort(-logits_TE, axis=1)[:, : spec.top_k],
+            logits_TE,
+        )
+
+
+def run_latency(config: LatencyConfig) -> None:
+    machine = describe_machine(threads=1)
+    torch.set_num_threads(1)
+    shapes = {}
+    for shape in (REFERENCE_SHAPE, *map(load_shape, SHAPES)):
+        kinds = {}
+        for kind, make in predictor_makers(model_spec(shape)).items():
+            predictor = make()
+            kinds[kind] = measure_kind(predictor, repetitions=config.repetitions)
+            print_line(f"{shape.name} {kind}: {kinds[kind]}")
+        kinds |= dict.fromkeys(FEED_FORWARD, kinds["mlp"])
+        shapes[shape.name] = ShapeRow(
+            num_layers=shape.num_layers,
+            hidden_size=shape.hidden_size,
+            num_experts=shape.num_layers * shape.num_experts,
+            kinds=kinds,
+        )
+    command = command_line("latency", config)
+    write_report(config, LatencyReport(command=command, machine=machine, shapes=shapes))
+
+
+def model_spec(shape: ShapeConfig) -> ModelSpec:
+    return ModelSpec(
+        model_id=shape.name,
+        revision="",
+        config_hash="",
+        num_layers=shape.num_layers,
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        hidden_size=shape.hidden_size,
+        dtype="float32",
+    )
+
+
+def predictor_makers(spec: ModelSpec) -> dict[str, Callable[[], Predictor]]:
+    """Returns a constructor of each kind, with random weights and everything stored.
+
+    `mlp` stands for all kinds with the same network.
+    """
+    random = np.random.default_rng(0)
+    layers, experts, hidden = spec.num_layers, spec.num_experts, spec.hidden_size
+
+    def counts(number: int) -> Floats:
+        return random.integers(0, 9, (number, layers, experts)).astype(np.float32)
+
+    def normal(*shape: int) -> Floats:
+        return random.standard_normal(shape, np.float32)
+
+    def mlp() -> Predictor:
+        width = PredictorConfig().width
+        graphs = {
+            source: network_graph(
+                normal(hidden, width), normal(width), normal(width, experts), normal(experts),
+                name=f"mlp_{source}",
+            )
+            for source in range(layers - MlpPredictor.horizon)
+        }  # fmt: skip
+        return MlpPredictor(spec, graphs)
+
+    def residual() -> Predictor:
+        width = PredictorConfig().width
+        routers_LED = normal(layers, experts, hidden)
+        stack = ResidualStack(spec, routers_LED, None, horizons=HORIZONS, width=width)
+        predictor = stack.export(spec)["residual"]
+        options = load_system("moecast").predictor_options
+        return type(predictor).from_files(spec, predictor.files(), predictor.options() | options)
+
+    shares_SLE = random.random((IDS, layers, experts)).astype(np.float16)
+    return {
+        "mlp": mlp,
+        "residual": residual,
+        "skip": lambda: SkipPredictor(spec, normal(layers, experts, hidden)),
+        "token": lambda: TokenPredictor(spec, np.arange(IDS), shares_SLE, counts(1)[0]),
+        "popularity": lambda: PopularityPredictor(spec, counts(1)[0], ahead=1),
+        "dependency": lambda: DependencyPredictor(spec),
+        "eam-sequence": lambda: EamSequencePredictor(spec, counts(128)),
+        "eam-request": lambda: EamRequestPredictor(spec, counts(128)),
+        "expert-map": lambda: ExpertMapPredictor(
+            spec,
+            random.dirichlet(np.ones(experts), (1_000, layers)).astype(np.float32),
+            normal(1_000, hidden),
+        ),
+        "correlation": lambda: CorrelationPredictor(
+            spec, np.ones((layers, experts, experts), np.float32), counts(1)[0]
+        ),
+    }  # fmt: skip
+
+
+def measure_kind(predictor: Predictor, *, repetitions: int) -> TokenLatency:
+    """Measures the shortest step of `repetitions` requests: other processes only add time."""
+    seconds: dict[int, list[float]] = {PROMPT_TOKENS: [], 1: []}
+    random = np.random.default_rng(0)
+    for request in range(repetitions):
+        for num_tokens in (PROMPT_TOKENS, *[1] * DECODE_STEPS):
+            step = RandomStep.make(predictor.spec, random, num_tokens=num_tokens, request=request)
+            seconds[num_tokens].append(time_step(predictor, step))
+    one, many = (1e6 * min(seconds[number]) for number in (1, PROMPT_TOKENS))
+    more = max(0.0, many - one) / (PROMPT_TOKENS - 1)
+    return TokenLatency(one_us=round(one, 2), more_us=round(more, 3))
+
+
+def time_step(predictor: Predictor, step: RandomStep) -> float:
+    """Returns the time of a step's calls, divided by the number of those that forecast."""
+    taken, num_answers = 0.0, 0
+    for call in step_calls(predictor, step):
+        start = time.thread_time()
+        forecasts = call()
+        taken += time.thread_time() - start
+        num_answers += bool(forecasts)
+    return taken / num_answers
+
+
+def step_calls(predictor: Predictor, step: RandomStep) -> Iterator[Callable[[], Forecasts | None]]:
+    """Yields the calls of one step in the order of a model's events."""
+    signals = predictor.signals
+
+    def bind(method: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+        return lambda: method(*args)
+
+    yield bind(predictor.begin_step, step.tokens_T, step.requests_T)
+    logits_TE = step.logits_TE if Signal.LOGITS in signals else None
+    for layer in range(predictor.spec.num_layers):
+        if Signal.LAYER_INPUT in signals:
+            yield bind(predictor.layer_input, layer, step.hidden_TD)
+        if Signal.GATE_INPUT in signals:
+            yield bind(predictor.gate_input, layer, step.hidden_TD)
+        if Signal.ROUTED in signals:
+            yield bind(predictor.routed, layer, step.experts_TK, logits_TE)
+    yield predictor.end_step

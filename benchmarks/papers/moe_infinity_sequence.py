@@ -1,0 +1,116 @@
+"""MoE-Infinity (sequence level), figures 9 to 11; figure 13 is in `benchmarks.scaling`."""
+
+from dataclasses import replace
+
+from benchmarks.papers.cells import ReplayTable, maximum, rename
+from benchmarks.papers.claims import FigureReplay
+from benchmarks.papers.paper_context import load_hardware, load_shape, load_system
+from runtime.config import HardwareConfig, ShapeConfig
+
+PAPER = "moe-infinity-sequence"
+
+SWITCH_LARGE = ShapeConfig(
+    name="switch-large-128",
+    source=(
+        "MoE-Infinity (sequence level), sections 8.4 and 8.6: 3,072 experts of 33.6 MB in fp32, so "
+        "24 layers; hidden size 1024 and width 4096 give as much; others, for each such layer: two "
+        "layers' self and cross attention 2 x 8 x 1024 x 1024 and a dense one's 2 x 1024 x 4096, "
+        "four bytes each"
+    ),
+    num_layers=24,
+    num_experts=128,
+    top_k=1,
+    hidden_size=1024,
+    expert_bytes=33_554_432,
+    layer_bytes=100_663_296,
+    bytes_per_weight=4.0,
+)
+CACHED = {"switch-large-128": 535, "nllb-moe": 60}
+"""Experts that the GPU holds (section 8.4)."""
+BANDWIDTHS = (8, 128)
+"""Least and largest bandwidth of figure 10, in GB/s."""
+ROUTING = "one routing, of 60 experts"
+BASELINES = ("lfu", "lru", "neighbour")
+
+
+def machine(gigabytes_per_second: float | None = None) -> HardwareConfig:
+    hardware = load_hardware("a5000-pcie4")
+    if gigabytes_per_second is None:
+        return hardware
+    return replace(hardware, link_bytes_per_second=1e9 * gigabytes_per_second)
+
+
+def models() -> dict[str, ShapeConfig]:
+    return {"switch-large-128": SWITCH_LARGE, "nllb-moe": load_shape("nllb-moe")}
+
+
+def share_of(shape: ShapeConfig) -> float:
+    return CACHED[shape.name] / (shape.num_layers * shape.num_experts)
+
+
+def figure_9(table: ReplayTable) -> FigureReplay:
+    """Compares accuracies: correct experts of the top_k that a predictor ranks first."""
+    figure = FigureReplay(PAPER)
+    for name, system in (
+        ("moe-infinity", "moe-infinity-sequence"),
+        ("traced", "brainstorm"),
+        ("top-k", "deepspeed"),
+    ):
+        cell = table.replay(
+            load_system(system),
+            SWITCH_LARGE,
+            machine(),
+            share=share_of(SWITCH_LARGE),
+            measures_accuracy=True,
+        )
+        figure.claim(f"figure-9/{name}", cell.accuracy, basis="60 experts, decode")
+    return figure
+
+
+def figure_10(table: ReplayTable) -> FigureReplay:
+    """Compares the share of needed experts that are on the device in time, prefetched or cached."""
+    figure = FigureReplay(PAPER)
+    own = load_system("moe-infinity-sequence")
+    for title, shape in models().items():
+        for bandwidth in BANDWIDTHS:
+            cell = table.replay(own, shape, machine(bandwidth), share=share_of(shape))
+            figure.claim(f"figure-10/{title}/{bandwidth}", cell.hit_rate, basis=ROUTING)
+    for shape, share in (
+        (load_shape("switch-base-128"), share_of(SWITCH_LARGE)),
+        (load_shape("nllb-moe"), share_of(load_shape("nllb-moe"))),
+    ):
+        refined, once = (
+            table.replay(own, shape, machine(), share=share, only_first_forecast=only_first)
+            for only_first in (False, True)
+        )
+        figure.claim(
+            f"refinement/{shape.name}",
+            refined.hit_rate - once.hit_rate,
+            basis=f"{ROUTING}; room for {share:.1%} of the experts",
+        )
+    return figure
+
+
+def figure_11(table: ReplayTable) -> FigureReplay:
+    """Compares hit rates of the eviction policies under the same prefetching."""
+    figure = FigureReplay(PAPER)
+    own = load_system("moe-infinity-sequence")
+    for title, shape in models().items():
+        hits = {}
+        for eviction in (own.eviction, *BASELINES, "belady"):
+            options = {"reset_on_eviction": True} if eviction == "lfu" else {}
+            system = rename(replace(own, eviction=eviction, eviction_options=options), eviction)
+            if eviction == own.eviction:
+                system = own
+            cell = table.replay(system, shape, machine(), share=share_of(shape))
+            hits[eviction] = cell.hit_rate
+        for name, value in (
+            ("moe-infinity", hits[own.eviction]),
+            ("below-oracle", hits["belady"] - hits[own.eviction]),
+            ("best-baseline", maximum(hits[name] for name in BASELINES)),
+        ):
+            figure.claim(f"figure-11/{title}/{name}", value, basis=ROUTING)
+    return figure
+
+
+FIGURES = (("figure 9", figure_9), ("figure 10", figure_10), ("figure 11", figure_11))

@@ -1,0 +1,145 @@
+"""`python -m benchmarks routing`: every system on the published routing of a real model.
+
+A log of few tokens shows how a cache fills rather than how it is used: all systems therefore start
+with the same state of the computing tier.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.config import RoutingConfig
+from benchmarks.reports import (
+    MachineFacts,
+    default_threads,
+    describe_machine,
+    print_line,
+    write_report,
+)
+from collect.config import ImportSplit
+from collect.importer import import_routing
+from collect.traces import Trace
+from configs.compose import compose_typed
+from train.evaluate.commands import evaluate
+from train.evaluate.config import EvaluateConfig
+
+STARTS = {
+    "filled": "every system starts with the first layers' experts in its cache",
+    "empty": "every system starts with an empty cache",
+}
+"""Value of `start` to its description."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingRow:
+    """One system at one budget, from one start."""
+
+    start: str
+    system: str
+    hardware: str
+    budget: str
+    tpot_mean_ms: float
+    tpot_ms: float
+    tpot_p95_ms: float
+    hit_rate: float
+    of_bound: float
+    """Bound of the mean TPOT / the mean TPOT."""
+    knows_future: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingReport:
+    machine: MachineFacts
+    """The machine that replayed; the simulated ones are those of the rows."""
+    log: str
+    log_origin: str
+    model_id: str
+    num_layers: int
+    num_experts: int
+    top_k: int
+    num_requests: int
+    num_tokens: int
+    shape: str
+    rows: list[RoutingRow]
+
+
+def run_routing(config: RoutingConfig) -> dict[str, Any]:
+    """Import the log, all of it held out, and replay every system that needs only routing.
+
+    Raises:
+        RoutingLogError: the log is not a routing log.
+    """
+    machine = describe_machine(default_threads())
+    with tempfile.TemporaryDirectory(prefix="moecast-routing-") as scratch:
+        trace = import_routing(
+            config.log,
+            Path(scratch) / "trace",
+            model_id=config.model_id,
+            num_experts=config.num_experts,
+            split=ImportSplit.HELD_OUT,
+            origin=config.origin,
+        )
+        run_dir = config.run_dir or Path(scratch) / "run"
+        rows: list[RoutingRow] = []
+        for start in config.start:
+            print_line(STARTS[start])
+            composed = compose_comparison(config, trace, run_dir, start)
+            rows += make_rows(evaluate(composed), start)
+        spec = trace.spec
+        report = RoutingReport(
+            machine=machine,
+            log=config.log.name,
+            log_origin=config.origin,
+            model_id=config.model_id,
+            num_layers=spec.num_layers,
+            num_experts=spec.num_experts,
+            top_k=spec.top_k,
+            num_requests=len(trace.request_table),
+            num_tokens=len(trace.rows("held_out")),
+            shape=config.shape,
+            rows=rows,
+        )
+    write_report(config, report)
+    return {"rows": len(rows), "output": str(config.output)}
+
+
+def compose_comparison(
+    config: RoutingConfig, trace: Trace, run_dir: Path, start: str
+) -> EvaluateConfig:
+    """Compose the options of `evaluate`, with the same start for all systems."""
+    options = [
+        f"budget={','.join(config.budget)}",
+        f"hardware={config.hardware}",
+        f"shape={config.shape}",
+        *([] if config.workers is None else [f"workers={config.workers}"]),
+        *([f"system={','.join(config.system)}"] if config.system else []),
+        "batch_size=1",
+        "figures=false",
+    ]
+    composed = compose_typed("evaluate", options)[0]
+    filled = start == "filled"
+    return replace(
+        composed,
+        trace=str(trace.path),
+        run_dir=run_dir,
+        system=[replace(system, fill_first_layers=filled) for system in composed.system],
+        baseline=replace(composed.baseline, fill_first_layers=filled),
+    )
+
+
+def make_rows(results: Mapping[str, Any], start: str) -> list[RoutingRow]:
+    """Make the rows of one start from what `evaluate` returns."""
+    return [
+        RoutingRow(
+            start=start,
+            knows_future=row["system"] in results["knows_future"],
+            **{
+                key: row[key]
+                for key in ("system", "hardware", "budget", "tpot_mean_ms", "tpot_ms")
+                + ("tpot_p95_ms", "hit_rate", "of_bound")
+            },
+        )
+        for row in results["rows"]
+    ]

@@ -1,0 +1,75 @@
+"""Tables of the ablation of the system moecast."""
+
+from typing import Any
+
+from benchmarks.tables.markdown import (
+    format_figure,
+    format_percent,
+    markdown_table,
+    read_document,
+)
+from benchmarks.tables.origins import origin_line
+from runtime.tools.report.tables import dashed
+
+
+def ablation_table() -> list[str]:
+    """Returns the figures of every variant; those that an earlier version lacks are dashes."""
+    report = read_document("moecast")
+    if report is None:
+        return []
+    lines = [
+        [
+            *(row["hardware"], row["budget"], row["variant"]),
+            format_figure(row.get("tpot_mean_ms"), 1, " ms"),
+            dashed(row.get("tpot_interval_ms"), lambda ends: f"{ends[0]:.1f} to {ends[1]:.1f}"),
+            format_figure(row["tpot_ms"], 1, " ms"),
+            format_figure(row.get("tpot_p95_ms"), 1, " ms"),
+            format_figure(row["speed_over_promoe"], 2, "x"),
+            format_percent(row.get("of_bound")),
+            format_percent(row["hit_rate"]),
+        ]
+        for row in report["rows"]
+    ]
+    columns = ["machine", "budget", "variant", "mean TPOT", "95 % interval", "median", "p95"]
+    columns += ["against `promoe`", "of the bound", "hits"]
+    return [
+        f"Parts of `moecast`, simulated ({describe_steps(report)}; against `promoe` by medians). "
+        "`no switch` prefetches all the time; the variants below it lack one part each, or know "
+        "the routing of the next tokens:",
+        "",
+        *markdown_table(columns, lines),
+        "",
+        *origin_line("moecast"),
+    ]
+
+
+def ablation_shares() -> list[str]:
+    """Returns each variant's share of the bound by budget; nothing where it was not measured."""
+    report = read_document("moecast")
+    rows = [] if report is None else [row for row in report["rows"] if row.get("of_bound")]
+    if report is None or not rows:
+        return []
+    shares = {(row["hardware"], row["budget"], row["variant"]): row["of_bound"] for row in rows}
+    machine = rows[0]["hardware"]
+    budgets = dict.fromkeys(budget for hardware, budget, _ in shares if hardware == machine)
+    variants = dict.fromkeys(name for hardware, _, name in shares if hardware == machine)
+    lines = [
+        [name, *(format_percent(shares.get((machine, budget, name))) for budget in budgets)]
+        for name in variants
+    ]
+    return [
+        f"Share of the bound that `moecast` reaches on {machine} without each of its parts, and "
+        f"with the routing of later tokens known ({describe_steps(report)}):",
+        "",
+        *markdown_table(["variant", *budgets], lines),
+        "",
+        *origin_line("moecast"),
+    ]
+
+
+def describe_steps(report: dict[str, Any]) -> str:
+    """Returns the number of replayed decode steps and requests."""
+    row = report["rows"][0]
+    if row.get("num_steps") is None:
+        return f"{report['new_tokens']} generated held-out tokens"
+    return f"{row['num_steps']} generated held-out tokens of {row['num_requests']} requests"

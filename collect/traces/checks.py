@@ -1,0 +1,196 @@
+"""Checks of a trace's content that digests cannot make: they can be computed anew after a change.
+
+Each column is read once, in blocks. Shape suffixes: N rows of a shard, K top_k.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collect.errors import TraceError
+from collect.traces.layout import TraceSignal, column_name, signal_width
+from collect.traces.manifest import TraceManifest, TracePlan, TraceRequest
+from predictors.metrics import Phase
+
+BLOCK_ELEMENTS = 1 << 20
+"""Elements that are checked at once: two megabytes, which stay in a core's cache."""
+
+EXPONENT = np.uint16(0x7C00)
+"""Exponent bits of a half; all ones in infinity and NaN."""
+
+AGAIN = "The trace was altered after it was recorded: collect it again into another folder"
+
+
+def check_manifest(manifest: TraceManifest, path: str) -> None:
+    """Checks that the signals fit the model and that each unit has one shard, in order.
+
+    Raises:
+        TraceError: the message names the signal, the unit or the file.
+    """
+    plan = manifest.plan
+    if plan.model.top_k > plan.model.num_experts:
+        raise TraceError(
+            f"{path}: top_k is {plan.model.top_k}, the model has {plan.model.num_experts} experts. "
+            f"{AGAIN}"
+        )
+    for signal in plan.signals:
+        if plan.signals.count(signal) > 1:
+            raise TraceError(f"{path}: the signal {signal} is listed twice. {AGAIN}")
+        if not signal_width(signal, plan.spec):
+            raise TraceError(f"{path}: {signal} with hidden_size 0. {AGAIN}")
+    units = [shard.unit for shard in manifest.shards]
+    if manifest.complete and units != [*range(len(plan.units))]:
+        raise TraceError(
+            f"{path}: its shards are of the units {_shorten(units)}; expected each of "
+            f"{len(plan.units)} once, in order. {AGAIN}"
+        )
+    names = Counter(record.name for record in manifest.files())
+    for name, count in names.items():
+        if count > 1:
+            raise TraceError(f"{path}: the file {name} is listed twice. {AGAIN}")
+
+
+def check_requests(requests: Sequence[TraceRequest], path: str) -> None:
+    """Checks that requests, ascending by index, are numbered from 0 without gaps or repetitions.
+
+    Raises:
+        TraceError: the message names the first index that is wrong.
+    """
+    for expected, request in enumerate(requests):
+        if request.index != expected:
+            raise TraceError(
+                f"{path}: expected request {expected} in its lists of requests, got "
+                f"{request.index}; requests are numbered from 0, each once. {AGAIN}"
+            )
+
+
+def check_tokens(
+    arrays: Mapping[str, NDArray], requests: Sequence[TraceRequest], path: str, *, first_row: int
+) -> None:
+    """Checks the per-token columns of a shard against its requests.
+
+    Rows are those of the requests, one request after another: its prompt, then the generated
+    tokens, with ascending positions.
+
+    Raises:
+        TraceError: the message names the row and what was expected there.
+    """
+    ordered = sorted(requests, key=lambda request: request.index)
+    num_rows = len(arrays["request"])
+    listed = sum(request.prompt_tokens + request.generated_tokens for request in ordered)
+    # Before the expected columns are made: a forged count may be beyond any memory.
+    if listed != num_rows:
+        raise TraceError(
+            f"{path} has {num_rows:,} rows, its requests have {listed:,} tokens. {AGAIN}"
+        )
+    lengths = [request.prompt_tokens + request.generated_tokens for request in ordered]
+    expected_N = np.repeat([request.index for request in ordered], lengths)
+    _check_rows(arrays["request"] == expected_N, "request", arrays, expected_N, path, first_row)
+    parts = [(request.prompt_tokens, request.generated_tokens) for request in ordered]
+    phase_N = np.repeat(
+        np.tile([Phase.PREFILL, Phase.DECODE], len(parts)), np.array(parts, np.int64).reshape(-1)
+    )
+    _check_rows(arrays["phase"] == phase_N, "phase", arrays, phase_N, path, first_row)
+    position_N, begins_N = arrays["position"], np.ones(num_rows, dtype=bool)
+    begins_N[1:] = np.diff(arrays["request"]) != 0
+    least_N = np.zeros(num_rows, np.int64)
+    least_N[1:] = position_N[:-1].astype(np.int64) + 1
+    least_N[begins_N] = 0
+    _check_rows(
+        position_N >= least_N, "position", arrays, least_N, path, first_row, relation="at least "
+    )
+    # -1: an imported log that does not know its tokens.
+    unknown_N = np.full(num_rows, -1)
+    _check_rows(
+        arrays["token"] >= unknown_N, "token", arrays, unknown_N, path, first_row, relation=">= "
+    )
+
+
+def _check_rows(
+    right_N: NDArray[np.bool_],
+    name: str,
+    arrays: Mapping[str, NDArray],
+    expected_N: NDArray,
+    path: str,
+    first_row: int,
+    *,
+    relation: str = "",
+) -> None:
+    if right_N.all():
+        return
+    row = int(np.argmin(right_N))
+    raise TraceError(
+        f"{path}, row {first_row + row}: {name} is {arrays[name][row]}, expected {relation}"
+        f"{expected_N[row]}. {AGAIN}"
+    )
+
+
+def check_signals(
+    arrays: Mapping[str, NDArray], plan: TracePlan, path: str, *, first_row: int
+) -> None:
+    """Checks a shard's signals: expert ids are the model's, all other numbers finite.
+
+    The id `num_experts` stands for a choice of none and may occur several times in a row.
+
+    Raises:
+        TraceError: the message names the row, its request and the layer.
+    """
+    for signal in plan.signals:
+        for layer in range(plan.spec.num_layers):
+            values = arrays[column_name(signal, layer)]
+            fault = (
+                _first_bad_experts(values, plan.spec.num_experts)
+                if signal is TraceSignal.EXPERTS
+                else _first_infinite(values)
+            )
+            if fault is not None:
+                row, what = fault
+                raise TraceError(
+                    f"{path}, row {first_row + row} (request {arrays['request'][row]}, position "
+                    f"{arrays['position'][row]}), layer {layer}: {signal} {what}. {AGAIN}"
+                )
+
+
+def _first_bad_experts(ids_NK: NDArray[np.int16], num_experts: int) -> tuple[int, str] | None:
+    """Returns the first row with an impossible or repeated id, and what is wrong with it."""
+    num_rows, top_k = ids_NK.shape
+    step = max(1, BLOCK_ELEMENTS // top_k)
+    for first in range(0, num_rows, step):
+        block_NK = ids_NK[first : first + step]
+        if block_NK.min() < 0 or block_NK.max() > num_experts:
+            row = int(np.argmax(((block_NK < 0) | (block_NK > num_experts)).any(axis=1)))
+            bad = [int(e) for e in block_NK[row] if not 0 <= e <= num_experts]
+            return first + row, f"has {bad[0]}; ids run from 0 to {num_experts - 1}"
+        # A column for each choice: comparing whole columns is far faster than sorting rows.
+        choices_KN = np.ascontiguousarray(block_NK.T)
+        for shift in range(1, top_k):
+            later_KN = choices_KN[shift:]
+            same_KN = (later_KN == choices_KN[:-shift]) & (later_KN < num_experts)
+            if same_KN.any():
+                row = int(np.argmax(same_KN.any(axis=0)))
+                return first + row, f"has an id twice: {block_NK[row].tolist()}"
+    return None
+
+
+def _first_infinite(values: NDArray[np.float16]) -> tuple[int, str] | None:
+    """Returns the first row with infinity or NaN, and what is wrong with it."""
+    step = max(1, BLOCK_ELEMENTS // values.shape[1])
+    for first in range(0, len(values), step):
+        block = values[first : first + step]
+        if not is_finite(block):
+            row = int(np.argmin(np.isfinite(block).all(axis=1)))
+            bad = block[row][~np.isfinite(block[row])][0]
+            return first + row, f"has {bad}, which is not finite"
+    return None
+
+
+def is_finite(half: NDArray[np.float16]) -> bool:
+    """Returns whether no value is infinity or NaN; ten times as fast as `isfinite` on halves."""
+    return not half.size or (half.view(np.uint16) & EXPONENT).max() != EXPONENT
+
+
+def _shorten(units: Sequence[int]) -> str:
+    text = ", ".join(map(str, units[:8]))
+    return text if len(units) <= 8 else f"{text}, ..."

@@ -1,0 +1,37 @@
+"""The checkout and the machine that results are made with."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+
+def read_git_revision() -> str | None:
+    """Returns the commit of this checkout, `-dirty` if edited; None outside a checkout."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True, text=True, timeout=10, check=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        sys.stderr.write(f"warning: the git revision could not be read ({error})\n")
+        return None
+    return done.stdout.strip()
+
+
+def read_processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Returns the processor's name as the operating system reports it."""
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def name_machine() -> str:
+    """Returns cores and processor of this machine, such as `2 cores of AMD EPYC`."""
+    return f"{os.cpu_count()} cores of {read_processor_name()}"

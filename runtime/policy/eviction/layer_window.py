@@ -1,0 +1,92 @@
+"""Host memory as a window of layers that moves ahead of the computation.
+
+Shape suffixes: L layers, E experts, N = experts of a partition's layers, layer by layer.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from predictors.base import Ints
+from runtime.policy.eviction.protocol import EvictionOrder, EvictionPolicy, Expert
+from runtime.policy.eviction.score_order import ScoreOrder, Scores, view_scores
+
+NOT_AHEAD = -np.inf
+"""Idle score of experts that the window does not fetch."""
+
+
+class LayerWindowEviction(EvictionPolicy):
+    """Holds the layers that are computed next (Klotski, section 6.1).
+
+    "As the computation proceeds to layer i, the GPU prefetches tensors for layer i + 1 from CPU
+    memory, while the CPU prefetches tensors for layer i + L from the disk and removes tensors for
+    layer i." L is the number of layers that fit. After the last layer comes the first, of the next
+    step. Experts are fetched while the link is idle, those of the nearest layer first, in place of
+    those that are used last: experts of the computing layer that no token was routed to, and layers
+    that have been computed. The routed experts of the computing layer stay until the next layer is
+    routed, since the tier above still copies them.
+
+    Args:
+        num_layers: Layers of the model.
+        num_experts: Experts of each layer.
+        is_held_elsewhere: Whether the tier above holds the expert permanently, or it belongs to
+            another device; such experts are not fetched ahead and are evicted first.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_experts: int,
+        is_held_elsewhere: Callable[[Expert], bool] = lambda _: False,
+    ):
+        self._num_layers = num_layers
+        self._num_experts = num_experts
+        self._is_held_elsewhere = is_held_elsewhere
+        self._held_LE: np.ndarray | None = None
+        self._score_LE = np.zeros((num_layers, num_experts))
+        """The negative distance in layers to the next use."""
+        self._idle_LE = np.zeros((num_layers, num_experts))
+        """The same of experts to fetch ahead, `NOT_AHEAD` of all others."""
+        self._orders: list[tuple[ScoreOrder, Callable[[], Scores]]] = []
+
+    def make_order(self, *, num_slots: int, layers: range) -> EvictionOrder:  # noqa: ARG002
+        order = ScoreOrder(
+            view_scores(self._score_LE, layers), layers=layers, num_experts=self._num_experts
+        )
+        self._orders.append((order, view_scores(self._idle_LE, layers)))
+        return order
+
+    def begin_step(self, requests_T: Ints) -> None:  # noqa: ARG002
+        self._move_to(0)
+
+    def on_routed(self, layer: int, tokens_per_expert: Mapping[int, int]) -> None:
+        self._move_to(layer)
+        unused_E = np.ones(self._num_experts, dtype=bool)
+        unused_E[list(tokens_per_expert)] = False
+        self._score_LE[layer, unused_E] = -self._num_layers
+        self._idle_LE[layer] = NOT_AHEAD
+
+    def end_step(self) -> None:
+        self._move_to(0)
+
+    def _move_to(self, layer: int) -> None:
+        """Makes the layer the first of the window."""
+        if self._held_LE is None:
+            shape = self._score_LE.shape
+            held = [self._is_held_elsewhere((at, e)) for at, e in np.ndindex(*shape)]
+            self._held_LE = np.reshape(held, shape)
+        self._score_LE[:] = -((np.arange(self._num_layers) - layer) % self._num_layers)[:, None]
+        self._score_LE[self._held_LE] = -self._num_layers
+        self._idle_LE[:] = np.where(self._held_LE, NOT_AHEAD, self._score_LE)
+
+    def may_evict_for(self, victim: Expert, newcomer: Expert) -> bool:
+        return bool(self._score_LE[victim] < self._score_LE[newcomer])
+
+    def next_idle_candidate(self) -> Expert | None:
+        candidates = [
+            order.highest_absent(idle_scores(), least=NOT_AHEAD)
+            for order, idle_scores in self._orders
+        ]
+        score, expert = max(candidates, default=(NOT_AHEAD, None))
+        return expert if score > NOT_AHEAD else None

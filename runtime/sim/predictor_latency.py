@@ -1,0 +1,89 @@
+"""Latencies of predictors of every kind, in proportion to each other.
+
+`predictor_latency.json` holds the latencies of one machine for the shapes of published models, as
+`python -m benchmarks latency` measures them. A described machine states the latency of one kind;
+the others take as much more or less as in that file.
+"""
+
+import functools
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LATENCY_FILE = Path(__file__).with_name("predictor_latency.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLatency:
+    """Latency of one prediction: of all of a step's calls, divided by those that forecast."""
+
+    one_us: float
+    """For a step of one token."""
+    more_us: float
+    """For each further token of the step."""
+
+    def microseconds(self, num_tokens: int) -> float:
+        return self.one_us + self.more_us * (num_tokens - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeLatencies:
+    """Latencies of each kind of predictor for one model."""
+
+    hidden_size: int
+    num_experts: int
+    """Experts of all layers together."""
+    kinds: Mapping[str, TokenLatency]
+
+    def distance(self, hidden_size: int, num_experts: int) -> float:
+        """Returns how far the model is from another: sum of the ratios' logarithms."""
+        pairs = (self.hidden_size, hidden_size), (self.num_experts, num_experts)
+        return sum(abs(math.log(max(1, first) / max(1, second))) for first, second in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorLatencies:
+    """Latencies in proportion to that of one kind for one token.
+
+    Args:
+        kind: The kind that others are compared with.
+        measured: Latencies of all kinds; empty: all take the same time.
+    """
+
+    kind: str = "mlp"
+    measured: Mapping[str, TokenLatency] = field(default_factory=dict)
+
+    def ratio(self, kind: str, num_tokens: int) -> float:
+        """Returns the latency of `kind` for a step of `num_tokens`; 1 if it was not measured."""
+        if kind not in self.measured or self.kind not in self.measured:
+            return 1.0
+        return self.measured[kind].microseconds(num_tokens) / self.measured[self.kind].one_us
+
+
+def nearest_latencies(kind: str, *, hidden_size: int, num_experts: int) -> PredictorLatencies:
+    """Returns the latencies for the measured shape that is most like this one.
+
+    Args:
+        kind: The kind whose latency a machine states.
+        hidden_size: Width of the hidden state.
+        num_experts: Experts of all layers together.
+    """
+    shape = min(
+        read_latencies().values(), key=lambda shape: shape.distance(hidden_size, num_experts)
+    )
+    return PredictorLatencies(kind=kind, measured=dict(shape.kinds))
+
+
+@functools.cache
+def read_latencies() -> Mapping[str, ShapeLatencies]:
+    """Returns the measured latencies by the shape's name."""
+    return {
+        name: ShapeLatencies(
+            hidden_size=shape["hidden_size"],
+            num_experts=shape["num_experts"],
+            kinds={kind: TokenLatency(**latency) for kind, latency in shape["kinds"].items()},
+        )
+        for name, shape in json.loads(LATENCY_FILE.read_text())["shapes"].items()
+    }

@@ -1,0 +1,94 @@
+"""Secrets of the command line end in no file and in no output."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.cli import main
+from configs.command import Command
+from configs.secrets import find_secrets, hide, hide_logins
+from runtime.serving.config import ServeConfig
+
+HERE = "tests.unit.configs.test_secrets"
+KEY, LOGIN = "s3cr3t-of-mine", "some%40one:pass@word"
+ADDRESS = f"https://{LOGIN}@example.org/zoo"
+
+
+def echoes(config: ServeConfig) -> dict[str, Any]:
+    return {"key": config.api_key, "nested": [{"where": f"at {config.predictor}"}], "ids": (1, 2)}
+
+
+def fails(config: ServeConfig) -> None:
+    raise OSError(f"{config.api_key} at {config.predictor}, or http://other:pass@host/x")
+
+
+def waits(config: ServeConfig) -> None:
+    raise KeyboardInterrupt(f"{config.api_key} at {config.predictor}")
+
+
+COMMANDS = tuple(
+    Command(name=run.__name__, config="serve", run=f"{HERE}:{run.__name__}", summary="Runs.")
+    for run in (echoes, fails, waits)
+)
+
+
+def search(folder: Path) -> list[str]:
+    """Returns the files of a folder that have a part of a secret."""
+    return [
+        f"{file.name}: {part}"
+        for file in folder.rglob("*")
+        if file.is_file()
+        for part in (KEY, LOGIN, "pass@word", "other:pass")
+        if part in file.read_text()
+    ]
+
+
+@pytest.mark.parametrize("command", ["echoes", "fails", "waits"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [f"api_key={KEY}", f"predictor={ADDRESS}"],
+        [f"+api_key={KEY}", f"+predictor={ADDRESS}"],
+        [f"++api-key={KEY}", f"--predictor={ADDRESS}"],
+        ["--api-key", KEY, "--predictor", ADDRESS],
+        [f"--api_key={KEY}", f"predictor={ADDRESS}", "debug=true"],
+        ["-m", f"api_key={KEY},x{KEY}", f"predictor='{ADDRESS}'"],
+        ["-m", f"api_key='{KEY}'", f"predictor={ADDRESS},{ADDRESS}/b"],
+        ["--config", "options.yaml"],
+        ["--config", "options.yaml", f"api_key={KEY}2", "max_running=no"],
+        [f"api_key={KEY}", f"predictor={ADDRESS}", "sede=3"],
+        [f"api_key={KEY}", ADDRESS, ADDRESS],
+        ["--api-key", KEY, ADDRESS],
+        [f"api_key={KEY}\udcff"],
+    ],
+)
+def test_secrets__are_in_no_file_and_no_output(
+    command: str,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "options.yaml").write_text(f"api_key: {KEY}\npredictor: {ADDRESS}\n")
+    main("runtime", COMMANDS, [command, *options])
+    (tmp_path / "options.yaml").unlink()
+    output = "".join(capsys.readouterr())
+    assert output
+    assert not [part for part in (KEY, LOGIN, "pass@word", "other:pass") if part in output]
+    assert search(tmp_path) == []
+
+
+def test_records__keep_the_rest_of_an_address(tmp_path: Path) -> None:
+    options = [f"api_key={KEY}", f"predictor={ADDRESS}", f"run_dir={tmp_path}"]
+    assert main("runtime", COMMANDS, ["echoes", *options]) == 0
+    assert "https://(hidden)@example.org/zoo" in (tmp_path / "run.json").read_text()
+    assert "at https://(hidden)@example.org/zoo" in (tmp_path / "results.json").read_text()
+
+
+def test_text__that_only_contains_an_address_is_kept() -> None:
+    text = "Say http://a:bcdefg@h aloud"
+    assert not list(find_secrets([("prompt", text)], ["api_key"]))
+    assert hide(text, ["u:p@"]) == text
+    assert hide_logins(f"error: {text}") == "error: Say http://(hidden)@h aloud"

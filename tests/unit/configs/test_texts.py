@@ -1,0 +1,156 @@
+"""Texts of the user are taken as they stand, wherever they are given."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from configs.cli import main
+from configs.command import Command
+from configs.compose import compose_typed
+from configs.errors import ConfigError
+from configs.values import escape
+from predictors.errors import MoecastError
+
+HARD = [
+    "hello ${oc.env:SECRET}",
+    "'hello ${oc.env:SECRET}'",
+    "\\${oc.env:SECRET}",
+    "\\\\${oc.env:SECRET} \\",
+    '"quoted"',
+    "'a'b'",
+    "'",
+    "???",
+    "${",
+    "${${oc.env:SECRET}}",
+    "[a, b",
+    "{a: ${seed}}",
+    "range(1,3)",
+    "null, or not",
+    " spaced ",
+    "a=b=c",
+    "line\nline\ttab",
+    "\u2028 \U0001f600 e\u0301",
+]
+
+BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghi")
+)
+"""Nine to the power of nine values."""
+
+
+@pytest.mark.parametrize("text", HARD)
+def test_text__is_taken_verbatim(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "resolved")
+    file = tmp_path / "options.yaml"
+    file.write_text(yaml.safe_dump({"prompt": text, "store": {"path": text}}))
+    for arguments, files in (([f"prompt={text}", f"store.path={text}"], []), ([], [file])):
+        config, tree = compose_typed("generate", arguments, files)
+        assert (config.prompt, config.store.path) == (text, Path(text))
+        assert (tree["prompt"], tree["store"]["path"]) == (text, Path(text))
+
+
+def test_texts_in_lists_and_dictionaries__are_not_resolved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "resolved")
+    hard = "\\\\${oc.env:SECRET}"
+    config, tree = compose_typed("verify", [f"prompts={hard},???,'a'"])
+    assert config.prompts == tree["prompts"] == [hard, "???", "'a'"]
+    file = tmp_path / "options.yaml"
+    options = {"a": hard, "b": [{"c": hard}]}
+    file.write_text(yaml.safe_dump({"prompts": [hard], "seed": 3}))
+    assert compose_typed("verify", [], [file])[0].prompts == [hard]
+    file.write_text(yaml.safe_dump({"predictor": "eam-request", "predictor.options": options}))
+    config, tree = compose_typed("train", [], [file])
+    assert config.predictor.options == tree["predictor"]["options"] == options
+    with pytest.raises(ConfigError, match=r"^seed: .*Value '\$\{oc.env:SECRET\}'"):
+        compose_typed("verify", ["seed=${oc.env:SECRET}"])
+
+
+@given(st.lists(st.sampled_from(["\\", "${", "}", "a", "$", "'", "oc.env:HOME", ":", "\n"])))
+@settings(max_examples=100, deadline=None)
+def test_escape__is_undone_by_resolving(parts: list[str]) -> None:
+    value = {"a": ["".join(parts)]}
+    assert OmegaConf.to_container(OmegaConf.create(escape(value)), resolve=True) == value
+
+
+def test_later_options__replace_texts() -> None:
+    config, tree = compose_typed("generate", ["predictor=stride", "predictor=null"])
+    assert (config.predictor, tree["predictor"]) == (None, None)
+    config, tree = compose_typed("generate", ["store.path=a", "store={path: b, page_cache: KEEP}"])
+    assert (config.store.path, tree["store"]["path"]) == (Path("b"), Path("b"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("prompt=a\udcff", "prompt: the text is not valid UTF-8"),
+        ("prompt=\ud83d", "prompt: the text is not valid UTF-8"),
+        ("prompt=a\0b", "prompt: the text has a null character"),
+        ("store.path=a\0b", "store.path: the text has a null character"),
+        ("temperature=nan", "temperature=nan: must be a finite number"),
+        ("temperature=inf", "temperature=inf: must be a finite number"),
+        ("temperature=-inf", "temperature=-inf: must be a finite number"),
+        ("temperature=1e999", "temperature=inf: must be a finite number"),
+        ("seed=18446744073709551616", "seed=18446744073709551616: must fit in 64 bits"),
+        ("seed=4294967296", "seed=4294967296: must be from 0 to 4294967295"),
+        ("seed=-1", "seed=-1: must be from 0 to 4294967295"),
+        (f"max_new_tokens=1{'0' * 40}", "max_new_tokens=1.*: must fit in 64 bits"),
+        (f"system={{name: {'[' * 500}{']' * 500}}}", "unknown system"),
+        (f"model={'a' * 5000}", "unknown model"),
+        ("model=~nosuchuser/a", "~nosuchuser has no home folder"),
+        ("seed=[1", r"seed=\[1: no viable alternative"),
+        (f"seed={'[' * 3000}{']' * 3000}", "seed: its brackets are nested too deeply"),
+    ],
+)
+def test_value_that_no_command_could_take__is_refused(argument: str, message: str) -> None:
+    with pytest.raises(MoecastError, match=message):
+        compose_typed("generate", [argument])
+
+
+def test_paths__may_have_names_that_are_not_utf8() -> None:
+    config, _ = compose_typed("generate", ["store.path=a\udcff"])
+    assert config.store.path == Path("a\udcff")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"seed: {'[' * 20_000}{']' * 20_000}", "nested too deeply"),
+        ("prompts: &a [*a]", "more than 100,000 values"),
+        (BOMB, "more than 100,000 values"),
+        ("seed: !!python/object/apply:os.system ['true']", "not a YAML file"),
+        ("seed: 1\nseed: 2", "not a YAML file"),
+        ("prompt: !!binary aGk=", "prompt"),
+        ("prompt: [a, b]", "prompt"),
+        ("prompt: {a: b}", "prompt"),
+        ("seed: .nan", "seed"),
+        ("temperature: .inf", "temperature=inf: must be a finite number"),
+        ("1: 2", "unknown option '1'"),
+        ("? [a]\n: 2", "options.yaml"),
+    ],
+)  # fmt: skip
+def test_file_of_options__is_refused_if_it_is_none(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "options.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        compose_typed("generate", [], [file])
+
+
+def test_record__has_the_text_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "resolved")
+    command = Command(
+        name="works", config="zoo_list", run="tests.unit.configs.test_cli:works", summary="Works."
+    )
+    text = "'${oc.env:SECRET}'"
+    assert main("zoo", [command], ["works", f"zoo={text}", f"run_dir={tmp_path}"]) == 0
+    assert json.loads((tmp_path / "run.json").read_text())["config"]["zoo"] == text
+    assert json.loads((tmp_path / "results.json").read_text())["zoo"] == text

@@ -1,0 +1,60 @@
+"""What a predictor learns while serving is there after a restart."""
+
+import numpy as np
+import pytest
+
+from predictors.eam.request import EamRequestPredictor
+from predictors.eam.sequence import EamSequencePredictor
+from predictors.errors import MoecastError
+from predictors.requests import IDLE_STEPS
+from runtime.engine.driver import PredictorDriver
+from runtime.engine.learned import LearnedStore
+from runtime.policy.forecast_scheduler import ForecastScheduler
+from runtime.transfer.worker import TransferState
+from tests.builders.predictors import small_spec
+from tests.unit.runtime.policy.test_device_cache import make_cache
+
+
+def serve_requests(driver, spec, requests) -> None:
+    for request in requests:
+        driver.begin_step(np.array([0]), np.array([request]))
+        for layer in range(spec.num_layers):
+            driver.routed(layer, np.array([[request % spec.num_experts]]), None)
+        driver.end_step()
+
+
+@pytest.mark.parametrize("is_synchronous", [True, False])
+def test_learned__is_there_after_a_restart(tmp_path, is_synchronous) -> None:
+    spec, folder = small_spec(), tmp_path / "learned"
+    sizes = []
+    for run in range(2):
+        store = LearnedStore(folder, model="tiny")
+        predictor = store.restore(EamRequestPredictor.empty(spec))
+        driver = PredictorDriver(
+            predictor,
+            ForecastScheduler(make_cache(), top_k=1),
+            TransferState(),
+            learned=store,
+            is_synchronous=is_synchronous,
+        )
+        sizes.append(predictor.collection.size)
+        serve_requests(driver, spec, range(100 * run, 100 * run + IDLE_STEPS + 3))
+        driver.close(timeout_seconds=1.0)
+    # The last requests of each run have not ended when the run does.
+    assert sizes == [0, 3]
+    assert LearnedStore(folder, model="tiny").restore(predictor).collection.size == 6
+
+
+def test_learned__is_saved_while_serving(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("runtime.engine.learned.SAVE_SECONDS", 0.0)
+    predictor = EamRequestPredictor.empty(small_spec())
+    LearnedStore(tmp_path / "learned", model="tiny").step_ended(predictor)
+    assert (tmp_path / "learned" / "manifest.json").is_file()
+
+
+def test_learned__of_another_kind_is_refused(tmp_path) -> None:
+    store = LearnedStore(tmp_path / "learned", model="tiny")
+    store.step_ended(EamRequestPredictor.empty(small_spec()))
+    store.save(EamRequestPredictor.empty(small_spec()))
+    with pytest.raises(MoecastError, match="learned by eam-request, the model is served"):
+        store.restore(EamSequencePredictor.empty(small_spec()))

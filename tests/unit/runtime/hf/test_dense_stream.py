@@ -1,0 +1,115 @@
+"""Dense weights read layer by layer: bitwise the same outputs, through few buffers."""
+
+import pytest
+import torch
+
+from runtime.errors import TransferError
+from runtime.generation.lockstep.group import LockstepGroup
+from runtime.hf.dense_stream import (
+    DenseStream,
+    count_buffer_bytes,
+    count_dense_bytes,
+    find_dense_layers,
+)
+from runtime.store.dense_source import DenseStore
+from runtime.store.files import FileReader
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.served import serve
+
+NUM_LAYERS = 5
+TOKENS = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"), num_layers=NUM_LAYERS, num_experts=6)
+
+
+def stream(model, **options):
+    handle = model.moecast
+    layers = find_dense_layers(model, handle.layers, **options)
+    store = DenseStore(handle.folder, FileReader())
+    handle.dense_stream = DenseStream(layers, store, model.device)
+    return handle.dense_stream
+
+
+def test_stream__computes_bitwise_the_same_and_gives_the_weights_back(folder):
+    expected = plain_eager(folder)(TOKENS).logits
+    model = serve(folder, budget="50%")
+    with model.moecast, torch.no_grad():
+        before = {name: weight.clone() for name, weight in model.named_parameters()}
+        layers = find_dense_layers(model, model.moecast.layers)
+        size, buffers = count_dense_bytes(layers), count_buffer_bytes(layers)
+        assert buffers < size / 2
+        streamed = stream(model)
+        in_memory = sum(weight.nbytes for weight in model.parameters())
+        assert in_memory <= sum(weight.nbytes for weight in before.values()) - 0.9 * size
+        for _ in range(2):
+            assert torch.equal(model(TOKENS).logits, expected)
+        # A layer and its router are read once in each pass.
+        assert streamed.num_read == 2 * 2 * NUM_LAYERS
+        streamed.close()
+        assert torch.equal(model(TOKENS).logits, expected)
+        assert all(torch.equal(before[name], one) for name, one in model.named_parameters())
+
+
+@pytest.mark.parametrize("with_gates", [True, False])
+def test_stream__a_group_reads_each_layer_once_a_step_and_the_next_one_ahead(folder, with_gates):
+    model = serve(folder, budget="50%")
+    ahead = []
+    with model.moecast:
+        expected = model.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0)
+        streamed = stream(model, with_gates=with_gates)
+        start = streamed._start_read
+
+        def start_read(part, *, must):
+            ahead.append((part.buffer is None, must))
+            start(part, must=must)
+
+        streamed._start_read = start_read
+
+        def run():
+            return model.generate(TOKENS, max_new_tokens=3, do_sample=False, pad_token_id=0)
+
+        with LockstepGroup(model) as group:
+            running = [group.start(run) for _ in range(4)]
+            steps = 0
+            while group.sequences:
+                group.step()
+                steps += 1
+        assert all(torch.equal(one.result, expected) for one in running)
+    parts = 2 * NUM_LAYERS if with_gates else NUM_LAYERS
+    # Also the first layer of a step that never came.
+    assert streamed.num_read == steps * parts + 1
+    # Only the very first layer is not read ahead.
+    assert sum(missing and must for missing, must in ahead) == 1
+
+
+def test_stream__weights_that_were_renamed_or_cast_go_to_a_file(tmp_path):
+    folder = save_family(tmp_path / "model", FAMILIES["mixtral"], dtype=torch.bfloat16)
+    model = serve(folder, budget="50%", dtype="float32")
+    with model.moecast, torch.no_grad():
+        expected = model(TOKENS).logits
+        streamed = stream(model)
+        assert streamed._store.spilled_bytes > 0
+        assert torch.equal(model(TOKENS).logits, expected)
+
+
+def test_stream__a_failed_read_is_an_error_and_the_next_pass_is_right(folder, monkeypatch):
+    model = serve(folder, budget="50%")
+    with model.moecast, torch.no_grad():
+        expected = model(TOKENS).logits
+        streamed = stream(model)
+        read, failures = streamed._read, iter([True])
+
+        def fail_once(part, buffer):
+            if part.module is model.moecast.layers[3].block and next(failures, False):
+                raise TransferError("the disk is gone")
+            read(part, buffer)
+
+        monkeypatch.setattr(streamed, "_read", fail_once)
+        with pytest.raises(TransferError, match="the disk is gone"):
+            model(TOKENS)
+        assert torch.equal(model(TOKENS).logits, expected)

@@ -1,0 +1,108 @@
+"""Forced routing: the log's experts are read and computed, exactly as plain Transformers would."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.config import ModelConfig
+from runtime.engine.loading import LoadOptions, load_model
+from runtime.errors import RoutingLogError
+from runtime.hf.forced_routing import ForcedRouting, force_routing
+from runtime.hf.layers import find_moe_layers
+from runtime.hf.loading import load_plain
+from runtime.policy.budget import Budget
+from runtime.presets import load_model_preset, load_system
+from runtime.sim.routing_log import read_routing_log
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+
+LOG = Path(__file__).parents[3] / "builders" / "routing_log" / "qwen3-30b-a3b.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def plain() -> torch.nn.Module:
+    return load_plain(Path("runtime/models/qwen2_moe_tiny"), dtype=torch.float32)
+
+
+def random_log(*, layers: int, experts: int = 60, top_k: int = 4, tokens: int = 7) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.random((tokens, layers, experts)).argsort(axis=2)[..., :top_k]
+
+
+def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain) -> None:
+    tokens = torch.arange(1, 6)[None]
+    own = plain(tokens).logits
+    log = random_log(layers=len(find_moe_layers(plain)))
+    options = LoadOptions(
+        model=load_model_preset("qwen2-moe-tiny"),
+        system=load_system("on-demand"),
+        budget=Budget.parse("20%"),
+    )
+    served = load_model(options)
+    with served.moecast as handle, torch.no_grad():
+        requested: list[tuple[int, list]] = []
+        engine = handle.engine
+        routed = engine.routed
+
+        def listen(layer, experts_TK, *rest):
+            requested.append((layer, experts_TK.tolist()))
+            routed(layer, experts_TK, *rest)
+
+        engine.routed = listen
+        forced = [
+            ForcedRouting(handle.layers, log),
+            ForcedRouting(find_moe_layers(plain), log),
+        ]
+        for _ in range(2):
+            assert torch.equal(served(tokens).logits, plain(tokens).logits)
+        for one in forced:
+            one.close()
+        # The second step begins at the log's sixth token and goes on with its first.
+        second = [log[np.arange(5, 10) % 7, layer].tolist() for layer in range(log.shape[1])]
+        assert requested[len(second) :] == list(enumerate(second))
+        assert torch.equal(plain(tokens).logits, own), "the routers choose again"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (random_log(layers=2), "the log has 2 layers.*the model has 12 layers of 60"),
+        (random_log(layers=12, experts=61, tokens=99), "experts up to 60"),
+    ],
+)
+def test_forced_routing__refuses_a_log_of_another_shape(plain, log, words) -> None:
+    with pytest.raises(RoutingLogError, match=words):
+        ForcedRouting(find_moe_layers(plain), log)
+
+
+def test_forced_routing__refuses_another_top_k(plain) -> None:
+    forced = ForcedRouting(find_moe_layers(plain), random_log(layers=12, top_k=3))
+    try:
+        with pytest.raises(RoutingLogError, match="3 experts per token, the model 4"):
+            plain(torch.tensor([[1]]))
+    finally:
+        forced.close()
+
+
+def test_forced_routing__fills_the_cache_with_the_experts_of_a_published_log(tmp_path) -> None:
+    folder = tiny_qwen2_moe(
+        tmp_path / "model", num_experts=128, top_k=6, hidden_size=8, expert_width=4
+    )
+    options = LoadOptions(
+        model=ModelConfig(name="tiny", id=str(folder)),
+        system=load_system("on-demand"),
+        budget=Budget.parse("100%"),
+    )
+    served, plain = load_model(options), plain_eager(folder)
+    tokens = torch.arange(1, 6)[None]
+    with (
+        torch.no_grad(),
+        served.moecast as handle,
+        force_routing(handle.layers, LOG),
+        force_routing(find_moe_layers(plain), LOG),
+    ):
+        assert torch.equal(served(tokens).logits, plain(tokens).logits)
+        read = set(handle.engine.cache.top.cache)
+    logged = read_routing_log(LOG).experts_NLK[:5, :2]
+    assert read == {(layer, int(e)) for layer in range(2) for e in logged[:, layer].ravel()}

@@ -1,0 +1,90 @@
+"""Policies that choose among scores while they serve, by what each would have hit."""
+
+import numpy as np
+import pytest
+
+from runtime.policy.eviction.decayed_lfu import DECAYS
+from runtime.policy.eviction.regret import UseShares, discount_by_distance
+from tests.builders.arena import policy_of, random_routing, serve
+
+
+def stable(steps: int) -> list:
+    """Six favourites, two in every step by turns; the other 26 once in a while."""
+    routing = []
+    for step in range(steps):
+        favourite, rare = step % 3 * 2, 6 + step * 2 % 26
+        routing.append([[favourite, favourite + 1, rare, rare + 1]])
+    return routing
+
+
+def drifting(steps: int) -> list:
+    """What was popular does not come back for long: recency is all."""
+    return [[sorted((step // 4 + i) % 32 for i in (0, 1, 3, 6))] for step in range(steps)]
+
+
+def test_decayed_lfu__follows_the_best_decay():
+    def misses(routing, decays):
+        policy = policy_of("decayed-lfu", layers=1, experts=32, decays=decays)
+        return sum(map(len, serve(policy, routing, slots=8, per_layer=True))), policy.arm
+
+    for routing, best, worst in [(drifting(800), 0.5, 1.0), (stable(800), 1.0, 0.5)]:
+        least, most = misses(routing, [best])[0], misses(routing, [worst])[0]
+        found, arm = misses(routing, [0.5, 1.0])
+        assert [0.5, 1.0][arm] == best
+        assert least <= found < least + 0.1 * (most - least)
+    assert misses(drifting(800) + stable(1600), [0.5, 1.0])[1] == 1
+    assert misses(stable(800) + drifting(1600), [0.5, 1.0])[1] == 0
+
+
+def test_regret__misses_hardly_more_than_the_best_arm():
+    """Of LRU, LFU and decays between, on routing that favours either, and after a change."""
+
+    def misses(name, routing, **options):
+        policy = policy_of(name, layers=1, experts=32, **options)
+        return sum(map(len, serve(policy, routing, slots=8, per_layer=True)))
+
+    changing = stable(800) + drifting(800)
+    for routing in (drifting(800), stable(800), changing):
+        arms = [misses("decayed-lfu", routing, decays=[decay]) for decay in DECAYS]
+        assert misses("regret", routing) <= min(arms) + 0.1 * (max(arms) - min(arms))
+
+
+def test_regret__follows_an_arm_only_if_it_surely_hits_more():
+    def arm_after(*routings):
+        policy = policy_of("regret", layers=1, experts=32)
+        for routing in routings:
+            serve(policy, routing, slots=8, per_layer=True)
+        return policy.arm
+
+    alike = random_routing(3, steps=300, layers=1, experts=32, top_k=4)
+    assert arm_after(alike) == "blend"
+    assert arm_after(stable(400)) == "lfu"
+    assert arm_after(stable(400), drifting(1600)) in ("lru", "lfru")
+
+
+def test_regret__discounts_by_the_time_until_the_layer_comes():
+    share_LE = np.array([[0.5, 0.0], [0.5, 0.0], [0.0, 0.0], [1.0, 0.0]])
+    # Behind layer 1: layer 2 is next, then 3, 0 and 1.
+    score_LE = discount_by_distance(share_LE, 1)
+    assert score_LE[:, 0].tolist() == pytest.approx(
+        [1 / (2 + 2 / 4), 1 / (2 + 3 / 4), 0.0, 1 / (1 + 1 / 4)], abs=1e-5
+    )
+    never_L = score_LE[:, 1]
+    assert never_L[2] > never_L[3] > never_L[0] > never_L[1] > 0
+
+
+def test_use_shares__are_decayed_shares_of_steps():
+    shares = UseShares(num_layers=1, num_experts=3)
+    for chosen in ([0], [0, 1], [1]):
+        shares.begin_step()
+        shares.on_routed(0, dict.fromkeys(chosen, 1))
+        shares.end_step()
+    # Weights of the three steps .25, .5, 1 of 1.75.
+    fast = [0.75 / 1.75, 1.5 / 1.75, 0.0]
+    assert shares.decayed(0, 0.5).tolist() == pytest.approx(fast)
+    assert shares.decayed(0, 1.0).tolist() == pytest.approx([2 / 3, 2 / 3, 0.0])
+    middle, slow = (
+        [(d**2 + d) / (d**2 + d + 1), (d + 1) / (d**2 + d + 1), 0.0] for d in (0.9, 0.98)
+    )
+    blend = [0.2 * a + 0.3 * b + 0.5 * c for a, b, c in zip(fast, middle, slow, strict=True)]
+    assert shares.of_layer(0).tolist() == pytest.approx(blend)

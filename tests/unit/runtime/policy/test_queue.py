@@ -1,0 +1,116 @@
+"""The order of a queue's predicted experts, also while the layers advance."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from predictors.errors import MoecastError
+from runtime.policy.eviction.protocol import Expert
+from runtime.policy.queue import PREFETCH_ORDERS, TransferQueue, find_prefetch_order
+
+LAYERS = 4
+
+REFERENCE: dict[str, Callable[[float, int], tuple[float, ...]]] = {
+    "push-order": lambda _, __: (),
+    "nearest-layer": lambda probability, ahead: (ahead, -probability),
+    "probability": lambda probability, _: (-probability,),
+    "probability-over-distance": lambda probability, ahead: (-probability / ahead,),
+    "layer-decay": lambda probability, ahead: (-probability * (1.0 - ahead / LAYERS),),
+}
+"""`(probability, layers ahead)` to a sort key, straight from the papers."""
+
+
+def make_queue(order: str) -> TransferQueue:
+    return TransferQueue(find_prefetch_order(order), num_layers=LAYERS)
+
+
+def test_find_prefetch_order__names_the_known_ones() -> None:
+    with pytest.raises(MoecastError, match="priority 'nearest'.*nearest-layer"):
+        find_prefetch_order("nearest")
+
+
+def test_push_order__is_kept_by_a_later_forecast() -> None:
+    queue = make_queue("push-order")
+    for layer, probability in ((3, 0.1), (1, 0.9), (2, 0.5), (3, 0.8)):
+        queue.push_low((layer, 0), probability)
+    assert queue.low() == [(3, 0), (1, 0), (2, 0)]
+
+
+def test_nearest_layer__beats_probability() -> None:
+    queue = make_queue("nearest-layer")
+    queue.push_low((3, 0), 1.0)
+    queue.push_low((2, 0), 0.0)
+    assert queue.first_low() == (2, 0)
+
+
+def test_probability_over_distance__is_computed_anew_for_each_layer() -> None:
+    # fMoE, section 4.5: .9 / 4 < .3 / 1 when the step begins, .9 / 2 > .3 / 3 after layer 1.
+    queue = make_queue("probability-over-distance")
+    queue.push_low((3, 0), 0.9)
+    queue.push_low((0, 0), 0.3)
+    assert queue.first_low() == (0, 0)
+    queue.advance(1)
+    assert queue.first_low() == (3, 0)
+    assert queue.low() == [(3, 0), (0, 0)]
+
+
+def test_layer_decay__is_computed_anew_for_each_layer() -> None:
+    # .5 (1 - 3/4) < .2 (1 - 1/4); two layers on, layer 2 is next and layer 0 a whole step away.
+    queue = make_queue("layer-decay")
+    queue.push_low((2, 0), 0.5)
+    queue.push_low((0, 0), 0.2)
+    assert queue.low() == [(0, 0), (2, 0)]
+    queue.advance(1)
+    assert queue.low() == [(2, 0), (0, 0)]
+
+
+EXPERTS = st.tuples(st.integers(0, LAYERS - 1), st.integers(0, 2))
+ACTIONS = st.one_of(
+    st.tuples(st.just("push"), EXPERTS, st.one_of(st.none(), st.sampled_from([0.0, 0.25, 1.0]))),
+    st.tuples(st.just("high"), EXPERTS),
+    st.tuples(st.just("remove"), EXPERTS),
+    st.tuples(st.just("clear layer"), st.integers(0, LAYERS - 1)),
+    st.tuples(st.just("advance"), st.integers(-1, LAYERS - 1)),
+)
+
+
+@given(order=st.sampled_from(sorted(PREFETCH_ORDERS)), actions=st.lists(ACTIONS, max_size=40))
+def test_queue__equals_a_list_sorted_at_every_look(order: str, actions: list[tuple]) -> None:
+    queue, layer_now = make_queue(order), -1
+    expected: dict[Expert, float | None] = {}
+    high: set[Expert] = set()
+
+    def sort_key(expert: Expert) -> tuple[float, ...]:
+        probability = expected[expert]
+        if probability is None:
+            return (1.0,)
+        ahead = expert[0] - layer_now if expert[0] > layer_now else expert[0] - layer_now + LAYERS
+        return (0.0, *REFERENCE[order](probability, ahead))
+
+    for name, *arguments in actions:
+        match name:
+            case "push":
+                expert, probability = arguments
+                queue.push_low(expert, probability)
+                if expert not in high:
+                    expected[expert] = probability
+            case "high":
+                queue.push_high(arguments[0])
+                expected.pop(arguments[0], None)
+                high.add(arguments[0])
+            case "remove":
+                queue.remove(arguments[0])
+                expected.pop(arguments[0], None)
+                high.discard(arguments[0])
+            case "clear layer":
+                queue.remove_low_of_layer(arguments[0])
+                expected = {e: p for e, p in expected.items() if e[0] != arguments[0]}
+            case "advance":
+                layer_now = arguments[0]
+                queue.advance(layer_now)
+        in_order = sorted(expected, key=sort_key)
+        assert queue.first_low() == (in_order[0] if in_order else None)
+        assert queue.low() == in_order
+        assert len(queue) == len(expected) + len(high)

@@ -1,0 +1,150 @@
+"""Hostile names, cards, addresses and caches: refused with a cause, or shown harmlessly."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from predictors.errors import DiskFullError
+from tests.builders.entries import tiny_entry, tiny_spec
+from tests.builders.zoos import Far, files_of, pull_tiny, zoo
+from zoo.card import check_card, write_front_page
+from zoo.digest import hash_bytes
+from zoo.entry import open_entry
+from zoo.errors import UnreachableError, ZooError
+from zoo.load import find_entry
+from zoo.locations import cache_storage
+from zoo.manifest import EntryManifest
+from zoo.storage import open_storage
+from zoo.storage.http import HttpStorage
+
+ESCAPES = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202e [/red] [link=x]"
+
+
+def test_terminal__gets_no_escape_from_an_entry(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_entry(
+        tmp_path / "e",
+        kind=ESCAPES,
+        licence=ESCAPES,
+        spec=tiny_spec(model_id=ESCAPES),
+        created=ESCAPES[:60],
+        metrics={"held_out": {"accuracy": ESCAPES, "good_pred": 10**400}},
+        card_extra=ESCAPES,
+    )
+    for command in ("show", "verify", "push", "list"):
+        zoo(command, *([] if command == "list" else [tmp_path / "e"]))
+    printed = "".join(capsys.readouterr())
+    assert "x1b" in printed
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(printed)
+
+
+@pytest.mark.parametrize(
+    "card",
+    [b"\xff\xfe", b"---\n- a\n---\nx", b"---\n1: 2\n---\nx", b"---\nmodel-index: 3\n---\nx",
+     b"---\n" + b"[" * 5000 + b"\n---\nx", b"x" * (1 << 20) + b"x"],
+)  # fmt: skip
+def test_card__of_another_form_is_an_error_of_the_zoo(
+    card: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tiny_entry(tmp_path / "e")
+    with pytest.raises(ZooError, match=r"README\.md"):
+        check_card(card, manifest)
+    assert b"tiny/a" in write_front_page({"tiny/a": card, "tiny/b": b""})
+    record = {"sha256": hash_bytes(card), "size": len(card)}
+    content = manifest.model_dump()
+    data = EntryManifest.model_validate(
+        {**content, "files": {**content["files"], "README.md": record}}
+    ).to_bytes()
+    (tmp_path / "e/README.md").write_bytes(card)
+    (tmp_path / "e/manifest.json").write_bytes(data)
+    (tmp_path / "e/manifest.sha256").write_text(f"{hash_bytes(data)}  manifest.json\n")
+    assert zoo("show", tmp_path / "e") == 0
+    assert zoo("push", tmp_path / "e", f"zoo={tmp_path / 'zoo'}") == 2
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["package://os", "package://sys", "package://", "package://.", "package://..",
+     "package://a/b", "package://a b", "package://evil", "package://evil.inner", "jlab://x",
+     "nope://", "~nosuchuser", "\0", "github://", "https://h:99999", "http://[::1", "s3://",
+     "." * 5000, "a\ud800"],
+)  # fmt: skip
+def test_address__that_is_no_zoo_is_named_and_runs_nothing(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil/inner").mkdir(parents=True)
+    for name in ("evil/__init__.py", "evil/inner/__init__.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("MOECAST_OFFLINE", "1")
+    with pytest.raises((ZooError, FileNotFoundError)):
+        open_storage(address).read("index.json", limit=9)
+    assert "evil" not in sys.modules
+    with pytest.raises((ZooError, FileNotFoundError)):
+        find_entry(address)
+    assert zoo("list", f"zoo={address}") == 2
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "too long"])
+def test_partial_download__through_another_file_is_begun_again(
+    kind: str, far: Far, tmp_path: Path
+) -> None:
+    address, site = far
+    path, size = max(files_of(site).items(), key=lambda one: one[1])
+    partial = cache_storage().folder / "partial" / path.rpartition("/")[2]
+    partial.parent.mkdir(parents=True)
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    if kind == "link":
+        partial.symlink_to(victim)
+    elif kind == "hard link":
+        os.link(victim, partial)
+    elif kind == "fifo":
+        os.mkfifo(partial)
+    else:
+        partial.write_bytes(b"x" * (size + 1))
+    pull_tiny(address)
+    assert victim.read_bytes() == b"mine"
+    find_entry("tiny/stride").verify()
+
+
+def test_pull__checks_free_space_first(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, site = far
+    monkeypatch.setattr("zoo.storage.folder.FolderStorage.free_bytes", lambda _: 10)
+    with pytest.raises(DiskFullError, match="where 10 are free"):
+        pull_tiny(address)
+    assert not any(path.startswith("blobs") and site.gets[path] > 1 for path in site.gets)
+
+
+def test_index__has_a_total_deadline(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    address, _ = far
+    monkeypatch.setattr("zoo.storage.http.READ_SECONDS", 0.1)
+    monkeypatch.setattr("tests.builders.web.Handler.do_GET", lambda _: time.sleep(1))
+    with pytest.raises(UnreachableError, match=r"did not arrive within 0\.1 s"):
+        HttpStorage(address).read("index.json", limit=1000)
+
+
+def test_files_of_another_kind__are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_entry(tmp_path / "e")
+    folder, file, fifo = tmp_path / "folder", tmp_path / "file", tmp_path / "fifo"
+    folder.mkdir()
+    file.write_text("x")
+    os.mkfifo(fifo)
+    for path in (folder, fifo, file / "below"):
+        assert zoo("pull", f"locked={path}", "zoo=builtin") == 2
+    for path in (file, fifo, file / "below", folder):
+        assert zoo("show", path) == 2
+        assert zoo("push", path) == 2
+        assert zoo("list", f"zoo={path}") == 2
+    (folder / "index.json").mkdir()
+    assert zoo("list", f"zoo={folder}") == 2
+    assert "Error:" not in capsys.readouterr().err
+    assert open_entry(tmp_path / "e").manifest.name == "tiny/stride"
+    assert json.loads((tmp_path / "e/metrics.json").read_text())

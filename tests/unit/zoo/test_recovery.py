@@ -1,0 +1,199 @@
+"""Damage in a zoo is kept to what is damaged, and pulling mends it."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.builders.entries import tiny_entry
+from tests.builders.zoos import zoo
+from zoo.catalog import WritableZoo, Zoo
+from zoo.digest import hash_bytes
+from zoo.entry import open_entry
+from zoo.errors import DamagedError, ZooError
+from zoo.index import EntryReference, blob_path
+from zoo.load import find_entry, list_names, pull_reference
+from zoo.locations import cache_storage
+from zoo.manifest import EntryManifest, parse_manifest
+from zoo.storage import FolderStorage
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A zoo with two entries."""
+    for kind in ("stride", "mlp"):
+        tiny_entry(tmp_path / kind, name=f"tiny/{kind}")
+        WritableZoo(FolderStorage(tmp_path / "far")).add(open_entry(tmp_path / kind))
+    return tmp_path / "far"
+
+
+def cached_blob(digest: str) -> Path:
+    return cache_storage().folder / blob_path(digest)
+
+
+def test_pull__replaces_a_damaged_cached_blob(source: Path) -> None:
+    assert zoo("pull", "tiny/stride", f"zoo={source}") == 0
+    manifest = find_entry("tiny/stride").manifest
+    for digest in (manifest.digest, *(record.sha256 for record in manifest.files.values())):
+        blob = cached_blob(digest)
+        data = blob.read_bytes()
+        for damage in ("equal size", "other size", "a link"):
+            blob.write_bytes(data[:-1] + (b"~" if damage == "equal size" else b""))
+            if damage == "a link":
+                blob.unlink()
+                blob.with_name("elsewhere").write_bytes(data)
+                blob.symlink_to(blob.with_name("elsewhere"))
+            with pytest.raises(ZooError):
+                find_entry("tiny/stride").verify()
+            pull_reference(Zoo(FolderStorage(source)), EntryReference("tiny/stride"))
+            assert blob.read_bytes() == data
+            assert not blob.is_symlink()
+    assert zoo("verify", "tiny/stride") == 0
+
+
+def test_damaged_manifest__leaves_other_entries_usable(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert zoo("pull", "all=true", f"zoo={source}") == 0
+    digest = find_entry("tiny/mlp").manifest.digest
+    cached_blob(digest).write_bytes(b"{}")
+    assert zoo("list", f"run_dir={tmp_path / 'run'}") == 0
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert "tiny/stride" in [entry["name"] for entry in results["entries"]]
+    assert results["unreadable"] == ["tiny/mlp"]
+    assert "the manifest of tiny/mlp" in caplog.text
+    assert zoo("gc") == 0
+    find_entry("tiny/stride").verify()
+    assert zoo("pull", "tiny/mlp", f"zoo={source}") == 0
+    find_entry("tiny/mlp").verify()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b'{"serial": 7, "entries": {"tiny'])
+def test_damaged_index__hides_no_other_zoo_and_is_made_anew(
+    content: bytes, source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert zoo("pull", "tiny/stride", f"zoo={source}") == 0
+    tiny_entry(source.parent / "own", name="tiny/own")
+    assert zoo("push", source.parent / "own") == 0
+    index = cache_storage().folder / "index.json"
+    index.write_bytes(content)
+    assert "qwen2-moe-tiny/stride" in list_names()
+    find_entry("qwen2-moe-tiny/stride").verify()
+    assert zoo("list") == 0
+    assert zoo("gc") == 2  # it would remove everything
+    assert index.read_bytes() == content
+    assert "moecast zoo index" in caplog.text
+    assert zoo("pull", "tiny/mlp", f"zoo={source}") == 0
+    for name in ("tiny/mlp", "tiny/stride", "tiny/own"):
+        find_entry(name).verify()
+    assert Zoo(cache_storage()).read_index().serial > (7 if b"7" in content else 0)
+
+
+def test_index_command__makes_a_damaged_index_anew(source: Path) -> None:
+    latest = Zoo(FolderStorage(source)).read_index().entries["tiny/mlp"].latest
+    (source / "index.json").write_bytes(b"{")
+    assert zoo("index", source) == 0
+    index = Zoo(FolderStorage(source)).read_index()
+    assert index.entries["tiny/mlp"].latest == latest
+    assert set(index.entries) == {"tiny/mlp", "tiny/stride"}
+
+
+def test_damaged_copy__of_a_builtin_entry_is_read_from_the_builtin_zoo() -> None:
+    assert zoo("pull", "qwen2-moe-tiny/stride", "zoo=builtin") == 0
+    digest = find_entry("qwen2-moe-tiny/stride").manifest.digest
+    cached_blob(digest).write_bytes(b"{}")
+    assert find_entry("qwen2-moe-tiny/stride").manifest.digest == digest
+
+
+REWRITTEN = {
+    "compact": lambda data: json.dumps(json.loads(data), separators=(",", ":")).encode(),
+    "indented by four": lambda data: json.dumps(json.loads(data), indent=4).encode(),
+    "sorted": lambda data: (json.dumps(json.loads(data), indent=2, sort_keys=True) + "\n").encode(),
+    "space at the end": lambda data: data + b" ",
+    "no line end": lambda data: data.rstrip(),
+    "a key twice": lambda data: data.replace(b"{", b'{"kind": "mlp",', 1),
+    "escaped": lambda data: data.replace(b"tiny/stride", rb"tiny\u002fstride", 1),
+    "other number": lambda data: data.replace(b"0.9,", b"0.90,", 1),
+    "infinite": lambda data: data.replace(b"0.9,", b"1e999,", 1),
+    "left out default": lambda data: data.replace(b',\n      "graph": null', b"", 1),
+}
+
+
+def test_manifest__of_another_form_is_refused(source: Path) -> None:
+    """Its digest is right, but the cache would list it by that of the canonical form."""
+    data = (source.parent / "stride/manifest.json").read_bytes()
+    for rewrite in REWRITTEN.values():
+        with pytest.raises(ZooError, match="is not in canonical form"):
+            parse_manifest(rewrite(data), what="it")
+    far = Zoo(FolderStorage(source))
+    digest = far.read_index().entries["tiny/stride"].latest
+    changed = REWRITTEN["indented by four"](data)
+    (source / blob_path(hash_bytes(changed))).write_bytes(changed)
+    index = source / "index.json"
+    index.write_text(index.read_text().replace(digest, hash_bytes(changed)))
+    assert zoo("pull", "tiny/stride", f"zoo={source}") == 2
+    assert Zoo(cache_storage()).read_index().entries == {}
+    (source.parent / "stride/manifest.json").write_bytes(changed)
+    (source.parent / "stride/manifest.sha256").write_text(f"{hash_bytes(changed)}  manifest.json\n")
+    assert zoo("verify", source.parent / "stride") == 2
+
+
+def test_gc__waits_for_a_pull_and_keeps_what_it_downloads(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gc begins when all blobs have been downloaded and none is listed yet."""
+    WritableZoo(cache_storage()).add(open_entry(source.parent / "mlp"))
+    real = WritableZoo.register
+    collectors: list[threading.Thread] = []
+
+    def register(self: WritableZoo, manifest: EntryManifest, **options: object) -> None:
+        collectors.append(threading.Thread(target=zoo, args=("gc",)))
+        collectors[-1].start()
+        collectors[-1].join(0.5)
+        assert collectors[-1].is_alive()
+        real(self, manifest, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(WritableZoo, "register", register)
+    assert zoo("pull", "tiny/stride", f"zoo={source}") == 0
+    for collector in collectors:
+        collector.join(60)
+        assert not collector.is_alive()
+    assert len(collectors) == 1
+    find_entry("tiny/stride").verify()
+
+
+def test_index__lists_existing_versions_only(source: Path) -> None:
+    index = source / "index.json"
+    content = json.loads(index.read_text())
+    latest = content["entries"]["tiny/mlp"]["latest"]
+    changes: list[dict[str, object]] = [
+        {"versions": {}},
+        {"latest": "0" * 64},
+        {"aliases": {"stable": "0" * 64}},
+        {"versions": {latest: {"created": "", "size": 10**15}}},
+    ]
+    for change in changes:
+        entries = content["entries"]
+        bad = {**content, "entries": {**entries, "tiny/mlp": {**entries["tiny/mlp"], **change}}}
+        index.write_text(json.dumps(bad))
+        with pytest.raises(DamagedError, match=r"entries\.tiny/mlp"):
+            Zoo(FolderStorage(source)).open(EntryReference("tiny/mlp"))
+        assert zoo("pull", "tiny/mlp", f"zoo={source}") == 2
+    for key, value in {"serial": 10**40, "entries": {"\x1b[2Jx": entries["tiny/mlp"]}}.items():
+        index.write_text(json.dumps({**content, key: value}))
+        with pytest.raises(DamagedError, match=key):
+            Zoo(FolderStorage(source)).read_index()
+
+
+def test_manifest__bounds_the_size_of_an_entry(source: Path, tmp_path: Path) -> None:
+    far = Zoo(FolderStorage(source))
+    manifest = far.open(EntryReference("tiny/mlp")).manifest
+    content = manifest.model_dump()
+    record = {"sha256": "a" * 64, "size": 2 << 30}
+    for files in (
+        {f"{number}.json": record for number in range(3)},
+        {f"{number}.json": {**record, "size": 1} for number in range(10_001)},
+    ):
+        with pytest.raises(ValueError, match="an entry has 10,000 files of 4,294,967,296 bytes"):
+            EntryManifest.model_validate({**content, "files": files})
