@@ -13,6 +13,7 @@ from collect.config import DataConfig, SourceKind
 from collect.errors import PromptError
 from collect.traces.layout import prompt_digest
 from predictors.files import expand_home
+from zoo.digest import refuse_pipes
 
 CHARS_PER_TOKEN = 4
 """Approximate, for English and common vocabularies."""
@@ -80,12 +81,12 @@ def read_text_files(data: DataConfig) -> Iterator[str]:
     if not files:
         raise PromptError(f"data.path={data.path}: the folder contains no *.txt")
     for path in files:
-        yield path.read_text(encoding="utf-8", errors="replace")
+        yield refuse_pipes(path).read_text(encoding="utf-8", errors="replace")
 
 
 def read_jsonl(data: DataConfig) -> Iterator[str]:
     path = _local(data)
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -96,6 +97,9 @@ def read_jsonl(data: DataConfig) -> Iterator[str]:
                 raise PromptError(
                     f"{where} is not JSON ({error.msg}); use data=text for plain text"
                 ) from None
+            except (ValueError, RecursionError) as error:
+                # Bytes that are not UTF-8, a number of thousands of digits, or lists within lists.
+                raise PromptError(f"{where} cannot be read as JSON: {error}") from None
             yield row if isinstance(row, str) else extract_text(row, data.fields, where=where)
 
 

@@ -9,6 +9,8 @@ import yaml
 from omegaconf._utils import get_yaml_loader
 
 from configs.errors import ConfigError, not_an_option
+from zoo.digest import refuse_pipes
+from zoo.errors import ZooError
 
 MOST_VALUES = 100_000
 """Values of a file of options at most."""
@@ -48,12 +50,13 @@ def read_options(arguments: Sequence[str], files: Sequence[Path]) -> list[Option
 def read_option_file(file: Path) -> list[Option]:
     """Reads a YAML file of options with nested or dotted keys; ConfigError if it is not one."""
     try:
-        with file.open(encoding="utf-8") as stream:
+        with refuse_pipes(file).open(encoding="utf-8") as stream:
             # OmegaConf's safe loader, a subclass of yaml.SafeLoader: numbers such as 1e-3 and
             # repeated keys are read as in configs/. OmegaConf.load would resolve ${...} in texts.
             values = yaml.load(stream, Loader=get_yaml_loader())
-    except OSError as error:
-        raise ConfigError(f"--config {file}: {error.strerror or error}") from error
+    except (OSError, ZooError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--config {file}: {reason}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--config {file}: not a YAML file: {error}") from error
     except RecursionError as error:

@@ -77,6 +77,18 @@ def read_inside(folder: Path, path: str, *, limit: int) -> bytes:
         return file.read(limit + 1)
 
 
+def refuse_pipes(path: Path) -> Path:
+    """Returns the path of a file that the user names.
+
+    Raises ZooError if it is a pipe, a socket or a device: reading it might take for ever.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ZooError(
+            f"{path} is a pipe, a socket or a device; write its content to a file and name that"
+        )
+    return path
+
+
 def read_plain_file(path: Path, *, limit: int) -> bytes:
     """Reads at most `limit` + 1 bytes of a file that the user names, which may be a link.
 

@@ -1,5 +1,6 @@
 """Pulls entries into the user's zoo: each blob once, in parallel, interrupted downloads resumed."""
 
+import errno
 import hashlib
 import logging
 import os
@@ -136,6 +137,13 @@ def _download(
             os.fsync(file.fileno())
     except FileNotFoundError as error:
         raise DamagedError(f"{what} is missing in {source.address}") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(
+            f"{what}: the disk of {partial.parent} is full; free some space and pull again to "
+            "resume, or set MOECAST_CACHE to a folder on another disk"
+        ) from error
     if arrived < size:
         raise UnreachableError(
             f"{what}: {arrived:,} of {size:,} bytes came from {source.address}; pull again to "

@@ -77,7 +77,7 @@ def list_docstrings() -> Iterator[str]:
 
 def make_prompts(model: Path, count: int, *, num_tokens: int, new_tokens: int) -> list[BatchPrompt]:
     """Returns `count` prompts of `num_tokens`, each of another docstring."""
-    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
     prompts: list[BatchPrompt] = []
     for text in dict.fromkeys(list_docstrings()):
         tokens = tokenizer(text)["input_ids"]

@@ -174,7 +174,9 @@ def run_peers(config: PeersConfig) -> None:
     peers = choose_peers(config)
     weights = write_layouts(config.model, config.work)
     experts_bytes, others_bytes = weight_bytes(weights[WeightLayout.FUSED])
-    tokenizer = AutoTokenizer.from_pretrained(config.model, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        config.model, local_files_only=True, trust_remote_code=False
+    )
     questions = Questions(
         prompts=[tokenizer(prompt)["input_ids"] for prompt in PROMPTS],
         new_tokens=config.max_new_tokens,

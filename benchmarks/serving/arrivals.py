@@ -47,7 +47,9 @@ COUNTERS = {
 
 def load_texts(folder: Path, number: int, longest: int, seed: int) -> list[list[int]]:
     """Returns token ids of different texts, each of at least `longest` tokens."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     data = DataConfig(
         name="pysource",
         kind=SourceKind.PYSOURCE,

@@ -40,7 +40,9 @@ class PlainModel:
     """The model in plain Transformers: every expert in memory, no server, no budget."""
 
     def __init__(self, folder: Path):
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         # The dtype of configs/model/qwen2-moe-tiny.yaml.
         self._model = load_plain(folder, dtype=torch.float32)
 

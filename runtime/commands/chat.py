@@ -21,6 +21,7 @@ from runtime.generation.chat.conversation import Conversation
 from runtime.generation.chat.generator import ChatAnswer, ChatGenerator
 from runtime.generation.chat_template import end_of_turn
 from runtime.hf.tokens import context_length, load_tokenizer
+from zoo.digest import refuse_pipes
 
 HELP = """/reset   forget the conversation (the system prompt stays)
 /stats   hits, bytes, times and memory since the start
@@ -73,7 +74,7 @@ def load_chat_tokenizer(folder: Path, chat_template: Path | None) -> PreTrainedT
     tokenizer = load_tokenizer(folder)
     if chat_template is not None:
         try:
-            tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+            tokenizer.chat_template = refuse_pipes(chat_template).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"chat_template={chat_template} cannot be read ({error}); name an existing file"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from predictors.errors import MoecastError
 from predictors.files import expand_home
+from zoo.digest import refuse_pipes
 
 KEY_VARIABLE = "MOECAST_API_KEY"
 FILE_PREFIX = "@"
@@ -30,7 +31,7 @@ def load_api_keys(key: str | None, environment: Mapping[str, str]) -> frozenset[
     if key.startswith(FILE_PREFIX):
         path = expand_home(key[1:])
         try:
-            text = path.read_text(encoding="utf-8")
+            text = refuse_pipes(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise MoecastError(f"{source}=@{path}: cannot read the file ({error})") from error
         entries = text.splitlines()

@@ -17,6 +17,7 @@ from runtime.generation.chat_template import (
 )
 from runtime.hf.kv import CacheSize
 from runtime.hf.tokens import context_length, eos_token_ids
+from zoo.digest import refuse_pipes
 
 RECOMMENDED_OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Options whose default a model's generation_config.json may set."""
@@ -120,7 +121,7 @@ def read_model_info(
         ChatError: the file is not a chat template.
     """
     if chat_template is not None:
-        tokenizer.chat_template = chat_template.read_text(encoding="utf-8")
+        tokenizer.chat_template = refuse_pipes(chat_template).read_text(encoding="utf-8")
         # Every template accepts a user's message.
         render([{"role": "user", "content": "?"}], tokenizer)
     text_config = model.config.get_text_config()

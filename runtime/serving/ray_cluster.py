@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from predictors.errors import MoecastError
+from predictors.files import expand_home
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("predictors", "zoo", "runtime", "collect", "train")
@@ -53,7 +54,7 @@ def prepare(address: str | None) -> None:
         # A token for this run only; otherwise Ray writes one to the user's home folder.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         return
-    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token")).expanduser()
+    file = expand_home(os.environ.get("RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"))
     if not os.environ.get("RAY_AUTH_TOKEN") and not file.is_file():
         raise ClusterError(
             "missing token to join a Ray cluster: set RAY_AUTH_TOKEN_PATH to the cluster's token "

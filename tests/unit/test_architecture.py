@@ -53,6 +53,10 @@ HEAVY = {
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve"}
 
 
+FOREIGN_LOADERS = ("benchmarks.peers.workers.with_airllm",)
+"""Load with another library, which has no such argument."""
+
+
 def top(module: str) -> str:
     return module.split(".")[0]
 
@@ -186,4 +190,19 @@ def test_sources__unpickle_nothing() -> None:
             for node in ast.walk(source.tree)
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
         ]
+    assert not offenders
+
+
+def test_models__are_never_loaded_with_code_of_their_own() -> None:
+    """Without the argument, Transformers asks standard input whether to run that code."""
+    offenders = [
+        f"{source.path}:{node.lineno}"
+        for source in sources(*PACKAGES, "benchmarks").values()
+        if source.module not in FOREIGN_LOADERS
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "from_pretrained"
+        and "trust_remote_code=False" not in map(ast.unparse, node.keywords)
+    ]
     assert not offenders

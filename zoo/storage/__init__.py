@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from predictors.errors import MoecastError
+from predictors.files import expand_home
 from zoo.errors import StorageError
 from zoo.storage.base import ByteStream, FileStorage, Storage, WritableStorage
 from zoo.storage.folder import FolderStorage, PackageStorage
@@ -19,7 +21,7 @@ __all__ = [
 def open_storage(where: str | Path) -> Storage:
     """Returns the storage at a folder or an address; nothing is read yet.
 
-    Raises ZooError for an hf:// address that names no repository.
+    Raises ZooError for an hf:// address that names no repository and for `~USER` without a home.
     """
     if isinstance(where, Path):
         return FolderStorage(where)
@@ -37,11 +39,10 @@ def open_storage(where: str | Path) -> Storage:
         from zoo.storage.objects import ObjectStorage
 
         return ObjectStorage(where)
-    folder = Path(where.removeprefix("file://"))
     try:
-        folder = folder.expanduser()
-    except RuntimeError as error:
-        raise StorageError(f"{where}: there is no such user or home folder") from error
+        folder = expand_home(where.removeprefix("file://"))
+    except MoecastError as error:
+        raise StorageError(str(error)) from error
     try:
         folder.lstat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):

@@ -28,11 +28,14 @@ def device_map(config: AutoConfig, budget_bytes: int) -> dict[str, str]:
 def offloaded(request: PeerRequest) -> PreTrainedModel:
     """Loads the model with its weights placed as `device_map` says."""
     torch.set_num_threads(request.threads)
-    config = AutoConfig.from_pretrained(request.weights, local_files_only=True)
+    config = AutoConfig.from_pretrained(
+        request.weights, local_files_only=True, trust_remote_code=False
+    )
     model = AutoModelForCausalLM.from_pretrained(
         request.weights,
         dtype=torch.float32,
         local_files_only=True,
+        trust_remote_code=False,
         experts_implementation="eager",
         device_map=device_map(config, request.budget_bytes),
         offload_folder=request.scratch,

@@ -15,6 +15,7 @@ def load(request: PeerRequest) -> AnswerFunction:
         request.weights,
         dtype=torch.float32,
         local_files_only=True,
+        trust_remote_code=False,
         experts_implementation=request.options.get("experts"),
     )
     return greedy_answers(model.eval())

@@ -14,6 +14,7 @@ from runtime.errors import PromptFileError
 from runtime.generation.chat_template import render
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.store.model_check import has_tokenizer
+from zoo.digest import refuse_pipes
 
 KEYS = ("id", "prompt", "messages", "tokens", "max_new_tokens")
 KINDS = ("prompt", "messages", "tokens")
@@ -57,7 +58,7 @@ def read_prompts(
         PromptFileError: the file does not exist, or a line is not a valid prompt.
     """
     try:
-        raw = path.read_bytes()
+        raw = refuse_pipes(path).read_bytes()
     except OSError as error:
         raise PromptFileError(
             f"input={path}: {error.strerror}; give a file of JSON lines"

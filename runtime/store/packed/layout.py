@@ -58,6 +58,18 @@ class PackedLayout:
         return [end - start for [(start, end)] in self.chunk_ranges]
 
     @property
+    def padding_ranges(self) -> list[tuple[int, int]]:
+        """The bytes of a record that belong to no part: zero in every record."""
+        after, ranges = 0, []
+        for parts, end in zip(self.chunks, self.ends, strict=True):
+            for part in parts:
+                ranges.append((after, part.offset))
+                after = part.offset + part.bytes_as(self.dtypes[part.parameter])
+            ranges.append((after, end))
+            after = end
+        return [(start, end) for start, end in ranges if start < end]
+
+    @property
     def parts(self) -> list[PackedPart]:
         return [part for chunk in self.chunks for part in chunk]
 

@@ -1,5 +1,6 @@
 """Experts from a packed store: aligned direct reads, no byte used that is not as it was written."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class PackedStore(ExpertStore):
         self._paths = [folder / layer.file for layer in contents.layers]
         self._checksums = self._tables(checksums)
         self._check_sizes()
+        self._check_padding()
         self._files = FileReader(page_cache=page_cache)
 
     def _tables(self, raw: bytes) -> list[np.ndarray]:
@@ -75,6 +77,22 @@ class PackedStore(ExpertStore):
                     f"{path} has {size} bytes where {expected} belong; pack the model again "
                     f"(moecast pack output={self.folder} overwrite=true)"
                 )
+
+    def _check_padding(self) -> None:
+        """Refuses a first record with other bytes than zeros between its parts.
+
+        They are weights that the manifest denies: a record of small experts has the same size,
+        whole blocks, with 8 bits as with 16.
+        """
+        for path, layout in zip(self._paths, self.layouts, strict=True):
+            with path.open("rb") as file:
+                for start, end in layout.padding_ranges:
+                    if any(os.pread(file.fileno(), end - start, start)):
+                        raise StoreError(
+                            f"{path}: bytes {start} to {end} belong to no parameter and are not "
+                            "zero: it is damaged, or its manifest is of other experts. Pack the "
+                            f"model again (moecast pack output={self.folder} overwrite=true)"
+                        )
 
     scratch_bytes = 0
 

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from collect.config import DataConfig, SourceKind
+from collect.prompts import load_prompts
+from configs.options import read_option_file
 from configs.program import hide_current_folder
 from moecast.own_packages import import_own
+from predictors.errors import MoecastError
+from runtime.generation.batch.prompts import PromptEncoder, read_prompts
+from runtime.serving.auth import load_api_keys
 from tests.builders.shadows import shadowing_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -103,3 +109,34 @@ def test_ray_worker__imports_this_projects_packages(tmp_path: Path) -> None:
     code = "import cloudpickle, pathlib; cloudpickle.loads(pathlib.Path('hook').read_bytes())()"
     done = python(tmp_path, "-c", f"{code}; import train; print(train.__file__)")
     assert done.stdout.strip() == str(ROOT / "train/__init__.py"), done.stderr
+
+
+ENCODER = PromptEncoder(of_text=lambda _: [1], of_messages=lambda _: [1], vocabulary=10)
+READERS = {
+    "--config": read_option_file,
+    "batch input": lambda path: read_prompts(path, ENCODER, max_new_tokens=1),
+    "key": lambda path: load_api_keys(f"@{path}", {}),
+    "data, one file": lambda path: load_prompts(DataConfig(kind=SourceKind.TEXT, path=str(path))),
+    "data, a folder": lambda path: load_prompts(
+        DataConfig(kind=SourceKind.TEXT, path=str(path.parent))
+    ),
+    "JSON lines": lambda path: load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path))),
+}
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_pipe__in_place_of_a_file_is_refused_at_once(what: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.txt"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        if what != "data, a folder" or path is pipe:
+            with pytest.raises(MoecastError, match=f"{path}.*(pipe|no such file)"):
+                READERS[what](path)
+
+
+@pytest.mark.parametrize("line", [b'"\xff"', b"[" * 5000, b"9" * 5000, b"[" * 900 + b"]" * 900])
+def test_json_lines__of_any_damage_name_the_line(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"text": "A long enough text"}\n{"text": ' + line + b"}\n")
+    with pytest.raises(MoecastError, match="line 2|no text of at least"):
+        load_prompts(DataConfig(kind=SourceKind.JSONL, path=str(path), min_chars=1000))

@@ -1,5 +1,6 @@
 """Hostile names, cards, addresses and caches: refused with a cause, or shown harmlessly."""
 
+import errno
 import json
 import os
 import sys
@@ -119,6 +120,40 @@ def test_pull__checks_free_space_first(far: Far, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(DiskFullError, match="where 10 are free"):
         pull_tiny(address)
     assert not any(path.startswith("blobs") and site.gets[path] > 1 for path in site.gets)
+
+
+def test_pull__to_a_disk_that_fills_up_is_resumed(
+    far: Far, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, _ = far
+    partial, write = cache_storage().folder / "partial", os.fsync
+
+    def fail(handle: int) -> None:
+        if any(os.path.samestat(file.stat(), os.fstat(handle)) for file in partial.glob("*")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(handle)
+
+    with monkeypatch.context() as full:
+        full.setattr("zoo.pull.os.fsync", fail)
+        with pytest.raises(DiskFullError, match="is full; free some space and pull again"):
+            pull_tiny(address)
+    pull_tiny(address)
+    find_entry("tiny/stride").verify()
+
+
+def test_locked_zoo__of_a_package_imports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "evil/inner").mkdir(parents=True)
+    for name in ("evil/__init__.py", "evil/inner/__init__.py"):
+        (tmp_path / name).write_text("raise SystemExit('this code was run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for package in ("evil", "evil.inner", "evil.absent", "os", "../evil", "evil/inner", ""):
+        record = {"digest": "0" * 64, "zoo": f"package://{package}"}
+        (tmp_path / "zoo.lock").write_text(json.dumps({"entries": {"tiny/stride": record}}))
+        assert zoo("pull", f"locked={tmp_path / 'zoo.lock'}") == 2
+    assert "Error:" not in capsys.readouterr().err
+    assert not {"evil", "evil.inner"} & set(sys.modules)
 
 
 def test_index__has_a_total_deadline(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
