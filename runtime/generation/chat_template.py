@@ -12,7 +12,7 @@ which a base model continues like any dialogue:
 and the answer ends where the model begins the next `User:`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jinja2 import TemplateError
@@ -42,8 +42,16 @@ def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
-def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def render(
+    messages: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    check_text: Callable[[str], None] = lambda _: None,
+) -> list[int]:
     """Render the token ids of the conversation up to where the assistant's answer begins.
+
+    Args:
+        check_text: called with the text before it is encoded; its exceptions are passed on.
 
     Raises:
         ChatError: there is no message, or the model's template refuses them (roles out of order,
@@ -52,17 +60,22 @@ def render(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> l
     if not messages:
         raise ChatError("no messages: a conversation needs at least one")
     if not has_template(tokenizer):
-        return list(tokenizer(plain_text(messages))["input_ids"])
+        text = plain_text(messages)
+        check_text(text)
+        return list(tokenizer(text)["input_ids"])
     try:
-        encoded = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
         )
     except TemplateError as error:
         raise ChatError(
             f"the model's chat template refuses these messages: {error}; its roles are most often "
             "one optional system message, then alternating user and assistant messages"
         ) from error
-    return list(encoded["input_ids"])
+    assert isinstance(text, str)
+    check_text(text)
+    # The template writes the special tokens at the beginning itself.
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def plain_text(messages: Sequence[Message]) -> str:

@@ -49,6 +49,15 @@ class QueueFull(RequestError):
     retry_after_seconds = 1
 
 
+class ServerBusy(RequestError):
+    """Other requests take the memory that this one needs before it can be checked."""
+
+    status = 503
+    kind = "service_unavailable_error"
+    code = "overloaded"
+    retry_after_seconds = 1
+
+
 class NotReady(RequestError):
     """The model is loading."""
 

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from runtime.generation.chat_template import render
@@ -128,7 +129,7 @@ def parse_chat(body: ChatRequest, info: ModelInfo, limits: RequestLimits) -> Gen
         ChatError: the template rejects the messages.
     """
     check_limits(body, info, limits)
-    tokens = render(template_messages(body.messages), info.tokenizer)
+    tokens = render_messages(body.messages, info)
     max_tokens = body.max_completion_tokens or body.max_tokens
     sampling = resolve_sampling(
         body,
@@ -199,7 +200,14 @@ def encode_prompt(
     return RequestPrompt(tokens=tokens, echoed=echoed)
 
 
+def render_messages(messages: list[ChatMessage], info: ModelInfo) -> list[int]:
+    """Token ids of messages, as the model's chat template writes them."""
+    check = partial(require_text_length, info=info, param="messages")
+    return render(template_messages(messages), info.tokenizer, check_text=check)
+
+
 def encode_text(text: str, info: ModelInfo, *, add_special_tokens: bool) -> list[int]:
+    require_text_length(text, info, param="prompt")
     encoding = info.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
     return list(encoding["input_ids"])
 
@@ -232,11 +240,28 @@ def require_length(tokens: list[int], info: ModelInfo, *, param: str) -> None:
         )
 
 
+def require_text_length(text: str, info: ModelInfo, *, param: str) -> None:
+    """Raise ContextTooLong for a text that has too many tokens, however it is encoded.
+
+    Encoding takes a second and 100 MiB for each megabyte.
+    """
+    limit = info.context_length
+    if limit is None or info.max_token_bytes is None:
+        return
+    num_bytes = len(text.encode())
+    if num_bytes > limit * info.max_token_bytes:
+        raise ContextTooLong(
+            f"{param}: {num_bytes} bytes of text are more than {num_bytes // info.max_token_bytes} "
+            f"tokens; this model's context length is {limit}",
+            param=param,
+        )
+
+
 def tokenize_body(body: TokenizeRequest, info: ModelInfo) -> list[int]:
     """Token ids of a text or of messages."""
     require_model(body.model, info)
     if body.messages is not None:
-        return render(template_messages(body.messages), info.tokenizer)
+        return render_messages(body.messages, info)
     assert body.prompt is not None
     return encode_text(body.prompt, info, add_special_tokens=body.add_special_tokens)
 

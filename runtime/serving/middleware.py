@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.serving.auth import ApiKeys
 from runtime.serving.config import is_loopback
-from runtime.serving.errors import error_body
+from runtime.serving.errors import ServerBusy, error_body
+from runtime.serving.parse_slots import ParseSlot, ParseSlots
 
 log = logging.getLogger(__name__)
 
@@ -164,24 +165,54 @@ class BodyLimitMiddleware:
 
     Requiring the content type blocks forms of other web pages: browsers send them without asking,
     but not as application/json.
+
+    The application is called when the request has a slot (`runtime.serving.parse_slots`). Its
+    answer releases the slot; a route that parses first and answers much later releases
+    `request.state.parse_slot` in between.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_seconds: float):
         self._app, self._max_bytes, self._timeout_seconds = app, max_bytes, timeout_seconds
+        self._slots = ParseSlots()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] not in METHODS_WITH_BODY:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
+        slot = ParseSlot(self._slots)
+
+        async def send_and_release(message: Message) -> None:
+            slot.release()
+            await send(message)
+
+        try:
+            content = b""
+            if scope["method"] in METHODS_WITH_BODY:
+                received = await self._read(scope, receive, send, slot)
+                if received is None:
+                    return
+                content = received
+            if await slot.wait(receive):
+                scope.setdefault("state", {})["parse_slot"] = slot
+                again = replay_body(content, receive)
+                content = received = b""  # large bodies are freed once they are parsed
+                await self._app(scope, again, send_and_release)
+        finally:
+            slot.release()
+
+    async def _read(
+        self, scope: Scope, receive: Receive, send: Send, slot: ParseSlot
+    ) -> bytes | None:
+        """The body; None once an error has been sent, or if the client has disconnected."""
         length = read_header(scope, b"content-length") or b""
         if length.isdigit() and int(length[:20]) > self._max_bytes:
             await self._send_too_large(send)
-            return
+            return None
         kind = (read_header(scope, b"content-type") or b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
             problem = "the body must be JSON: send Content-Type: application/json"
             await send_error(send, 415, problem)
-            return
+            return None
         content = bytearray()
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -189,17 +220,25 @@ class BodyLimitMiddleware:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return
-                    content += message.get("body", b"")
+                        return None
+                    piece = message.get("body", b"")
                     more = message.get("more_body", False)
-                    if len(content) > self._max_bytes:
+                    if len(content) + len(piece) > self._max_bytes:
                         await self._send_too_large(send)
-                        return
+                        return None
+                    slot.add(len(piece))
+                    content += piece
         except TimeoutError:
             late = f"the body did not arrive within {self._timeout_seconds:g} s"
             await send_error(send, 408, late, headers={"connection": "close"})
-            return
-        await self._app(scope, replay_body(bytes(content), receive), send)
+            return None
+        except ServerBusy as busy:
+            headers = {"connection": "close", "retry-after": str(busy.retry_after_seconds)}
+            await send_error(
+                send, busy.status, str(busy), kind=busy.kind, code=busy.code, headers=headers
+            )
+            return None
+        return bytes(content)
 
     async def _send_too_large(self, send: Send) -> None:
         message = f"the body is larger than {self._max_bytes} bytes; raise max_body, or send less"
@@ -208,13 +247,12 @@ class BodyLimitMiddleware:
 
 def replay_body(content: bytes, receive: Receive) -> Receive:
     """A receive function that returns the whole body first, then what `receive` returns."""
-    is_sent = False
+    message: Message | None = {"type": "http.request", "body": content, "more_body": False}
+    del content
 
     async def receive_again() -> Message:
-        nonlocal is_sent
-        if is_sent:
-            return await receive()
-        is_sent = True
-        return {"type": "http.request", "body": content, "more_body": False}
+        nonlocal message
+        first, message = message, None
+        return first or await receive()
 
     return receive_again

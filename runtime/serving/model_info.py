@@ -16,6 +16,7 @@ from runtime.generation.chat_template import (
     special_ids,
 )
 from runtime.hf.kv import CacheSize
+from runtime.hf.token_bytes import max_token_bytes
 from runtime.hf.tokens import context_length, eos_token_ids
 from zoo.digest import refuse_pipes
 
@@ -86,6 +87,8 @@ class ModelInfo:
     default_sampling: dict[str, float] = field(default_factory=dict)
     """The model's recommended options, without those that it does not set."""
     has_template: bool = True
+    max_token_bytes: int | None = None
+    """Most bytes of text that one token can stand for; None: unknown."""
     kv_budget: KVCacheBudget | None = None
     """None: only `max_running` bounds the KV caches."""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -141,6 +144,7 @@ def read_model_info(
             if (value := getattr(model.generation_config, name, None)) is not None
         },
         has_template=has_template(tokenizer),
+        max_token_bytes=max_token_bytes(tokenizer),
         kv_budget=kv_budget,
     )
 

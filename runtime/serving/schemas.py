@@ -257,7 +257,23 @@ class ChatMessage(RequestBody):
         return self.content or ""
 
 
-Messages = Annotated[list[ChatMessage], FIRST_ERROR, Field(min_length=1), at_most(MAX_ITEMS)]
+def bound_parts(given: Any) -> Any:
+    """Reject messages with more than `MAX_ITEMS` parts together, before any is validated."""
+    if isinstance(given, list):
+        contents = [message.get("content") for message in given if isinstance(message, dict)]
+        num_parts = sum(len(content) for content in contents if isinstance(content, list))
+        if num_parts > MAX_ITEMS:
+            raise ValueError(f"they have {num_parts} parts; at most {MAX_ITEMS} are allowed")
+    return given
+
+
+Messages = Annotated[
+    list[ChatMessage],
+    FIRST_ERROR,
+    Field(min_length=1),
+    BeforeValidator(bound_parts),
+    at_most(MAX_ITEMS),
+]
 
 
 class ChatRequest(GenerationBody):

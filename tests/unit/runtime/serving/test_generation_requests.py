@@ -12,9 +12,14 @@ from runtime.errors import CheckpointError
 from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
 from runtime.hf.kv import CacheSize
 from runtime.serving.errors import ContextTooLong, RequestError
-from runtime.serving.generation_requests import RequestLimits, parse_chat, parse_completion
+from runtime.serving.generation_requests import (
+    RequestLimits,
+    parse_chat,
+    parse_completion,
+    tokenize_body,
+)
 from runtime.serving.model_info import KVCacheBudget, ModelInfo
-from runtime.serving.schemas import ChatRequest, CompletionRequest
+from runtime.serving.schemas import ChatRequest, CompletionRequest, TokenizeRequest
 from tests.builders.serving import tiny
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
@@ -193,3 +198,31 @@ def test_logprobs__of_all_answers_together_are_bounded() -> None:
     parse_chat(ChatRequest.model_validate(chat), long, limits)
     with pytest.raises(RequestError, match="688128 log-probabilities"):
         parse_chat(ChatRequest.model_validate(chat), long, replace(limits, max_new_tokens=8192))
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_texts_that_cannot_fit__are_refused_before_they_are_encoded(has_template: bool) -> None:
+    class Unused:
+        chat_template = "template" if has_template else None
+
+        def apply_chat_template(self, messages: list[Any], **_: Any) -> str:
+            return messages[0]["content"]
+
+    model = info(tokenizer=Unused(), max_token_bytes=3)
+    long, bodies = "\u20ac" * 201, []
+    bodies.append(lambda: parse_completion(completion(prompt=[long]), model, LIMITS))
+    messages = [{"role": "user", "content": long}]
+    chat = ChatRequest.model_validate({"messages": messages})
+    bodies.append(lambda: parse_chat(chat, model, LIMITS))
+    for fields in ({"prompt": long}, {"messages": messages}):
+        body = TokenizeRequest.model_validate(fields)
+        bodies.append(lambda body=body: tokenize_body(body, model))
+    for parse in bodies:
+        with pytest.raises(ContextTooLong, match="bytes of text are more than 20[0-9] tokens"):
+            parse()
+
+
+def test_texts_that_may_fit__are_encoded() -> None:
+    body = TokenizeRequest.model_validate({"prompt": "a" * 600})
+    for more in ({"max_token_bytes": 3}, {"max_token_bytes": None}, {"context_length": None}):
+        assert tokenize_body(body, info(**more)) == TOKENIZER("a" * 600)["input_ids"]

@@ -38,6 +38,7 @@ MALFORMED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "messages of empty objects": (ChatRequest, {"messages": [{}] * MANY}),
     "content of numbers": (ChatRequest, chat([1] * MANY)),
     "content of objects": (ChatRequest, chat([{}] * MANY)),
+    "parts of messages": (ChatRequest, {"messages": chat([{}] * MAX_ITEMS)["messages"] * 49}),
     "fields of a message": (ChatRequest, chat("a", **FIELDS)),
     "messages to tokenize": (TokenizeRequest, {"messages": [[]] * MANY}),
     "tokens": (DetokenizeRequest, {"tokens": ["a"] * MANY}),
@@ -77,3 +78,14 @@ def test_stop__is_a_text_or_a_list() -> None:
     assert CompletionRequest.model_validate({"prompt": "a", "stop": "b"}).stops == ("b",)
     assert CompletionRequest.model_validate({"prompt": "a", "stop": ["b"]}).stops == ("b",)
     assert CompletionRequest.model_validate({"prompt": "a", "stop": None}).stops == ()
+
+
+def test_messages__are_bounded_by_all_their_parts() -> None:
+    part = {"type": "text", "text": "a"}
+    message = {"role": "user", "content": [part] * (MAX_ITEMS // 2)}
+    assert ChatRequest.model_validate({"messages": [message] * 2}).messages[1].text
+    with pytest.raises(ValidationError, match=f"they have {MAX_ITEMS + 1} parts") as caught:
+        ChatRequest.model_validate(
+            {"messages": [message] * 2 + [{"role": "user", "content": [part]}]}
+        )
+    assert caught.value.errors()[0]["loc"] == ("messages",)
