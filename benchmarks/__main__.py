@@ -42,6 +42,7 @@ TABLE = (
     ("clients", "serving.clients", "server: openai, litellm, lm-eval, locust, aiperf, unmodified"),
     ("arrivals", "serving.arrivals", "server: latency under a public trace's arrivals, by system"),
     ("soak", "serving.soak", "server: memory, threads and descriptors under a long mixed load"),
+    ("attack", "serving.attack", "server: honest clients beside hostile ones, with little memory"),
 )
 """Name, module and summary; the module has the function `run_NAME`."""
 

@@ -349,6 +349,22 @@ class SoakConfig(ServingConfig):
 
 
 @dataclass(kw_only=True)
+class AttackConfig(ServingConfig):
+    minutes: float = 60.0
+    """Duration of the attacks."""
+    honest: int = 3
+    """Clients that ask questions with known answers, one after another."""
+    hostile: int = 4
+    """Clients that attack, one way after another."""
+    model: Path | None = None
+    """Folder of a model; the reference model unless given."""
+    budget: str = "50%"
+    """Memory for experts."""
+    predictor: str | None = None
+    """Predictor of the server; its own choice unless given."""
+
+
+@dataclass(kw_only=True)
 class ScreenshotConfig(BenchmarkConfig):
     output: Path = Path("docs/images/status-page.png")
     """PNG file of the status page."""

@@ -96,14 +96,15 @@ def random_departures(
     return departures
 
 
-async def leave(url: str, departure: Departure) -> int | None:
+async def leave(url: str, departure: Departure, *, key: str | None = None) -> int | None:
     """Connects and leaves; returns the answer's status if one was read."""
     address = urlsplit(url)
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     request = (
         f"POST {departure.path} HTTP/1.1\r\nHost: {address.netloc}\r\n"
         "Content-Type: application/json\r\n"
-        f"Content-Length: {len(departure.body)}\r\n\r\n"
+        f"{authorization}Content-Length: {len(departure.body)}\r\n\r\n"
     ).encode() + departure.body
     lengths = {
         LeaveMoment.CONNECTED: 0,

@@ -231,6 +231,78 @@ class SoakReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HonestCounts:
+    """What clients got that ask questions with known answers."""
+
+    asked: int
+    answered: int
+    wrong: int
+    """Answers that differ from those given to the same question alone."""
+    refused: dict[str, int]
+    """Refusals with Retry-After by status; each was asked again."""
+    failed: dict[str, int]
+    """Anything else by status; `closed` where the connection ended without an answer."""
+    seconds_worst: float
+    """From the first try to the answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthReport:
+    """GET /health four times a second, each on a new connection."""
+
+    probes: int
+    failed: int
+    seconds_p99: float
+    seconds_worst: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitReport:
+    """The memory limit: weights other than experts, the budget and 400 MiB."""
+
+    limit_bytes: int
+    peak_anonymous_bytes: int
+    """Memory that no file holds."""
+    peak_bytes: int
+    """With the pages of the weights in the page cache."""
+    was_killed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackReport:
+    minutes: float
+    honest: HonestCounts
+    hostile: dict[str, dict[str, int]]
+    """What was answered to each attack."""
+    unexpected: int
+    """Answers to attacks that are none of those allowed."""
+    health: HealthReport
+    memory: LimitReport
+    before: Footprint
+    after: Footprint
+    left: dict[str, float]
+    """Gauges of the idle server."""
+    anonymous_slope: MemorySlope
+    """Of the samples under load."""
+    threads_leaked: int
+    descriptors_leaked: int
+    ended: ServerExit
+    samples: list[FootprintSample]
+    """One for each minute."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether every honest request was answered rightly, and the server stayed well."""
+        honest = self.honest
+        return (
+            honest.answered == honest.asked
+            and not (honest.wrong or honest.failed or self.unexpected)
+            and not (self.health.failed or self.memory.was_killed or any(self.left.values()))
+            and self.ended.exit_code == 0
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Percentiles:
     """The distribution of a latency, in seconds."""
 
@@ -299,6 +371,7 @@ class ServingReports:
     fuzz: FuzzReport | None = None
     disconnects: DisconnectsReport | None = None
     soak: SoakReport | None = None
+    attack: AttackReport | None = None
     clients: ClientsReport | None = None
     arrivals: ArrivalsReport | None = None
     arrivals_again: ArrivalsReport | None = None

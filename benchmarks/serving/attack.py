@@ -1,0 +1,332 @@
+"""Honest clients beside hostile ones, on a server with little memory.
+
+Honest clients ask questions whose answers are known from the server alone, before the first attack:
+each must be answered, with the same text and log-probabilities bit by bit. Refusals that say when
+to come back (429, 503 with Retry-After) are asked again. Hostile clients go through all of
+`hostile.ATTACKS` meanwhile. The memory limit is that of `benchmarks peers`: weights other than
+experts + budget + 400 MiB, pages of the weights in the page cache included; a server whose
+anonymous memory exceeds it is killed (Linux 6.5 or later, root).
+"""
+
+import asyncio
+import http.client
+import json
+import random
+import secrets
+import statistics
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from benchmarks.config import AttackConfig
+from benchmarks.peers.limit import MemoryLimiter
+from benchmarks.peers.run import ALLOWANCE_BYTES, weight_bytes
+from benchmarks.reports import default_threads, describe_machine
+from benchmarks.serving.disconnects import PROMPTS, fill_pool, idle_footprint
+from benchmarks.serving.hostile import ATTACKS, BUSY, Statuses, Victim, run_hostile
+from benchmarks.serving.rows import (
+    AttackReport,
+    FootprintSample,
+    HealthReport,
+    HonestCounts,
+    LimitReport,
+    write_part,
+)
+from benchmarks.serving.server import ServerProcess, run_server
+from benchmarks.serving.soak import fit_slope, take_sample
+from runtime.config import ModelConfig
+from runtime.policy.budget import Budget
+from runtime.store.model_source import resolve
+
+ANSWER_SECONDS = 600.0
+HEALTH_SECONDS = 0.25
+SAMPLE_SECONDS = 60.0
+SETTLE_SECONDS = 3.0
+EXTRA_SECONDS = 3600.0
+"""Time beyond the attacks' after which the server is ended."""
+QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
+    question
+    for seed, prompt in enumerate(PROMPTS)
+    for question in (
+        ("completions", {"prompt": prompt, "temperature": 0, "logprobs": 3}),
+        ("completions", {"prompt": prompt, "temperature": 0.8, "seed": seed, "stream": True}),
+        ("completions", {"prompt": [prompt, prompt[:9]], "temperature": 1, "seed": 7, "n": 2}),
+        ("completions", {"prompt": prompt, "temperature": 0, "echo": True, "logprobs": 1}),
+        ("chat/completions", {"messages": [{"role": "user", "content": prompt}]}),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": prompt}], "stream": True, "seed": seed},
+        ),
+    )
+)
+"""Paths and bodies; each gives the same answer every time."""
+NEW_TOKENS = 16
+
+
+@dataclass
+class HonestLog:
+    """What the honest clients saw."""
+
+    asked: int = 0
+    answered: int = 0
+    wrong: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+
+    def counts(self) -> HonestCounts:
+        return HonestCounts(
+            asked=self.asked,
+            answered=self.answered,
+            wrong=self.wrong,
+            refused=dict(self.refused),
+            failed=dict(self.failed),
+            seconds_worst=max(self.seconds, default=0.0),
+        )
+
+
+def read_choices(answer: httpx2.Response) -> list[Any]:
+    """Returns the choices of an answer; of a streamed one, the text and the end of each."""
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return answer.json()["choices"]
+    texts: dict[int, str] = defaultdict(str)
+    ends: dict[int, str] = {}
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    for event in events[:-1]:
+        for choice in json.loads(event)["choices"]:
+            texts[choice["index"]] += choice.get("text") or choice.get("delta", {}).get(
+                "content", ""
+            )
+            if choice["finish_reason"]:
+                ends[choice["index"]] = choice["finish_reason"]
+    return [events[-1], dict(texts), ends]
+
+
+async def ask_question(
+    http: httpx2.AsyncClient, api: str, number: int, log: HonestLog
+) -> list[Any] | None:
+    """Asks until there is an answer; None for one that is neither an answer nor a refusal."""
+    path, body = QUESTIONS[number]
+    started = time.monotonic()
+    log.asked += 1
+    while time.monotonic() < started + ANSWER_SECONDS:
+        try:
+            answer = await http.post(f"{api}/{path}", json=body | {"max_tokens": NEW_TOKENS})
+        except httpx2.TransportError as error:
+            log.failed["closed" if not str(error) else f"closed: {error}"] += 1
+            return None
+        status = str(answer.status_code)
+        if status in BUSY and (wait := answer.headers.get("retry-after", "")).isdigit():
+            log.refused[status] += 1
+            await asyncio.sleep(int(wait))
+            continue
+        if status != "200":
+            log.failed[f"{status}: {answer.text[:200]}"] += 1
+            return None
+        log.answered += 1
+        log.seconds.append(time.monotonic() - started)
+        return read_choices(answer)
+    log.failed["never answered"] += 1
+    return None
+
+
+async def learn_answers(api: str) -> list[list[Any] | None]:
+    """Returns the answers to all questions, asked one after another."""
+    async with httpx2.AsyncClient(timeout=ANSWER_SECONDS) as http:
+        return [await ask_question(http, api, n, HonestLog()) for n in range(len(QUESTIONS))]
+
+
+async def run_honest(
+    api: str, known: Sequence[Any], seed: int, until: float, log: HonestLog
+) -> None:
+    """Asks questions and compares their answers until the loop's time `until`."""
+    rng, loop = random.Random(seed), asyncio.get_running_loop()
+    async with httpx2.AsyncClient(timeout=ANSWER_SECONDS) as client:
+        while loop.time() < until:
+            number = rng.randrange(len(QUESTIONS))
+            answer = await ask_question(client, api, number, log)
+            log.wrong += answer is not None and answer != known[number]
+
+
+class HealthProbe:
+    """Asks for /health in a thread of its own, which no attack in this process holds up."""
+
+    def __init__(self, url: str) -> None:
+        self._netloc = urlsplit(url).netloc.rpartition("@")[2]
+        self._ends = threading.Event()
+        self._seconds: list[float] = []
+        self._failed = 0
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "HealthProbe":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ends.wait(HEALTH_SECONDS):
+            start = time.monotonic()
+            connection = http.client.HTTPConnection(self._netloc, timeout=60)
+            try:
+                connection.request("GET", "/health")
+                self._failed += connection.getresponse().status != 200
+            except (OSError, http.client.HTTPException):
+                self._failed += 1
+            finally:
+                connection.close()
+            self._seconds.append(time.monotonic() - start)
+
+    def report(self) -> HealthReport:
+        many = len(self._seconds) > 1
+        return HealthReport(
+            probes=len(self._seconds),
+            failed=self._failed,
+            seconds_p99=statistics.quantiles(self._seconds, n=100)[98] if many else 0.0,
+            seconds_worst=max(self._seconds, default=0.0),
+        )
+
+
+@dataclass
+class AttackLog:
+    """Everything that was counted and sampled."""
+
+    honest: HonestLog = field(default_factory=HonestLog)
+    hostile: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    samples: list[FootprintSample] = field(default_factory=list)
+
+    def note(self, name: str, statuses: Statuses) -> None:
+        self.hostile[name].update(statuses)
+
+    @property
+    def unexpected(self) -> int:
+        return sum(
+            number
+            for name, counts in self.hostile.items()
+            for status, number in counts.items()
+            if status not in ATTACKS[name].allowed | BUSY
+        )
+
+
+async def sample_minutes(target: ServerProcess, until: float, log: AttackLog) -> None:
+    start = time.monotonic()
+    while asyncio.get_running_loop().time() < until:
+        log.samples.append(take_sample(target, start))
+        await asyncio.sleep(SAMPLE_SECONDS)
+
+
+async def attack_server(
+    target: ServerProcess,
+    key: str,
+    known: Sequence[Any],
+    *,
+    seconds: float,
+    honest: int,
+    hostile: int,
+    seed: int,
+) -> AttackLog:
+    """Runs all clients together; `target` has the key in its URL."""
+    log, loop = AttackLog(), asyncio.get_running_loop()
+    until = loop.time() + seconds
+    plain = f"http://{urlsplit(target.url).netloc.rpartition('@')[2]}"
+    sampling = asyncio.create_task(sample_minutes(target, until, log))
+    await asyncio.gather(
+        *(run_honest(target.api, known, seed + n, until, log.honest) for n in range(honest)),
+        *(
+            run_hostile(Victim(plain, key, random.Random(seed + n)), until, log.note)
+            for n in range(hostile)
+        ),
+    )
+    sampling.cancel()
+    with suppress(asyncio.CancelledError):
+        await sampling
+    return log
+
+
+async def warm_up(target: ServerProcess, key: str) -> None:
+    """Attacks once in each way: the first requests make threads and memory that stay."""
+    plain = f"http://{urlsplit(target.url).netloc.rpartition('@')[2]}"
+    victim = Victim(plain, key, random.Random(0))
+    for attack in ATTACKS.values():
+        with suppress(ConnectionError):
+            await attack.run(victim)
+
+
+def memory_limit(model: Path, budget: str) -> int:
+    """Returns the bytes of weights other than experts, of the budget, and of everything else."""
+    experts_bytes, others_bytes = weight_bytes(model)
+    budget_bytes = Budget.parse(budget).resolve(total_bytes=experts_bytes)
+    return others_bytes + budget_bytes + ALLOWANCE_BYTES
+
+
+def run_attack(config: AttackConfig) -> None:
+    machine = describe_machine(default_threads())
+    model = resolve(ModelConfig()) if config.model is None else config.model
+    key = secrets.token_urlsafe(24)
+    options: dict[str, Any] = {"model.id": model, "budget": config.budget}
+    if config.predictor is not None:
+        options["predictor"] = config.predictor
+    seconds = 60 * config.minutes
+    with (
+        run_server(options, environment={"MOECAST_API_KEY": key}) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        target = replace(server, url=server.url.replace("://", f"://:{key}@"))
+        limiter = MemoryLimiter(
+            server.process, sorted(model.glob("*.safetensors")), memory_limit(model, config.budget)
+        )
+        limiting: Future[None] = pool.submit(limiter.watch, seconds + EXTRA_SECONDS)
+        known = asyncio.run(learn_answers(target.api))
+        fill_pool(target)
+        asyncio.run(warm_up(target, key))
+        before = idle_footprint(target)
+        with HealthProbe(server.url) as health:
+            log = asyncio.run(
+                attack_server(
+                    target,
+                    key,
+                    known,
+                    seconds=seconds,
+                    honest=config.honest,
+                    hostile=config.hostile,
+                    seed=config.seed,
+                )
+            )
+        target.wait_idle()
+        time.sleep(SETTLE_SECONDS)
+        after, left = idle_footprint(target, before), target.idle_gauges()
+        ended = target.stop()
+        limiting.result()
+    report = AttackReport(
+        minutes=config.minutes,
+        honest=log.honest.counts(),
+        hostile={name: dict(sorted(log.hostile[name].items())) for name in ATTACKS},
+        unexpected=log.unexpected,
+        health=health.report(),
+        memory=LimitReport(
+            limit_bytes=limiter.limit_bytes,
+            peak_anonymous_bytes=limiter.peak.anonymous,
+            peak_bytes=limiter.peak.total,
+            was_killed=limiter.was_killed,
+        ),
+        before=before,
+        after=after,
+        left=left,
+        anonymous_slope=fit_slope(log.samples),
+        threads_leaked=after.threads - before.threads,
+        descriptors_leaked=after.descriptors - before.descriptors,
+        ended=ended,
+        samples=log.samples,
+    )
+    write_part("attack", config, machine, report)
