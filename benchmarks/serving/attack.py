@@ -61,7 +61,7 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
         ("completions", {"prompt": prompt, "temperature": 0.8, "seed": seed, "stream": True}),
         ("completions", {"prompt": [prompt, prompt[:9]], "temperature": 1, "seed": 7, "n": 2}),
         ("completions", {"prompt": prompt, "temperature": 0, "echo": True, "logprobs": 1}),
-        ("chat/completions", {"messages": [{"role": "user", "content": prompt}]}),
+        ("chat/completions", {"messages": [{"role": "user", "content": prompt}], "temperature": 0}),
         (
             "chat/completions",
             {"messages": [{"role": "user", "content": prompt}], "stream": True, "seed": seed},

@@ -150,7 +150,7 @@ def fill_pool(target: ServerProcess) -> None:
 
     A pool starts a thread when more texts are tokenised at a time than ever before.
     """
-    body = {"prompt": "The lungs carry air to the blood. " * 4_000}
+    body = {"prompt": "The lungs carry air to the blood. " * 800}
 
     def tokenize(_: int) -> int:
         return httpx2.post(f"{target.url}/tokenize", json=body, timeout=60).status_code

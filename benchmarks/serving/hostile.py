@@ -319,10 +319,11 @@ ATTACKS: dict[str, Attack] = {
     "unread answers": Attack(read_nothing, LEFT),
     "disconnects": Attack(leave_in_the_middle, REFUSED | LEFT | {"200"}),
     "half-closed": Attack(close_half, REFUSED | {"200"}),
-    "headers": Attack(send_large_headers, REFUSED | {"closed", "401", "403", "431", "501"}),
+    "headers": Attack(send_large_headers, REFUSED | {"closed", "401", "403", "408", "431", "501"}),
     "keys": Attack(guess_keys, REFUSED | {"closed", "401", "404", "405"}),
     "noise": Attack(
-        send_noise, REFUSED | {"closed", "200", "401", "403", "404", "405", "415", "431", "505"}
+        send_noise,
+        REFUSED | {"closed", "200", "401", "403", "404", "405", "408", "415", "431", "505"},
     ),
     "cancelled": Attack(fill_the_queue, REFUSED | LEFT | {"200"}),
 }
