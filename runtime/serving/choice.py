@@ -143,7 +143,8 @@ class CompletionChoice:
             self._is_stopped = True
         else:
             text = self._stops.push(self._detokenizer.push(token))
-            self._is_stopped = self._stops.is_hit
+            held_text = self._detokenizer.held_text
+            self._is_stopped = self._stops.is_hit or self._stops.would_match(held_text)
         logprob = None if self._recorder is None else self._recorder.take(token)
         self._pending_events.append(
             TokenDelta(text=text, token=token, offset=offset, logprob=logprob)

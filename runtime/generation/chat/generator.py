@@ -81,7 +81,9 @@ class ChatGenerator:
                 answer.ended = True
             else:
                 self._add(answer, stop_strings.push(detokenizer.push(token)))
-                answer.ended = stop_strings.is_hit
+                answer.ended = stop_strings.is_hit or stop_strings.would_match(
+                    detokenizer.held_text
+                )
             return answer.ended
 
         inputs = torch.tensor([prompt], device=self._model.device)

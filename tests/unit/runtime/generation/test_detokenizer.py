@@ -1,9 +1,10 @@
 """Text comes in whole characters, concatenates to the whole, and ends before a stop string."""
 
 import threading
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -16,8 +17,10 @@ from runtime.generation.detokenizer import (
     StopStringMatcher,
     Vocabulary,
     byte_level_alphabet,
+    find_byte_tokens,
 )
 from runtime.serving.model_info import make_thread_safe
+from tests.builders.tokenizers import byte_fallback_tokenizer
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
 BYTES = {
@@ -48,8 +51,14 @@ def test_characters__come_with_their_last_byte(text: str) -> None:
     assert detokeniser.end() == ""
 
 
-@given(st.lists(st.sampled_from([*"aé€😀".encode(), 0xC3, 0xFF, 0xF0, 0x80, 0xE2]), max_size=60))
-def test_bytes_of_any_kind__concatenate_to_the_decoded_text(data: list[int]) -> None:
+BYTES_OF_CHARACTERS = [list(character.encode()) for character in "aé€😀\ufffd"]
+LONE_BYTES = [[byte] for byte in (*"é€😀 ".encode(), 0xC3, 0xFF, 0xF0, 0x80, 0xE2, 0xED, 0xA0)]
+
+
+@given(st.lists(st.sampled_from(BYTES_OF_CHARACTERS + LONE_BYTES), max_size=40))
+@example([*BYTES_OF_CHARACTERS[3:], *BYTES_OF_CHARACTERS[4:], [0xFF]])
+def test_bytes_of_any_kind__concatenate_to_the_decoded_text(parts: list[list[int]]) -> None:
+    data = [byte for part in parts for byte in part]
     tokens = [BYTES[byte] for byte in data]
     detokeniser = Detokenizer(TOKENIZER)
     pieces = [detokeniser.push(token) for token in tokens]
@@ -62,7 +71,9 @@ class CountingTokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self._tokenizer, self.longest = tokenizer, 0
-        self.all_special_ids = tokenizer.all_special_ids
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
     def decode(self, tokens: list[int], **options: bool) -> str:
         self.longest = max(self.longest, len(tokens))
@@ -72,7 +83,7 @@ class CountingTokenizer:
 @pytest.mark.parametrize("data", [b"\x80", b"\xf0", b"\xe2\x82\xac\xe2"])
 def test_bytes_that_are_no_character__take_no_longer_the_more_they_are(data: bytes) -> None:
     counting = CountingTokenizer(TOKENIZER)
-    detokeniser = Detokenizer(counting)  # type: ignore[arg-type]
+    detokeniser = Detokenizer(counting)
     tokens = [BYTES[byte] for byte in data * 500]
     shown = "".join(map(detokeniser.push, tokens))
     assert counting.longest <= 2 * CONTEXT_TOKENS
@@ -81,30 +92,90 @@ def test_bytes_that_are_no_character__take_no_longer_the_more_they_are(data: byt
     assert len(text) - len(shown) <= MAX_HELD_TOKENS
 
 
-def byte_fallback_tokenizer() -> PreTrainedTokenizerBase:
-    """A tokenizer as Llama's: letters, and every byte as `<0xNN>`."""
-    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256, "a": 257}
-    model = models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True)
-    tokenizer = Tokenizer(model)
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+LLAMA, GEMMA = byte_fallback_tokenizer(), byte_fallback_tokenizer(strips=False)
 
 
-def test_byte_fallback__characters_and_lone_bytes_are_decoded() -> None:
-    tokenizer = byte_fallback_tokenizer()
-    for data in ("€😀a€".encode(), b"\xff" * 40 + b"a" + "€".encode(), b"a\xe2\x82"):
-        tokens = [257 if byte == ord("a") else byte for byte in data]
-        counting = CountingTokenizer(tokenizer)
-        detokeniser = Detokenizer(counting)  # type: ignore[arg-type]
-        text = "".join([*map(detokeniser.push, tokens), detokeniser.end()])
-        assert text == tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
-        assert counting.longest <= 2 * CONTEXT_TOKENS
+@pytest.mark.parametrize("tokenizer", [LLAMA, GEMMA], ids=["llama", "gemma"])
+@pytest.mark.parametrize("skips", [True, False])
+@given(data=st.data())
+def test_byte_fallback__pieces_concatenate_to_the_decoded_text(
+    tokenizer: PreTrainedTokenizerBase, skips: bool, data: st.DataObject
+) -> None:
+    others = st.integers(256, len(tokenizer) + 1).map(lambda token: [token])
+    parts = st.one_of(st.sampled_from(BYTES_OF_CHARACTERS), others, st.sampled_from(LONE_BYTES))
+    tokens = [token for part in data.draw(st.lists(parts, max_size=40)) for token in part]
+    counting = CountingTokenizer(tokenizer)
+    detokeniser = Detokenizer(counting, skip_special_tokens=skips)
+    shown = ""
+    for number, token in enumerate(tokens):
+        shown += detokeniser.push(token)
+        so_far = tokenizer.decode(tokens[: number + 1], skip_special_tokens=skips)
+        held = detokeniser.held_text
+        assert not held or shown + held == so_far
+    shown += detokeniser.end()
+    assert shown == tokenizer.decode(tokens, skip_special_tokens=skips)
+    assert detokeniser.num_characters == len(shown)
+
+
+def test_byte_fallback__holds_a_run_only_while_it_may_be_valid() -> None:
+    detokeniser = Detokenizer(LLAMA)
+    assert [detokeniser.push(byte) for byte in "é€".encode()] == [""] * 5
+    assert detokeniser.held_text == "é€"
+    assert detokeniser.push(257) == "é€a"
+    assert [detokeniser.push(byte) for byte in b"a\xc3\xc3b\x80"] == ["", "", "\ufffd" * 3] + [
+        "\ufffd"
+    ] * 2
+    assert detokeniser.held_text == ""
+    assert detokeniser.push(258) == " b"
+    assert [detokeniser.push(byte) for byte in b"\xe2\x82"] == ["", ""]
+    assert detokeniser.held_text == ""
+    assert detokeniser.end() == "\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("tokens", [[0xFF], [0x80, 257], [*"€".encode(), 258], [261], [261, 260]])
+def test_byte_fallback__takes_no_longer_the_more_there_is(tokens: list[int]) -> None:
+    counting = CountingTokenizer(LLAMA)
+    detokeniser = Detokenizer(counting)
+    text = "".join(map(detokeniser.push, tokens * 500)) + detokeniser.end()
+    assert text == LLAMA.decode(tokens * 500)
+    assert counting.longest <= 2 * CONTEXT_TOKENS
+
+
+def test_tokens_without_text__take_no_longer_the_more_they_are() -> None:
+    counting = CountingTokenizer(TOKENIZER)
+    detokeniser = Detokenizer(counting)
+    unknown = len(TOKENIZER) + 7
+    tokens = [BYTES[ord("a")], *[unknown] * 500, BYTES[ord("b")]]
+    assert "".join(map(detokeniser.push, tokens)) == "ab"
+    assert counting.longest <= 2 * CONTEXT_TOKENS
+
+
+def test_names_of_bytes_without_a_decoder_of_runs__are_decoded_as_they_are() -> None:
+    names = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"<unk>": 256}
+    tokenizer = Tokenizer(models.BPE(names, [], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    plain = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    assert find_byte_tokens(plain) is None
+    assert Detokenizer(plain).push(0xC3) == "<0xC3>"
+    assert find_byte_tokens(TOKENIZER) is None
 
 
 def test_bytes_that_are_no_character__come_at_the_end_only() -> None:
     detokeniser = Detokenizer(TOKENIZER)
     assert [detokeniser.push(BYTES[byte]) for byte in "a€".encode()[:3]] == ["a", "", ""]
     assert detokeniser.end() == "\ufffd"
+
+
+def test_stop_string__is_found_in_text_that_is_still_held() -> None:
+    stops = StopStringMatcher(["a€", "x"])
+    assert stops.push("za") == "z"
+    assert not stops.would_match("")
+    assert not stops.would_match("é")
+    assert stops.would_match("€")
+    assert not stops.would_match("€é")
+    assert not stops.is_hit
+    assert stops.push("€") == ""
+    assert stops.is_hit
 
 
 def reference(text: str, stops: list[str]) -> str:
