@@ -3,6 +3,8 @@
 # make test    environment, install, lint, types, all tests but the next
 # make test-engines    those that start Ray and Slurm's local executor: ten minutes or more
 # make check   lint, types and the quick tests, in the environment that is there
+# make fuzz    installs atheris (CPython 3.11 to 3.13 on Linux) and fuzzes what parses files, requests
+#              and options, SECONDS=60 each: about 17 minutes; TARGET=zoo-index fuzzes one
 # make docs    builds the documentation into site/
 # make clean   removes what the others made
 #
@@ -17,7 +19,7 @@ PIP_ARGS ?=
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
-.PHONY: demo test test-engines check docs clean
+.PHONY: demo test test-engines check fuzz docs clean
 
 PROMPT := prompt="The heart pumps blood"
 DEMO := runs/demo
@@ -63,6 +65,16 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "$(MARKS)" -n $(WORKERS) --dist worksteal
+
+SECONDS ?= 60
+TARGET ?= $(notdir $(wildcard tests/fuzz/corpus/*))
+
+fuzz: $(VENV)/installed-dev
+	@echo "make fuzz: $(words $(TARGET)) targets of $(SECONDS) s each; a fault ends it and names the input's file"
+	$(INSTALL) -e '.[fuzz]'
+	@for target in $(TARGET); do \
+		echo "fuzzing $$target"; $(BIN)/python -m tests.fuzz $$target $(SECONDS) || exit 1; \
+	done
 
 docs: $(VENV)/installed-dev
 	$(BIN)/python -m tests.docs.generate

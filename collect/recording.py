@@ -30,6 +30,8 @@ from collect.traces.writer import TraceWriter
 from predictors.files import expand_home, path_exists
 from predictors.spec import ModelSpec
 from runtime.config import BUILTIN, ModelConfig, SystemConfig
+from runtime.hf.loading import read_config
+from runtime.hf.model_faults import check_tokens
 from runtime.hf.probes import Probes
 from runtime.hf.tokens import context_length, eos_token_ids, load_tokenizer, pad_batch
 from runtime.store.model_source import identity, resolve
@@ -61,9 +63,12 @@ class RecordingJob:
 
     @cached_property
     def prompts(self) -> list[EncodedPrompt]:
-        tokenizer = load_tokenizer(resolve(self.model))
+        folder = resolve(self.model)
+        tokenizer = load_tokenizer(folder)
         texts = load_prompts(self.data, seed=self.settings.seed)
-        return encode_prompts(texts, tokenizer, self.settings)
+        prompts = encode_prompts(texts, tokenizer, self.settings)
+        check_tokens([token for prompt in prompts for token in prompt.tokens], read_config(folder))
+        return prompts
 
     def plan(self, spec: ModelSpec) -> tuple[TracePlan, list[list[EncodedPrompt]]]:
         work = split_units(self.prompts, self.settings, bytes_per_row=row_bytes(spec, self.signals))

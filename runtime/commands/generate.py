@@ -22,6 +22,7 @@ from runtime.generation.sampling import TokenListener
 from runtime.hf.forced_routing import MEANINGLESS, force_routing
 from runtime.hf.layers import find_moe_layers
 from runtime.hf.loading import load_plain
+from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import context_length, load_tokenizer
 
 
@@ -103,6 +104,7 @@ def encode(
     tokens = tokenizer(prompt)["input_ids"]
     if not tokens:
         raise MoecastError(f"prompt={prompt!r} has no tokens")
+    check_tokens(tokens, model.config)
     context = context_length(model.config)
     if context is not None and len(tokens) + max_new_tokens > context:
         raise CheckpointError(

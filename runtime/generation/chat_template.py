@@ -15,7 +15,6 @@ and the answer ends where the model begins the next `User:`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from runtime.errors import ChatError
@@ -67,9 +66,11 @@ def render(
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
         )
-    except TemplateError as error:
+    # A template's own code raises exceptions of every type for messages that it does not expect.
+    except Exception as error:
+        reason = " ".join(str(error).split())
         raise ChatError(
-            f"the model's chat template refuses these messages: {error}; its roles are most often "
+            f"the model's chat template refuses these messages: {reason}; its roles are most often "
             "one optional system message, then alternating user and assistant messages"
         ) from error
     assert isinstance(text, str)
@@ -93,7 +94,8 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> EndOfTurn:
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except TemplateError:
+    # As above, of every type.
+    except Exception:
         return EndOfTurn()
     _, _, tail = str(text).rpartition(MARK)
     tokens = tokenizer(tail, add_special_tokens=False)["input_ids"]

@@ -28,6 +28,7 @@ from runtime.config import ModelConfig, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
+from runtime.hf.model_faults import check_generation_settings, explain_loading
 from runtime.hf.strip import Banks, make_stripped_class
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.layout import ALIGNMENT
@@ -99,10 +100,11 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
         CheckpointError: no model class for it, no experts, or damaged files.
     """
     experts_function.register()
-    cls, config = find_model_class(read_config(folder))
+    config = read_config(folder)
     indexed: dict[str, Banks] = {}
-    stripped = make_stripped_class(cls, lambda banks: indexed.update(banks=banks))
-    with progress_bars():
+    with explain_loading(folder), progress_bars():
+        cls, config = find_model_class(config)
+        stripped = make_stripped_class(cls, lambda banks: indexed.update(banks=banks))
         model = stripped.from_pretrained(
             folder,
             config=config,
@@ -111,6 +113,7 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
             local_files_only=True,
             trust_remote_code=False,
         )
+    check_generation_settings(model, folder)
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
     layers = find_moe_layers(model)
@@ -119,8 +122,9 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
 
 def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
     """Load the whole model with Transformers' own eager experts: the reference for exactness."""
-    cls, config = find_model_class(read_config(folder))
-    with progress_bars():
+    config = read_config(folder)
+    with explain_loading(folder), progress_bars():
+        cls, config = find_model_class(config)
         model = cls.from_pretrained(
             folder,
             config=config,

@@ -130,6 +130,7 @@ def parse_chat(body: ChatRequest, info: ModelInfo, limits: RequestLimits) -> Gen
     """
     check_limits(body, info, limits)
     tokens = render_messages(body.messages, info)
+    require_tokens(tokens, info, param="messages")
     max_tokens = body.max_completion_tokens or body.max_tokens
     sampling = resolve_sampling(
         body,
@@ -191,6 +192,7 @@ def encode_prompt(
 ) -> RequestPrompt:
     if isinstance(prompt, str):
         tokens = encode_text(prompt, info, add_special_tokens=body.add_special_tokens)
+        require_tokens(tokens, info, param="prompt")
         echoed = prompt if body.echo else ""
     else:
         require_tokens(prompt, info, param="prompt")

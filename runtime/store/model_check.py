@@ -162,18 +162,25 @@ def read_weights_index(folder: Path) -> dict[str, str]:
     """Returns tensor name to file name; empty for a checkpoint of one file."""
     file = folder / WEIGHTS_INDEX
     if not file.is_file():
+        if file.exists():
+            raise CheckpointError(f"{file} is not a plain file; fetch the model again")
         return {}
     listed = read_json_object(file).get("weight_map")
     if not isinstance(listed, dict):
         raise CheckpointError(f"{file} is damaged (weight_map is no JSON object); fetch it again")
     for tensor, name in listed.items():
         # Transformers opens what stands here: never a file outside the model's folder.
-        if not isinstance(name, str) or not name or "/" in name or "\\" in name or "\0" in name:
+        if not is_file_name(name):
             raise CheckpointError(
                 f"{file}: {tensor} is in {name!r}, which is no file name in the model's folder; "
                 "fetch the model again"
             )
     return listed
+
+
+def is_file_name(name: Any) -> bool:
+    """Whether it is a text that names a file in a folder, and none outside."""
+    return isinstance(name, str) and bool(name) and not set(name) & set("/\\\0")
 
 
 def weight_names(folder: Path) -> Iterator[str]:
@@ -187,15 +194,22 @@ def weight_names(folder: Path) -> Iterator[str]:
         yield header.decode(errors="replace")
 
 
-def mentions_experts(config: Any, *, key: str = "") -> bool:
+def mentions_experts(config: Any) -> bool:
     """Whether a configuration or a part of it names experts, other than as none."""
-    if isinstance(config, dict):
-        return any(mentions_experts(value, key=name) for name, value in config.items())
-    if isinstance(config, list):
-        return any(mentions_experts(value, key=key) for value in config)
-    if key in ("model_type", "architectures"):
-        return EXPERT.search(str(config)) is not None
-    return bool(config) and EXPERT.search(key) is not None
+    # Not recursive: a file may be nested as deeply as its parser allows.
+    left: list[tuple[str, Any]] = [("", config)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += value.items()
+        elif isinstance(value, list):
+            left += [(key, part) for part in value]
+        elif key in ("model_type", "architectures"):
+            if EXPERT.search(str(value)):
+                return True
+        elif value and EXPERT.search(key):
+            return True
+    return False
 
 
 def has_tokenizer(folder: Path) -> bool:

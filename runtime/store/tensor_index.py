@@ -7,6 +7,7 @@ makes it an exception.
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,10 @@ DTYPES = {
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the safetensors format itself."""
+
+
+MAX_DIMENSIONS = 64
+"""As many as PyTorch's operators take; far above any weight's."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,7 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)} occurs twice")
+        raise ValueError(f"{Counter(keys).most_common(1)[0][0]!r:.200} occurs twice")
     return entries
 
 
@@ -130,18 +135,20 @@ def _read_entry(file: Path, key: str, value: Any, start: int) -> StoredTensor:
     shape, offsets = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
     if not isinstance(dtype, str) or shape is None or offsets is None:
         raise CheckpointError(
-            f"{file}: its header is damaged: {key} needs dtype, shape and data_offsets; "
+            f"{file}: its header is damaged: {key:.200} needs dtype, shape and data_offsets; "
             "fetch it again"
         )
     if dtype not in DTYPES:
         raise CheckpointError(
-            f"{file}: {key} has the dtype {dtype}; those known are {', '.join(DTYPES)}"
+            f"{file}: {key:.200} has the dtype {dtype:.200}; those known are {', '.join(DTYPES)}"
         )
-    needed = math.prod(shape) * DTYPES[dtype].itemsize
-    if len(offsets) != 2 or offsets[1] - offsets[0] != needed:
+    is_possible = len(shape) <= MAX_DIMENSIONS and max((*shape, *offsets), default=0) < 2**63
+    # A product of other numbers could take for ever.
+    needed = math.prod(shape) * DTYPES[dtype].itemsize if is_possible else None
+    if needed is None or len(offsets) != 2 or offsets[1] - offsets[0] != needed:
         raise CheckpointError(
-            f"{file}: its header is damaged: {key} of shape {shape} and dtype {dtype} takes "
-            f"{needed} bytes, its data_offsets are {offsets}; fetch it again"
+            f"{file}: its header is damaged: {key:.200} of shape {shape!s:.200} and dtype {dtype} "
+            f"does not take the bytes between its data_offsets {offsets!s:.200}; fetch it again"
         )
     return StoredTensor(file, start + offsets[0], needed, DTYPES[dtype], tuple(shape), key)
 

@@ -18,10 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NOT_IMPORTED = {
     "accelerate": "Transformers dequantises fp8 checkpoints with it",
+    "jinja2": "Transformers renders chat templates with it",
     "onnxscript": "torch.onnx.export writes graphs with it",
     "s3fs": "fsspec imports it for s3://",
     "gcsfs": "fsspec imports it for gs://",
     "adlfs": "fsspec imports it for az://",
+    "atheris": "`make fuzz` needs it",
     "pyopenssl": "model-signing imports it without declaring it",
 }
 """Dependencies that no module names, with their reasons."""

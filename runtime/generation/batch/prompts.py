@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from predictors.errors import MoecastError
 from runtime.errors import PromptFileError
 from runtime.generation.chat_template import render
+from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import context_length, load_tokenizer
 from runtime.store.model_check import has_tokenizer
 from zoo.digest import refuse_pipes
@@ -226,12 +227,18 @@ def make_prompt_encoder(
     vocabulary, context = config.get_text_config().vocab_size, context_length(config)
     if tokenizer is None:
         return PromptEncoder(_refuse_text, _refuse_text, vocabulary, context)
-    return PromptEncoder(
-        lambda text: list(tokenizer(text)["input_ids"]),
-        lambda messages: render(messages, tokenizer),
-        vocabulary,
-        context,
-    )
+
+    def of_text(text: str) -> list[int]:
+        tokens = list(tokenizer(text)["input_ids"])
+        check_tokens(tokens, config)
+        return tokens
+
+    def of_messages(messages: Sequence[Mapping[str, str]]) -> list[int]:
+        tokens = render(messages, tokenizer)
+        check_tokens(tokens, config)
+        return tokens
+
+    return PromptEncoder(of_text, of_messages, vocabulary, context)
 
 
 def make_decoder(tokenizer: PreTrainedTokenizerBase | None) -> Callable[[list[int]], str] | None:

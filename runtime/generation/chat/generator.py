@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from runtime.generation.chat_template import EndOfTurn
 from runtime.generation.detokenizer import Detokenizer, StopStringMatcher
 from runtime.generation.sampling import TokenListener
+from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import eos_token_ids
 
 
@@ -67,8 +68,10 @@ class ChatGenerator:
         """Generate the answer to a prompt and stream its text.
 
         Raises:
+            CheckpointError: the prompt has a token that the model does not know.
             TransferError: bytes of an expert did not arrive; the model remains usable.
         """
+        check_tokens(prompt, self._model.config)
         answer, detokenizer = ChatAnswer(), Detokenizer(self._tokenizer)
         stop_strings = StopStringMatcher(self._strings)
         start = time.perf_counter()

@@ -81,7 +81,7 @@ class StoreContents(StrictRecord):
     """Sampled digest of the checkpoint's weights (`runtime.store.model_source.fingerprint`)."""
     checksum: Literal["xxh3_64"]
     """Checksums of all chunks with padding; uint64, little-endian, by layer, expert, chunk."""
-    layers: list[LayerRecord]
+    layers: Annotated[list[LayerRecord], Field(min_length=1)]
 
 
 class StoreManifest(StrictRecord):
@@ -232,7 +232,7 @@ def read_manifest(folder: Path) -> tuple[StoreContents, bytes]:
     again = f"pack the model again (moecast pack output={folder} overwrite=true)"
     try:
         value = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{file} is damaged: no JSON ({error}); {again}") from error
     contents = value.get("contents") if isinstance(value, dict) else None
     if isinstance(contents, dict) and contents.get("format") == "moecast-packed":

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS
-from runtime.errors import CheckpointError
+from runtime.errors import ChatError, CheckpointError
 from runtime.generation.chat_template import PLAIN_STOP, EndOfTurn, end_of_turn
 from runtime.hf.kv import CacheSize
 from runtime.serving.errors import ContextTooLong, RequestError
@@ -226,3 +226,22 @@ def test_texts_that_may_fit__are_encoded() -> None:
     body = TokenizeRequest.model_validate({"prompt": "a" * 600})
     for more in ({"max_token_bytes": 3}, {"max_token_bytes": None}, {"context_length": None}):
         assert tokenize_body(body, info(**more)) == TOKENIZER("a" * 600)["input_ids"]
+
+
+def test_tokenizer_of_another_model__is_named_before_the_model_runs() -> None:
+    small = info(vocab_size=10)
+    with pytest.raises(RequestError, match="prompt: token .* not in the model's vocabulary of 10"):
+        parse_completion(completion(), small, LIMITS)
+    with pytest.raises(RequestError, match="messages: token .* not in the model's vocabulary"):
+        parse_chat(ChatRequest.model_validate({"messages": HELLO}), small, LIMITS)
+
+
+def test_chat_template__that_fails_in_any_way_is_a_refusal() -> None:
+    for code in ("{{ 1 // 0 }}", "{{ messages + 1 }}", "{{ messages[0].content.x.y }}"):
+        tokenizer = AutoTokenizer.from_pretrained(BUILTIN_MODELS / "qwen2_moe_tiny")
+        tokenizer.chat_template = code
+        assert end_of_turn(tokenizer) == EndOfTurn()
+        with pytest.raises(ChatError, match="template refuses these messages"):
+            parse_chat(
+                ChatRequest.model_validate({"messages": HELLO}), info(tokenizer=tokenizer), LIMITS
+            )

@@ -161,6 +161,9 @@ def write_header(file, header) -> None:
         {"w": {**ENTRY, "shape": [True, 4]}},
         {"w": {**ENTRY, "shape": [2, 3]}},
         {"w": {**ENTRY, "shape": [2**70]}},
+        {"w": {**ENTRY, "shape": [2**62] * 30_000}},
+        {"w": {**ENTRY, "shape": [10**4000]}},
+        {"w": {**ENTRY, "data_offsets": [10**4299, 10**4299 + 16]}},
         {"w": {**ENTRY, "data_offsets": None}},
         {"w": {**ENTRY, "data_offsets": [0]}},
         {"w": {**ENTRY, "data_offsets": [0, 8, 16]}},
@@ -177,6 +180,15 @@ def test_read_tensor_index__any_fault_names_the_file(tmp_path, header):
     write_header(file, header)
     with pytest.raises(CheckpointError, match=r"model-00003\.safetensors: "):
         read_tensor_index([file])
+
+
+def test_read_tensor_index__finds_a_repeated_name_among_many(tmp_path):
+    """Counting each name took minutes."""
+    entry = json.dumps(ENTRY)
+    names = [*(f'"w{i}": {entry}' for i in range(50_000)), f'"w49999": {entry}']
+    write_header(tmp_path / "model.safetensors", "{" + ",".join(names) + "}")
+    with pytest.raises(CheckpointError, match="'w49999' occurs twice"):
+        read_tensor_index([tmp_path / "model.safetensors"])
 
 
 def test_read_tensor_index__a_pipe_does_not_hang(tmp_path):
@@ -201,6 +213,12 @@ def test_weights_index__names_no_file_outside_the_folder(tmp_path, weight_map):
     for check in (check_folder, read_weights_index, partial(check_files, digests=False)):
         with pytest.raises(CheckpointError, match=r"lm_head\.weight is in .* no file name"):
             check(folder)
+
+
+def test_weights_index__that_is_no_file_is_named(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors.index.json")
+    with pytest.raises(CheckpointError, match="not a plain file"):
+        read_weights_index(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": ["x"]}', "\xff"])

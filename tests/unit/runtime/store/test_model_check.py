@@ -339,3 +339,11 @@ def test_resolve__fp8_names_the_package_that_it_needs(
     assert resolve(ModelConfig(name="m", id=str(folder))) == folder
     monkeypatch.setattr(model_check, "find_spec", lambda _: None)
     assert "pip install 'moecast[fp8]'" in refusal(str(folder))
+
+
+def test_mentions_experts__of_any_depth() -> None:
+    config: object = {"num_experts": 4}
+    for _ in range(5000):
+        config = {"a": [config]}
+    assert mentions_experts(config)
+    assert not mentions_experts({"a": [{"num_experts": 0}]})

@@ -1,0 +1,60 @@
+"""Files of a checkpoint or a packed store, which are read before any weight is."""
+
+import json
+
+from runtime.store.model_check import CONFIG, WEIGHTS_INDEX, check_folder
+from runtime.store.packed.manifest import (
+    CHECKSUMS,
+    MANIFEST,
+    canonical_json,
+    read_manifest,
+    restore_layout,
+)
+from runtime.store.packed.store import PackedStore
+from runtime.store.tensor_index import read_tensor_index
+from tests.fuzz.named_file import write_input
+from zoo.digest import hash_bytes
+
+
+def open_header(data: bytes) -> None:
+    """Reads the header of a safetensors file."""
+    path = write_input(data, "model.safetensors")
+    for stored in read_tensor_index([path]).values():
+        assert 8 <= stored.offset <= stored.offset + stored.num_bytes <= len(data)
+
+
+def open_config(data: bytes) -> None:
+    """Checks a folder with this `config.json`."""
+    write_input(b"", "config/model.safetensors")
+    check_folder(write_input(data, f"config/{CONFIG}").parent)
+
+
+def open_weights_index(data: bytes) -> None:
+    """Checks a folder with this index of weights."""
+    write_input(b"", "index/a.safetensors")
+    write_input(b'{"model_type": "qwen2_moe"}', f"index/{CONFIG}")
+    check_folder(write_input(data, f"index/{WEIGHTS_INDEX}").parent)
+
+
+def open_packed(data: bytes) -> None:
+    """Opens a packed store by its manifest, also after its digests were computed anew."""
+    write_input(b"", f"packed/{CHECKSUMS}")
+    folder = write_input(with_digests(data), f"packed/{MANIFEST}").parent
+    contents, checksums = read_manifest(folder)
+    for layer in contents.layers:
+        try:
+            restore_layout(layer)
+        except (ValueError, KeyError, OverflowError):
+            break
+    PackedStore(folder, contents, checksums)
+
+
+def with_digests(data: bytes) -> bytes:
+    """Returns a manifest with digests of its values and of no checksums; others as they are."""
+    try:
+        fields = json.loads(data)
+        fields["checksums_sha256"] = hash_bytes(b"")
+        body = {key: fields[key] for key in ("contents", "checksums_sha256")}
+        return json.dumps({**fields, "digest": hash_bytes(canonical_json(body))}).encode()
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return data

@@ -1,0 +1,34 @@
+"""All fuzz targets by name."""
+
+from tests.fuzz import (
+    checkpoint_files,
+    option_values,
+    request_bodies,
+    routing_logs,
+    trace_files,
+    zoo_files,
+)
+from tests.fuzz.target import FuzzTarget
+
+TARGETS = {
+    target.name: target
+    for target in (
+        FuzzTarget(name="zoo-manifest", parse=zoo_files.open_manifest),
+        FuzzTarget(name="zoo-index", parse=zoo_files.open_index),
+        FuzzTarget(name="zoo-lock", parse=zoo_files.open_lockfile),
+        FuzzTarget(name="graph", parse=zoo_files.open_graph),
+        FuzzTarget(name="trace-manifest", parse=trace_files.open_manifest),
+        FuzzTarget(name="safetensors-header", parse=checkpoint_files.open_header),
+        FuzzTarget(name="model-config", parse=checkpoint_files.open_config),
+        FuzzTarget(name="weights-index", parse=checkpoint_files.open_weights_index),
+        FuzzTarget(name="packed-manifest", parse=checkpoint_files.open_packed),
+        FuzzTarget(name="routing-json", parse=routing_logs.import_json_lines, share=0.3),
+        FuzzTarget(name="routing-csv", parse=routing_logs.import_csv, share=0.3),
+        FuzzTarget(name="completion", parse=request_bodies.poster("/v1/completions"), errors=()),
+        FuzzTarget(name="chat", parse=request_bodies.poster("/v1/chat/completions"), errors=()),
+        FuzzTarget(name="tokenize", parse=request_bodies.poster("/tokenize"), errors=()),
+        FuzzTarget(name="detokenize", parse=request_bodies.poster("/detokenize"), errors=()),
+        FuzzTarget(name="command-line", parse=option_values.read_command_line, share=0.1),
+        FuzzTarget(name="option-file", parse=option_values.read_file, share=0.1),
+    )
+}

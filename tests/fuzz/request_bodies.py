@@ -1,0 +1,99 @@
+"""Request bodies, through the server's own application up to the queue."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Message
+from transformers import AutoTokenizer
+
+from runtime.config import BUILTIN_MODELS
+from runtime.generation.chat_template import end_of_turn
+from runtime.serving.app import AppSettings, create_app
+from runtime.serving.errors import QueueFull
+from runtime.serving.model_info import ModelInfo
+from runtime.serving.service import GenerationService, ServiceState
+
+STATUSES = {200, 400, 404, 413, 429}
+"""200 of /tokenize and /detokenize; 429 of valid requests for answers, as the queue is full."""
+
+
+class FullService:
+    """A service whose queue is full when a valid request arrives."""
+
+    state = ServiceState.READY
+    is_alive = True
+
+    def __init__(self, info: ModelInfo):
+        self.loaded = SimpleNamespace(info=info)
+
+    def require_capacity(self) -> None:
+        pass
+
+    def submit(self, _choices: object) -> None:
+        raise QueueFull("the queue is full")
+
+
+@cache
+def open_app() -> tuple[ASGIApp, asyncio.AbstractEventLoop]:
+    tokenizer = AutoTokenizer.from_pretrained(
+        BUILTIN_MODELS / "qwen2_moe_tiny", local_files_only=True, trust_remote_code=False
+    )
+    info = ModelInfo(
+        name="tiny",
+        aliases=frozenset(),
+        tokenizer=tokenizer,
+        vocab_size=8192,
+        context_length=200,
+        logit_bytes=16384,
+        eos_token_ids=frozenset({0}),
+        end_of_turn=end_of_turn(tokenizer),
+    )
+    service = cast("GenerationService", FullService(info))
+    return create_app(service, AppSettings(log_prompts=True)), asyncio.new_event_loop()
+
+
+async def post(app: ASGIApp, path: str, data: bytes) -> tuple[int, bytes]:
+    """Returns status and body of the answer."""
+    sent: list[Message] = []
+    received = iter([{"type": "http.request", "body": data, "more_body": False}])
+
+    async def receive() -> Message:
+        return next(received, {"type": "http.disconnect"})
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
+        "state": {"request_id": "1", "log": {}},
+    }
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+
+def poster(path: str) -> Callable[[bytes], None]:
+    """Returns a parser of bodies for one path; it raises what the application fails with."""
+
+    def parse(data: bytes) -> None:
+        app, loop = open_app()
+        status, body = loop.run_until_complete(post(app, path, data))
+        assert status in STATUSES, (status, body)
+        answer = json.loads(body)
+        if status >= 400:
+            error = answer["error"]
+            assert set(error) == {"message", "type", "param", "code"}, body
+            assert len(error["message"]) < 5000, body
+        else:
+            assert len(body) < 1000 + 30 * len(data), body
+
+    return parse

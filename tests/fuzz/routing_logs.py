@@ -1,0 +1,27 @@
+"""Published routing logs: JSON lines and CSV."""
+
+import shutil
+
+from collect.importer import import_routing
+from collect.traces import Trace
+from tests.fuzz.named_file import write_input
+
+
+def import_log(data: bytes, name: str) -> None:
+    """Imports the log as a trace."""
+    path = write_input(data, name)
+    folder = path.parent / "trace"
+    try:
+        import_routing(path, folder)
+        # What was imported can be read.
+        Trace.open(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def import_json_lines(data: bytes) -> None:
+    import_log(data, "log.jsonl")
+
+
+def import_csv(data: bytes) -> None:
+    import_log(data, "log.csv")

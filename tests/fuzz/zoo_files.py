@@ -1,0 +1,60 @@
+"""Files of a zoo: `manifest.json`, `index.json`, lock files, graphs."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from tests.fuzz.named_file import write_input
+from zoo.catalog import Zoo
+from zoo.commands.pull import read_lockfile
+from zoo.digest import hash_bytes
+from zoo.entry import check_graph
+from zoo.index import INDEX, EntryReference, blob_path, parse_reference
+from zoo.manifest import EntryManifest, parse_manifest
+from zoo.storage import ByteStream, Storage
+
+
+@dataclass(frozen=True)
+class MemoryStorage(Storage):
+    files: Mapping[str, bytes]
+    address = "memory"
+
+    @contextmanager
+    def stream(self, path: str, *, offset: int = 0) -> Iterator[ByteStream]:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        yield ByteStream(0, iter([self.files[path]]))
+
+
+def open_manifest(data: bytes) -> None:
+    """Opens an entry by its manifest, as it is and in the canonical form of its values."""
+    try:
+        parsed = EntryManifest.model_validate_json(data)
+    except ValidationError:
+        parse_manifest(data, what="manifest")
+        raise AssertionError("an invalid manifest was accepted") from None
+    for form in (parsed.to_bytes(), data):
+        storage = MemoryStorage({blob_path(hash_bytes(form)): form})
+        entry = Zoo(storage).open_digest(hash_bytes(form), name=parsed.name)
+        assert entry.manifest.spec.num_layers > 0
+        assert entry.manifest.digest == hash_bytes(form)
+
+
+def open_index(data: bytes) -> None:
+    index = Zoo(MemoryStorage({INDEX: data})).read_index(required=True)
+    index.has_expired()
+    index.to_bytes()
+    for name, listing in index.entries.items():
+        for version in ("latest", *listing.aliases, *listing.versions):
+            assert index.resolve(EntryReference(name, version)) in listing.versions
+        parse_reference(name)
+
+
+def open_lockfile(data: bytes) -> None:
+    read_lockfile(write_input(data))
+
+
+def open_graph(data: bytes) -> None:
+    check_graph(data, what="graph")

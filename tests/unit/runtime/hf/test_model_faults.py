@@ -1,0 +1,98 @@
+"""Checkpoints whose configuration fits nothing are refused in a line that names the folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import CheckpointError, PromptFileError
+from runtime.generation.batch.prompts import make_prompt_encoder, read_prompts
+from runtime.hf.loading import load_stripped, read_config
+from runtime.hf.model_faults import check_tokens, explain_loading
+from tests.builders.models import tiny_qwen2_moe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen2_moe(tmp_path_factory.mktemp("model"))
+
+
+def changed(folder: Path, target: Path, file: str, **fields: Any) -> Path:
+    """Links the model with one file changed."""
+    target.mkdir()
+    for path in folder.iterdir():
+        if path.name != file:
+            (target / path.name).symlink_to(path)
+    known = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    (target / file).write_text(json.dumps({**known, **fields}))
+    return target
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": 0},
+        {"hidden_size": 10**12},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 7},
+        {"num_key_value_heads": -1},
+        {"vocab_size": 5},
+        {"vocab_size": -1},
+        {"moe_intermediate_size": -3},
+        {"rope_parameters": {"rope_type": "evil"}},
+        {"pad_token_id": 10**9},
+        {"dtype": "int8"},
+        {"hidden_act": "evil"},
+        {"decoder_sparse_step": 0},
+        {"attn_implementation": "evil"},
+        {"transformers_weights": "../model.safetensors"},
+    ],
+    ids=str,
+)
+def test_load__configurations_that_fit_nothing_name_the_folder(
+    fields: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    target = changed(folder, tmp_path / "m", "config.json", **fields)
+    with pytest.raises(CheckpointError, match=str(target)):
+        load_stripped(target, "auto")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
+        ({"eos_token_id": [1, 10**30]}, "eos_token_id"),
+        ({"repetition_penalty": 0}, "must be above 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": 10**30}, "top_k"),
+        ({"cache_implementation": "evil"}, "Transformers cannot load it"),
+    ],
+)
+def test_load__generation_settings_of_another_kind_are_refused(
+    fields: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    target = changed(folder, tmp_path / "m", "generation_config.json", **fields)
+    with pytest.raises(CheckpointError, match=message):
+        load_stripped(target, "auto")
+
+
+def test_loading__errors_of_disk_and_memory_stay_what_they_are() -> None:
+    for error in (MemoryError(), OSError(5, "Input/output error"), RuntimeError("allocate memory")):
+        with pytest.raises(type(error)), explain_loading(Path("m")):
+            raise error
+
+
+def test_tokens__that_the_model_does_not_know_are_refused(folder: Path, tmp_path: Path) -> None:
+    config = read_config(folder)
+    check_tokens([0, 63], config)
+    with pytest.raises(CheckpointError, match="gives the token 64, the model knows 64 tokens"):
+        check_tokens([0, 64], config)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}')
+
+    def tokenizer(_: str) -> dict[str, list[int]]:
+        return {"input_ids": [99]}
+
+    with pytest.raises(PromptFileError, match="line 1: the tokenizer gives the token 99"):
+        read_prompts(prompts, make_prompt_encoder(config, tokenizer), max_new_tokens=1)  # type: ignore[arg-type]
