@@ -27,6 +27,7 @@ def run(config: ServeConfig) -> dict[str, Any]:
     # Imported here: libraries that these import start threads, which then share the heap.
     from runtime.serving.app_factory import create_server
     from runtime.serving.auth import KEY_VARIABLE, load_api_keys
+    from runtime.serving.connections import ConnectionTable
     from runtime.serving.logs import configure_json_logging
     from runtime.serving.model_loading import served_name
     from runtime.serving.server import listen, serve, server_url
@@ -45,7 +46,8 @@ def run(config: ServeConfig) -> dict[str, Any]:
 
         return serve_replicas(config, keys, version)
     configure_json_logging(secrets=keys)
-    service, app = create_server(config, keys=keys, version=version)
+    table = ConnectionTable()
+    service, app = create_server(config, keys=keys, version=version, table=table)
     with listen(config.host, config.port) as listener:
         url = server_url(listener)
 
@@ -53,7 +55,14 @@ def run(config: ServeConfig) -> dict[str, Any]:
             Console().print(f"{served_name(config)} at {url}/v1", highlight=False, soft_wrap=True)
 
         reason = asyncio.run(
-            serve(app, service, listener, grace_seconds=config.grace, on_listening=print_url)
+            serve(
+                app,
+                service,
+                listener,
+                grace_seconds=config.grace,
+                on_listening=print_url,
+                table=table,
+            )
         )
     # A last garbage collection over all objects of Torch and Transformers would take seconds of the
     # short time between SIGTERM and SIGKILL.

@@ -87,7 +87,9 @@ def create_app(
     return app
 
 
-def handle_request_error(_request: Request, error: Exception) -> JSONResponse:
+# Coroutines, as Starlette would call functions in a thread, which imports modules when the first
+# error may come from a lack of descriptors.
+async def handle_request_error(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, ChatError):
         error = RequestError(str(error), param="messages")
     assert isinstance(error, RequestError)
@@ -97,20 +99,20 @@ def handle_request_error(_request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(error.body(), error.status, headers)
 
 
-def handle_failure(request: Request, _error: Exception) -> JSONResponse:
+async def handle_failure(request: Request, _error: Exception) -> JSONResponse:
     """Answer an unexpected exception; Starlette raises it again for the log."""
     message = failure_message(request.state.request_id)
     return JSONResponse(error_body(message, kind="server_error"), 500)
 
 
-def handle_validation_error(request: Request, error: Exception) -> JSONResponse:
+async def handle_validation_error(request: Request, error: Exception) -> JSONResponse:
     """Answer with the first invalid field."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if not isinstance(cause, RequestError):
         cause = RequestError(validation_message(first), param=field_name(first["loc"]))
-    return handle_request_error(request, cause)
+    return await handle_request_error(request, cause)
 
 
 def validation_message(error: Mapping[str, Any]) -> str:
@@ -135,7 +137,7 @@ def escape_message(text: str) -> str:
     return text[:MAX_MESSAGE_LENGTH].encode("ascii", "backslashreplace").decode()
 
 
-def handle_http_error(_request: Request, error: Exception) -> JSONResponse:
+async def handle_http_error(_request: Request, error: Exception) -> JSONResponse:
     """Answer Starlette's own errors: unknown path, wrong method, unreadable body."""
     assert isinstance(error, HTTPException)
     kind = "server_error" if error.status_code >= 500 else "invalid_request_error"

@@ -10,6 +10,7 @@ from runtime.policy.budget import parse_size
 from runtime.serving.app import AppSettings, create_app
 from runtime.serving.choice import CompletionChoice
 from runtime.serving.config import ServeConfig
+from runtime.serving.connections import ConnectionTable
 from runtime.serving.generation_requests import RequestLimits
 from runtime.serving.middleware import RequestLogMiddleware
 from runtime.serving.model_loading import LoadedModel, load_model
@@ -19,12 +20,17 @@ from runtime.serving.telemetry import Telemetry
 
 
 def create_server(
-    config: ServeConfig, *, keys: frozenset[str], version: str
+    config: ServeConfig,
+    *,
+    keys: frozenset[str],
+    version: str,
+    table: ConnectionTable | None = None,
 ) -> tuple[GenerationService, ASGIApp]:
     """Create a service that has not been started, and its application.
 
     Args:
         keys: the API keys; none disables authentication.
+        table: the server's connections, for the metrics; None: another program has them.
 
     Raises:
         MoecastError: an invalid size.
@@ -42,6 +48,8 @@ def create_server(
         observers=[HeapTrimmer()],
     )
     telemetry = Telemetry(service, config, version=version)
+    if table is not None:
+        telemetry.metrics.requests.watch_connections(table)
     settings = AppSettings(
         version=version,
         keys=keys,

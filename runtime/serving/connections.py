@@ -3,13 +3,14 @@
 Nothing here depends on a key: clients without one must not keep those with one from the server.
 """
 
+import errno
 import ipaddress
 import logging
 import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1000
 """Most open connections, if the limit of open files allows as many."""
 MIN_CONNECTIONS = 8
+OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 SPARE_FILES = 48
 """Descriptors for everything else: new connections, reads, imports."""
 MAX_REFUSALS = 16
@@ -55,6 +57,21 @@ class ConnectionPhase(IntEnum):
     """The headers are complete, the body is not."""
     RUNNING = 5
     """The request is complete, its answer is not; such a connection is never closed for another."""
+
+
+class EndReason(StrEnum):
+    """Why the server ended a connection that its client had not finished."""
+
+    FULL = "full"
+    """All places were taken by requests: it got 503, or no answer."""
+    SHED = "shed"
+    """It had no complete request, and its place was needed."""
+    HEADERS = "headers"
+    """Its headers took longer than `HEADER_SECONDS`."""
+    UNREAD = "unread"
+    """The client did not read what was sent."""
+    INVALID = "invalid"
+    """It sent something else than HTTP."""
 
 
 class ServerConnection(Protocol):
@@ -127,11 +144,14 @@ class ConnectionTable:
 
     def __init__(self, limit: int = MAX_CONNECTIONS):
         self._limit = limit
+        self.on_end: Callable[[EndReason], None] = lambda _: None
+        """Called for each connection that the server ends."""
         self._open: dict[ServerConnection, WriteProgress] = {}
         self._addresses: Counter[str] = Counter()
         self._shed_log = LimitedLog("too many connections: some without a request were closed")
         self._refusal_log = LimitedLog("too many connections with requests: new ones get 503")
         self._stall_log = LimitedLog("a client reads nothing: its connection was closed")
+        self._invalid_log = LimitedLog("a client sent something else than HTTP: it got an error")
 
     def __len__(self) -> int:
         return len(self._open)
@@ -176,11 +196,13 @@ class ConnectionTable:
             unsent = connection.unsent_bytes()
             if progress.is_stalled(now, unsent=unsent, sent=connection.sent_bytes()):
                 self._stall_log.add(client=connection.address)
+                self.on_end(EndReason.UNREAD)
                 connection.abort()
                 self.remove(connection)
                 continue
             age = now - connection.since
             if connection.phase is ConnectionPhase.HEADERS and age > HEADER_SECONDS:
+                self.on_end(EndReason.HEADERS)
                 connection.close()
             has_lingered = connection.phase is ConnectionPhase.CLOSING and age > LINGER_SECONDS
             if has_lingered and not unsent:
@@ -191,7 +213,13 @@ class ConnectionTable:
         """Whether one more connection beyond the limit may wait for its 503."""
         return len(self._open) <= self._limit + MAX_REFUSALS
 
+    def add_invalid(self, connection: ServerConnection) -> None:
+        """Count a connection that is closed because what it sent is not HTTP."""
+        self._invalid_log.add(client=connection.address)
+        self.on_end(EndReason.INVALID)
+
     def _refuse(self) -> bool:
+        self.on_end(EndReason.FULL)
         self._refusal_log.add(connections=len(self._open))
         return False
 
@@ -209,6 +237,7 @@ class ConnectionTable:
         chosen = found[: max(excess, min(SHED_AT_ONCE, num_waiting, self._limit // 8))]
         for connection in chosen:
             self._shed_log.add(connections=len(self._open))
+            self.on_end(EndReason.SHED)
             connection.abort()
             self.remove(connection)
         return len(chosen) >= excess
@@ -245,7 +274,13 @@ def connection_limit(*, num_connections: int = 0, reserved: float = 0.0) -> int:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    free = most - (count_open_files() - num_connections) - SPARE_FILES
+    try:
+        num_files = count_open_files()
+    except OSError as error:
+        if error.errno not in OUT_OF_FILES:
+            raise
+        num_files = most  # counting takes a descriptor itself
+    free = most - (num_files - num_connections) - SPARE_FILES
     return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, int(free * (1 - reserved))))
 
 

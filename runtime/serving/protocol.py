@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import logging
 import socket
 import struct
 import sys
@@ -26,6 +27,14 @@ PROBES_PER_WRITE = 150
 STREAM_PING = b": ping\n\n"
 EVENT_STREAM = b"text/event-stream"
 HIDDEN_ERRORS = frozenset({errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT})
+
+
+def is_about_the_server(record: logging.LogRecord) -> bool:
+    """Filter of uvicorn's log: its warnings are about single requests, as many as clients send.
+
+    `ConnectionTable` counts those that are not HTTP; of the others each has its line in the log.
+    """
+    return record.levelno != logging.WARNING
 
 
 class LingeringTransport(asyncio.Transport):
@@ -209,6 +218,7 @@ class ServerProtocol(H11Protocol):
         status = 400
         if isinstance(error, h11.RemoteProtocolError):
             status, msg = error.error_status_hint, f"invalid HTTP request: {error}"[:MAX_MESSAGE]
+        self.table.add_invalid(self)
         self._send_error(status, msg)
 
     def _send_error(

@@ -75,6 +75,7 @@ def require_model_info(service: GenerationService) -> ModelInfo:
 
 def server_routes(service: GenerationService, version: str) -> APIRouter:
     router = APIRouter()
+    versions = {"version": version, **package_versions(("transformers", "torch"))}
 
     @router.get("/health")
     async def health() -> JSONResponse:
@@ -88,8 +89,8 @@ def server_routes(service: GenerationService, version: str) -> APIRouter:
         return JSONResponse({"status": str(service.state)}, 200 if is_ready else 503)
 
     @router.get("/version")
-    async def versions() -> dict[str, str | None]:
-        return {"version": version, **package_versions(("transformers", "torch"))}
+    async def version_numbers() -> dict[str, str | None]:
+        return versions
 
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -205,8 +206,8 @@ def metrics_routes(metrics: ServerMetrics) -> APIRouter:
     router = APIRouter()
 
     @router.get("/metrics")
-    def scrape() -> Response:
-        content, content_type = metrics.render()
+    async def scrape() -> Response:
+        content, content_type = await asyncio.to_thread(metrics.render)
         return Response(content, headers={"Content-Type": content_type})
 
     return router
@@ -221,9 +222,9 @@ def status_routes(status: Callable[[], dict[str, Any]]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/status")
-    def status_now() -> dict[str, Any]:
+    async def status_now() -> dict[str, Any]:
         """Totals since the start, and the current state."""
-        return status()
+        return await asyncio.to_thread(status)
 
     def add_file(path: str, name: str, content_type: str) -> None:
         content = Path(__file__).with_name(name).read_bytes()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from predictors.errors import MoecastError
 from runtime.serving.connections import ConnectionTable, LimitedLog, connection_limit
-from runtime.serving.protocol import ServerProtocol
+from runtime.serving.protocol import ServerProtocol, is_about_the_server
 from runtime.serving.service import GenerationService, ServiceState
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ ACCEPT_BATCH = 16
 """Connections that are accepted before the limit is applied to them."""
 CHECK_TICKS = 5
 """Tenths of a second between two looks at the connections' deadlines."""
+LIMIT_TICKS = 10
+"""Tenths of a second between two looks at the number of open files."""
 LOADING_SHARE = 0.5
 """Share of the free descriptors that a model's files may take."""
 IDLE_SECONDS = 30
@@ -41,11 +43,18 @@ FLUSH_SECONDS = 5
 
 
 class HttpServer(uvicorn.Server):
-    """Leaves signals to `serve`, and keeps the deadlines of `table`."""
+    """Leaves signals to `serve`, and keeps the deadlines and the limit of `table`.
 
-    def __init__(self, config: uvicorn.Config, table: ConnectionTable):
+    Args:
+        update_limit: sets the table's limit anew. A model's files are opened when they are first
+            read.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, table: ConnectionTable, *, update_limit: Callable[[], None]
+    ):
         super().__init__(config)
-        self._table = table
+        self._table, self._update_limit = table, update_limit
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -60,6 +69,8 @@ class HttpServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % CHECK_TICKS == 0:
             self._table.check(asyncio.get_running_loop().time())
+        if counter % LIMIT_TICKS == 0:
+            self._update_limit()
         return await super().on_tick(counter)
 
 
@@ -134,19 +145,30 @@ async def serve(
     on_listening: Callable[[], None] = lambda: None,
     handle_signals: bool = True,
     shutdown: ShutdownRequest | None = None,
+    table: ConnectionTable | None = None,
 ) -> str:
     """Serve until a signal (SIGTERM, Ctrl-C) or until the service fails; returns the reason.
 
     Then new requests are rejected, and running ones get `grace_seconds` to finish; a second signal
     cancels them.
+
+    Args:
+        table: holds the connections; the metrics may watch it.
     """
     shutdown = shutdown or ShutdownRequest()
     loop = asyncio.get_running_loop()
     if handle_signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, shutdown.request, signal.Signals(number).name)
-    table = ConnectionTable(connection_limit(reserved=LOADING_SHARE))
+    table = table or ConnectionTable()
+    table.limit = connection_limit(reserved=LOADING_SHARE)
+    logging.getLogger("uvicorn.error").addFilter(is_about_the_server)
     loop.set_exception_handler(limit_accept_errors(loop))
+
+    def update_limit() -> None:
+        reserved = LOADING_SHARE if service.state is ServiceState.LOADING else 0.0
+        table.limit = connection_limit(num_connections=len(table), reserved=reserved)
+
     server = HttpServer(
         uvicorn.Config(
             app,
@@ -163,18 +185,14 @@ async def serve(
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ),
         table,
+        update_limit=update_limit,
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: shutdown.request("the HTTP server ended"))
 
-    def update_limit() -> None:
-        table.limit = connection_limit(num_connections=len(table))
-
     def on_state(state: ServiceState) -> None:
         if state is ServiceState.FAILED:
             loop.call_soon_threadsafe(shutdown.request, "the engine failed")
-        elif state is ServiceState.READY:
-            loop.call_soon_threadsafe(update_limit)
 
     service.on_state_change(on_state)
     service.start()

@@ -45,11 +45,15 @@ def test_sigterm__with_grace_finishes_requests_among_idle_clients(model: Path) -
             options = {"model.id": model, "grace": GRACE_SECONDS}
             started = stack.enter_context(run_server(options))
         host, port = started.url.removeprefix("http://").split(":")
+        # One client is connected before the idle ones, another one after them.
+        first = stack.enter_context(httpx2.Client(base_url=started.url, timeout=60))
+        assert first.get("/health").status_code == 200
         for _ in range(300):
             stack.enter_context(socket.create_connection((host, int(port))))
         body = {"prompt": "The", "max_tokens": 2}
-        answer = httpx2.post(f"{started.api}/completions", json=body, timeout=60)
-        assert answer.status_code == 200
+        with httpx2.Client(base_url=started.url, timeout=60) as second:
+            for client in (first, second):
+                assert client.post("/v1/completions", json=body).status_code == 200
         assert started.footprint().descriptors < 256
         report = stop_gracefully(started, requests=12, tokens=60)
         lines = started.log.read_text().splitlines()

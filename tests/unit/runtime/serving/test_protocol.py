@@ -230,3 +230,15 @@ def test_accept_errors__are_counted_and_other_errors_logged(
         asyncio.run(report())
     messages = [record.getMessage().splitlines()[0] for record in caplog.records]
     assert messages == ["no connection could be accepted", "another error"]
+
+
+def test_warnings_about_requests__are_counted_in_one_line(
+    guarded: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    upgrade = GET.replace(b"\r\n\r\n", b"\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n")
+    with caplog.at_level(logging.WARNING):
+        for content, status in [(b"no http\r\n\r\n", b"400"), (upgrade, b"200")] * 5:
+            with connect(guarded) as connection:
+                connection.sendall(content)
+                assert connection.recv(1 << 16).startswith(b"HTTP/1.1 " + status)
+    assert len(caplog.records) <= 1

@@ -1,0 +1,84 @@
+"""A server without a free file descriptor answers on the connections that it has."""
+
+import http.client
+import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.serving.connections import MIN_CONNECTIONS, connection_limit
+from tests.builders.serving import WAIT_SECONDS, RunningServer, running_server, tiny
+
+PROMPT = {"prompt": "The heart", "max_tokens": 4, "temperature": 0}
+SAMPLED = {"temperature": 1, "n": 2, "top_p": 0.9, "top_k": 9, "logit_bias": {"5": 1}}
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+ANSWERED: list[tuple[str, dict[str, Any] | None, int]] = [
+    ("/v1/completions", PROMPT, 200),
+    ("/v1/completions", {**PROMPT, "stream": True}, 200),
+    ("/v1/completions", {**PROMPT, "echo": True, "logprobs": 2, **SAMPLED}, 200),
+    ("/v1/completions", {"prompt": 1}, 400),
+    ("/v1/chat/completions", CHAT, 200),
+    ("/tokenize", {"prompt": "a"}, 200),
+    ("/detokenize", {"tokens": [1]}, 200),
+    ("/v1/models", None, 200),
+    ("/version", None, 200),
+    ("/openapi.json", None, 200),
+    ("/unknown", None, 404),
+    ("/health", None, 200),
+]
+
+
+@contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    largest = max(int(path.name) for path in Path("/dev/fd").iterdir())
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (largest + 1, hard))
+        with suppress(OSError):
+            while True:
+                stack.callback(os.close, os.dup(0))
+        yield
+
+
+@contextmanager
+def connect(server: RunningServer) -> Iterator[http.client.HTTPConnection]:
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_SECONDS)
+    connection.request("GET", "/health")
+    connection.getresponse().read()
+    yield connection
+    connection.close()
+
+
+def ask(
+    connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | None
+) -> tuple[int, bytes]:
+    content = None if body is None else json.dumps(body)
+    headers = {"Content-Type": "application/json"}
+    connection.request("GET" if body is None else "POST", path, content, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_no_free_descriptor__ends_neither_server_nor_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.serving.server.LIMIT_TICKS", 1)
+    with running_server(lambda: tiny(folder)) as server, connect(server) as connection:
+        with no_free_descriptor():
+            assert connection_limit() == MIN_CONNECTIONS
+            status, content = ask(connection, "/v1/completions", PROMPT)
+            assert status == 500
+            assert json.loads(content)["error"]["code"] == "expert_transfer_failed"
+        assert ask(connection, "/v1/completions", PROMPT)[0] == 200
+        # From now on the model's files are open.
+        with no_free_descriptor():
+            statuses = [ask(connection, path, body)[0] for path, body, _ in ANSWERED]
+        assert statuses == [status for _, _, status in ANSWERED]
+        assert server.service.is_alive
