@@ -54,7 +54,7 @@ class AnswerTimes:
 def run(config: GenerateConfig) -> dict[str, Any]:
     """Write the text as it is generated, then the statistics; returns both with the token ids."""
     notes = Console(stderr=True)
-    model = load_served(config, budget=config.budget)
+    model = load_served(config, budget=config.budget, forced_routing=config.routing is not None)
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         print_auto_budget(handle)
         if config.routing is not None:

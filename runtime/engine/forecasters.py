@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from predictors.base import Predictor
+from predictors.base import Predictor, Signal
 from predictors.errors import MoecastError
 from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, SystemConfig
 from runtime.presets import describe_choice
 
 log = logging.getLogger(__name__)
+
+STATE_SIGNALS = frozenset({Signal.LAYER_INPUT, Signal.GATE_INPUT, Signal.LOGITS})
+"""Signals that have nothing to do with the routing where a log forces it."""
 
 PredictorMakers = Mapping[str, Callable[[Mapping[str, Any]], Predictor | None]]
 """Constructors, by kind, of predictors without an entry. They get the options, and return None if
@@ -109,11 +112,13 @@ def load_system_predictors(
     chosen: str | Path | Predictor | None = None,
     entries: Path | None = None,
     makers: PredictorMakers | None = None,
+    forced_routing: bool = False,
 ) -> SystemPredictors:
     """Load the predictors that a system names, or `chosen` in place of its forecasts.
 
     Where the system names a kind that was not trained for this model, it does without, and one
-    warning says what it does instead.
+    warning says what it does instead. The same where a log forces the routing and the kind looks at
+    the model's states.
 
     Raises:
         MoecastError: the system is for replays only.
@@ -122,12 +127,22 @@ def load_system_predictors(
     name, predictor, changes = model.name, chosen, []
     if not isinstance(predictor, Predictor):
         predictor, change = load_system_predictor(
-            system, spec, name=name, chosen=predictor, entries=entries, makers=makers
+            system,
+            spec,
+            name=name,
+            chosen=predictor,
+            entries=entries,
+            makers=makers,
+            forced_routing=forced_routing,
         )
         changes.append(change)
-    reuse, change = load_reuse_predictor(system, spec, name=name, entries=entries)
+    reuse, change = load_reuse_predictor(
+        system, spec, name=name, entries=entries, forced_routing=forced_routing
+    )
     changes = [*filter(None, [*changes, change])]
-    if changes:
+    if changes and forced_routing:
+        log.warning("system %s %s", system.name, " and ".join(changes))
+    elif changes:
         log.warning(
             "no trained predictors for %s in %s: system %s %s. To train them: moecast train %s",
             name,
@@ -147,6 +162,7 @@ def load_system_predictor(
     chosen: str | Path | None = None,
     entries: Path | None = None,
     makers: PredictorMakers | None = None,
+    forced_routing: bool = False,
 ) -> tuple[Predictor | None, str]:
     """Load the predictor `chosen`, or else the one that the system names.
 
@@ -179,7 +195,13 @@ def load_system_predictor(
             find_entry(name_entry(name, str(what)))
         return predictor, ""
     predictor, reason = load_if_trained(
-        what, spec, name=name, options=options, entries=entries, makers=makers
+        what,
+        spec,
+        name=name,
+        options=options,
+        entries=entries,
+        makers=makers,
+        forced_routing=forced_routing,
     )
     if predictor is not None:
         return predictor, ""
@@ -187,13 +209,18 @@ def load_system_predictor(
         predictor = load_forecaster(
             kind, spec, name=name, options=kind_options, entries=entries, makers=makers
         )
-        if predictor is not None:
+        if predictor is not None and not (forced_routing and predictor.signals & STATE_SIGNALS):
             return predictor, f"forecasts with {kind} ({reason})"
     return None, f"serves on demand ({reason})"
 
 
 def load_reuse_predictor(
-    system: SystemConfig, spec: ModelSpec, *, name: str, entries: Path | None = None
+    system: SystemConfig,
+    spec: ModelSpec,
+    *,
+    name: str,
+    entries: Path | None = None,
+    forced_routing: bool = False,
 ) -> tuple[Predictor | None, str]:
     """Load the reuse predictor that the system names, if it names one.
 
@@ -203,7 +230,9 @@ def load_reuse_predictor(
     what = system.reuse_predictor
     if what is None:
         return None, ""
-    predictor, reason = load_if_trained(what, spec, name=name, entries=entries)
+    predictor, reason = load_if_trained(
+        what, spec, name=name, entries=entries, forced_routing=forced_routing
+    )
     return predictor, "" if predictor is not None else f"evicts by usage counts ({reason})"
 
 
@@ -215,8 +244,11 @@ def load_if_trained(
     options: Mapping[str, Any] | None = None,
     entries: Path | None = None,
     makers: PredictorMakers | None = None,
+    forced_routing: bool = False,
 ) -> tuple[Predictor | None, str]:
     """Load a predictor as `load_forecaster`; without an entry for this model, None and the reason.
+
+    The same for one that looks at the model's states, where a log forces the routing.
 
     Raises:
         ZooError: the entry is damaged.
@@ -234,4 +266,6 @@ def load_if_trained(
         made_for = find_entry(where).manifest.spec.differences(spec)
         values = ", ".join(f"{key} {value}" for key, value in made_for.items())
         return None, f"{where} is for {values}"
+    if forced_routing and predictor is not None and predictor.signals & STATE_SIGNALS:
+        return None, f"{what} looks at states, which a forced routing does not depend on"
     return predictor, f"no {what}"

@@ -77,6 +77,8 @@ class LoadOptions:
     store: StoreConfig = field(default_factory=StoreConfig)
     trace_events: Path | None = None
     learned: Path | None = None
+    forced_routing: bool = False
+    """Whether a log will force the routing: predictors that look at states are left out."""
 
 
 def load_model(options: LoadOptions) -> PreTrainedModel:
@@ -126,6 +128,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         chosen=options.predictor,
         entries=options.entries,
         makers={"skip": partial(build_skip_predictor, layers)},
+        forced_routing=options.forced_routing,
     )
     forecast, learned = predictors.forecast, None
     if options.learned is not None and forecast is not None:
@@ -207,7 +210,11 @@ def count_processes(options: LoadOptions) -> int:
 
 
 def load_served(
-    config: ServedConfig, *, budget: Budget | str | int, kv_reserve: KVReserve | None = None
+    config: ServedConfig,
+    *,
+    budget: Budget | str | int,
+    kv_reserve: KVReserve | None = None,
+    forced_routing: bool = False,
 ) -> PreTrainedModel:
     """Load the model of a command; raises as `load_model`."""
     devices = choose_devices(config.devices)
@@ -226,6 +233,7 @@ def load_served(
             store=config.store,
             trace_events=config.trace_events,
             learned=config.learned,
+            forced_routing=forced_routing,
         )
     )
 

@@ -105,6 +105,7 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             store=config.store,
             entries=config.entries,
             trace_events=task.trace_events,
+            forced_routing=config.routing is not None,
         )
     )
     with model.moecast as handle, force_routing(handle.layers, config.routing):
@@ -148,10 +149,16 @@ def require_predictor(config: BenchConfig, system: SystemConfig, engine: Engine)
     """Refuse to run a system without the predictor that its definition names.
 
     Raises:
-        MoecastError: no entry was found; the message tells how to make one.
+        MoecastError: no entry was found, and the message tells how to make one; or a log forces the
+            routing and the predictor looks at states.
     """
     wanted = config.predictor or system.predictor
     if system.prefetch and wanted is not None and engine.driver.predictor_kind is None:
+        if config.routing is not None:
+            raise MoecastError(
+                f"{wanted} looks at states, which a forced routing does not depend on, or has no "
+                f"zoo entry for {config.model.name}"
+            )
         raise MoecastError(
             f"no zoo entry of kind {wanted} for {config.model.name}: moecast train "
             f"predictor={wanted} makes one; or name another with entries=FOLDER or predictor=NAME"
@@ -165,6 +172,8 @@ def describe_deviation(config: BenchConfig, system: SystemConfig, engine: Engine
     wanted = system.reuse_predictor
     if wanted is None or engine.driver.reuse_predictor_kind is not None:
         return None
+    if config.routing is not None:
+        return "forecasts and evicts by counts: a forced routing does not depend on states"
     return f"evicts by usage counts: no zoo entry of kind {wanted} for {config.model.name}"
 
 

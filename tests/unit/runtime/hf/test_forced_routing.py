@@ -64,6 +64,20 @@ def test_forced_routing__requests_the_log_and_equals_plain_transformers(plain) -
         assert torch.equal(plain(tokens).logits, own), "the routers choose again"
 
 
+def test_forced_routing__leaves_predictors_out_that_look_at_states(caplog) -> None:
+    options = LoadOptions(
+        model=load_model_preset("qwen2-moe-tiny"),
+        system=load_system("moecast"),
+        budget=Budget.parse("20%"),
+        forced_routing=True,
+    )
+    with load_model(options).moecast as handle:
+        driver = handle.engine.driver
+        assert driver.predictor_kind == "correlation"
+        assert driver.reuse_predictor_kind is None
+    assert "which a forced routing does not depend on" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("log", "words"),
     [

@@ -20,6 +20,7 @@ from tests.builders.outcomes import outcome
 
 COMMANDS = (Command(name="bench", config="bench", run="runtime.commands.bench:run", summary="."),)
 ORACLE = load_system("oracle")
+COUNTING = SystemConfig(name="counting", predictor="dependency")
 SKIPPING = SystemConfig(name="skipping", predictor="skip")
 TRAINED = SystemConfig(name="trained", predictor="mlp")
 
@@ -33,7 +34,7 @@ def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, ca
     config = BenchConfig(
         routing=log,
         model=ModelConfig(name="tiny", id=str(folder)),
-        system=[SKIPPING, TRAINED, ORACLE],
+        system=[COUNTING, SKIPPING, TRAINED, ORACLE],
         budget=["50%"],
         max_new_tokens=3,
         warm_up_tokens=2,
@@ -44,14 +45,15 @@ def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, ca
     results = json.loads(json.dumps(run(config), allow_nan=False))
     assert results["tokens_equal"] is True
     assert results["equal_to_plain_transformers"] is True
-    base, skipping, trained, oracle, bound = results["rows"]
+    base, counting, skipping, trained, oracle, bound = results["rows"]
     names = [row["system"] for row in results["rows"]]
-    assert names == ["on-demand", "skipping", "trained", "oracle", "bound"]
-    assert trained["failed"].startswith("no zoo entry of kind mlp for tiny: moecast train")
-    assert (base["predictor"], skipping["predictor"]) == (None, "skip")
+    assert names == ["on-demand", "counting", "skipping", "trained", "oracle", "bound"]
+    for row in (skipping, trained):
+        assert "looks at states, which a forced routing does not depend on" in row["failed"]
+    assert (base["predictor"], counting["predictor"]) == (None, "dependency")
     assert base["tpot_speed_up"] == 1.0
     assert (base["simulated"], oracle["simulated"]) == (False, True)
-    for row in (base, skipping):
+    for row in (base, counting):
         # 3 repetitions of one request: a prefill and 2 decode steps of 2 layers with top-2.
         assert len(row["steps"]) == 6
         assert row["num_requests"] == 3
@@ -63,7 +65,7 @@ def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, ca
             row["peak_memory_bytes"] - row["weights_bytes"] - row["arena_bytes"]
         )
         assert 0 <= row["decode_stall_share"] < 1
-    assert base["decode_predictor_share"] == 0.0 < skipping["decode_predictor_share"] < 1
+    assert base["decode_predictor_share"] == 0.0 < counting["decode_predictor_share"] < 1
     assert base["bytes_wasted"] == 0
     assert oracle["decode_hit_rate"] == base["decode_hit_rate"] == 1.0
     assert results["note"] == MEANINGLESS
@@ -74,8 +76,8 @@ def test_bench__continues_after_a_failed_variant_and_forces_routing(tmp_path, ca
     for time in ("tpot_mean_seconds", "ttft_mean_seconds"):
         assert 0 < bound[time] <= oracle[time] * (1 + 1e-9)
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "skipping" in page
-    assert "no zoo entry of kind mlp for tiny" in page
+    assert "counting" in page
+    assert "or has no zoo entry for tiny" in page
     assert MEANINGLESS in page
     assert (tmp_path / "run" / "tpot-distribution-50pct-batch-1.csv").is_file()
 
