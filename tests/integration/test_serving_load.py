@@ -56,7 +56,7 @@ def test_full_queue__answers_429_with_retry_after(
     model: Path,
 ) -> None:
     with run_server({"model.id": model, "max_running": RUNNING, "max_waiting": WAITING}) as started:
-        report = measure_full_queue(started, requests=20, tokens=800)
+        report = measure_full_queue(started, requests=20, tokens=400)
         assert started.idle_gauges() == NOTHING
     for result in (report.one_after_another, report.eight_at_a_time):
         assert result.statuses == {"429": 20}
