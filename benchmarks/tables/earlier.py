@@ -19,8 +19,7 @@ def changes_table() -> list[str]:
     before: Figures = {
         (row["hardware"], row["budget"], row["system"]): row["tpot_ms"] for row in earlier["rows"]
     }
-    # Rows of an earlier version have no bound.
-    current = [row for row in report["rows"] if row["batch"] == 1 and row["of_bound"] is not None]
+    current = [row for row in report["rows"] if row["batch"] == 1]
     now: Figures = {
         (row["hardware"], row["budget"], row["system"]): row["tpot_ms"] for row in current
     }
@@ -37,16 +36,17 @@ def changes_table() -> list[str]:
             for system in systems
         ]
         lines += [f"On {machine}:", "", *markdown_table(["system", *budgets], rows), ""]
-    sample = describe_sample(current) if current else "not measured yet"
     return [
         "Median TPOT in ms at batch 1, earlier → now, and in brackets how many times faster than "
-        f"`{BASELINE}` that is. Earlier: {describe_sample([earlier])}; now: {sample}.",
+        f"`{BASELINE}` that is. Earlier: {describe_sample([earlier])}; now: {describe_sample(current)}.",
         "",
         *lines,
         "Earlier:",
         "",
         *origin_line("earlier"),
-        *(["Now:", "", *origin_line("evaluate")] if current else []),
+        "Now:",
+        "",
+        *origin_line("evaluate"),
     ]
 
 

@@ -78,8 +78,7 @@ def simulated_latency() -> HtmlReport:
     results = read_evaluation()
     assert results is not None
     draw_budgets(page, results, 1)
-    if results["known"]:
-        draw_known(page, results)
+    draw_known(page, results)
     return page
 
 

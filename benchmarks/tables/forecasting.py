@@ -32,9 +32,7 @@ def predictors_table() -> list[str]:
         ]
         for machine in machines:
             at = predictor["hardware"][machine]
-            # Results of earlier versions have a GoodPred of two different predicted sets.
-            known = MACHINE_COLUMNS if "covered_layers" in at else ("mean_fetch_rate",)
-            cells += [format_figure(at[key] if key in known else None) for key in MACHINE_COLUMNS]
+            cells += [format_figure(at[key]) for key in MACHINE_COLUMNS]
         cells += [
             "-" if alone is None else f"{alone['layer_p50']:.0f}",
             format_size(predictor["bytes"]),

@@ -110,9 +110,8 @@ def summary(page: HtmlReport, table: forecasts.Table, setting: str) -> None:
         ahead = f"{min(distances)} to {max(distances)}" if distances else one["horizon"]
         cells: list[Cell] = [name, ahead, one["mean_accuracy"], one["worst_layer_accuracy"]]
         for machine in machines:
-            # Results of earlier versions lack some of them.
             figures = one["hardware"][machine]
-            cells += [figures.get(key) for key in MACHINE_FIGURES]
+            cells += [figures[key] for key in MACHINE_FIGURES]
         alone = one["latency_us"]["1"]
         cells += [
             one["shifted"]["mean_accuracy"] if one["shifted"] else None,
