@@ -38,7 +38,8 @@ def changes_table() -> list[str]:
         lines += [f"On {machine}:", "", *markdown_table(["system", *budgets], rows), ""]
     return [
         "Median TPOT in ms at batch 1, earlier → now, and in brackets how many times faster than "
-        f"`{BASELINE}` that is. Earlier: {describe_sample([earlier])}; now: {describe_sample(current)}.",
+        f"`{BASELINE}` that is. Earlier: {describe_sample([earlier])}; now: "
+        f"{describe_sample(current)}.",
         "",
         *lines,
         "Earlier:",
