@@ -179,7 +179,7 @@ def record_all(
     """Returns the held-out steps, and every predictor's forecasts for them."""
     steps = held_out_steps(trace, batch=1, new_tokens=NEW_TOKENS)
     light = [routing_only(step, trace.spec.num_layers) for step in steps]
-    options: dict[str, Mapping[str, Any]] = {"residual": {"refresh_last": False}}
+    options: dict[str, Mapping[str, Any]] = {"residual": load_system("moecast").predictor_options}
     recorded = {
         kind: record_forecasts(
             load_predictor(entries / kind, spec=trace.spec, options=options.get(kind)), steps

@@ -90,6 +90,8 @@ class TokenRun:
     """Rows of the contexts at their beginning; a slice for one request, which is faster."""
     length: int
     """Number of tokens of each request in it."""
+    answers: Ints | None = None
+    """For each token of a prompt, the row of the call whose forecasts it gets; None: its own."""
 
 
 class ResidualPredictor(Predictor):
@@ -101,6 +103,9 @@ class ResidualPredictor(Predictor):
         decays: of the means over earlier tokens, per token; 0 is the token before.
         refresh_last: Forecast a layer again from its own input. More accurate, but seldom in
             time; off halves the number of network calls.
+        prompt_window: Last tokens of a prompt that are looked at. Their forecasts stand for those
+            of the whole prompt, which needs most experts anyway, and whose own would be late; the
+            means fade so fast that tokens before the window hardly count. None: all tokens.
     """
 
     kind = "residual"
@@ -115,8 +120,13 @@ class ResidualPredictor(Predictor):
         horizons: int,
         decays: Sequence[float],
         refresh_last: bool = True,
+        prompt_window: int | None = None,
     ):
         super().__init__(spec)
+        if prompt_window is not None and not 1 <= prompt_window <= LONGEST_RUN:
+            raise PredictorError(
+                f"residual: prompt_window={prompt_window}: must be 1 to {LONGEST_RUN}"
+            )
         needed = {*gate_sources(spec.num_layers), *layer_input_sources(spec.num_layers)}
         if set(graphs) != needed:
             raise PredictorError(
@@ -126,6 +136,7 @@ class ResidualPredictor(Predictor):
             )
         self.horizons = horizons
         self.refresh_last = refresh_last
+        self.prompt_window = prompt_window
         self._decays = tuple(map(float, decays))
         self._graphs = dict(graphs)
         self._sessions = {source: open_session(graph) for source, graph in graphs.items()}
@@ -158,7 +169,8 @@ class ResidualPredictor(Predictor):
                     state.context_SX = grow_rows(state.context_SX, self._live.num_slots)
                     state.context_SX[present.new] = 0.0
         self._live.release_ended()
-        self._runs = split_into_runs(present.slots_R[present.request_T])
+        slots_T = present.slots_R[present.request_T]
+        self._runs = split_into_runs(slots_T, window=self.prompt_window)
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
@@ -177,7 +189,7 @@ class ResidualPredictor(Predictor):
             self._tokens = []
         scores = []
         for number, run in enumerate(self._runs):
-            given = hidden_TD if len(self._runs) == 1 else hidden_TD[run.rows]
+            given = hidden_TD[run.rows]
             context_RX = before_TX = state.context_SX[run.slots]
             if run.length > 1:
                 before_TX = self._compute_contexts(state, given, before_TX)
@@ -196,7 +208,7 @@ class ResidualPredictor(Predictor):
             context_RX += state_TX
             if not isinstance(run.slots, slice):
                 state.context_SX[run.slots] = context_RX
-            scores.append(scores_THE)
+            scores.append(scores_THE if run.answers is None else scores_THE[run.answers])
         whole_THE = scores[0] if len(scores) == 1 else np.concatenate(scores)
         return [Forecast(target, whole_THE[:, h]) for h, target in enumerate(state.targets)]
 
@@ -221,7 +233,11 @@ class ResidualPredictor(Predictor):
 
     def options(self) -> dict[str, Any]:
         own = {"horizons": self.horizons, "decays": list(self._decays)}
-        return own if self.refresh_last else own | {"refresh_last": False}
+        if not self.refresh_last:
+            own["refresh_last"] = False
+        if self.prompt_window is not None:
+            own["prompt_window"] = self.prompt_window
+        return own
 
     @classmethod
     def from_files(
@@ -241,10 +257,14 @@ class _SourceState:
     """Contexts by slot of a request."""
 
 
-def split_into_runs(slot_T: Ints) -> list[TokenRun]:
+def split_into_runs(slot_T: Ints, *, window: int | None = None) -> list[TokenRun]:
     """Divides a step's rows into calls: consecutive rows of one request, or all single tokens.
 
     A request whose rows are not consecutive gets the context of the last ones.
+
+    Args:
+        slot_T: Row of each token's context.
+        window: Number of last rows of a request whose forecasts stand for all; None: all.
     """
     if len(slot_T) == 1:
         return [TokenRun(slice(0, 1), one_row(slot_T[0]), 1)]
@@ -254,6 +274,13 @@ def split_into_runs(slot_T: Ints) -> list[TokenRun]:
     calls = []
     start = 0
     for end in ends:
+        length = end - start
+        if window is not None and length > window:
+            answers = np.arange(length) * window // length
+            rows = slice(end - window, end)
+            calls.append(TokenRun(rows, one_row(slot_T[start]), window, answers))
+            start = end
+            continue
         for first in range(start, end, LONGEST_RUN):
             last = min(end, first + LONGEST_RUN)
             calls.append(TokenRun(slice(first, last), one_row(slot_T[first]), last - first))

@@ -10,6 +10,7 @@ from torch import nn
 from collect.traces import Trace, TraceSignal
 from predictors.base import Forecast
 from predictors.baselines import SkipPredictor
+from predictors.errors import PredictorError
 from predictors.residual import ResidualPredictor
 from tests.builders.traces import make_spec, make_trace
 from train.calibration import platt
@@ -154,6 +155,33 @@ def test_residual__long_prompts_go_in_pieces_and_mean_the_same(
     pieces = scores_of(asked(predictor_of(stirred(new_family())), hidden, [3] * 50))
     for key, scores in whole.items():
         np.testing.assert_allclose(pieces[key], scores, atol=1e-5)
+
+
+def windowed(window: int | None) -> ResidualPredictor:
+    made = predictor_of(stirred(new_family()))
+    return ResidualPredictor.from_files(
+        SPEC, made.files(), made.options() | {"prompt_window": window}
+    )
+
+
+def test_prompt_window__forecasts_a_prompt_as_its_last_tokens() -> None:
+    prompts, then = random_step(13), random_step(2, seed=1)
+    last = {signal: values[:, [*range(2, 6), *range(9, 13)]] for signal, values in prompts.items()}
+    short, whole = windowed(4), windowed(None)
+    answers = scores_of(asked(short, prompts, [1] * 6 + [2] * 7))
+    expected = scores_of(asked(whole, last, [1] * 4 + [2] * 4))
+    rows = [0, 0, 1, 2, 2, 3, *(4 + row for row in (0, 0, 1, 1, 2, 2, 3))]
+    for key, scores in answers.items():
+        np.testing.assert_allclose(scores, expected[key][rows], atol=1e-6)
+    following = scores_of(asked(short, then, [1, 2]))
+    for key, scores in scores_of(asked(whole, then, [1, 2])).items():
+        np.testing.assert_allclose(following[key], scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [0, 257])
+def test_prompt_window__must_be_one_call(window: int) -> None:
+    with pytest.raises(PredictorError, match=f"prompt_window={window}: must be 1 to 256"):
+        windowed(window)
 
 
 def test_residual__goes_into_files_and_back() -> None:
