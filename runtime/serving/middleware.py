@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from runtime.serving.auth import ApiKeys
 from runtime.serving.config import is_loopback
 from runtime.serving.errors import ServerBusy, error_body
-from runtime.serving.parse_slots import ParseSlot, ParseSlots
+from runtime.serving.parse_slots import BUSY, ParseSlot, ParseSlots
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class BodyLimitMiddleware:
             return None
         content = bytearray()
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with asyncio.timeout(self._timeout_seconds) as slot.deadline:
                 more = True
                 while more:
                     message = await receive()
@@ -228,17 +228,23 @@ class BodyLimitMiddleware:
                         return None
                     slot.add(len(piece))
                     content += piece
-        except TimeoutError:
-            late = f"the body did not arrive within {self._timeout_seconds:g} s"
-            await send_error(send, 408, late, headers={"connection": "close"})
+        except (TimeoutError, ServerBusy) as error:
+            slot.deadline = None
+            if slot.is_displaced or isinstance(error, ServerBusy):
+                await self._send_busy(send)
+            else:
+                late = f"the body did not arrive within {self._timeout_seconds:g} s"
+                await send_error(send, 408, late, headers={"connection": "close"})
             return None
-        except ServerBusy as busy:
-            headers = {"connection": "close", "retry-after": str(busy.retry_after_seconds)}
-            await send_error(
-                send, busy.status, str(busy), kind=busy.kind, code=busy.code, headers=headers
-            )
-            return None
+        slot.deadline = None
         return bytes(content)
+
+    async def _send_busy(self, send: Send) -> None:
+        busy = ServerBusy(BUSY)
+        headers = {"connection": "close", "retry-after": str(busy.retry_after_seconds)}
+        await send_error(
+            send, busy.status, str(busy), kind=busy.kind, code=busy.code, headers=headers
+        )
 
     async def _send_too_large(self, send: Send) -> None:
         message = f"the body is larger than {self._max_bytes} bytes; raise max_body, or send less"

@@ -16,8 +16,14 @@ SMALL_BYTES = 64 << 10
 SMALL_SLOTS = 4
 """Requests with a small body that are parsed at once, and requests without one."""
 LARGE_SLOTS = 1
+SMALL_PAUSE_SECONDS, LARGE_PAUSE_SECONDS = 0.001, 0.02
+"""Time before the next of several waiting requests. One round of the event loop does not suffice:
+a request for `/health` takes about ten, from the connection to the answer."""
 MAX_LARGE_BODIES = 32
-"""Large bodies in memory at once, while they arrive or wait; further ones get 503."""
+"""Large bodies in memory at once, while they arrive or wait. A further one ends the one that has
+been arriving for longest; it gets 503 if all the others have arrived."""
+
+BUSY = f"too many bodies of more than {SMALL_BYTES} bytes arrive at once; try again later"
 
 
 class ParseSlots:
@@ -31,7 +37,8 @@ class ParseSlots:
         self.bodiless = asyncio.Semaphore(SMALL_SLOTS)
         self.small = asyncio.Semaphore(SMALL_SLOTS)
         self.large = asyncio.Semaphore(LARGE_SLOTS)
-        self.num_large_bodies = 0
+        self.large_bodies: dict[ParseSlot, None] = {}
+        """Those that hold a large body, in the order in which their bodies became large."""
 
 
 class ParseSlot:
@@ -41,6 +48,10 @@ class ParseSlot:
         self._slots = slots
         self._num_bytes = 0
         self._taken: asyncio.Semaphore | None = None
+        self.deadline: asyncio.Timeout | None = None
+        """Ends the read of the body; None once it has arrived."""
+        self.is_displaced = False
+        """The read was ended for another large body."""
 
     @property
     def _is_large(self) -> bool:
@@ -50,16 +61,24 @@ class ParseSlot:
         """Count bytes of the body as they arrive.
 
         Raises:
-            ServerBusy: the body is large, and too many others are.
+            ServerBusy: the body is large, and too many others have arrived.
         """
-        becomes_large = not self._is_large and self._num_bytes + num_bytes > SMALL_BYTES
-        if becomes_large and self._slots.num_large_bodies >= MAX_LARGE_BODIES:
-            raise ServerBusy(
-                f"{MAX_LARGE_BODIES} other bodies of more than {SMALL_BYTES} bytes wait; try again "
-                "later"
-            )
+        if not self._is_large and self._num_bytes + num_bytes > SMALL_BYTES:
+            if len(self._slots.large_bodies) >= MAX_LARGE_BODIES:
+                self._displace_one()
+            self._slots.large_bodies[self] = None
         self._num_bytes += num_bytes
-        self._slots.num_large_bodies += becomes_large
+
+    def _displace_one(self) -> None:
+        """End the read of the large body that has been arriving for longest."""
+        for slot in self._slots.large_bodies:
+            if slot.deadline is not None:
+                if not slot.deadline.expired():
+                    slot.deadline.reschedule(asyncio.get_running_loop().time())
+                slot.is_displaced, slot.deadline = True, None
+                del self._slots.large_bodies[slot]
+                return
+        raise ServerBusy(BUSY)
 
     async def wait(self, receive: Receive) -> bool:
         """Wait until the request may be parsed; False if the client has disconnected meanwhile."""
@@ -69,15 +88,17 @@ class ParseSlot:
         has_to_wait = semaphore.locked()
         await semaphore.acquire()
         self._taken = semaphore
-        return not (has_to_wait and await has_disconnected(receive))
+        if not has_to_wait:
+            return True
+        await asyncio.sleep(LARGE_PAUSE_SECONDS if self._is_large else SMALL_PAUSE_SECONDS)
+        return not await has_disconnected(receive)
 
     def release(self) -> None:
         """Let the next request be parsed; further calls do nothing."""
         if self._taken is not None:
             self._taken.release()
             self._taken = None
-        self._slots.num_large_bodies -= self._is_large
-        self._num_bytes = 0
+        self._slots.large_bodies.pop(self, None)
 
 
 async def has_disconnected(receive: Receive) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -119,4 +120,68 @@ def test_large_bodies__are_few_at_once_and_counted_again_afterwards() -> None:
     limited = ask_all(app, clients)
     statuses = [client.statuses[0] for client in clients]
     assert sorted(statuses) == [200] * MAX_LARGE_BODIES + [503] * 5
-    assert limited._slots.num_large_bodies == 0
+    assert not limited._slots.large_bodies
+
+
+@pytest.mark.parametrize("num_bytes", [1, LARGE])
+def test_waiting_requests__leave_rounds_of_the_event_loop_to_others(
+    num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SMALL_PAUSE_SECONDS", "LARGE_PAUSE_SECONDS"):
+        monkeypatch.setattr(f"runtime.serving.parse_slots.{name}", 0.02)
+    num_rounds = 0
+    seen: list[int] = []
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        seen.append(num_rounds)
+        await asyncio.sleep(0)
+        await send(dict(OK))
+
+    async def count_rounds() -> None:
+        nonlocal num_rounds
+        while True:
+            await asyncio.sleep(0)
+            num_rounds += 1
+
+    async def run() -> None:
+        limited = BodyLimitMiddleware(app, max_bytes=1 << 20, timeout_seconds=60)
+        counting = asyncio.ensure_future(count_rounds())
+        await asyncio.gather(*(Client(num_bytes).ask(limited) for _ in range(3 * SMALL_SLOTS)))
+        counting.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    num_slots = SMALL_SLOTS if num_bytes == 1 else LARGE_SLOTS
+    starts = seen[::num_slots]
+    assert all(later - start >= 10 for start, later in pairwise(starts))
+
+
+class SlowSender(Client):
+    """Announces more than it sends."""
+
+    async def receive(self) -> Message:
+        if self._is_sent:
+            return await asyncio.Future()
+        return {**await super().receive(), "more_body": True}
+
+
+def test_large_bodies_that_never_end__keep_no_other_from_the_server() -> None:
+    app = SlowApp()
+    slow = [SlowSender(LARGE) for _ in range(MAX_LARGE_BODIES)]
+    quick = [Client(LARGE) for _ in range(3)]
+    limited = BodyLimitMiddleware(app, max_bytes=1 << 20, timeout_seconds=60)
+
+    async def run() -> None:
+        reads = [asyncio.ensure_future(client.ask(limited)) for client in slow]
+        await asyncio.sleep(0)
+        for client in quick:
+            await client.ask(limited)
+        await reads[0]
+        assert not any(read.done() for read in reads[1:])
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert [client.statuses for client in quick] == [[200]] * 3
+    assert [client.statuses for client in slow] == [[503]] + [[]] * (MAX_LARGE_BODIES - 1)
+    assert not limited._slots.large_bodies
