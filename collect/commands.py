@@ -1,5 +1,6 @@
 """The commands of `moecast collect`: configuration in, a trace and its figures out."""
 
+import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from collect.traces.layout import TraceSignal
 from collect.traces.reader import Trace
 from predictors.files import expand_home
 from predictors.metrics import Phase
+
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*:/")
 
 
 def record(config: CollectConfig) -> dict[str, Any]:
@@ -59,6 +62,9 @@ def import_log(config: ImportConfig) -> dict[str, Any]:
         raise TraceError("source=FILE is missing: moecast collect import FILE")
     source = expand_home(config.source)
     folder = config.output or Path("runs", "traces", "imported", source.stem)
+    # A path has one slash where an address has two.
+    if ADDRESS.match(str(folder)):
+        raise TraceError(f"output={folder}: a log is imported into a folder of this machine")
     started = time.monotonic()
     trace = import_routing(
         source,

@@ -1,10 +1,12 @@
 """Imports a published routing log as a trace. Shape suffixes: N tokens, L layers, K top_k."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from collect.config import ImportSplit
 from collect.errors import TraceError
@@ -14,6 +16,7 @@ from collect.traces.manifest import TraceModel, TracePlan, TraceRequest, digest_
 from collect.traces.reader import Trace
 from collect.traces.writer import TraceWriter, column_arrays
 from predictors.metrics import Phase
+from predictors.records import explain_validation_error
 from runtime.sim.routing_log import RoutingLog, read_routing_log
 
 IMPORT_VERSION = 2
@@ -22,6 +25,7 @@ IMPORT_VERSION = 2
 SPLITS = {ImportSplit.HELD_OUT: Split.HELD_OUT, ImportSplit.TRAIN: Split.TRAIN}
 
 MAX_EXPERTS = 2**15 - 1
+MAX_POSITION = 2**31 - 1
 
 
 def import_routing(
@@ -55,16 +59,21 @@ def import_routing(
         )
     _check_phases(log, source)
     _, num_layers, top_k = log.experts_NLK.shape
-    model = TraceModel(
-        model_id=model_id,
-        revision=revision,
-        config_hash="unknown",
-        num_layers=num_layers,
-        num_experts=num_experts,
-        top_k=top_k,
-        hidden_size=hidden_size,
-        dtype=dtype,
-    )
+    try:
+        model = TraceModel(
+            model_id=model_id,
+            revision=revision,
+            config_hash="unknown",
+            num_layers=num_layers,
+            num_experts=num_experts,
+            top_k=top_k,
+            hidden_size=hidden_size,
+            dtype=dtype,
+        )
+    except ValidationError as error:
+        raise TraceError(f"{source}: {explain_validation_error(error)}") from error
+    # A file's name may have bytes that are not UTF-8; texts of a trace have none.
+    dataset = os.fsencode(source.name).decode(errors="replace")
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     known = log.weights_NLK is not None
@@ -79,7 +88,7 @@ def import_routing(
         source="imported",
         model=model,
         signals=signals,
-        dataset=source.name,
+        dataset=dataset,
         prompts_digest=digest_of(log.requests),
         settings=settings,
         units=(digest_of([settings, model.model_dump(), signals]),),
@@ -90,13 +99,18 @@ def import_routing(
         writer.write(
             unit,
             _arrays(log, signals),
-            _requests(log, dataset=source.name, source=digest, split=split),
+            _requests(log, dataset=dataset, source=digest, split=split),
         )
     return writer.finish()
 
 
 def _check_phases(log: RoutingLog, source: Path) -> None:
-    """Raises TraceError for a request whose prompt goes on after a generated token."""
+    """Raises TraceError for a request whose prompt goes on after a generated token.
+
+    Also for positions that were counted beyond what a trace can hold.
+    """
+    if log.position_N.max() > MAX_POSITION:
+        raise TraceError(f"{source}: position {log.position_N.max()} is above {MAX_POSITION:,}")
     follows_N = (np.diff(log.request_N) == 0) & (np.diff(log.phase_N) < 0)
     if follows_N.any():
         row = int(np.argmax(follows_N)) + 1

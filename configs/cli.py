@@ -12,6 +12,8 @@ from predictors.terminal import escape_controls
 from runtime.openmp import let_waiting_threads_sleep
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
+MOST_CHARACTERS = 4000
+"""Of an error line."""
 
 
 def main(
@@ -60,4 +62,6 @@ def print_error(invocation: Invocation, line: str, debug: bool) -> None:
 
 
 def join_lines(error: BaseException) -> str:
-    return escape_controls(" ".join(str(error).split()))
+    """Returns the message on one line of limited length: it may quote anything."""
+    line = escape_controls(" ".join(str(error)[: 2 * MOST_CHARACTERS].split()))
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]}..."

@@ -14,6 +14,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 
 from configs.errors import ConfigError
 from configs.schema import union_members
+from predictors.files import expand_home
 
 Texts = dict[str, Any]
 """Dotted key to the text, the path or the list of texts that the user gave."""
@@ -27,13 +28,14 @@ LARGEST_SEED = 2**32 - 1
 def check_text(key: str, text: str, kind: Any) -> str | Path:
     """Returns a text as the declared type; ConfigError if no program could take it.
 
-    A path may have bytes that are not UTF-8, as file names may.
+    Shells leave the `~` of `output=~/folder` to the program. A path may have bytes that are not
+    UTF-8, as file names may.
     """
     is_path = Path in union_members(kind) and str not in union_members(kind)
     if "\0" in text:
         raise ConfigError(f"{key}: the text has a null character, which is not allowed")
     if is_path:
-        return Path(text)
+        return expand_home(text)
     try:
         text.encode()
     except UnicodeEncodeError:

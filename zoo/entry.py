@@ -235,6 +235,13 @@ def check_graph(data: bytes, *, what: str) -> GraphRecord:
     except DecodeError as error:
         raise ZooError(f"{what} is not an ONNX model ({error})") from error
     nodes = [node for graph in iterate_graphs(model.graph) for node in graph.node]
+    # Protobuf returns bytes that are not UTF-8 as bytes.
+    values = [*model.graph.input, *model.graph.output]
+    names = [name for node in nodes for name in (node.domain, node.op_type)]
+    names += [tensor.name for tensor in (*values, *model.graph.initializer)]
+    names += [dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim]
+    if not all(isinstance(name, str) for name in names):
+        raise ZooError(f"{what} is damaged: it has names that are not UTF-8")
     foreign = sorted({node.domain for node in nodes} - set(OPERATOR_DOMAINS))
     if foreign or model.functions:
         domains = foreign or "functions of the model"
@@ -267,7 +274,8 @@ def read_shape(value: "onnx.ValueInfoProto", *, what: str) -> list[int | str]:
     if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
         raise ZooError(f"{what}: {value.name!r} is not a tensor with a declared shape")
     if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-        kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        number = value.type.tensor_type.elem_type
+        kind = dict(map(reversed, onnx.TensorProto.DataType.items())).get(number, number)
         raise ZooError(f"{what}: {value.name!r} is of type {kind}; predictors compute in FLOAT")
     return [
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?"

@@ -67,3 +67,15 @@ def test_extras_of_the_documentation__exist() -> None:
         for extra in extras.split(",")
     }
     assert named <= PROJECT["optional-dependencies"].keys()
+
+
+def test_security__names_tests_that_exist() -> None:
+    named = []
+    for line in (ROOT / "SECURITY.md").read_text().splitlines():
+        file = ""
+        for path, test in re.findall(r"`([\w/]*\w\.py)?::(test_\w+)`", line):
+            file = path or file
+            named.append((file, test))
+    assert len(named) > 30
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"

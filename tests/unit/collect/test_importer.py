@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collect.config import ImportSplit
+from collect.commands import import_log
+from collect.config import ImportConfig, ImportSplit
 from collect.errors import TraceError
 from collect.importer import import_routing
 from collect.traces import Trace
@@ -193,3 +194,30 @@ def test_import__damaged_csv_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("layer,expert\n0," + "1" * 200_000 + "\n")
     with pytest.raises(RoutingLogError, match="is not CSV"):
         import_routing(tmp_path / "log.csv", tmp_path / "t")
+
+
+def test_import__what_no_trace_can_hold_is_refused(tmp_path: Path) -> None:
+    layers = [{"layer": layer, "experts": [1]} for layer in range(5000)]
+    log = write_log(tmp_path / "layers.jsonl", layers)
+    with pytest.raises(TraceError, match=r"layers\.jsonl: num_layers"):
+        import_routing(log, tmp_path / "t")
+    log = write_log(tmp_path / "log.jsonl", layers[:1])
+    for hidden_size in (-1, 2**24):
+        with pytest.raises(TraceError, match=r"log\.jsonl: hidden_size"):
+            import_routing(log, tmp_path / "t", hidden_size=hidden_size)
+    # The second token follows the last position that there is.
+    last = [{"layer": 0, "experts": [1], "position": 2**31 - 1}, {"layer": 0, "experts": [1]}]
+    with pytest.raises(TraceError, match=r"position 2147483648 is above"):
+        import_routing(write_log(tmp_path / "log.jsonl", last), tmp_path / "t")
+
+
+def test_import__a_file_name_may_have_any_bytes(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "l\udcff.jsonl", [{"layer": 0, "experts": [1]}])
+    assert import_routing(log, tmp_path / "t").request_table[0].dataset == "l\ufffd.jsonl"
+
+
+def test_import__writes_to_no_folder_that_looks_like_an_address(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "log.jsonl", [{"layer": 0, "experts": [1]}])
+    for address in ("s3://bucket/x", "hf://a/b"):
+        with pytest.raises(TraceError, match="imported into a folder of this machine"):
+            import_log(ImportConfig(source=log, output=Path(address)))

@@ -154,3 +154,17 @@ def test_record__has_the_text_as_it_stands(tmp_path: Path, monkeypatch: pytest.M
     assert main("zoo", [command], ["works", f"zoo={text}", f"run_dir={tmp_path}"]) == 0
     assert json.loads((tmp_path / "run.json").read_text())["config"]["zoo"] == text
     assert json.loads((tmp_path / "results.json").read_text())["zoo"] == text
+
+
+def test_paths__begin_at_the_home_folder_with_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config, tree = compose_typed("generate", ["store.path=~/store", "prompt=~/text"])
+    assert config.store.path == Path("/home/me/store")
+    assert config.prompt == "~/text"
+    with pytest.raises(MoecastError, match="~nosuchuser has no home folder"):
+        compose_typed("generate", ["store.path=~nosuchuser/store"])
+
+
+def test_error_line__has_a_limited_length(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("zoo", [], ["x" * 1_000_000]) == 2
+    assert len(capsys.readouterr().err) < 5000
