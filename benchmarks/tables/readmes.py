@@ -59,6 +59,10 @@ def list_tables() -> dict[str, list[list[str]]]:
             ["## Simulated machines", ""],
             comparing.replayed_table(),
             comparing.known_table(),
+            show_figure(
+                "simulated/share-of-the-bound-against-known-tokens",
+                "Share of the bound against known tokens",
+            ),
             show_figure("simulated/tpot-against-budget", "Simulated TPOT against the budget"),
             show_figure("simulated/ttft-against-budget", "Simulated TTFT against the budget"),
             ablation.ablation_shares(),
