@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from benchmarks.reports import read_report
 from benchmarks.serving.distributions import latencies
 from benchmarks.serving.rows import (
+    AttackReport,
     ClientsReport,
     DisconnectsReport,
     FuzzReport,
@@ -18,7 +19,7 @@ from benchmarks.tables.markdown import format_figure, format_percent, markdown_t
 from benchmarks.tables.origins import origin_line
 from predictors.units import GIB, MIB
 
-ROBUSTNESS = ("storm", "shutdown", "queue", "fuzz", "disconnects", "soak", "clients")
+ROBUSTNESS = ("storm", "shutdown", "queue", "fuzz", "disconnects", "soak", "attack", "clients")
 """Parts of the table of the server."""
 WORKS = {True: "works", False: "fails", None: "not run"}
 
@@ -62,6 +63,8 @@ def robustness_rows(reports: ServingReports) -> Iterator[list[str]]:
         yield disconnects_row(reports.disconnects)
     if reports.soak:
         yield soak_row(reports.soak)
+    if reports.attack:
+        yield attack_row(reports.attack)
     if reports.clients:
         yield clients_row(reports.clients)
 
@@ -126,6 +129,30 @@ def soak_row(soak: SoakReport) -> list[str]:
         f"{idle[len(idle) // 4]:.0f}, {idle[len(idle) // 2]:.0f}, {idle[-1]:.0f} MiB; over the "
         f"second half {format_figure(None if slope is None else slope / MIB, 1, ' MiB per hour')}; "
         f"threads {soak.threads_leaked:+d}, descriptors {soak.descriptors_leaked:+d}",
+    ]
+
+
+def attack_row(attack: AttackReport) -> list[str]:
+    honest, memory, health = attack.honest, attack.memory, attack.health
+    rss = [sample.rss_bytes / MIB for sample in attack.samples]
+    answers = sum(sum(counts.values()) for counts in attack.hostile.values())
+    refused = ", ".join(f"{number} times {status}" for status, number in honest.refused.items())
+    failed = sum(honest.failed.values())
+    return [
+        f"{attack.minutes:g} minutes of {len(attack.hostile)} kinds of attacks in turns "
+        f"({answers:,} answers to them and broken connections), next to honest clients whose "
+        "answers are known; memory limited to weights other than experts + budget + 400 MiB "
+        f"({memory.limit_bytes / MIB:.0f} MiB)",
+        "every honest request is answered, with the text and log-probabilities of the server "
+        "alone; nothing has grown",
+        f"{honest.answered} of {honest.asked} answered, {honest.wrong} wrong, {failed} failed, "
+        f"refused with Retry-After and asked again: {refused or 'none'}; "
+        f"{attack.unexpected} answers to attacks that none expects; "
+        f"`/health` p99 {health.seconds_p99:.2f} s, worst {health.seconds_worst:.2f} s, "
+        f"{health.failed} of {health.probes} failed; resident memory at the start, half and the "
+        f"end: {rss[0]:.0f}, {rss[len(rss) // 2]:.0f}, {rss[-1]:.0f} MiB, anonymous at most "
+        f"{memory.peak_anonymous_bytes / MIB:.0f} MiB{', killed' if memory.was_killed else ''}; "
+        f"threads {attack.threads_leaked:+d}, descriptors {attack.descriptors_leaked:+d}",
     ]
 
 

@@ -17,6 +17,11 @@ const STATES = {
 // An absolute URL: fetch rejects credentials in a URL, as in (http://:KEY@host/)
 const ADDRESS = `${location.origin}${location.pathname.replace(/[^/]*$/, "")}status`;
 
+// Names come from folders, zoo entries and clients. Characters that nobody sees, or that turn the rest
+// of a line around, are shown as a box.
+const UNSEEN = /[\p{Cc}\p{Bidi_Control}\u2028\u2029]/gu;
+const MAX_NAME = 200; // characters
+
 const find = (id) => document.getElementById(id);
 const SHOWN_ID = 12; // characters of a request's id
 const history = { hits: [], tokens: [], moved: [], stalls: [], queue: [] };
@@ -25,6 +30,16 @@ let cells = []; // states of the experts on the map
 let lastResponse = null; // time of the last response
 
 // ---- formatting
+
+function readable(text) {
+  const short = text.length > MAX_NAME ? `${text.slice(0, MAX_NAME)}…` : text;
+  return short.replace(UNSEEN, "\ufffd");
+}
+
+// For JSON.parse: every name of a response, but not the rows of `cells`, the only texts in lists.
+function readableName(key, value) {
+  return typeof value === "string" && !Array.isArray(this) ? readable(value) : value;
+}
 
 function bytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -203,6 +218,7 @@ function rate(now, seconds, read) {
 function show(now, seconds) {
   document.title = `${now.model} - moecast`;
   find("model").textContent = now.model;
+  find("model").title = now.model;
   setState(now.state, now.state);
   showQueue(now);
   showTokens(now, rate(now, seconds, (status) => status.tokens.generated));
@@ -326,7 +342,7 @@ function showPrefetch(experts) {
 }
 
 function showFacts(now) {
-  const faults = Object.entries(now.faults).map(([kind, times]) => `${kind}: ${times}`).join(", ");
+  const faults = Object.entries(now.faults).map(([kind, times]) => `${readable(kind)}: ${times}`).join(", ");
   const served = now.served;
   const facts = {
     "model": `${now.model}: ${served.num_layers} layers of ${served.num_experts} experts, top ${served.top_k}`,
@@ -366,7 +382,7 @@ async function poll() {
         : `the server answers ${response.status}`);
       return;
     }
-    const status = await response.json();
+    const status = JSON.parse(await response.text(), readableName);
     const at = performance.now();
     document.body.classList.remove("disconnected");
     lastResponse = new Date();

@@ -49,12 +49,13 @@ PAGE_HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""The page loads nothing from other hosts, and no other page may embed it."""
+"""The page loads nothing from other hosts, makes no markup of texts, and no page may embed it."""
 
 Body = TypeVar("Body", bound=GenerationBody)
 

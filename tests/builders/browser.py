@@ -1,11 +1,20 @@
 """Headless Chromium, where there is one: what a page becomes, and what it looks like."""
 
+import asyncio
 import shutil
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from runtime.serving.routes import status_routes
+from runtime.serving.server import listen, server_url
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 SHOWN_SECONDS = 6
@@ -19,6 +28,22 @@ def needs_chromium() -> str:
         if path is not None:
             return path
     pytest.skip("no Chromium on this machine: the status page is not looked at")
+
+
+@contextmanager
+def page_server(status: Callable[[], dict[str, Any]]) -> Iterator[str]:
+    """The URL of a server of the status page, whose `/status` is what the function returns."""
+    app = FastAPI()
+    app.include_router(status_routes(status))
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        try:
+            yield f"{server_url(listener)}/"
+        finally:
+            server.should_exit = True
+            thread.join(240)
 
 
 def document(url: str, folder: Path) -> tuple[str, str]:

@@ -1,24 +1,18 @@
 """The status page in a real browser: content, looks, and no script errors."""
 
-import asyncio
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.serving.server import ServerProcess
 from benchmarks.serving.server import run_server as started
-from runtime.serving.routes import status_routes
-from runtime.serving.server import listen, server_url
-from tests.builders.browser import document, needs_chromium, picture
+from tests.builders.browser import document, needs_chromium, page_server, picture
 
 KEY = "the-test's-key"
 PATHS = ["/", "/page.css", "/page.js", "/status", "/metrics"]
@@ -210,17 +204,8 @@ def test_browser__shows_that_the_server_stopped_answering(tmp_path: Path) -> Non
             "served": None,
         }
 
-    app = FastAPI()
-    app.include_router(status_routes(status))
-    with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-        thread.start()
-        try:
-            dom, _ = document(f"{server_url(listener)}/", tmp_path)
-        finally:
-            server.should_exit = True
-            thread.join(240)
+    with page_server(status) as url:
+        dom, _ = document(url, tmp_path)
     assert text_of(dom, "model") == "m"
     assert text_of(dom, "state").startswith("the server answers 500; last update at")
     assert 'class="disconnected"' in dom

@@ -1,20 +1,26 @@
 """The parts of the server's benchmarks that can be checked without a server."""
 
+import asyncio
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 
 from benchmarks.config import QueueConfig, StormConfig
 from benchmarks.reports import describe_machine
 from benchmarks.serving.arrivals import SystemRuns
+from benchmarks.serving.attack import AttackLog, read_choices
 from benchmarks.serving.distributions import build_page, cumulative_shares
+from benchmarks.serving.hostile import ATTACKS, BOMBS, LARGEST_BODY, read_status
 from benchmarks.serving.replay import TimedCompletion
 from benchmarks.serving.rows import (
     Arrival,
     ArrivalsReport,
+    AttackReport,
     CacheCounts,
     ClientResult,
     ClientsReport,
@@ -22,8 +28,12 @@ from benchmarks.serving.rows import (
     Footprint,
     FootprintSample,
     FuzzReport,
+    HealthReport,
+    HonestCounts,
+    LimitReport,
     MemorySlope,
     Percentiles,
+    ServerExit,
     ServingReports,
     SystemLatencies,
     WrongAnswer,
@@ -180,6 +190,81 @@ def test_system_runs__pool_their_repetitions() -> None:
     assert runs.texts == ("a",) * 4
 
 
+def attack_report(**changes: Any) -> AttackReport:
+    same = footprint(0.0, 200 * 2**20)
+    report = AttackReport(
+        minutes=60.0,
+        honest=HonestCounts(
+            asked=9, answered=9, wrong=0, refused={"429": 2}, failed={}, seconds_worst=3.0
+        ),
+        hostile={"bombs": {"400": 1200}},
+        unexpected=0,
+        health=HealthReport(probes=10, failed=0, seconds_p99=0.1, seconds_worst=0.2),
+        memory=LimitReport(
+            limit_bytes=465 * 2**20, peak_anonymous_bytes=2**28, peak_bytes=2**28, was_killed=False
+        ),
+        before=same,
+        after=same,
+        left={"running": 0.0},
+        anonymous_slope=MemorySlope(bytes_per_hour=None, percent_per_hour=None),
+        threads_leaked=0,
+        descriptors_leaked=0,
+        ended=ServerExit(seconds=1.0, exit_code=0, children_left=0),
+        samples=[same] * 3,
+    )
+    return replace(report, **changes)
+
+
+def test_attack__is_reached_only_if_every_honest_request_is_answered() -> None:
+    report = attack_report()
+    assert report.is_reached
+    honest = report.honest
+    for wrong in (replace(honest, answered=8), replace(honest, wrong=1)):
+        assert not replace(report, honest=wrong).is_reached
+    assert not replace(report, unexpected=1).is_reached
+    assert not replace(report, memory=replace(report.memory, was_killed=True)).is_reached
+    assert not replace(report, left={"running": 1.0}).is_reached
+
+
+def test_attack__tells_expected_answers_from_others() -> None:
+    log = AttackLog()
+    log.note("bombs", ["400", "429", "503"])
+    log.note("idle", ["held", "closed"])
+    assert log.unexpected == 0
+    log.note("bombs", ["200", "500"])
+    log.note("keys", ["200"])
+    assert log.unexpected == 3
+    assert all(len(body) <= LARGEST_BODY for _, body in BOMBS)
+    assert all(len(body) > LARGEST_BODY // 2 for _, body in BOMBS)
+    assert "500" not in {status for attack in ATTACKS.values() for status in attack.allowed}
+
+
+def test_attack__reads_the_final_status_after_interim_ones() -> None:
+    async def status_of(content: bytes) -> str:
+        reader = asyncio.StreamReader()
+        reader.feed_data(content)
+        reader.feed_eof()
+        return await read_status(reader)
+
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    final = b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\n\r\n"
+    assert asyncio.run(status_of(interim * 2 + final)) == "429"
+    assert asyncio.run(status_of(interim)) == asyncio.run(status_of(b"")) == "closed"
+
+
+def test_attack__compares_streamed_texts_whole() -> None:
+    deltas = ("a", 0), ("b", 1), ("c", 0)
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"index": index, "text": text, "finish_reason": None}]}
+        for text, index in deltas
+    ]
+    chunks.append({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
+    content = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    headers = {"content-type": "text/event-stream; charset=utf-8"}
+    answer = httpx2.Response(200, headers=headers, text=content)
+    assert read_choices(answer) == ["[DONE]", {0: "ac", 1: "b"}, {0: "stop"}]
+
+
 def test_tables__show_the_parts_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Footprint(rss_bytes=100 * 2**20, anonymous_bytes=0, descriptors=5, threads=2)
     wrong = WrongAnswer(method="POST", path="/", source="damaged", wrong="status 500")
@@ -207,6 +292,7 @@ def test_tables__show_the_parts_that_were_run(monkeypatch: pytest.MonkeyPatch) -
             descriptors_leaked=1,
             same_answer_afterwards=True,
         ),
+        attack=attack_report(),
         clients=ClientsReport(
             clients={
                 "openai": ClientResult(works=True, version="3.5"),
@@ -216,11 +302,13 @@ def test_tables__show_the_parts_that_were_run(monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setattr(serving, "read_report", lambda *_: reports)
     lines = [line for line in serving.robustness_table() if line.startswith("|")][2:]
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert "1,234 requests" in lines[0]
     assert "3 of 500 or above, 3 wrong" in lines[0]
     assert "2 left; threads +0, descriptors +1, memory +3 MiB" in lines[1]
-    assert "openai works, litellm not run" in lines[2]
+    assert "9 of 9 answered, 0 wrong, 0 failed" in lines[2]
+    assert "2 times 429" in lines[2]
+    assert "openai works, litellm not run" in lines[3]
     assert serving.arrivals_table() == []
     monkeypatch.setattr(serving, "read_report", lambda *_: None)
     assert serving.robustness_table() == serving.arrivals_table() == []

@@ -1,0 +1,52 @@
+"""The status page's files: a strict policy, and names that stay text."""
+
+import re
+
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from runtime.serving.routes import PAGE_FILES, status_routes
+
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "connect-src": "'self'",
+    "img-src": "data:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+MARKUP = r"(inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\(|Function\(|DOMParser"
+
+
+@pytest.fixture(scope="module")
+def client() -> TestClient:
+    app = FastAPI()
+    app.include_router(status_routes(dict))
+    return TestClient(app)
+
+
+@pytest.mark.parametrize("path", PAGE_FILES)
+def test_page__has_a_strict_policy(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+    rules = dict(rule.split(maxsplit=1) for rule in headers["content-security-policy"].split(";"))
+    assert rules == POLICY
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+def test_page__has_no_inline_code(client: TestClient) -> None:
+    page = client.get("/").text
+    assert re.findall(r"<script[^>]*>(?!</script>)", page) == []
+    assert re.findall(r"<style|\sstyle=|\son\w+=|javascript:", page) == []
+
+
+def test_script__makes_no_markup_of_names(client: TestClient) -> None:
+    script = client.get("/page.js").text
+    assert re.findall(MARKUP, script) == []
+    # The browser's tests try what this expression replaces.
+    assert "JSON.parse(await response.text(), readableName)" in script
