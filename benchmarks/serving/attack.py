@@ -17,7 +17,7 @@ import statistics
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ import httpx2
 from benchmarks.config import AttackConfig
 from benchmarks.peers.limit import MemoryLimiter
 from benchmarks.peers.run import ALLOWANCE_BYTES, weight_bytes
-from benchmarks.reports import default_threads, describe_machine
+from benchmarks.reports import default_threads, describe_machine, print_line
 from benchmarks.serving.disconnects import PROMPTS, fill_pool, idle_footprint
 from benchmarks.serving.hostile import ATTACKS, BUSY, Statuses, Victim, run_hostile
 from benchmarks.serving.rows import (
@@ -39,9 +39,10 @@ from benchmarks.serving.rows import (
     HealthReport,
     HonestCounts,
     LimitReport,
+    ServerExit,
     write_part,
 )
-from benchmarks.serving.server import ServerProcess, run_server
+from benchmarks.serving.server import ServerFailed, ServerProcess, run_server
 from benchmarks.serving.soak import fit_slope, take_sample
 from runtime.config import ModelConfig
 from runtime.policy.budget import Budget
@@ -146,12 +147,12 @@ async def learn_answers(api: str) -> list[list[Any] | None]:
 
 
 async def run_honest(
-    api: str, known: Sequence[Any], seed: int, until: float, log: HonestLog
+    api: str, known: Sequence[Any], seed: int, goes_on: Callable[[], bool], log: HonestLog
 ) -> None:
-    """Asks questions and compares their answers until the loop's time `until`."""
-    rng, loop = random.Random(seed), asyncio.get_running_loop()
+    """Asks questions and compares their answers."""
+    rng = random.Random(seed)
     async with httpx2.AsyncClient(timeout=ANSWER_SECONDS) as client:
-        while loop.time() < until:
+        while goes_on():
             number = rng.randrange(len(QUESTIONS))
             answer = await ask_question(client, api, number, log)
             log.wrong += answer is not None and answer != known[number]
@@ -219,9 +220,11 @@ class AttackLog:
         )
 
 
-async def sample_minutes(target: ServerProcess, until: float, log: AttackLog) -> None:
+async def sample_minutes(
+    target: ServerProcess, goes_on: Callable[[], bool], log: AttackLog
+) -> None:
     start = time.monotonic()
-    while asyncio.get_running_loop().time() < until:
+    while goes_on():
         log.samples.append(take_sample(target, start))
         await asyncio.sleep(SAMPLE_SECONDS)
 
@@ -236,15 +239,22 @@ async def attack_server(
     hostile: int,
     seed: int,
 ) -> AttackLog:
-    """Runs all clients together; `target` has the key in its URL."""
-    log, loop = AttackLog(), asyncio.get_running_loop()
-    until = loop.time() + seconds
+    """Runs all clients together until the time is over, or the server has ended.
+
+    Args:
+        target: has the key in its URL.
+    """
+    log, until = AttackLog(), time.monotonic() + seconds
+
+    def goes_on() -> bool:
+        return time.monotonic() < until and target.process.poll() is None
+
     plain = f"http://{urlsplit(target.url).netloc.rpartition('@')[2]}"
-    sampling = asyncio.create_task(sample_minutes(target, until, log))
+    sampling = asyncio.create_task(sample_minutes(target, goes_on, log))
     await asyncio.gather(
-        *(run_honest(target.api, known, seed + n, until, log.honest) for n in range(honest)),
+        *(run_honest(target.api, known, seed + n, goes_on, log.honest) for n in range(honest)),
         *(
-            run_hostile(Victim(plain, key, random.Random(seed + n)), until, log.note)
+            run_hostile(Victim(plain, key, random.Random(seed + n)), goes_on, log.note)
             for n in range(hostile)
         ),
     )
@@ -287,10 +297,16 @@ def run_attack(config: AttackConfig) -> None:
             server.process, sorted(model.glob("*.safetensors")), memory_limit(model, config.budget)
         )
         limiting: Future[None] = pool.submit(limiter.watch, seconds + EXTRA_SECONDS)
-        known = asyncio.run(learn_answers(target.api))
-        fill_pool(target)
-        asyncio.run(warm_up(target, key))
-        before = idle_footprint(target)
+        try:
+            known = asyncio.run(learn_answers(target.api))
+            fill_pool(target)
+            asyncio.run(warm_up(target, key))
+            before = idle_footprint(target)
+        except httpx2.TransportError as error:
+            peak = limiter.peak.anonymous
+            raise ServerFailed(
+                f"ended before the attacks: {peak} bytes of {limiter.limit_bytes} allowed"
+            ) from error
         with HealthProbe(server.url) as health:
             log = asyncio.run(
                 attack_server(
@@ -303,10 +319,15 @@ def run_attack(config: AttackConfig) -> None:
                     seed=config.seed,
                 )
             )
-        target.wait_idle()
-        time.sleep(SETTLE_SECONDS)
-        after, left = idle_footprint(target, before), target.idle_gauges()
-        ended = target.stop()
+        if (code := server.process.poll()) is None:
+            target.wait_idle()
+            time.sleep(SETTLE_SECONDS)
+            after, left = idle_footprint(target, before), target.idle_gauges()
+            ended = target.stop()
+        else:
+            after, left = log.samples[-1], {}
+            ended = ServerExit(seconds=0.0, exit_code=code, children_left=0)
+            print_line(server.log.read_text()[-2000:])
         limiting.result()
     report = AttackReport(
         minutes=config.minutes,

@@ -332,16 +332,17 @@ BUSY = frozenset({"429", "503"})
 """Allowed at any time, with every attack."""
 
 
-async def run_hostile(victim: Victim, until: float, note: Callable[[str, Statuses], None]) -> None:
-    """Attacks in turns, each client beginning elsewhere, until the loop's time `until`.
+async def run_hostile(
+    victim: Victim, goes_on: Callable[[], bool], note: Callable[[str, Statuses], None]
+) -> None:
+    """Attacks in turns, each client beginning elsewhere.
 
     Args:
         note: is told the name of an attack and what was answered.
     """
     names: Sequence[str] = list(ATTACKS)
     place = victim.rng.randrange(len(names))
-    loop = asyncio.get_running_loop()
-    while loop.time() < until:
+    while goes_on():
         name = names[place % len(names)]
         place += 1
         try:

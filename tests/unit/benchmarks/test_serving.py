@@ -226,6 +226,13 @@ def test_attack__is_reached_only_if_every_honest_request_is_answered() -> None:
     assert not replace(report, left={"running": 1.0}).is_reached
 
 
+def test_attack__has_a_row_of_what_was_answered() -> None:
+    _, _, measured = serving.attack_row(attack_report())
+    assert "9 of 9 answered, 0 wrong, 0 failed" in measured
+    assert "2 times 429" in measured
+    assert "200, 200, 200 MiB" in measured
+
+
 def test_attack__tells_expected_answers_from_others() -> None:
     log = AttackLog()
     log.note("bombs", ["400", "429", "503"])
@@ -292,7 +299,6 @@ def test_tables__show_the_parts_that_were_run(monkeypatch: pytest.MonkeyPatch) -
             descriptors_leaked=1,
             same_answer_afterwards=True,
         ),
-        attack=attack_report(),
         clients=ClientsReport(
             clients={
                 "openai": ClientResult(works=True, version="3.5"),
@@ -302,13 +308,11 @@ def test_tables__show_the_parts_that_were_run(monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setattr(serving, "read_report", lambda *_: reports)
     lines = [line for line in serving.robustness_table() if line.startswith("|")][2:]
-    assert len(lines) == 4
+    assert len(lines) == 3
     assert "1,234 requests" in lines[0]
     assert "3 of 500 or above, 3 wrong" in lines[0]
     assert "2 left; threads +0, descriptors +1, memory +3 MiB" in lines[1]
-    assert "9 of 9 answered, 0 wrong, 0 failed" in lines[2]
-    assert "2 times 429" in lines[2]
-    assert "openai works, litellm not run" in lines[3]
+    assert "openai works, litellm not run" in lines[2]
     assert serving.arrivals_table() == []
     monkeypatch.setattr(serving, "read_report", lambda *_: None)
     assert serving.robustness_table() == serving.arrivals_table() == []
