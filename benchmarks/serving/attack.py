@@ -75,7 +75,7 @@ NEW_TOKENS = 16
 
 @dataclass
 class HonestLog:
-    """What the honest clients saw."""
+    """Counts and latencies of the honest clients."""
 
     asked: int = 0
     answered: int = 0

@@ -28,7 +28,7 @@ UNFINISHED_BYTE_TOKEN = 226
 """Place of a byte, in most vocabularies of byte pairs, that begins a character of three bytes."""
 
 Statuses = list[str]
-"""What was answered: statuses, `closed` and `no answer`."""
+"""Answers: statuses, `closed` and `no answer`."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ LEFT = frozenset({"left", "closed", "held"})
 class Attack:
     run: Callable[[Victim], Awaitable[Statuses]]
     allowed: frozenset[str]
-    """What the server may answer."""
+    """Allowed answers of the server."""
 
 
 ATTACKS: dict[str, Attack] = {

@@ -232,7 +232,7 @@ class SoakReport:
 
 @dataclass(frozen=True, kw_only=True)
 class HonestCounts:
-    """What clients got that ask questions with known answers."""
+    """Answers to clients whose questions have known answers."""
 
     asked: int
     answered: int
@@ -264,7 +264,7 @@ class LimitReport:
     peak_anonymous_bytes: int
     """Memory that no file holds."""
     peak_bytes: int
-    """With the pages of the weights in the page cache."""
+    """Memory with the pages of the weights in the page cache."""
     was_killed: bool
 
 
@@ -273,7 +273,7 @@ class AttackReport:
     minutes: float
     honest: HonestCounts
     hostile: dict[str, dict[str, int]]
-    """What was answered to each attack."""
+    """Answers to each attack."""
     unexpected: int
     """Answers to attacks that are none of those allowed."""
     health: HealthReport
@@ -283,7 +283,7 @@ class AttackReport:
     left: dict[str, float]
     """Gauges of the idle server."""
     anonymous_slope: MemorySlope
-    """Of the samples under load."""
+    """Samples under load."""
     threads_leaked: int
     descriptors_leaked: int
     ended: ServerExit
