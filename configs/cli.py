@@ -13,7 +13,7 @@ from runtime.openmp import let_waiting_threads_sleep
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 MOST_CHARACTERS = 4000
-"""Of an error line."""
+"""Longest error line."""
 
 
 def main(
