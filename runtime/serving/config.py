@@ -7,6 +7,7 @@ from pathlib import Path
 from predictors.config import SECRET
 from predictors.errors import MoecastError, unknown
 from runtime.config import AUTO, ServedConfig
+from runtime.policy.budget import parse_size
 
 MAX_PORT = 65535
 
@@ -64,6 +65,8 @@ class ServeConfig(ServedConfig):
         for name, minimum in minima.items():
             if getattr(self, name) < minimum:
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least {minimum}")
+        if parse_size(self.max_body, name="max_body") < 1:
+            raise MoecastError(f"max_body={self.max_body}: must be at least 1 byte")
         if self.port > MAX_PORT:
             raise MoecastError(f"port={self.port}: must be at most {MAX_PORT}")
         if self.launcher not in (LOCAL, RAY):

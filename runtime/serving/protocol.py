@@ -197,17 +197,25 @@ class ServerProtocol(H11Protocol):
     # ---- requests
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; its answer closes the connection if the body is incomplete."""
+        """Run the application; its answer closes the connection if the body is incomplete.
+
+        The same if the request gives its body's length twice, in different ways: another server on
+        the way may have read it differently, and take what follows for a request (RFC 9112, 6.1).
+        """
+        names = {name for name, _ in scope.get("headers", ())}
+        is_ambiguous = {b"content-length", b"transfer-encoding"} <= names
 
         async def send_or_close(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = list(message.get("headers", ()))
                 kinds = [value for name, value in headers if name == b"content-type"]
                 self._is_event_stream = any(kind.startswith(EVENT_STREAM) for kind in kinds)
-                if self.conn.their_state is h11.SEND_BODY or self._is_half_closed:
+                is_incomplete = self.conn.their_state is h11.SEND_BODY
+                if is_incomplete or self._is_half_closed:
                     self.transport.has_unread_data = not self._is_half_closed
-                    if CLOSE not in headers:
-                        message["headers"] = [*headers, CLOSE]
+                must_close = is_incomplete or self._is_half_closed or is_ambiguous
+                if must_close and CLOSE not in headers:
+                    message["headers"] = [*headers, CLOSE]
             await send(message)
 
         await self._inner_app(scope, receive, send_or_close)

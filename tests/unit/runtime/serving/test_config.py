@@ -9,6 +9,7 @@ from runtime.serving.config import ServeConfig
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"max_body": "0"}, "max_body=0: must be at least 1 byte"),
         ({"replicas": 2}, "launcher=ray"),
         ({"ray_address": "10.0.0.1:6379"}, "launcher=ray"),
         ({"launcher": "slurm"}, "unknown launcher"),
@@ -17,7 +18,7 @@ from runtime.serving.config import ServeConfig
         ({"launcher": "ray"}, "budget=auto: with launcher=ray.*budget=4GiB"),
     ],
 )
-def test_serve_config__rejects_invalid_replica_options(options, message):
+def test_serve_config__rejects_invalid_options(options, message):
     with pytest.raises(MoecastError, match=message):
         ServeConfig(**options)
 

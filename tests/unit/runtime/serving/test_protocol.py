@@ -203,6 +203,17 @@ def test_what_is_not_http__gets_an_error_in_openais_shape(
     assert error_in(answer)["type"] == "invalid_request_error"
 
 
+def test_length_given_twice__closes_the_connection_after_the_answer(guarded: RunningServer) -> None:
+    both = b"Transfer-Encoding: chunked\r\nContent-Length: 6"
+    request = post("/tokenize", b"").replace(b"Content-Length: 0", both)
+    with connect(guarded) as connection:
+        connection.sendall(request + b"0\r\n\r\n" + GET)
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"connection: close" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1, "what follows is taken for a request"
+
+
 def test_full_server__answers_503_in_openais_shape(
     guarded: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
