@@ -43,7 +43,8 @@ def explain_loading(folder: Path) -> Iterator[None]:
 
 def check_generation_settings(model: PreTrainedModel, folder: Path) -> None:
     """Raises CheckpointError for values in `generation_config.json` that nothing can be made of."""
-    settings: Any = model.generation_config
+    # Models that classify have none; a missing attribute reads as unset below.
+    settings: Any = getattr(model, "generation_config", None)
     for name in NUMBERS:
         value = getattr(settings, name, None)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -45,7 +45,7 @@ def test_keeper__is_shown_each_step_and_decides_what_stays(
     folder = tiny_qwen2_moe(tmp_path / "m", num_layers=2)
     predictors = []
 
-    def resolved(system, spec, *, name, entries=None):
+    def resolved(system, spec, **_):
         predictors.append(Likes(spec, favourite=5))
         return predictors[0], ""
 

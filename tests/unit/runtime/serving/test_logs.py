@@ -66,10 +66,10 @@ def test_log_lines_of_libraries__are_json_and_written_once(stream: io.StringIO) 
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.addHandler(logging.StreamHandler(io.StringIO()))
     configure_json_logging(stream=stream)
-    uvicorn.warning("Invalid HTTP request received.")
+    uvicorn.error("Exception in ASGI application")
     logging.getLogger("uvicorn").warning("100%% %s", "odd\u2028text")
     assert [line["event"] for line in lines(stream)] == [
-        "Invalid HTTP request received.",
+        "Exception in ASGI application",
         "100% odd\u2028text",
     ]
 
