@@ -74,7 +74,8 @@ def fit_token(trace: Trace) -> TokenPredictor:
         # It has one more id than there are experts: a choice of none, which is left out.
         flat = place_N[:, None] * (spec.num_experts + 1) + chosen_NK
         counted = np.bincount(flat.ravel(), minlength=len(ids_S) * (spec.num_experts + 1))
-        counts_SLE[:, layer] = counted.reshape(len(ids_S), -1)[:, : spec.num_experts]
+        rows_SE = counted.reshape(len(ids_S), spec.num_experts + 1)
+        counts_SLE[:, layer] = rows_SE[:, : spec.num_experts]
     return TokenPredictor.from_counts(spec, ids_S, counts_SLE, uses_S)
 
 

@@ -22,14 +22,14 @@ def test_routing__starts_every_system_alike(tmp_path, capsys) -> None:
         origin="a test",
         budget=["25%"],
         workers=1,
-        system=["moe-infinity-sequence", "moecast"],
+        system=["moe-infinity-sequence", "token", "moecast"],
     )
     run_routing(config)
     report = json.loads(output.read_text())
     assert (report["num_layers"], report["num_experts"], report["top_k"]) == (48, 128, 6)
     assert (report["num_requests"], report["log_origin"]) == (1, "a test")
     hits = {(row["start"], row["system"]): row["hit_rate"] for row in report["rows"]}
-    systems = ("on-demand", "moe-infinity-sequence", "moecast")
+    systems = ("on-demand", "moe-infinity-sequence", "token", "moecast")
     assert set(hits) == {(start, one) for start in ("filled", "empty") for one in systems}
     for one in systems:
         assert hits["filled", one] > hits["empty", one]
