@@ -13,7 +13,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -27,6 +27,8 @@ from predictors.metrics import Phase
 from runtime.errors import RoutingLogError
 
 UNKNOWN_TOKEN = -1
+MAX_LINE = 1 << 20
+"""Characters of a line; those of a token and layer take some hundred."""
 PHASES = {"prefill": Phase.PREFILL, "decode": Phase.DECODE}
 
 
@@ -109,7 +111,7 @@ def _parsed(path: Path) -> Iterator[LogLine]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8", errors="replace", newline="") as file:
-            for where, line in read(path, file):
+            for where, line in read(path, _bounded_lines(path, file)):
                 top_k = top_k or len(line.experts)
                 _check(line, where, top_k)
                 yield line
@@ -119,6 +121,14 @@ def _parsed(path: Path) -> Iterator[LogLine]:
         raise RoutingLogError(f"{path} is not CSV: {error}") from None
     except OSError as error:
         raise RoutingLogError(f"{path} cannot be read: {error}") from error
+
+
+def _bounded_lines(path: Path, file: TextIO) -> Iterator[str]:
+    """Yields the lines; a small `.gz` file can unpack to one that fills the memory."""
+    while text := file.readline(MAX_LINE + 1):
+        if len(text) > MAX_LINE:
+            raise RoutingLogError(f"{path} has a line of more than {MAX_LINE:,} characters")
+        yield text
 
 
 def _check(line: LogLine, where: str, top_k: int) -> None:
@@ -136,8 +146,8 @@ Located = tuple[str, LogLine]
 """Place in the file, for errors, and a line of the log."""
 
 
-def _read_json_lines(path: Path, file: TextIO) -> Iterator[Located]:
-    for number, text in enumerate(file, start=1):
+def _read_json_lines(path: Path, lines: Iterable[str]) -> Iterator[Located]:
+    for number, text in enumerate(lines, start=1):
         if text.strip():
             where = f"{path}, line {number}"
             yield where, _line(text, where)
@@ -147,16 +157,16 @@ COLUMNS = ("layer", "expert", "weight", "request", "position", "step", "token", 
 """Columns of a CSV file: `layer` and `expert` are required, `step` stands for `position`."""
 
 
-def _read_csv(path: Path, file: TextIO) -> Iterator[Located]:
+def _read_csv(path: Path, lines: Iterable[str]) -> Iterator[Located]:
     """Yields the chosen experts of a token and layer, which stand in rows one after another."""
-    reader = csv.DictReader(file, skipinitialspace=True)
+    reader = csv.DictReader(lines, skipinitialspace=True)
     names = [name.strip() for name in reader.fieldnames or ()]
     reader.fieldnames = names
     unknown = [name for name in names if name not in COLUMNS]
     if unknown or not {"layer", "expert"}.issubset(names) or {"position", "step"}.issubset(names):
         raise RoutingLogError(
-            f"{path}, line 1: columns {', '.join(names) or 'none'}; expected layer, expert, and if "
-            "known weight, request, position (or step), token, phase"
+            f"{path}, line 1: columns {', '.join(names)[:200] or 'none'}; expected layer, expert, and "
+            "if known weight, request, position (or step), token, phase"
         )
     same = [name for name in names if name not in ("expert", "weight")]
 

@@ -14,6 +14,7 @@ from collect.importer import import_routing
 from collect.traces import Trace
 from predictors.metrics import Phase
 from runtime.errors import RoutingLogError
+from runtime.sim.routing_log import MAX_LINE
 
 # Two requests that take turns, two layers (numbered 1 and 3 by the model: 0 and 2 are dense).
 LOG = [
@@ -153,6 +154,14 @@ def test_import__half_a_gzip_file_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "log.csv.gz"
     source.write_bytes(gzip.compress(CSV.encode())[:-12])
     with pytest.raises(RoutingLogError, match="not a whole gzip file"):
+        import_routing(source, tmp_path / "t")
+
+
+@pytest.mark.parametrize("name", ["log.csv.gz", "log.jsonl.gz"])
+def test_import__a_line_that_would_fill_the_memory_is_refused(name: str, tmp_path: Path) -> None:
+    source = tmp_path / name
+    source.write_bytes(gzip.compress(b"9" * (MAX_LINE + 1)))
+    with pytest.raises(RoutingLogError, match="has a line of more than 1,048,576 characters"):
         import_routing(source, tmp_path / "t")
 
 
