@@ -253,7 +253,7 @@ class SmallLowerTier(Machine):
     cancel = True
 
 
-QUICK = settings(max_examples=60, stateful_step_count=50, deadline=None)
+QUICK = settings(max_examples=60, stateful_step_count=50, deadline=None, derandomize=True)
 TestMachine = Machine.TestCase
 TestMachine.settings = QUICK
 TestTwoTiers = TwoTiers.TestCase
