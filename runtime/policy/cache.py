@@ -1,6 +1,6 @@
 """The slots of one cache tier: which expert is in which slot. Bookkeeping only, no bytes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from predictors.base import Ints
@@ -130,11 +130,20 @@ class ExpertCache:
     # ---- transitions
 
     def admit(
-        self, expert: Expert, *, prefetch: bool = False
+        self,
+        expert: Expert,
+        *,
+        prefetch: bool = False,
+        keep: Callable[[Expert], bool] | None = None,
     ) -> tuple[CacheEntry | None, tuple[Expert, CacheEntry] | None]:
         """Gives the expert a slot, evicting another expert if necessary.
 
         For a prefetch the policy may refuse the eviction.
+
+        Args:
+            expert: An expert that is not resident.
+            prefetch: It is predicted and not requested.
+            keep: Resident experts that are not evicted for it; None: all but pinned ones may be.
 
         Returns:
             The new entry, or None when no slot of its share can be freed; and the evicted expert
@@ -144,7 +153,11 @@ class ExpertCache:
         partition = self._partition(expert)
         evicted = None
         if not partition.free:
-            victim = partition.order.choose_victim(self._is_evictable)
+            victim = partition.order.choose_victim(
+                self._is_evictable
+                if keep is None
+                else lambda other: self._is_evictable(other) and not keep(other)
+            )
             if victim is None:
                 return None, None
             if prefetch and not self.policy.may_evict_for(victim, expert):

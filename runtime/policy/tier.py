@@ -225,7 +225,9 @@ class CacheTier:
         """Returns the next transfer of the link, or None (ProMoE, algorithm 1, lines 2-8).
 
         A requested expert that cannot get a slot, because all hold experts still to be computed,
-        is skipped, as is one that has not reached the tier below yet.
+        is skipped, as is one that has not reached the tier below yet. A prefetch takes a slot when
+        the tier below can deliver its first chunk, and never the slot of a queued prefetch: so
+        every transfer is progress, whatever the two tiers hold.
         """
         for expert in self.queue.high():
             if (task := self._start(expert, high=True)) is not None:
@@ -248,7 +250,7 @@ class CacheTier:
             self.queue.push_low(expert, None)
             if (task := self._start(expert, high=False)) is not None:
                 return task
-            if expert not in self._entries:  # else the tier below fetches it first
+            if self._is_within_reach(expert):  # else the tier below fetches it first
                 self.queue.remove(expert)
         self._idle_refused_at = self.cache.num_changes
         return None
@@ -256,7 +258,12 @@ class CacheTier:
     def _start(self, expert: Expert, *, high: bool) -> TransferTask | None:
         entry = self._entries.get(expert)
         if entry is None:
-            entry, evicted = self.cache.admit(expert, prefetch=not high)
+            if not high and not self._is_within_reach(expert):
+                self._prefetch_below(expert)
+                return None
+            # A prefetch that took the slot of another one would have it transferred twice.
+            keep = None if high else self.queue.is_low
+            entry, evicted = self.cache.admit(expert, prefetch=not high, keep=keep)
             if evicted is not None:
                 self._count_eviction(*evicted)
             if entry is None:
@@ -289,6 +296,19 @@ class CacheTier:
         entry = self.below.cache.entries.get(expert)
         return max(first + 1, 0 if entry is None else entry.ready_chunks)
 
+    def _is_within_reach(self, expert: Expert) -> bool:
+        """Returns whether the first transfer of a prefetch can begin: a slot would not wait."""
+        if self.below is None:
+            return True
+        return self.below.holds(expert, self._end_of_transfer(expert, 0, high=False))
+
+    def _prefetch_below(self, expert: Expert) -> None:
+        below = self.below
+        assert below is not None
+        if not (below.queue.is_low(expert) or below.queue.is_high(expert)):
+            self.num_requests_below += 1
+            below.prefetch(expert, self.queue.probability(expert))
+
     def _begin_copy_below(self, expert: Expert, end_chunk: int, *, high: bool) -> int | None:
         """Returns the locked slot of the tier below, or None after requesting what is missing."""
         below = self.below
@@ -299,21 +319,25 @@ class CacheTier:
             below.count_request(expert)
             below.request(expert)
         slot = below.begin_copy(expert, end_chunk)
-        if slot is None and not (high or below.queue.is_low(expert) or below.queue.is_high(expert)):
-            self.num_requests_below += 1
-            below.prefetch(expert, self.queue.probability(expert))
+        if slot is None and not high:
+            self._prefetch_below(expert)
         return slot
 
     # ---- copies to the tier above
+
+    def holds(self, expert: Expert, num_chunks: int) -> bool:
+        """Returns whether the expert's first `num_chunks` chunks have arrived."""
+        entry = self._entries.get(expert)
+        return entry is not None and entry.ready_chunks >= num_chunks
 
     def begin_copy(self, expert: Expert, end_chunk: int) -> int | None:
         """Pins the expert for a copy to the tier above; returns its slot.
 
         Returns None, having done nothing, until `end_chunk` chunks have arrived.
         """
-        entry = self._entries.get(expert)
-        if entry is None or entry.ready_chunks < end_chunk:
+        if not self.holds(expert, end_chunk):
             return None
+        entry = self._entries[expert]
         entry.pins += 1
         self._copies[expert] += 1
         return entry.slot
