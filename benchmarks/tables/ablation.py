@@ -3,13 +3,14 @@
 from typing import Any
 
 from benchmarks.tables.markdown import (
+    TPOT_COLUMNS,
     format_figure,
     format_percent,
+    format_tpot,
     markdown_table,
     read_document,
 )
 from benchmarks.tables.origins import origin_line
-from runtime.tools.report.tables import dashed
 
 
 def ablation_table() -> list[str]:
@@ -20,17 +21,14 @@ def ablation_table() -> list[str]:
     lines = [
         [
             *(row["hardware"], row["budget"], row["variant"]),
-            format_figure(row["tpot_mean_ms"], 1, " ms"),
-            dashed(row["tpot_interval_ms"], lambda ends: f"{ends[0]:.1f} to {ends[1]:.1f}"),
-            format_figure(row["tpot_ms"], 1, " ms"),
-            format_figure(row["tpot_p95_ms"], 1, " ms"),
+            *format_tpot(row),
             format_figure(row["speed_over_promoe"], 2, "x"),
             format_percent(row["of_bound"]),
             format_percent(row["hit_rate"]),
         ]
         for row in report["rows"]
     ]
-    columns = ["machine", "budget", "variant", "mean TPOT", "95 % interval", "median", "p95"]
+    columns = ["machine", "budget", "variant", *TPOT_COLUMNS]
     columns += ["against `promoe`", "of the bound", "hits"]
     return [
         f"Parts of `moecast`, simulated ({describe_steps(report)}; against `promoe` by medians). "

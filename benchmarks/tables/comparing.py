@@ -7,7 +7,14 @@ from benchmarks.papers.run import PapersReport
 from benchmarks.peers.rows import PeerRow, PeersReport, peers_table
 from benchmarks.reports import read_report
 from benchmarks.tables.evaluation import LIVE, read_evaluation, read_live
-from benchmarks.tables.markdown import format_figure, format_percent, markdown_table, read_document
+from benchmarks.tables.markdown import (
+    TPOT_COLUMNS,
+    format_figure,
+    format_percent,
+    format_tpot,
+    markdown_table,
+    read_document,
+)
 from benchmarks.tables.origins import origin_line
 from benchmarks.validate import ValidateReport
 from runtime.tools.report.tables import dashed
@@ -38,15 +45,12 @@ def replayed_table(*, batch: int = 1, every: bool = False) -> list[str]:
     rows = [
         row for row in report["rows"] if row["batch"] == batch and (every or row["system"] in SHORT)
     ]
-    columns = ["machine", "budget", "system", "mean TPOT", "95 % interval", "median", "p95"]
+    columns = ["machine", "budget", "system", *TPOT_COLUMNS]
     columns += ["times faster", "of the bound", "hits"]
     lines = [
         [
             *(row["hardware"], row["budget"], f"`{row['system']}`"),
-            format_figure(row["tpot_mean_ms"], 1, " ms"),
-            dashed(row["tpot_interval_ms"], lambda ends: f"{ends[0]:.1f} to {ends[1]:.1f}"),
-            format_figure(row["tpot_ms"], 1, " ms"),
-            format_figure(row["tpot_p95_ms"], 1, " ms"),
+            *format_tpot(row),
             format_figure(row["speedup_decode"], 2, "x"),
             format_percent(row["of_bound"]),
             format_percent(row["hit_rate"]),

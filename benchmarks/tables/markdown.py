@@ -1,7 +1,7 @@
 """Tables in Markdown, and the text of figures."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.reports import RESULTS
@@ -30,6 +30,20 @@ def format_figure(value: float | str | None, digits: int = 3, unit: str = "") ->
     if isinstance(value, str):
         return value
     return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+TPOT_COLUMNS = ("mean TPOT", "95 % interval", "median", "p95")
+
+
+def format_tpot(row: Mapping[str, Any]) -> list[str]:
+    """Returns the cells of `TPOT_COLUMNS`."""
+    ends = row["tpot_interval_ms"]
+    return [
+        format_figure(row["tpot_mean_ms"], 1, " ms"),
+        "-" if ends is None else f"{ends[0]:.1f} to {ends[1]:.1f}",
+        format_figure(row["tpot_ms"], 1, " ms"),
+        format_figure(row["tpot_p95_ms"], 1, " ms"),
+    ]
 
 
 def format_percent(value: float | None, digits: int = 0) -> str:

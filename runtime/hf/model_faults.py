@@ -55,6 +55,12 @@ def check_generation_settings(model: PreTrainedModel, folder: Path) -> None:
         raise CheckpointError(
             f"{folder / SETTINGS}: repetition_penalty is {penalty}; it must be above 0"
         )
+    if getattr(settings, "stop_strings", None) is not None:
+        # Transformers' `generate` fails without a tokenizer, which only its caller has.
+        raise CheckpointError(
+            f"{folder / SETTINGS}: stop_strings is not supported; remove it and give strings where "
+            "text is generated: `stop` of a request, or stop_strings with tokenizer in Python"
+        )
     for name in TOKEN_IDS:
         value = getattr(settings, name, None)
         given = value if isinstance(value, list) else [] if value is None else [value]

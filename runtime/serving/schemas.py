@@ -113,6 +113,7 @@ UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """OpenAI's fields that would change the answer, with the values that do not (null never does)."""
+DROPPED_FIELDS = IGNORED_FIELDS | UNSUPPORTED_FIELDS.keys()
 
 
 class RequestBody(BaseModel):
@@ -122,9 +123,17 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_size(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > MAX_FIELDS:
+    def _prepare(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        # First: whatever looks at each field would hold the event loop for many of them.
+        if len(given) > MAX_FIELDS:
             raise ValueError(f"it has {len(given)} fields; at most {MAX_FIELDS} are allowed")
+        return cls.drop_ignored(given)
+
+    @classmethod
+    def drop_ignored(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the object without the fields that are accepted and ignored."""
         return given
 
 
@@ -164,11 +173,8 @@ class GenerationBody(RequestBody):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _drop_ignored(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def drop_ignored(cls, given: dict[str, Any]) -> dict[str, Any]:
         for name, neutral in UNSUPPORTED_FIELDS.items():
             value = given.get(name)
             if value is not None and value not in neutral:
@@ -179,7 +185,7 @@ class GenerationBody(RequestBody):
         return {
             name: value
             for name, value in given.items()
-            if name in known or name not in IGNORED_FIELDS | UNSUPPORTED_FIELDS.keys()
+            if name in known or name not in DROPPED_FIELDS
         }
 
     @model_validator(mode="after")
@@ -239,11 +245,8 @@ class ChatMessage(RequestBody):
     name: str | None = None
     refusal: str | None = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _drop_empty(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def drop_ignored(cls, given: dict[str, Any]) -> dict[str, Any]:
         # Clients send answers back as they received them, including fields without a value.
         known = cls.model_fields
         return {

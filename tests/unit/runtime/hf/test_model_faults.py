@@ -66,6 +66,7 @@ def test_load__configurations_that_fit_nothing_name_the_folder(
         ({"repetition_penalty": 0}, "must be above 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_k": 10**30}, "top_k"),
+        ({"stop_strings": ["."]}, "stop_strings is not supported"),
         ({"cache_implementation": "evil"}, "Transformers cannot load it"),
     ],
 )

@@ -89,3 +89,18 @@ def test_messages__are_bounded_by_all_their_parts() -> None:
             {"messages": [message] * 2 + [{"role": "user", "content": [part]}]}
         )
     assert caught.value.errors()[0]["loc"] == ("messages",)
+
+
+class Untouched(dict[str, Any]):
+    """Fails as soon as its fields are looked at."""
+
+    def items(self) -> Any:
+        raise AssertionError("looked at before their number was checked")
+
+    get = __iter__ = keys = values = items
+
+
+@pytest.mark.parametrize("body", [CompletionRequest, ChatRequest, DetokenizeRequest])
+def test_many_fields__are_refused_before_any_is_looked_at(body: type[BaseModel]) -> None:
+    with pytest.raises(ValidationError, match=f"{MANY} fields; at most {MAX_FIELDS}"):
+        body.model_validate(Untouched(FIELDS))
