@@ -6,7 +6,7 @@ from typing import Any
 from benchmarks.papers.run import PapersReport
 from benchmarks.peers.rows import PeerRow, PeersReport, peers_table
 from benchmarks.reports import read_report
-from benchmarks.tables.evaluation import LIVE, read_evaluation, read_live
+from benchmarks.tables.evaluation import read_evaluation, read_live
 from benchmarks.tables.markdown import (
     TPOT_COLUMNS,
     format_figure,
@@ -96,10 +96,11 @@ def known_table() -> list[str]:
 
 
 def live_table(*, every: bool = False) -> list[str]:
-    """Returns the TPOT of the systems live; a run of another day has rows for other budgets."""
-    rows = [row for row in read_live() if every or row["system"] in SHORT]
-    if not rows:
+    """Returns the TPOT of the systems live."""
+    report = read_document("bench")
+    if report is None:
         return []
+    rows = [row for row in read_live() if every or row["system"] in SHORT]
     if not every:
         rows.sort(key=lambda row: (float(row["budget"].rstrip("%")), SHORT.index(row["system"])))
     lines = [
@@ -121,18 +122,17 @@ def live_table(*, every: bool = False) -> list[str]:
     ]
     columns = ["budget", "system", "mean TPOT", "95 % interval", "median", "p95", "times faster"]
     columns += ["hits", "decode steps"]
-    reports = {name: report for name in LIVE if (report := read_document(name)) is not None}
-    machine, compared = (next(iter(reports.values()))[key] for key in ("machine", "compared"))
+    hardware = report["machine"]["hardware"]
     return [
         "Live decode of the reference model inflated to 2 GiB of experts (2.9 MiB each), read from "
-        f"the disk past the page cache on {machine['hardware']['cores']} cores of "
-        f"{machine['hardware']['processor']} (times faster than `on-demand`, by medians within a "
-        f"repetition): {compared}. Intervals are over the requests of all repetitions. `oracle` "
-        "and the bound are simulated; all tokens are those of plain Transformers:",
+        f"the disk past the page cache on {hardware['cores']} cores of "
+        f"{hardware['processor']} (times faster than `on-demand`, by medians within a "
+        f"repetition): {report['compared']}. Intervals are over the requests of all repetitions. "
+        "`oracle` and the bound are simulated; all tokens are those of plain Transformers:",
         "",
         *markdown_table(columns, lines),
         "",
-        *(line for name in reports for line in origin_line(name)),
+        *origin_line("bench"),
     ]
 
 
@@ -147,7 +147,8 @@ def speed_table() -> list[str]:
         return []
     rows = read_live()
     times = {(row["system"], row["budget"]): row["tpot_mean_seconds"] for row in rows}
-    steps = sorted({len(row["steps"]) for row in rows if row["steps"] and not row["simulated"]})
+    live_rows = [row for row in rows if row["steps"] and not row["simulated"]]
+    steps = sorted({len(row["steps"]) for row in live_rows})
     others = {row.peer: row for row in peers.rows if isinstance(row, PeerRow)}
     own = others["moecast"]
     budgets = sorted({budget for _, budget in times}, key=lambda budget: float(budget.rstrip("%")))
@@ -167,17 +168,28 @@ def speed_table() -> list[str]:
         for peer, label in OTHERS.items()
         if (row := others.get(peer)) is not None
     ]
+    firsts = [
+        min(
+            (row for row in live_rows if row["budget"] == budget),
+            key=lambda row: row["tpot_mean_seconds"],
+        )
+        for budget in budgets
+    ]
+    first = ", ".join(
+        f"`{row['system']}` at {row['budget']} ({format_milliseconds(row['tpot_mean_seconds'], 0)})"
+        for row in firsts
+    )
     cores = live["machine"]["hardware"]["cores"]
     read_ahead = max(peers.machine.read_ahead_kib.values()) / 1024
     return [
         "Mean time per generated token when only this share of the experts fits in memory (2 GiB "
-        f"of float32 experts, read from a disk, {cores} CPU cores; {steps[0]} to {steps[-1]} "
-        "tokens for each figure of moecast):",
+        f"of float32 experts, read from a disk, {cores} CPU cores; {steps[0]} tokens or more for "
+        "each figure of moecast):",
         "",
         *markdown_table(["", *budgets], lines),
         "",
-        f"The other programs ran at {own.budget}, next to moecast, which took "
-        f"{format_milliseconds(1 / own.tokens_per_second, 0)} in that run: "
+        f"Of all systems, first is {first}. The other programs ran at {own.budget}, next to "
+        f"moecast, which took {format_milliseconds(1 / own.tokens_per_second, 0)} in that run: "
         f"{own.decode_over_accelerate:.1f} times the throughput of Accelerate. All of moecast's "
         "tokens are those of Transformers. The machine's disk reads ahead "
         f"{read_ahead:.0f} MiB, which slows programs that map their weights. "
