@@ -128,12 +128,30 @@ def live_table(*, every: bool = False) -> list[str]:
         f"the disk past the page cache on {hardware['cores']} cores of "
         f"{hardware['processor']} (times faster than `on-demand`, by medians within a "
         f"repetition): {report['compared']}. Intervals are over the requests of all repetitions. "
-        "`oracle` and the bound are simulated; all tokens are those of plain Transformers:",
+        "`oracle` and the bound are simulated; all tokens are those of plain Transformers. "
+        f"{first_live()}",
         "",
         *markdown_table(columns, lines),
         "",
         *origin_line("bench"),
     ]
+
+
+def first_live() -> str:
+    """Returns which of all systems is first live, by the mean, at each budget."""
+    rows = [row for row in read_live() if not row["simulated"]]
+    firsts = [
+        min(
+            (row for row in rows if row["budget"] == budget),
+            key=lambda row: row["tpot_mean_seconds"],
+        )
+        for budget in dict.fromkeys(row["budget"] for row in rows)
+    ]
+    named = [
+        f"`{row['system']}` at {row['budget']} ({format_milliseconds(row['tpot_mean_seconds'], 0)})"
+        for row in firsts
+    ]
+    return f"Of all systems, first by the mean is {', '.join(named)}."
 
 
 def format_milliseconds(seconds: float | None, digits: int = 1) -> str:
@@ -147,8 +165,7 @@ def speed_table() -> list[str]:
         return []
     rows = read_live()
     times = {(row["system"], row["budget"]): row["tpot_mean_seconds"] for row in rows}
-    live_rows = [row for row in rows if row["steps"] and not row["simulated"]]
-    steps = sorted({len(row["steps"]) for row in live_rows})
+    steps = min(len(row["steps"]) for row in rows if row["steps"] and not row["simulated"])
     others = {row.peer: row for row in peers.rows if isinstance(row, PeerRow)}
     own = others["moecast"]
     budgets = sorted({budget for _, budget in times}, key=lambda budget: float(budget.rstrip("%")))
@@ -168,27 +185,16 @@ def speed_table() -> list[str]:
         for peer, label in OTHERS.items()
         if (row := others.get(peer)) is not None
     ]
-    firsts = [
-        min(
-            (row for row in live_rows if row["budget"] == budget),
-            key=lambda row: row["tpot_mean_seconds"],
-        )
-        for budget in budgets
-    ]
-    first = ", ".join(
-        f"`{row['system']}` at {row['budget']} ({format_milliseconds(row['tpot_mean_seconds'], 0)})"
-        for row in firsts
-    )
     cores = live["machine"]["hardware"]["cores"]
     read_ahead = max(peers.machine.read_ahead_kib.values()) / 1024
     return [
         "Mean time per generated token when only this share of the experts fits in memory (2 GiB "
-        f"of float32 experts, read from a disk, {cores} CPU cores; {steps[0]} tokens or more for "
+        f"of float32 experts, read from a disk, {cores} CPU cores; {steps} tokens or more for "
         "each figure of moecast):",
         "",
         *markdown_table(["", *budgets], lines),
         "",
-        f"Of all systems, first is {first}. The other programs ran at {own.budget}, next to "
+        f"{first_live()} The other programs ran at {own.budget}, next to "
         f"moecast, which took {format_milliseconds(1 / own.tokens_per_second, 0)} in that run: "
         f"{own.decode_over_accelerate:.1f} times the throughput of Accelerate. All of moecast's "
         "tokens are those of Transformers. The machine's disk reads ahead "
@@ -225,8 +231,10 @@ def validated_table() -> list[str]:
         "",
         *markdown_table(columns, rows),
         "",
-        f"{report.tpot_within} of {len(rows)} within 10 % of the time, {report.hits_within} "
-        "within a point of the hit rate.",
+        f"{report.tpot_within} of {len(rows)} within 10 % of the time (ratios "
+        f"{min(row.tpot_ratio for row in report.rows):.2f} to "
+        f"{max(row.tpot_ratio for row in report.rows):.2f}), {report.hits_within} within a point "
+        "of the hit rate.",
         "",
         *origin_line("validate"),
     ]

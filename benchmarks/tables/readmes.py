@@ -69,6 +69,8 @@ def list_tables() -> dict[str, list[list[str]]]:
             ["## Live runs", ""],
             comparing.live_table(),
             show_figure("tpot-against-budget", "Live TPOT against the budget"),
+            ["## The simulator", ""],
+            comparing.validated_table(),
             ["## Other programs", ""],
             comparing.peers_section(),
             ["## Batch mode", ""],
