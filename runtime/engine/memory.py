@@ -13,8 +13,11 @@ import psutil
 
 MADV_DONTNEED = 4
 """Linux: the pages go, and come back from their file when they are touched again."""
-M_ARENA_MAX = -8
-"""glibc's `mallopt`: the number of heaps that threads may have together."""
+M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
+"""glibc's `mallopt`: the number of heaps that threads may have together, and the size from which
+blocks have pages of their own, which go back to the system when they are freed."""
+LARGE_BLOCK_BYTES = 256 << 10
+"""Bodies, texts and their tokens; activations of one token are smaller."""
 
 
 def release_unused() -> None:
@@ -45,6 +48,8 @@ def share_one_heap() -> None:
     """
     if (mallopt := _glibc("mallopt")) is not None:
         mallopt(M_ARENA_MAX, 1)
+        # A fixed threshold: glibc's own rises to 32 MiB with the first large block that is freed.
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 def return_free_heap() -> None:

@@ -19,7 +19,7 @@ LARGE_SLOTS = 1
 SMALL_PAUSE_SECONDS, LARGE_PAUSE_SECONDS = 0.001, 0.02
 """Time before the next of several waiting requests. One round of the event loop does not suffice:
 a request for `/health` takes about ten, from the connection to the answer."""
-MAX_LARGE_BODIES = 8
+MAX_LARGE_BODIES = 16
 """Large bodies in memory at once, while they arrive or wait. A further one ends the one that has
 been arriving for longest; it gets 503 if all the others have arrived."""
 
