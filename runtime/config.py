@@ -217,15 +217,16 @@ class PackConfig(RunConfig):
     output: Path = MISSING
     """Folder to create; an interrupted run continues where it stopped."""
     quantise: Quantise = Quantise.NONE
-    """Quantise experts to int8 or int4 with a scale per group, or to four bits by half-quadratic
-    quantisation (Klotski, section 7): smaller than int4, slower to pack; outputs change."""
-    group_size: int = 64
-    """Weights that share a scale; only with `quantise`."""
+    """Quantise experts to int8 or int4, which are multiplied as they are stored, or to four bits by
+    half-quadratic quantisation (Klotski, section 7), which are decoded before each use; outputs
+    change."""
+    group_size: int | None = None
+    """Weights that share a scale; none: a row of int8, 32 of int4, 64 of hqq."""
     overwrite: bool = False
     """Replace an existing store at `output` atomically, when the new one is complete."""
 
     def __post_init__(self) -> None:
-        if self.group_size < 8 or self.group_size % 2:
+        if self.group_size is not None and (self.group_size < 8 or self.group_size % 2):
             raise MoecastError(f"group_size={self.group_size}: must be even and at least 8")
 
 

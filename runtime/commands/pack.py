@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -12,25 +13,30 @@ from predictors.versions import package_version
 from runtime.commands.progress import print_line, progress
 from runtime.config import PackConfig, Quantise
 from runtime.errors import StoreError
+from runtime.hf.experts import multiplies_rows
 from runtime.hf.loading import load_stripped
 from runtime.store.model_source import fingerprint, resolve
+from runtime.store.packed.blocks import DEFAULT_BLOCK, native_block
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.layout import PackedLayout, build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
 
+INT4_GROUP_SIZE, HQQ_GROUP_SIZE = 32, 64
+"""Default group sizes."""
 META_GROUP_SIZE = 128
 """Scales and zeros of `hqq` that are quantised together: "a zero scale group size of 128" (Klotski,
 section 7)."""
 
 
-def choose_coding(quantise: Quantise, group_size: int) -> Coding:
-    """Returns how experts are stored."""
+def choose_coding(quantise: Quantise, group_size: int | None = None) -> Coding:
+    """Returns how experts are stored; for kernels of this processor where they can multiply."""
+    block = native_block() or DEFAULT_BLOCK
     return {
         Quantise.NONE: RAW,
-        Quantise.INT8: Coding(8, group_size),
-        Quantise.INT4: Coding(4, group_size),
-        Quantise.HQQ: Coding(4, group_size, META_GROUP_SIZE),
+        Quantise.INT8: Coding(8, group_size or 0),
+        Quantise.INT4: Coding(4, group_size or INT4_GROUP_SIZE, block=block),
+        Quantise.HQQ: Coding(4, group_size or HQQ_GROUP_SIZE, META_GROUP_SIZE),
     }[quantise]
 
 
@@ -41,8 +47,8 @@ def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[st
         StoreError: no matrix can.
     """
     parts = [(one.parameter, one.coding) for layout in layouts for one in layout.matrices]
-    left = sorted({name for name, how in parts if how != coding})
-    if left and all(how != coding for _, how in parts):
+    left = sorted({name for name, how in parts if how.bits != coding.bits})
+    if left and all(how.bits != coding.bits for _, how in parts):
         raise StoreError(
             f"group_size={coding.group_size} divides none of {', '.join(left)}; choose another size"
         )
@@ -57,6 +63,8 @@ def run(config: PackConfig) -> dict[str, Any]:
     folder = resolve(config.model)
     stripped = load_stripped(folder, config.model.dtype)
     source = stripped.open_store()
+    if not all(multiplies_rows(layer.experts) for layer in stripped.layers):
+        coding = replace(coding, block=0)
     layouts = [build_packed_layout(layout, coding=coding) for layout in source.layouts]
     if left := find_unquantised(layouts, coding):
         print_line(
@@ -97,7 +105,7 @@ def run(config: PackConfig) -> dict[str, Any]:
         "output": str(output),
         "source": str(folder),
         "quantise": config.quantise.value,
-        "group_size": config.group_size if coding.bits else None,
+        "group_size": coding.group_size or None,
         "not_quantised": left,
         "num_experts": num_experts,
         "experts_written": done.written,

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.ma  # np.unique imports it at its first call, when there may be no descriptor left
-from torch import Tensor
 
 from predictors.base import Floats, Ints
 from runtime.engine.driver import PredictorDriver
@@ -21,6 +20,7 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.multi_device_cache import DeviceCaches
 from runtime.policy.placement import ExpertPlacement
 from runtime.store.base import ExpertStore, max_decoded_bytes
+from runtime.store.packed.matrix import ExpertWeights
 from runtime.transfer.link import Arena, ComputeTier
 from runtime.transfer.timeline import TimelineSink
 from runtime.transfer.worker import TransferState, TransferThread, TransferWorker
@@ -235,7 +235,7 @@ class Engine:
             self.cache.cancel(layer, order)
         self._pending.clear()
 
-    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the wanted experts, each when it is ready; valid until the next is taken.
 
         Raises:
@@ -266,7 +266,7 @@ class Engine:
             if any(len(tier.queue) for tier in self.cache.tiers):
                 self._condition.notify_all()  # a worker may wait for the slot
 
-    def pin(self, layer: int, expert: int) -> dict[str, Tensor]:
+    def pin(self, layer: int, expert: int) -> ExpertWeights:
         """Return one expert's parameters, for experts modules that run their own loop.
 
         They stay valid until the model requests its next expert.

@@ -28,6 +28,7 @@ from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import release_unused
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import BudgetError
+from runtime.hf.experts import multiplies_rows
 from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
@@ -38,6 +39,7 @@ from runtime.policy.budget import Budget
 from runtime.policy.placement import RankPart
 from runtime.store.base import ExpertStore
 from runtime.store.model_source import resolve
+from runtime.store.packed.layout import describe_decoding
 
 log = logging.getLogger(__name__)
 
@@ -106,9 +108,16 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         from runtime.store.packed.store import open_store
 
         experts.close()
-        experts = open_store(
-            options.store.path, spec, checkpoint=folder, page_cache=options.store.page_cache
+        experts = packed = open_store(
+            options.store.path,
+            spec,
+            checkpoint=folder,
+            page_cache=options.store.page_cache,
+            uses_kernels=all(device.type == "cpu" for device in options.devices)
+            and all(multiplies_rows(layer.experts) for layer in layers),
         )
+        if note := describe_decoding(packed.layouts):
+            log.info("%s: %s", options.store.path, note)
     part = None
     if options.expert_parallel:
         # Imported here because device meshes take memory, which one process does not need.

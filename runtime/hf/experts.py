@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface
 
+from runtime.store.packed.matrix import ExpertWeights, QuantisedMatrix
+
 IMPLEMENTATION = "moecast"
 
-Ready = Callable[[list[int]], Iterator[tuple[int, dict[str, Tensor]]]]
+Ready = Callable[[list[int]], Iterator[tuple[int, ExpertWeights]]]
 """`(experts of the step) -> (expert, its parameters)`, in order of readiness."""
 
 EXPERTS, TOKENS, TOP_K, WIDTH, HIDDEN = 4, 24, 3, 4, 8
@@ -80,7 +82,7 @@ _ACCUMULATION: WeakKeyDictionary[type[nn.Module], AccumulationDtype | None] = We
 """Results by class: a test takes milliseconds, and all layers of a model have one class."""
 
 
-def compute_expert(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Tensor) -> Tensor:
+def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor) -> Tensor:
     """Return one expert's output for its tokens, `(N, D)`, with the eager loop's operations.
 
     Tokens are copied to the expert's device, and the output back; between two devices of one kind
@@ -90,7 +92,11 @@ def compute_expert(module: nn.Module, weights: dict[str, Tensor], hidden_ND: Ten
     hidden_ND = hidden_ND.to(next(iter(weights.values())).device)
 
     def linear(x: Tensor, name: str) -> Tensor:
-        x = x @ weights[name] if module.is_transposed else F.linear(x, weights[name])
+        weight = weights[name]
+        if isinstance(weight, QuantisedMatrix):
+            x = weight.linear(x)
+        else:
+            x = x @ weight if module.is_transposed else F.linear(x, weight)
         return x + weights[f"{name}_bias"] if module.has_bias else x
 
     if module.has_gate:
@@ -180,6 +186,16 @@ def _compute_one_token(
     return final_TD.to(hidden_TD.dtype)
 
 
+def multiplies_rows(module: nn.Module) -> bool:
+    """Returns whether `compute_expert` multiplies by the rows of an expert's matrices.
+
+    Then they may be `QuantisedMatrix`; others get tensors.
+    """
+    return hasattr(module, "has_gate") and bool(
+        not module.is_transposed and find_accumulation(module)
+    )
+
+
 def find_accumulation(module: nn.Module) -> AccumulationDtype | None:
     """Return the dtype in which the module's own loop accumulates; None if its loop must run."""
     cls = type(module)
@@ -192,7 +208,7 @@ def find_accumulation(module: nn.Module) -> AccumulationDtype | None:
 def _test_accumulation(module: nn.Module) -> AccumulationDtype | None:
     twin, experts = make_tiny_twin(module, torch.bfloat16)
 
-    def ready(wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def ready(wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
         return iter([(expert, experts[expert]) for expert in wanted])
 
     cases = [make_inputs(torch.bfloat16, dtype) for dtype in (torch.bfloat16, torch.float32)]

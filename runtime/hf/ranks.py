@@ -24,6 +24,7 @@ from runtime.hf.experts import find_accumulation
 from runtime.hf.layers import MoeLayer
 from runtime.policy.placement import BlockPlacement, RankPart
 from runtime.store.base import ExpertStore
+from runtime.store.packed.matrix import ExpertWeights
 
 
 class RankExperts(LayerExperts):
@@ -33,7 +34,7 @@ class RankExperts(LayerExperts):
         super().__init__(source, layer)
         self._first = part.rank * part.blocks.num_local
 
-    def in_place(self, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def in_place(self, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
         for expert, weights in super().in_place([self._first + e for e in wanted]):
             yield expert - self._first, weights
 

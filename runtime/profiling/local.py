@@ -7,7 +7,7 @@ concurrently reading thread shows how much each slows the other.
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from runtime.profiling.spans import Spans
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.predictor_latency import nearest_latencies
 from runtime.store.base import ExpertStore, max_slot_bytes
+from runtime.store.packed.matrix import ExpertWeights
 from runtime.transfer.link import Arena, StoreLink
 
 PROMPT_TOKENS = 32
@@ -270,15 +271,16 @@ def _expert_seconds(
     return one_token, many_tokens
 
 
-def make_expert_call(layer: MoeLayer, weights: Mapping[str, Tensor]) -> Callable[[Tensor], object]:
+def make_expert_call(layer: MoeLayer, weights: ExpertWeights) -> Callable[[Tensor], object]:
     """Return a call of one expert on hidden states `(tokens, hidden)`.
 
     For modules with their own loop it is a product with as many weights.
     """
     if layer.adapter.name == "interface":
-        return lambda hidden: compute_expert(layer.experts, dict(weights), hidden)
-    largest = max(weights.values(), key=Tensor.numel)
+        return lambda hidden: compute_expert(layer.experts, weights, hidden)
+    tensors = [weight for weight in weights.values() if isinstance(weight, Tensor)]
+    largest = max(tensors, key=Tensor.numel)
     width = largest.shape[-1]
-    rows = sum(weight.numel() for weight in weights.values()) // width
+    rows = sum(weight.numel() for weight in tensors) // width
     matrix = torch.zeros(rows, width, dtype=largest.dtype)
     return lambda hidden: hidden.new_zeros(len(hidden), width) @ matrix.T

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from runtime.store.base import ExpertStore, allocate_aligned, max_slot_bytes
 from runtime.store.layout import ALIGNMENT
+from runtime.store.packed.matrix import ExpertWeights
 
 
 class OnDemandReader:
@@ -23,7 +24,7 @@ class OnDemandReader:
         self._max_kept = keep_bytes // self._slot_bytes
         self._kept: dict[tuple[int, int], Tensor] = {}
 
-    def pin(self, layer: int, expert: int) -> dict[str, Tensor]:
+    def pin(self, layer: int, expert: int) -> ExpertWeights:
         """Return the expert's parameters, valid until the next but one is requested."""
         layout = self._store.layouts[layer]
         slot = self._kept.get((layer, expert))
@@ -36,6 +37,6 @@ class OnDemandReader:
             self._store.read(layer, expert, range(len(layout.chunk_bytes)), slot)
         return layout.weights(slot)
 
-    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
         for expert in wanted:
             yield expert, self.pin(layer, expert)

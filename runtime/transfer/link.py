@@ -10,6 +10,7 @@ from runtime.policy.eviction.protocol import Expert
 from runtime.policy.placement import ExpertPlacement
 from runtime.policy.tier import TransferTask
 from runtime.store.base import ExpertLayout, ExpertStore
+from runtime.store.packed.matrix import ExpertWeights
 
 
 class Arena:
@@ -36,7 +37,7 @@ class Arena:
         start = -raw.data_ptr() % alignment
         self._slots = raw[start : start + num_slots * size].view(num_slots, size)
         self._layouts = layouts
-        self._weights: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._weights: dict[tuple[int, int], ExpertWeights] = {}
         self.num_slots = num_slots
         self.num_bytes = num_slots * size
 
@@ -46,7 +47,7 @@ class Arena:
     def chunk_ranges(self, layer: int) -> Sequence[Sequence[tuple[int, int]]]:
         return self._layouts[layer].chunk_ranges
 
-    def weights(self, layer: int, index: int) -> dict[str, Tensor]:
+    def weights(self, layer: int, index: int) -> ExpertWeights:
         """The slot as parameters of one of the layer's experts, without the expert dimension."""
         layout = self._layouts[layer]
         if not layout.views_are_weights:
@@ -167,7 +168,7 @@ class ComputeTier:
     links: Sequence[Link]
     placement: ExpertPlacement
 
-    def weights(self, expert: Expert, slot: int) -> dict[str, Tensor]:
+    def weights(self, expert: Expert, slot: int) -> ExpertWeights:
         """The expert's parameters, on the device that it belongs to."""
         return self.arenas[self._of(expert)].weights(expert[0], slot)
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
-from torch import Tensor
 
 from predictors.base import Floats, Ints
 from predictors.errors import MoecastError
@@ -23,6 +22,7 @@ from runtime.generation.lockstep.sequence import (
 )
 from runtime.hf.dense_stream import DenseStream
 from runtime.hf.probes import Probes
+from runtime.store.packed.matrix import ExpertWeights
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -104,13 +104,13 @@ class LockstepScheduler:
 
     # ---- called by the sequences: a source of experts
 
-    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
         sequence = self._suspendable()
         if sequence is None:
             return self.engine.ready(layer, wanted)
         return _receive_experts(sequence, layer, wanted)
 
-    def pin(self, layer: int, expert: int) -> dict[str, Tensor]:
+    def pin(self, layer: int, expert: int) -> ExpertWeights:
         sequence = self._suspendable()
         if sequence is None or self._pinned == (layer, expert):
             return self.engine.pin(layer, expert)
@@ -259,7 +259,7 @@ class LockstepScheduler:
 
 def _receive_experts(
     sequence: SequenceTask, layer: int, wanted: Sequence[int]
-) -> Iterator[tuple[int, dict[str, Tensor]]]:
+) -> Iterator[tuple[int, ExpertWeights]]:
     """Yield the wanted experts in the order in which the scheduler distributes them."""
     missing = set(wanted)
     received = yield_until_resumed(sequence, Yield(SyncPoint.EXPERTS, layer, missing))

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from runtime.errors import CheckpointError
+from runtime.store.packed.matrix import ExpertWeights
 from runtime.store.weight_plan import FusedParameter
 
 
 class ExpertSource(Protocol):
     """Provides experts to the experts modules of a model, such as an engine."""
 
-    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def ready(self, layer: int, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the wanted experts, each when it is ready."""
 
-    def pin(self, layer: int, expert: int) -> dict[str, Tensor]:
+    def pin(self, layer: int, expert: int) -> ExpertWeights:
         """Return one expert's parameters, valid until the model requests its next expert."""
 
 
@@ -43,7 +44,7 @@ class LayerExperts:
         for expert, weights in self.in_place(wanted):
             yield expert, self._to_home(weights)
 
-    def in_place(self, wanted: list[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def in_place(self, wanted: list[int]) -> Iterator[tuple[int, ExpertWeights]]:
         """Yield the same, each on the device where it is."""
         return self.source.ready(self._layer, wanted)
 
@@ -51,10 +52,12 @@ class LayerExperts:
         """Return the expert's parameters, valid until the model requests its next expert."""
         return self._to_home(self.source.pin(self._layer, expert))
 
-    def _to_home(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _to_home(self, weights: ExpertWeights) -> dict[str, Tensor]:
+        tensors = {name: weight for name, weight in weights.items() if isinstance(weight, Tensor)}
+        assert len(tensors) == len(weights), "this module computes with tensors"
         if self._home is None:
-            return weights
-        return {name: tensor.to(self._home) for name, tensor in weights.items()}
+            return tensors
+        return {name: tensor.to(self._home) for name, tensor in tensors.items()}
 
 
 class MissingParameterError(CheckpointError, AttributeError):

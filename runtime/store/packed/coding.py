@@ -12,6 +12,10 @@ which four float32 numbers of the meta group make the value:
 
 Of G groups, the low halves of the int4 bytes hold the first ceil(G / 2), the high halves the
 others. Arithmetic is in float32, operation by operation, and rounded once to the weights' dtype.
+
+Matrices in `blocks` (`runtime.store.packed.blocks`) have another formula and another order. These,
+and int8 with one group for each row, are multiplied as they are stored
+(`runtime.store.packed.matrix`).
 """
 
 from dataclasses import dataclass
@@ -20,9 +24,12 @@ import torch
 from torch import Tensor
 
 from runtime.store.layout import align
+from runtime.store.packed.blocks import decode_blocks, to_blocks
 
 META_BYTES = 16
 """Four float32 numbers of each meta group."""
+BLOCK_GROUP_BYTES = 4
+"""Scale and offset of a group of a matrix in blocks, bfloat16."""
 
 STEP = 1 << 18
 """Weights that are decoded at once: a megabyte as float32. Fewer cost calls, more the cache; on one
@@ -34,9 +41,12 @@ class Coding:
     bits: int
     """8 or 4; 0: weights as they are."""
     group_size: int = 0
+    """0: a row."""
     meta_group_size: int = 0
     """Groups whose scales and zeros are bytes with a scale and an offset of their own, of int4; 0:
     scales and zeros are stored as they are."""
+    block: int = 0
+    """Rows of a block of int4 (`runtime.store.packed.blocks`); 0: weights row by row."""
 
     @property
     def packs(self) -> bool:
@@ -55,7 +65,9 @@ class Coding:
             return [(0, num_weights * dtype.itemsize)]
         groups = num_weights // self.group_size
         size = self.halves(num_weights) if self.packs else num_weights
-        if self.meta_group_size:
+        if self.block:
+            sizes = [num_weights // 2, groups * BLOCK_GROUP_BYTES]
+        elif self.meta_group_size:
             sizes = [size, groups, groups, self.meta_groups(groups) * META_BYTES]
         else:
             sizes = [size] + [groups * dtype.itemsize] * (1 + self.packs)
@@ -69,6 +81,9 @@ class Coding:
         """Memory that `decode` needs in addition to its result, as float32."""
         if not self.bits:
             return 0
+        if self.block:
+            # The integers, two copies of half of them, and the weights in float32.
+            return 6 * num_weights + 2 * BLOCK_GROUP_BYTES * (num_weights // self.group_size)
         # Of meta groups, each scale and zero is made of two numbers.
         per_group = 6 if self.meta_group_size else 1 + self.packs
         groups = num_weights // self.group_size * 4 * per_group
@@ -106,10 +121,20 @@ class Integers:
         return values
 
 
-def encode(coding: Coding, integers: Integers, stored: Tensor) -> None:
-    """Lays a part out in `stored`, uint8, which begins where the part does."""
+def encode(coding: Coding, integers: Integers, stored: Tensor, *, num_columns: int = 0) -> None:
+    """Lays a part out in `stored`, uint8, which begins where the part does.
+
+    A part in blocks consists of whole rows of `num_columns`.
+    """
     num_weights, dtype = integers.values.numel(), integers.scales.dtype
     sections = [stored[a:b] for a, b in coding.sections(num_weights, dtype)]
+    if coding.block:
+        assert integers.zeros is not None
+        sections[0].copy_(to_blocks(integers.values.view(-1, num_columns), coding.block))
+        pairs = torch.stack([integers.scales, integers.zeros], dim=-1)
+        pairs_NG2 = pairs.view(-1, num_columns // coding.group_size, 2)
+        sections[1].view(torch.bfloat16).copy_(pairs_NG2.transpose(0, 1).reshape(-1))
+        return
     if coding.packs:
         half = sections[0].numel()
         sections[0].copy_(integers.values[:half])
@@ -133,12 +158,22 @@ def _read_groups(coding: Coding, sections: list[Tensor], dtype: torch.dtype) -> 
     return [value[:, None] for value in integers.group_values(coding)]
 
 
-def decode(coding: Coding, stored: Tensor, target: Tensor) -> None:
+def read_pairs(sections: list[Tensor], num_columns: int, coding: Coding) -> Tensor:
+    """Returns scales and offsets of a matrix in blocks, `[groups of a row, rows, 2]`."""
+    return sections[1].view(torch.bfloat16).view(num_columns // coding.group_size, -1, 2)
+
+
+def decode(coding: Coding, stored: Tensor, target: Tensor, *, num_columns: int = 0) -> None:
     """Fills `target` `(n,)` with the weights of a part that begins where `stored`, uint8, does."""
     num_weights, dtype = target.numel(), target.dtype
     sections = [stored[a:b] for a, b in coding.sections(num_weights, dtype)]
     if not coding.bits:
         target.copy_(sections[0].view(dtype))
+        return
+    if coding.block:
+        shape = num_weights // num_columns, num_columns
+        pairs_GN2 = read_pairs(sections, num_columns, coding)
+        target.copy_(decode_blocks(sections[0], pairs_GN2, shape, coding.block).view(-1))
         return
     num_groups, size = num_weights // coding.group_size, coding.group_size
     integers = sections[0].view(-1, size)

@@ -2,12 +2,13 @@
 
 A record consists of chunks that begin and end on a block, so that each is one direct read from the
 file into the slot. Weights have the model's order, so that the slot holds the parameters; or they
-are integers with a scale for each group (`quantised`), which `weights` decodes.
+are integers with a scale for each group, which `weights` decodes, or leaves as they are for kernels
+that multiply them (`runtime.store.packed.matrix`).
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -15,7 +16,9 @@ from torch import Tensor
 
 from runtime.store.files import BLOCK
 from runtime.store.layout import SlotLayout, align
+from runtime.store.packed.blocks import fits
 from runtime.store.packed.coding import RAW, Coding, decode
+from runtime.store.packed.matrix import ExpertWeights, QuantisedMatrix, has_kernel, view_rows
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class PackedLayout:
     chunks: tuple[tuple[PackedPart, ...], ...]
     ends: tuple[int, ...]
     """End of each chunk in bytes, where the next begins."""
+    uses_kernels: bool = False
+    """Matrices of integers that have a kernel are not decoded."""
     alignment = BLOCK
 
     @property
@@ -78,20 +83,29 @@ class PackedLayout:
         """Parts of parameters with more than one dimension."""
         return [part for part in self.parts if len(self.shapes[part.parameter]) > 1]
 
+    def is_view(self, part: PackedPart) -> bool:
+        """Returns whether the part is used as it lies in the slot."""
+        if part.coding == RAW:
+            return True
+        return self.uses_kernels and has_kernel(part.coding, self.shapes[part.parameter][-1])
+
     @property
     def views_are_weights(self) -> bool:
-        return all(part.coding == RAW for part in self.parts)
+        return all(map(self.is_view, self.parts))
 
     @property
     def decoded_bytes(self) -> int:
         """Memory that `weights` needs in addition to the slot: parameters and a part's buffers."""
-        coded = {part.parameter for part in self.parts if part.coding != RAW}
-        return sum(
-            math.prod(self.shapes[name]) * self.dtypes[name].itemsize for name in coded
-        ) + max(
-            part.coding.scratch_bytes(part.num_weights, self.dtypes[part.parameter])
-            for part in self.parts
+        coded = [part for part in self.parts if not self.is_view(part)]
+        results = sum(
+            math.prod(self.shapes[name]) * self.dtypes[name].itemsize
+            for name in {part.parameter for part in coded}
         )
+        buffers = (
+            part.coding.scratch_bytes(part.num_weights, self.dtypes[part.parameter])
+            for part in coded
+        )
+        return results + max(buffers, default=0)
 
     @cached_property
     def _plan(
@@ -107,28 +121,52 @@ class PackedLayout:
             plan.append((name, shape, dtype, parts, range(start, end) if plain else None))
         return plan
 
-    def weights(self, slot: Tensor) -> dict[str, Tensor]:
+    def weights(self, slot: Tensor) -> ExpertWeights:
         """Return the expert's parameters from the slot's bytes `(num_bytes,)`.
 
-        They are views of the slot, or new tensors where it holds integers.
+        They are views of the slot, or new tensors where it holds integers that have to be decoded.
         """
-        parameters: dict[str, Tensor] = {}
+        parameters: dict[str, Tensor | QuantisedMatrix] = {}
         for name, shape, dtype, parts, place in self._plan:
             if place is not None:
                 parameters[name] = slot[place.start : place.stop].view(dtype).view(shape)
-                continue
-            parameters[name] = torch.empty(shape, dtype=dtype, device=slot.device)
-            flat = parameters[name].view(-1)
-            for part in parts:
-                target = flat[part.first : part.first + part.num_weights]
-                decode(part.coding, slot[part.offset :], target)
+            elif all(map(self.is_view, parts)):
+                rows = [
+                    view_rows(part.coding, slot[part.offset :], part.num_weights, shape[-1], dtype)
+                    for part in parts
+                ]
+                parameters[name] = QuantisedMatrix(rows)
+            else:
+                parameters[name] = self._decode(slot, shape, dtype, parts)
         return parameters
+
+    def _decode(
+        self, slot: Tensor, shape: tuple[int, ...], dtype: torch.dtype, parts: list[PackedPart]
+    ) -> Tensor:
+        weight = torch.empty(shape, dtype=dtype, device=slot.device)
+        flat = weight.view(-1)
+        for part in parts:
+            target = flat[part.first : part.first + part.num_weights]
+            decode(part.coding, slot[part.offset :], target, num_columns=shape[-1])
+        return weight
+
+
+def describe_decoding(layouts: Sequence[PackedLayout]) -> str | None:
+    """Returns why matrices of integers are decoded before each use; None if none is."""
+    decoded = [part for layout in layouts for part in layout.matrices if not layout.is_view(part)]
+    if not decoded:
+        return None
+    reason = "this model, its device or this format has no kernel that multiplies them"
+    if layouts[0].uses_kernels and any(part.coding.block for part in decoded):
+        reason = "it was packed for another processor: pack the model again on this one"
+    return f"experts are decoded before each use, which takes longer than the product; {reason}"
 
 
 def build_packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLayout:
     """The source's chunks, each from block to block.
 
-    Where a parameter comes in several chunks whose border is no multiple of a block (small or odd
+    A group size of 0 is a row. A matrix that cannot be stored in blocks is stored row by row. Where
+    a parameter comes in several chunks whose border is no multiple of a block (small or odd
     shapes), these become one chunk: its bytes must follow each other, and no read may begin
     between two blocks. Parameters of one dimension, or that do not divide into groups, stay as
     they are.
@@ -194,6 +232,12 @@ def _pieces(source: SlotLayout) -> Sequence[Sequence[tuple[str, int, int]]]:
 
 
 def _coding(wanted: Coding, source: SlotLayout, parameter: str, num_weights: int) -> Coding:
-    if wanted == RAW or len(source.shapes[parameter]) < 2 or num_weights % wanted.group_size:
+    shape = source.shapes[parameter]
+    if wanted == RAW or len(shape) < 2:
         return RAW
-    return wanted
+    num_columns = shape[-1]
+    wanted = replace(wanted, group_size=wanted.group_size or num_columns)
+    num_rows, rest = divmod(num_weights, num_columns)
+    if wanted.block and (rest or not fits(num_rows, num_columns, wanted.group_size)):
+        wanted = replace(wanted, block=0)
+    return RAW if num_weights % wanted.group_size else wanted

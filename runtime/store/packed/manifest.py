@@ -21,6 +21,7 @@ from predictors.spec import ModelSpec
 from runtime.errors import StoreError
 from runtime.store.files import BLOCK
 from runtime.store.layout import align
+from runtime.store.packed.blocks import BLOCKS, fits
 from runtime.store.packed.coding import Coding
 from runtime.store.packed.layout import PackedLayout, PackedPart
 
@@ -46,6 +47,7 @@ class PartRecord(StrictRecord):
     bits: int
     group_size: Count
     meta_group_size: Count = 0
+    block: Count = 0
     offset: Count
 
 
@@ -137,6 +139,7 @@ def _layer_record(layer: int, layout: PackedLayout, num_experts: int) -> LayerRe
                         bits=part.coding.bits,
                         group_size=part.coding.group_size,
                         meta_group_size=part.coding.meta_group_size,
+                        block=part.coding.block,
                         offset=part.offset,
                     )
                     for part in parts
@@ -163,7 +166,7 @@ def restore_layout(record: LayerRecord) -> PackedLayout:
                     part.parameter,
                     part.first,
                     part.num_weights,
-                    Coding(part.bits, part.group_size, part.meta_group_size),
+                    Coding(part.bits, part.group_size, part.meta_group_size, part.block),
                     part.offset,
                 )
                 for part in chunk.parts
@@ -193,6 +196,8 @@ def _check(layout: PackedLayout) -> None:
                 raise ValueError(f"{part.parameter}: groups of {coding.group_size}")
             if not coding.bits and coding.group_size:
                 raise ValueError(f"{part.parameter}: groups of weights as they are")
+            if coding.block and not _fits_blocks(layout.shapes[part.parameter], part):
+                raise ValueError(f"{part.parameter}: blocks of {coding.block} rows")
             if coding.meta_group_size and coding.bits != 4:
                 raise ValueError(f"{part.parameter}: meta groups of {coding.bits} bits")
             # As `build_packed_layout` places them: bytes that no part explains are a sign that the
@@ -209,6 +214,14 @@ def _check(layout: PackedLayout) -> None:
     for name, num_weights in filled.items():
         if num_weights != math.prod(layout.shapes[name]):
             raise ValueError(f"{name}: {num_weights} weights for shape {layout.shapes[name]}")
+
+
+def _fits_blocks(shape: tuple[int, ...], part: PackedPart) -> bool:
+    coding, num_columns = part.coding, shape[-1]
+    is_known = coding.block in BLOCKS.values() and coding.bits == 4 and not coding.meta_group_size
+    is_whole = len(shape) == 2 and part.first % num_columns == part.num_weights % num_columns == 0
+    num_rows = part.num_weights // num_columns
+    return is_known and is_whole and fits(num_rows, num_columns, coding.group_size)
 
 
 def seal_manifest(contents: StoreContents, checksums: bytes) -> bytes:

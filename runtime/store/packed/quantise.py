@@ -6,6 +6,7 @@ Shape suffixes: N weights, G groups, S weights of a group, M meta groups.
 import torch
 from torch import Tensor
 
+from runtime.store.packed.blocks import MIDDLE
 from runtime.store.packed.coding import Coding, Integers
 
 STEP = 1 << 17
@@ -20,12 +21,14 @@ def quantise(coding: Coding, weights_N: Tensor) -> Integers:
     """Returns weights in their own dtype as integers; groups follow one another.
 
     int8 is symmetric: the largest of a group is 127. int4 reaches from the smallest to the largest
-    of a group and 0, and zeros stay zeros; with a `meta_group_size`, HQQ searches its zeros and
-    both scales and zeros are integers, too.
+    of a group and 0, and zeros stay zeros; in blocks, from the smallest to the largest; with a
+    `meta_group_size`, HQQ searches its zeros and both scales and zeros are integers, too.
     """
     weights_GS = weights_N.view(-1, coding.group_size)
     if coding.meta_group_size:
         return _quantise_half_quadratic(coding, weights_GS)
+    if coding.block:
+        return _quantise_with_offsets(weights_GS.float())
     dtype = weights_N.dtype
     weights_GS = weights_GS.float()
     if coding.bits == 8:
@@ -37,6 +40,17 @@ def quantise(coding: Coding, weights_N: Tensor) -> Integers:
     zeros = (-low / scales.float()).round_().clamp_(0, 15).to(dtype)
     values = _divide(weights_GS, scales).round_().add_(zeros[:, None].float()).clamp_(0, 15)
     return Integers(values.to(torch.uint8).view(-1), scales, zeros)
+
+
+def _quantise_with_offsets(weights_GS: Tensor) -> Integers:
+    """Returns integers for `runtime.store.packed.blocks`; the zeros are offsets."""
+    low, high = weights_GS.amin(1), weights_GS.amax(1)
+    scales = _nonzero(((high - low) / 15).bfloat16())
+    # The middle integer is the offset itself, so that equal weights stay what they are.
+    offsets = torch.where(low == high, low, low + MIDDLE * scales.float()).bfloat16()
+    values = _divide(weights_GS - offsets[:, None].float(), scales)
+    values = values.round_().add_(MIDDLE).clamp_(0, 15)
+    return Integers(values.to(torch.uint8).view(-1), scales, offsets)
 
 
 def _nonzero(scales: Tensor) -> Tensor:

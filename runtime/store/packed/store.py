@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,12 +37,16 @@ class PackedStore(ExpertStore):
         checksums: bytes,
         *,
         page_cache: PageCache = PageCache.BYPASS,
+        uses_kernels: bool = False,
     ):
         self.folder = folder
         self.contents = contents
         self.experts_per_layer: Sequence[int] = [layer.num_experts for layer in contents.layers]
         try:
-            self.layouts: list[PackedLayout] = [restore_layout(layer) for layer in contents.layers]
+            self.layouts: list[PackedLayout] = [
+                replace(restore_layout(layer), uses_kernels=uses_kernels)
+                for layer in contents.layers
+            ]
         except (ValueError, KeyError, OverflowError) as error:
             raise StoreError(f"{folder}: its manifest contradicts itself: {error}") from error
         self._paths = [folder / layer.file for layer in contents.layers]
@@ -134,12 +139,15 @@ def open_store(
     *,
     checkpoint: Path | None = None,
     page_cache: PageCache = PageCache.BYPASS,
+    uses_kernels: bool = False,
 ) -> PackedStore:
     """Open a packed store of a model.
 
     Args:
         spec: the model that the store must match; None opens any.
         checkpoint: folder of the model, to detect a store of other weights with the same shapes.
+        uses_kernels: the model multiplies matrices of integers as they are stored, where this
+            processor can; off: they are decoded.
 
     Raises:
         StoreError: no store, damaged, of another format version, or of another model.
@@ -158,4 +166,6 @@ def open_store(
             f"fingerprint is {fingerprint(checkpoint)[:12]}, the store has "
             f"{contents.fingerprint[:12]}. {again}"
         )
-    return PackedStore(folder, contents, checksums, page_cache=page_cache)
+    return PackedStore(
+        folder, contents, checksums, page_cache=page_cache, uses_kernels=uses_kernels
+    )

@@ -239,7 +239,12 @@ def fill_record(layout: PackedLayout, weights: dict[str, Tensor], record: Tensor
             end = part.offset + part.bytes_as(flat.dtype)
             record[part.offset : end].copy_(flat.view(torch.uint8))
         else:
-            encode(part.coding, quantise(part.coding, flat), record[part.offset :])
+            encode(
+                part.coding,
+                quantise(part.coding, flat),
+                record[part.offset :],
+                num_columns=layout.shapes[part.parameter][-1],
+            )
 
 
 class LayerJournal:

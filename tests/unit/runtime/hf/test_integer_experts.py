@@ -1,0 +1,80 @@
+"""Experts that are multiplied as they are stored: the same bits whatever is cached or grouped."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.commands.pack import choose_coding
+from runtime.config import Quantise
+from runtime.store.packed.blocks import native_block
+from runtime.store.packed.coding import Coding
+from tests.builders.models import plain_eager, tiny_qwen2_moe
+from tests.builders.packed import packed
+from tests.builders.served import serve
+
+TOKENS = torch.tensor([[5, 9, 33, 7, 61, 12, 40, 3]])
+CODINGS = [choose_coding(Quantise.INT4), choose_coding(Quantise.INT8)]
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return tiny_qwen2_moe(
+        tmp_path / "model", dtype=request.param, hidden_size=64, expert_width=96
+    )
+
+
+@torch.no_grad()
+def logits_of(model: Path, store: Path, budget: str, *, step_by_step: bool = False) -> Tensor:
+    """Logits of the tokens, in one pass or token by token."""
+    served = serve(model, store=store, budget=budget)
+    with served.moecast as handle:
+        if native_block() is not None:
+            assert handle.engine.store.layouts[0].decoded_bytes == 0
+        if not step_by_step:
+            return served(TOKENS).logits
+        past, parts = None, []
+        for t in range(TOKENS.shape[1]):
+            output = served(TOKENS[:, t : t + 1], past_key_values=past, use_cache=True)
+            past = output.past_key_values
+            parts.append(output.logits)
+        return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_served__every_budget_gives_the_bits_of_all_experts_resident(
+    model: Path, tmp_path: Path, coding: Coding
+) -> None:
+    store = packed(model, tmp_path / "store", coding=coding)
+    resident = logits_of(model, store, "100%")
+    assert torch.equal(logits_of(model, store, "30%"), resident)
+    steps = logits_of(model, store, "100%", step_by_step=True)
+    assert torch.equal(logits_of(model, store, "30%", step_by_step=True), steps)
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_served__is_near_the_model_before_quantisation(
+    model: Path, tmp_path: Path, coding: Coding
+) -> None:
+    store = packed(model, tmp_path / "store", coding=coding)
+    found, plain = logits_of(model, store, "50%"), plain_eager(model)(TOKENS).logits
+    assert not torch.equal(found, plain)
+    relative = (found - plain).float().norm() / plain.float().norm()
+    assert relative < (0.2 if coding.bits == 4 else 0.05)
+
+
+def test_served__blocks_of_another_processor_are_decoded(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = choose_coding(Quantise.INT4)
+    other = Coding(4, own.group_size, block=32 if own.block == 64 else 64)
+    store = packed(model, tmp_path / "store", coding=other)
+    with caplog.at_level("INFO"):
+        served = serve(model, store=store, budget="50%")
+    assert "packed for another processor" in caplog.text
+    with served.moecast as handle, torch.no_grad():
+        assert handle.engine.store.layouts[0].decoded_bytes > 0
+        found = served(TOKENS).logits
+    near = logits_of(model, packed(model, tmp_path / "own", coding=own), "50%")
+    assert (found - near).float().norm() / near.float().norm() < 0.02
