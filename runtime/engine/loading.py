@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -30,7 +31,7 @@ from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import BudgetError
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.kv import estimate_cache_bytes
-from runtime.hf.layers import attach_experts, build_skip_predictor
+from runtime.hf.layers import MoeLayer, attach_experts, build_skip_predictor
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
 from runtime.hf.probes import Probes
 from runtime.hf.strip import guard_model
@@ -40,6 +41,9 @@ from runtime.policy.placement import RankPart
 from runtime.store.base import ExpertStore
 from runtime.store.model_source import resolve
 from runtime.store.packed.layout import describe_decoding
+
+if TYPE_CHECKING:
+    from runtime.store.packed.store import PackedStore
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +87,33 @@ class LoadOptions:
     """Whether a log will force the routing: predictors that look at states are left out."""
 
 
+def open_packed_store(
+    config: StoreConfig,
+    spec: ModelSpec,
+    layers: Sequence[MoeLayer],
+    *,
+    checkpoint: Path,
+    devices: Sequence[torch.device],
+) -> "PackedStore":
+    """Open a model's packed store, with kernels for integers where the model can use them.
+
+    Raises:
+        StoreError: no store, or one of another model.
+    """
+    # Imported here because pydantic takes 5 MiB, which nothing else needs.
+    from runtime.store.packed.store import open_store
+
+    assert config.path is not None
+    return open_store(
+        config.path,
+        spec,
+        checkpoint=checkpoint,
+        page_cache=config.page_cache,
+        uses_kernels=all(device.type == "cpu" for device in devices)
+        and all(multiplies_rows(layer.experts) for layer in layers),
+    )
+
+
 def load_model(options: LoadOptions) -> PreTrainedModel:
     """Load a model without its experts, and serve these from the budget.
 
@@ -104,17 +135,9 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     experts: ExpertStore = stripped.open_store(page_cache=options.store.page_cache)
     spec = stripped.spec(folder, config)
     if options.store.path is not None:
-        # Imported here because pydantic takes 5 MiB, which nothing else needs.
-        from runtime.store.packed.store import open_store
-
         experts.close()
-        experts = packed = open_store(
-            options.store.path,
-            spec,
-            checkpoint=folder,
-            page_cache=options.store.page_cache,
-            uses_kernels=all(device.type == "cpu" for device in options.devices)
-            and all(multiplies_rows(layer.experts) for layer in layers),
+        experts = packed = open_packed_store(
+            options.store, spec, layers, checkpoint=folder, devices=options.devices
         )
         if note := describe_decoding(packed.layouts):
             log.info("%s: %s", options.store.path, note)

@@ -16,6 +16,7 @@ from runtime.errors import Fault, StoreError, TransferError
 from runtime.store.base import ExpertStore, as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.model_source import fingerprint
+from runtime.store.packed.coding import RAW
 from runtime.store.packed.layout import PackedLayout
 from runtime.store.packed.manifest import StoreContents, read_manifest, restore_layout
 
@@ -100,6 +101,10 @@ class PackedStore(ExpertStore):
                         )
 
     scratch_bytes = 0
+
+    @property
+    def is_quantised(self) -> bool:
+        return any(part.coding != RAW for layout in self.layouts for part in layout.parts)
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
         """Fills the chunks' parts of `slot`, uint8 on the CPU, in one read.

@@ -9,14 +9,18 @@ from transformers import PreTrainedModel
 
 from predictors.errors import MoecastError
 from predictors.units import MIB
-from runtime.config import ModelConfig
+from runtime.config import ModelConfig, StoreConfig, VerifyModelConfig, VerifyReference
+from runtime.engine.devices import primary_device
+from runtime.engine.loading import open_packed_store
 from runtime.engine.memory import available_memory_bytes
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_plain, load_stripped
 from runtime.hf.tokens import load_tokenizer
+from runtime.store.base import max_slot_bytes
 from runtime.store.model_check import has_tokenizer
 from runtime.store.model_source import list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
+from runtime.store.packed.store import open_store
 from runtime.store.tensor_index import read_tensor_index
 
 HEADROOM = 1.1
@@ -66,6 +70,33 @@ def load_lazy(folder: Path, dtype: str) -> PreTrainedModel:
     attach_experts(stripped.layers, OnDemandReader(stripped.open_store()))
     stripped.model.set_experts_implementation("eager")
     return stripped.model
+
+
+def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
+    """Load the model with the experts of its quantised store, multiplied by the same kernels.
+
+    It shares neither cache nor transfers with the engine. All experts are in memory, or, with
+    `reference=lazy`, none.
+    """
+    folder, device = resolve(config.model), primary_device(config)
+    stripped = load_stripped(folder, config.model.dtype, device)
+    spec = stripped.spec(folder, config.model)
+    store = open_packed_store(
+        config.store, spec, stripped.layers, checkpoint=folder, devices=[device]
+    )
+    is_lazy = config.reference is VerifyReference.LAZY
+    keep_bytes = 0 if is_lazy else store.num_layers * store.num_experts * max_slot_bytes(store)
+    attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=keep_bytes))
+    return stripped.model
+
+
+def is_quantised(store: StoreConfig) -> bool:
+    """Return whether experts come from a packed store of integers."""
+    if store.path is None:
+        return False
+    packed = open_store(store.path, None)
+    packed.close()
+    return packed.is_quantised
 
 
 RANDOM_LENGTHS = (7, 16, 33)

@@ -19,8 +19,14 @@ from runtime.presets import DEFAULT_SYSTEM
 from runtime.store.model_source import resolve
 from runtime.tools.verify.answers import PromptComparison, compare_answers
 from runtime.tools.verify.imports import ALLOWANCE_BYTES, measure_import_bytes
-from runtime.tools.verify.reference import require_memory, token_prompts
+from runtime.tools.verify.reference import is_quantised, require_memory, token_prompts
 from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_side
+
+EXPERTS = {
+    VerifySide.PLAIN: "all experts in memory",
+    VerifySide.LAZY: "experts read one at a time",
+    VerifySide.STORED: "the quantised store's experts, read or kept without cache and transfers",
+}
 
 
 class NotExact(RuntimeError):
@@ -147,6 +153,8 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
     folder = resolve(config.model)
     prompts, description = token_prompts(folder, config.prompts, seed=config.seed)
     side = VerifySide(config.reference.value)
+    if is_quantised(config.store):
+        side = VerifySide.STORED
     if side is VerifySide.PLAIN:
         hint = "use reference=lazy, which reads one expert at a time"
         require_memory(folder, config.model.dtype, otherwise=hint)
@@ -175,7 +183,7 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
 
 def describe_comparison(reference: SideReport, side: VerifySide, prompts: str) -> str:
     """Return the reference and what is compared, in words."""
-    experts = "all experts in memory" if side is VerifySide.PLAIN else "experts read one at a time"
+    experts = EXPERTS[side]
     return (
         f"reference: Transformers {reference.transformers} {reference.model_class}, "
         f"experts_implementation={reference.experts_implementation}, {experts}, "

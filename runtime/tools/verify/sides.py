@@ -17,7 +17,7 @@ from runtime.hf.loading import count_weight_bytes
 from runtime.store.model_source import resolve
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.verify.answers import write_answers
-from runtime.tools.verify.reference import load_lazy, load_plain_model
+from runtime.tools.verify.reference import load_lazy, load_plain_model, load_stored
 
 
 class VerifySide(StrEnum):
@@ -29,6 +29,8 @@ class VerifySide(StrEnum):
     """Transformers with all experts in memory."""
     LAZY = "lazy"
     """Transformers' eager loop over experts that are read one at a time."""
+    STORED = "stored"
+    """The experts of a quantised store, which the same kernels multiply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,8 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
         model = load_served(config, budget=task.budget)
     elif task.side is VerifySide.LAZY:
         model = load_lazy(resolve(config.model), config.model.dtype)
+    elif task.side is VerifySide.STORED:
+        model = load_stored(config)
     else:
         model = load_plain_model(config.model, primary_device(config))
     for number, prompt in enumerate(task.prompts):

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from runtime.commands.pack import choose_coding
-from runtime.config import Quantise
+from runtime.config import ModelConfig, Quantise, StoreConfig, VerifyModelConfig
 from runtime.store.packed.blocks import native_block
 from runtime.store.packed.coding import Coding
+from runtime.tools.verify.report import compare_budgets
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import packed
 from tests.builders.served import serve
@@ -20,9 +21,7 @@ CODINGS = [choose_coding(Quantise.INT4), choose_coding(Quantise.INT8)]
 
 @pytest.fixture(params=[torch.bfloat16, torch.float32], ids=str)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return tiny_qwen2_moe(
-        tmp_path / "model", dtype=request.param, hidden_size=64, expert_width=96
-    )
+    return tiny_qwen2_moe(tmp_path / "model", dtype=request.param, hidden_size=64, expert_width=96)
 
 
 @torch.no_grad()
@@ -78,3 +77,18 @@ def test_served__blocks_of_another_processor_are_decoded(
         found = served(TOKENS).logits
     near = logits_of(model, packed(model, tmp_path / "own", coding=own), "50%")
     assert (found - near).float().norm() / near.float().norm() < 0.02
+
+
+def test_verify__compares_with_the_same_kernels(tmp_path: Path) -> None:
+    model = tiny_qwen2_moe(tmp_path / "model", dtype=torch.bfloat16)
+    store = packed(model, tmp_path / "store", coding=CODINGS[0])
+    config = VerifyModelConfig(
+        model=ModelConfig(name="tiny", id=str(model)),
+        store=StoreConfig(path=store),
+        budget=["30%"],
+        max_new_tokens=4,
+        device="cpu",
+    )
+    report = compare_budgets(config, advance=lambda _: None)
+    assert report.is_equal
+    assert "quantised store" in report.compared
