@@ -1,10 +1,13 @@
-"""Loss of the reference model on held-out text with experts stored as int8, int4 and HQQ.
+"""Loss of the reference model on held-out text in the formats that it can be served in.
 
-Every variant is plain Transformers with the weights that the packed
-store would serve, which equal the served model's bit for bit (tests/unit/runtime/store).
+Every variant is packed and served as users would, with all experts in memory.
 """
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,47 +16,58 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+import runtime
 from benchmarks.config import QuantisedConfig
 from benchmarks.greedy import generate_greedy
 from benchmarks.reports import print_line, write_report
-from runtime.commands.pack import choose_coding
-from runtime.config import BUILTIN_MODELS, Quantise
-from runtime.hf.loading import load_plain, load_stripped
-from runtime.store.base import allocate_aligned
-from runtime.store.checkpoint import CheckpointStore
-from runtime.store.packed.coding import RAW, Coding, decode, encode
-from runtime.store.packed.layout import build_packed_layout
+from runtime.commands import pack
+from runtime.config import REFERENCE_MODEL, PackConfig, Quantise
+from runtime.generation.batch.dense_placement import ATTENTION_CODING
+from runtime.generation.loading import configure_model
+from runtime.store.packed.coding import decode, encode
 from runtime.store.packed.quantise import quantise
-from runtime.store.packed.writer import fill_record
 
-FOLDER = BUILTIN_MODELS / "qwen2_moe_tiny"
 WINDOW, WINDOWS = 512, 100
 PROMPT_TOKENS, NEW_TOKENS, PROMPTS = 32, 32, 32
-WITH_ATTENTION = "hqq, groups of 64, attention too"
-"""The last variant, as in Klotski, section 7; `moecast batch quantise_attention=true` serves it."""
-HQQ = choose_coding(Quantise.HQQ, 64)
-VARIANTS = {
-    "float32": RAW,
-    "int8, groups of 64": Coding(8, 64),
-    "int4, groups of 64": Coding(4, 64),
-    "int4, groups of 32": Coding(4, 32),
-    "hqq, groups of 64": HQQ,
-    WITH_ATTENTION: HQQ,
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A format of the model."""
+
+    name: str
+    dtype: str = "bfloat16"
+    quantise: Quantise = Quantise.NONE
+    group_size: int | None = None
+    attention: bool = False
+    """Attention too (Klotski, section 7), as `moecast batch quantise_attention=true` serves it."""
+
+
+VARIANTS = (
+    Variant(name="bfloat16"),
+    Variant(name="float32", dtype="float32"),
+    Variant(name="int8, a scale for each row", quantise=Quantise.INT8),
+    Variant(name="int4, groups of 32", quantise=Quantise.INT4),
+    Variant(name="int4, groups of 64", quantise=Quantise.INT4, group_size=64),
+    Variant(name="int4, groups of 128", quantise=Quantise.INT4, group_size=128),
+    Variant(name="hqq, groups of 64", quantise=Quantise.HQQ),
+    Variant(name="hqq, groups of 64, attention too", quantise=Quantise.HQQ, attention=True),
+)
+"""The first is what the others are compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedRow:
     experts: str
-    """Storage format of the experts."""
+    """Format of the experts."""
     bytes_ratio: float
-    """Size relative to float32."""
+    """Size of an expert relative to bfloat16."""
     nats: float
     """Mean loss per token."""
     nats_more: float
-    """Loss above float32's."""
+    """Loss above bfloat16's."""
     most_likely_token_same: float
-    """Share of tokens after which the most likely token is float32's."""
+    """Share of tokens after which the most likely token is bfloat16's."""
     greedy_tokens_before_first_difference: float
 
 
@@ -73,33 +87,28 @@ class Quality(NamedTuple):
     """Greedy continuation of each prompt."""
 
 
-@torch.no_grad()
-def replace_experts(
-    model: nn.Module, store: CheckpointStore, names: list[str], coding: Coding
-) -> float:
-    """Replaces the experts by those that a store with this coding serves.
-
-    Returns:
-        The size of the coded experts relative to the original.
-    """
-    plain = packed = 0
-    modules = dict(model.named_modules())
-    for layer, source in enumerate(store.layouts):
-        layout = build_packed_layout(source, coding=coding)
-        slot = torch.empty(source.num_bytes, dtype=torch.uint8)
-        record = allocate_aligned(layout.num_bytes)
-        for expert in range(store.experts_per_layer[layer]):
-            store.read(layer, expert, range(len(source.chunks)), slot)
-            fill_record(layout, source.weights(slot), record)
-            for name, value in layout.weights(record).items():
-                getattr(modules[names[layer]], name)[expert] = value
-            plain, packed = plain + source.num_bytes, packed + layout.num_bytes
-    return packed / plain
+@contextmanager
+def serve(variant: Variant) -> Iterator[PreTrainedModel]:
+    """Packs the reference model in this format and serves it, all experts in memory."""
+    model = configure_model(REFERENCE_MODEL, dtype=variant.dtype)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        pack.run(
+            PackConfig(
+                model=model, output=store, quantise=variant.quantise, group_size=variant.group_size
+            )
+        )
+        served = runtime.load(model, store=store, budget="100%", system="on-demand")
+        if variant.attention:
+            quantise_attention(served)
+        with served.moecast:
+            yield served
 
 
 @torch.no_grad()
-def quantise_attention(model: nn.Module, coding: Coding) -> None:
+def quantise_attention(model: nn.Module) -> None:
     """Rounds the weights of attention's projections to what they would be decoded to."""
+    coding = ATTENTION_CODING
     for name, module in model.named_modules():
         if not (isinstance(module, nn.Linear) and ".self_attn." in name):
             continue
@@ -123,23 +132,20 @@ def measure(model: PreTrainedModel, tokens: Tensor) -> Quality:
 
 def run_quantised(config: QuantisedConfig) -> None:
     tokens = torch.from_numpy(np.fromfile(config.held_out, dtype=np.uint16).astype(np.int64))
-    stripped = load_stripped(FOLDER, "float32")
-    names = [layer.name for layer in stripped.layers]
-    store = stripped.open_store()
-    model = load_plain(FOLDER, dtype=torch.float32)
     rows: list[QuantisedRow] = []
     reference: Quality | None = None
-    for name, coding in VARIANTS.items():
-        ratio = replace_experts(model, store, names, coding)
-        if name == WITH_ATTENTION:
-            quantise_attention(model, coding)
-        quality = measure(model, tokens)
+    plain_bytes = 0
+    for variant in VARIANTS:
+        with serve(variant) as model:
+            quality = measure(model, tokens)
+            num_bytes = model.moecast.engine.store.layouts[0].num_bytes
+        plain_bytes = plain_bytes or num_bytes
         reference = reference or quality
         same = (quality.greedy == reference.greedy).long().cumprod(1)
         rows.append(
             QuantisedRow(
-                experts=name,
-                bytes_ratio=ratio,
+                experts=variant.name,
+                bytes_ratio=num_bytes / plain_bytes,
                 nats=quality.nats,
                 nats_more=quality.nats - reference.nats,
                 most_likely_token_same=(
