@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,12 +215,23 @@ def load_predictor(
     """Loads a predictor from the zoo or a folder, every byte of it checked.
 
     `options` replace the entry's of the same names. Raises as `find_entry`, and MismatchError if
-    the entry was made for another model than `spec`; None skips the check.
+    the entry was made for another model than `spec`; None skips the check. Another dtype is the
+    same model: its routers are the same, its hidden states differ slightly.
     """
     entry = find_entry(reference)
     manifest = entry.manifest
+    made_for = manifest.spec
     if spec is not None:
-        manifest.spec.require(
+        made_for = replace(made_for, dtype=spec.dtype)
+        if made_for != manifest.spec:
+            log.info(
+                "%s was trained on %s states, the model computes in %s; the statistics of a run "
+                "have its accuracy here",
+                manifest.name,
+                manifest.spec.dtype,
+                spec.dtype,
+            )
+        made_for.require(
             spec,
             this=f"the zoo entry {manifest.name}",
             that="the model",
@@ -229,7 +241,7 @@ def load_predictor(
         )
     return load_from_files(
         manifest.kind,
-        manifest.spec,
+        made_for,
         files=entry.payload(),
         options={**manifest.options, **(options or {})},
     )

@@ -71,7 +71,7 @@ def load_forecaster(
         try:
             return load_predictor(where, spec=spec, options=options)
         except MismatchError:
-            # That entry is for another dtype, say; one without an entry fits any.
+            # That entry is for another revision, say; one without an entry fits any.
             if make is None:
                 raise
     return None if make is None else make({"spec": spec, **(options or {})})

@@ -112,7 +112,7 @@ def test_write__killed_leaves_no_entry_under_its_name(number: int, tmp_path: Pat
 @pytest.mark.parametrize(
     ("field", "value"),
     [("model_id", "other"), ("revision", "r2"), ("config_hash", "d" * 64), ("num_layers", 3),
-     ("num_experts", 16), ("top_k", 4), ("hidden_size", 8), ("dtype", "bfloat16")],
+     ("num_experts", 16), ("top_k", 4), ("hidden_size", 8)],
 )  # fmt: skip
 def test_load__for_another_model_names_both_sides(
     field: str, value: object, tmp_path: Path
@@ -123,6 +123,16 @@ def test_load__for_another_model_names_both_sides(
     message = str(caught.value)
     assert f"{field}: the zoo entry tiny/stride has {getattr(tiny_spec(), field)!r}" in message
     assert f"the model has {value!r}" in message
+
+
+def test_load__another_dtype_is_the_same_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiny_entry(tmp_path / "e")
+    with caplog.at_level("INFO"):
+        predictor = load_predictor(tmp_path / "e", spec=tiny_spec(dtype="bfloat16"))
+    assert predictor.spec.dtype == "bfloat16"
+    assert "trained on float32 states, the model computes in bfloat16" in caplog.text
 
 
 @pytest.mark.parametrize(

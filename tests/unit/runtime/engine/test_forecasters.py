@@ -145,7 +145,7 @@ def test_system__uses_no_entry_that_does_not_match(tmp_path):
 
 def test_kind_that_needs_no_entry__is_made_where_the_entry_does_not_match(tmp_path):
     (tmp_path / "dependency").mkdir()
-    tiny_entry(tmp_path / "dependency", name="tiny/dependency", spec=tiny_spec(dtype="bfloat16"))
+    tiny_entry(tmp_path / "dependency", name="tiny/dependency", spec=tiny_spec(revision="another"))
     made = load_forecaster("dependency", SPEC, name="tiny", entries=tmp_path)
     assert isinstance(made, DependencyPredictor)
 
