@@ -28,8 +28,9 @@ TABLE = (
     (
         "quantised",
         "quantised",
-        "loss of the reference model with experts as int8, int4 and HQQ",
+        "loss of the reference model in every format that it can be served in",
     ),
+    ("formats", "formats", "speed of float32, bfloat16, int8, int4 and HQQ in the same memory"),
     ("contention", "contention", "decoding and recording next to another process, by wait policy"),
     ("launchers", "launchers", "recording and training by every launcher: digests, speed, kills"),
     ("klotski", "klotski.run", "batch groups live and simulated: Klotski's figures and table 3"),

@@ -158,6 +158,23 @@ class QuantisedConfig(BenchmarkConfig):
 
 
 @dataclass(kw_only=True)
+class FormatsConfig(BenchmarkConfig):
+    model: Path
+    """Folder of the reference model inflated by `python -m runtime inflate`."""
+    stores: Path | None = None
+    """Folder for the packed experts of each format; by default beside the model. Kept."""
+    output: Path = RESULTS / "formats.json"
+    budget: str = "25%"
+    """Memory for experts, as a share of the float32 experts' bytes, for every format."""
+    system: list[str] = field(default_factory=lambda: ["on-demand", "promoe", "moecast"])
+    repetitions: int = 3
+    """Runs of each format with each system, in turns."""
+    requests: int = 2
+    new_tokens: int = 24
+    """Greedy tokens of each request."""
+
+
+@dataclass(kw_only=True)
 class ReadsConfig(BenchmarkConfig):
     model: Path
     """Folder of a model: `python -m runtime inflate expert_size=8MiB model.dtype=bfloat16`."""

@@ -10,6 +10,7 @@ from benchmarks.tables import (
     comparing,
     earlier,
     forecasting,
+    formats,
     grouping,
     launching,
     routing,
@@ -81,6 +82,7 @@ def list_tables() -> dict[str, list[list[str]]]:
             ["## The reference model", ""],
             reference_model(),
         ],
+        "docs/formats.md": [formats.formats_table(), formats.quality_table()],
         "docs/comparison.md": [earlier.changes_table()],
         "benchmarks/README.md": [
             forecasting.predictors_table(),

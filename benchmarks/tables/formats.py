@@ -1,0 +1,69 @@
+"""Tables of the formats that experts can be served in."""
+
+from benchmarks.formats import FormatsReport
+from benchmarks.quantised import QuantisedReport
+from benchmarks.reports import read_report
+from benchmarks.tables.markdown import format_figure, format_percent, format_size, markdown_table
+from benchmarks.tables.origins import origin_line
+
+
+def formats_table() -> list[str]:
+    """Returns speed by format, in the same memory."""
+    report = read_report("formats", FormatsReport)
+    if report is None:
+        return []
+    lines = [
+        [
+            f"`{row.format}`",
+            f"`{row.system}`",
+            format_size(row.experts_bytes),
+            format_percent(row.share),
+            format_figure(1e3 * row.tpot_mean_seconds, 1, " ms"),
+            format_figure(1e3 * row.tpot_p95_seconds, 1, " ms"),
+            format_figure(row.decode_tokens_per_second, 1),
+            format_figure(row.over_float32, 1, "x"),
+            format_percent(row.hit_rate),
+        ]
+        for row in report.rows
+    ]
+    columns = ["format", "system", "all experts", "in memory", "mean TPOT", "p95", "tokens/s"]
+    columns += ["of float32's", "hits"]
+    return [
+        "Live decode of the reference model inflated to 2 GiB of float32 experts, with "
+        f"{format_size(report.budget_bytes)} for experts in every format, read from the disk past "
+        f"the page cache on {report.machine.cores} cores of {report.machine.cpu} "
+        f"({report.repetitions} repetitions of {report.requests} requests of {report.new_tokens} "
+        "tokens, in turns; ratios within a repetition):",
+        "",
+        *markdown_table(columns, lines),
+        "",
+        *origin_line("formats"),
+    ]
+
+
+def quality_table() -> list[str]:
+    """Returns the loss by format."""
+    report = read_report("quantised", QuantisedReport)
+    if report is None:
+        return []
+    lines = [
+        [
+            row.experts,
+            format_percent(row.bytes_ratio),
+            format_figure(row.nats, 4),
+            format_figure(row.nats_more, 4),
+            format_percent(row.most_likely_token_same, 1),
+            format_figure(row.greedy_tokens_before_first_difference, 1),
+        ]
+        for row in report.rows
+    ]
+    columns = ["experts", "bytes", "nats", "more than bfloat16", "most likely token the same"]
+    columns += [f"equal greedy tokens of {report.new_tokens}"]
+    return [
+        f"Loss of the reference model over {report.tokens:,} tokens of held-out text, served in "
+        "each format:",
+        "",
+        *markdown_table(columns, lines),
+        "",
+        *origin_line("quantised"),
+    ]
