@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.commands import pack
 from runtime.commands.pack import choose_coding
-from runtime.config import ModelConfig, Quantise, StoreConfig, VerifyModelConfig
+from runtime.config import ModelConfig, PackConfig, Quantise, StoreConfig, VerifyModelConfig
 from runtime.store.packed.blocks import native_block
 from runtime.store.packed.coding import Coding
 from runtime.tools.verify.report import compare_budgets
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
 from tests.builders.models import plain_eager, tiny_qwen2_moe
 from tests.builders.packed import packed
 from tests.builders.served import serve
@@ -92,3 +95,20 @@ def test_verify__compares_with_the_same_kernels(tmp_path: Path) -> None:
     report = compare_budgets(config, advance=lambda _: None)
     assert report.is_equal
     assert "quantised store" in report.compared
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "dbrx", "jamba", "granitemoe"])
+def test_pack__int4_experts_of_other_families_are_served(name: str, tmp_path: Path) -> None:
+    """Transposed experts, those with biases and those with their own loop: by kernel or decoded."""
+    folder = save_family(tmp_path / "model", FAMILIES[name], dtype=torch.bfloat16)
+    config = ModelConfig(name="tiny", id=str(folder))
+    store = tmp_path / "store"
+    pack.run(PackConfig(model=config, output=store, quantise=Quantise.INT4, group_size=8))
+    logits = []
+    for budget in ("100%", "50%"):
+        served = serve(folder, store=store, budget=budget)
+        with served.moecast:
+            logits.append(served(TOKENS).logits)
+    assert logits[0].isfinite().all()
+    assert torch.equal(*logits)

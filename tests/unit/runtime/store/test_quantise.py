@@ -7,14 +7,16 @@ from runtime.store.packed.coding import Coding, decode, encode
 from runtime.store.packed.quantise import quantise, search_zeros
 
 INT8, INT4, HQQ = Coding(8, 64), Coding(4, 64), Coding(4, 64, 128)
+BLOCKS = Coding(4, 64, block=64)
+NUM_COLUMNS = 64
 
 
 def restore(how: Coding, weights: torch.Tensor) -> torch.Tensor:
     """Quantises the weights, lays them out and decodes them."""
     stored = torch.empty(how.num_bytes(len(weights), weights.dtype), dtype=torch.uint8)
-    encode(how, quantise(how, weights), stored)
+    encode(how, quantise(how, weights), stored, num_columns=NUM_COLUMNS)
     found = torch.empty_like(weights)
-    decode(how, stored, found)
+    decode(how, stored, found, num_columns=NUM_COLUMNS)
     return found
 
 
@@ -23,7 +25,7 @@ def error(how: Coding, weights: torch.Tensor) -> float:
     return ((found - weights.float()).abs().mean() / weights.float().abs().mean()).item()
 
 
-@pytest.mark.parametrize(("how", "tolerance"), [(INT8, 0.01), (INT4, 0.12), (HQQ, 0.12)])
+@pytest.mark.parametrize(("how", "tolerance"), [(INT8, 0.01), (INT4, 0.12), (BLOCKS, 0.11), (HQQ, 0.12)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_quantise__is_near(how, tolerance, dtype):
     torch.manual_seed(0)
@@ -31,10 +33,10 @@ def test_quantise__is_near(how, tolerance, dtype):
     assert error(how, weights) < tolerance
 
 
-@pytest.mark.parametrize("how", [INT8, INT4, HQQ])
+@pytest.mark.parametrize("how", [INT8, INT4, BLOCKS, HQQ])
 @pytest.mark.parametrize("value", [0.0, 3.0, -2.0])
 def test_quantise__equal_weights_stay_what_they_are(how, value):
-    weights = torch.full((64 * 3,), value)
+    weights = torch.full((64 * 16,), value)
     assert torch.equal(restore(how, weights), weights)
 
 
