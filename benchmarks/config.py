@@ -172,6 +172,8 @@ class FormatsConfig(BenchmarkConfig):
     requests: int = 2
     new_tokens: int = 24
     """Greedy tokens of each request."""
+    warm_up_tokens: int = 64
+    """Greedy tokens of the request before them."""
 
 
 @dataclass(kw_only=True)

@@ -2,7 +2,8 @@
 
 Each format is packed once from the same model. The budget is a share of the float32 experts, in
 bytes, so that a smaller format keeps more experts. Runs are served in turns, each in its own
-process from an empty arena, like those of `moecast bench`.
+process, like those of `moecast bench`. A first request fills the arena, so that the figures are
+those of a server that has been running for a while.
 """
 
 import statistics
@@ -171,6 +172,7 @@ def run_formats(config: FormatsConfig) -> None:
             system=[load_system(system) for system in config.system],
             requests=config.requests,
             max_new_tokens=config.new_tokens,
+            warm_up_tokens=config.warm_up_tokens,
             device="cpu",
         )
         for name, how in FORMATS.items()

@@ -1,12 +1,13 @@
 """Loss of the reference model on held-out text in the formats that it can be served in.
 
-Every variant is packed and served as users would, with all experts in memory.
+Every variant is packed and served as users would, with all experts in memory. The experts are
+inflated to a width that kernels for integers can multiply; what they compute stays the same.
 """
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +21,8 @@ import runtime
 from benchmarks.config import QuantisedConfig
 from benchmarks.greedy import generate_greedy
 from benchmarks.reports import print_line, write_report
-from runtime.commands import pack
-from runtime.config import REFERENCE_MODEL, PackConfig, Quantise
+from runtime.commands import inflate, pack
+from runtime.config import REFERENCE_MODEL, InflateConfig, ModelConfig, PackConfig, Quantise
 from runtime.generation.batch.dense_placement import ATTENTION_CODING
 from runtime.generation.loading import configure_model
 from runtime.store.packed.coding import decode, encode
@@ -29,6 +30,8 @@ from runtime.store.packed.quantise import quantise
 
 WINDOW, WINDOWS = 512, 100
 PROMPT_TOKENS, NEW_TOKENS, PROMPTS = 32, 32, 32
+EXPERT_SIZE = "96KiB"
+"""In bfloat16: 64 neurons."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +91,9 @@ class Quality(NamedTuple):
 
 
 @contextmanager
-def serve(variant: Variant) -> Iterator[PreTrainedModel]:
-    """Packs the reference model in this format and serves it, all experts in memory."""
-    model = configure_model(REFERENCE_MODEL, dtype=variant.dtype)
+def serve(inflated: Path, variant: Variant) -> Iterator[PreTrainedModel]:
+    """Packs the model in this format and serves it, all experts in memory."""
+    model = ModelConfig(name=REFERENCE_MODEL, id=str(inflated), dtype=variant.dtype)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         pack.run(
@@ -135,26 +138,35 @@ def run_quantised(config: QuantisedConfig) -> None:
     rows: list[QuantisedRow] = []
     reference: Quality | None = None
     plain_bytes = 0
-    for variant in VARIANTS:
-        with serve(variant) as model:
-            quality = measure(model, tokens)
-            num_bytes = model.moecast.engine.store.layouts[0].num_bytes
-        plain_bytes = plain_bytes or num_bytes
-        reference = reference or quality
-        same = (quality.greedy == reference.greedy).long().cumprod(1)
-        rows.append(
-            QuantisedRow(
-                experts=variant.name,
-                bytes_ratio=num_bytes / plain_bytes,
-                nats=quality.nats,
-                nats_more=quality.nats - reference.nats,
-                most_likely_token_same=(
-                    (quality.likely_T == reference.likely_T).float().mean().item()
-                ),
-                greedy_tokens_before_first_difference=same.sum(1).float().mean().item(),
+    with tempfile.TemporaryDirectory() as folder:
+        inflated = Path(folder) / "inflated"
+        inflate.run(
+            InflateConfig(
+                model=replace(configure_model(REFERENCE_MODEL), dtype="bfloat16"),
+                expert_size=EXPERT_SIZE,
+                output=inflated,
             )
         )
-        print_line(str(rows[-1]))
+        for variant in VARIANTS:
+            with serve(inflated, variant) as model:
+                quality = measure(model, tokens)
+                num_bytes = model.moecast.engine.store.layouts[0].num_bytes
+            plain_bytes = plain_bytes or num_bytes
+            reference = reference or quality
+            same = (quality.greedy == reference.greedy).long().cumprod(1)
+            rows.append(
+                QuantisedRow(
+                    experts=variant.name,
+                    bytes_ratio=num_bytes / plain_bytes,
+                    nats=quality.nats,
+                    nats_more=quality.nats - reference.nats,
+                    most_likely_token_same=(
+                        (quality.likely_T == reference.likely_T).float().mean().item()
+                    ),
+                    greedy_tokens_before_first_difference=same.sum(1).float().mean().item(),
+                )
+            )
+            print_line(str(rows[-1]))
     report = QuantisedReport(
         windows=WINDOWS,
         tokens=WINDOWS * WINDOW,

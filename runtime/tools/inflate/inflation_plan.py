@@ -24,8 +24,8 @@ from runtime.tools.inflate.expert_width import (
     replace_field,
 )
 
-WIDTH_STEP = 16
-"""Neurons; rows of a multiple of 64 bytes keep all rows aligned alike."""
+WIDTH_STEP = 64
+"""Neurons: widths of real models are multiples of it, and kernels for integers need them to be."""
 
 
 @dataclass(frozen=True)

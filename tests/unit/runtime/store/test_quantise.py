@@ -25,7 +25,9 @@ def error(how: Coding, weights: torch.Tensor) -> float:
     return ((found - weights.float()).abs().mean() / weights.float().abs().mean()).item()
 
 
-@pytest.mark.parametrize(("how", "tolerance"), [(INT8, 0.01), (INT4, 0.12), (BLOCKS, 0.11), (HQQ, 0.12)])
+@pytest.mark.parametrize(
+    ("how", "tolerance"), [(INT8, 0.01), (INT4, 0.12), (BLOCKS, 0.11), (HQQ, 0.12)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_quantise__is_near(how, tolerance, dtype):
     torch.manual_seed(0)
