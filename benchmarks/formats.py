@@ -82,6 +82,8 @@ class FormatsReport:
     repetitions: int
     requests: int
     new_tokens: int
+    warm_up_tokens: int
+    """Of a request before the measured ones."""
     rows: list[FormatRow]
 
 
@@ -213,6 +215,7 @@ def run_formats(config: FormatsConfig) -> None:
         repetitions=config.repetitions,
         requests=config.requests,
         new_tokens=config.new_tokens,
+        warm_up_tokens=config.warm_up_tokens,
         rows=rows,
     )
     write_report(config, report)

@@ -31,9 +31,10 @@ def formats_table() -> list[str]:
     return [
         "Live decode of the reference model inflated to 2 GiB of float32 experts, with "
         f"{format_size(report.budget_bytes)} for experts in every format, read from the disk past "
-        f"the page cache on {report.machine.cores} cores of {report.machine.cpu} "
-        f"({report.repetitions} repetitions of {report.requests} requests of {report.new_tokens} "
-        "tokens, in turns; ratios within a repetition):",
+        f"the page cache on {report.machine.cores} cores of {report.machine.cpu}, threads for "
+        f"computing: {report.machine.threads} ({report.repetitions} repetitions of "
+        f"{report.requests} requests of {report.new_tokens} tokens, in turns, after "
+        f"{report.warm_up_tokens} tokens that fill the memory; ratios within a repetition):",
         "",
         *markdown_table(columns, lines),
         "",
