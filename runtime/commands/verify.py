@@ -10,7 +10,7 @@ from predictors.units import MIB
 from runtime.commands.progress import print_line, progress
 from runtime.config import VerifyModelConfig
 from runtime.tools.verify.imports import ALLOWANCE_BYTES
-from runtime.tools.verify.report import VerifyRow, compare_budgets
+from runtime.tools.verify.report import VerifyReport, VerifyRow, compare_budgets
 
 
 def run(config: VerifyModelConfig) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
     with progress(Console(stderr=True), "verifying", total=1 + len(config.budget)) as advance:
         report = compare_budgets(config, advance=advance)
     print_line(console, report.compared)
-    exactness_table(report.rows, report.model).print(console)
+    exactness_table(report).print(console)
     memory_table(report.rows, report.model).print(console)
     print_line(
         console,
@@ -31,7 +31,7 @@ def run(config: VerifyModelConfig) -> dict[str, Any]:
     return asdict(report)
 
 
-def exactness_table(rows: list[VerifyRow], model: str) -> TextTable:
+def exactness_table(report: VerifyReport) -> TextTable:
     """Make the table of comparisons at each budget."""
     columns = ("budget", "logits at", "tokens", "bitwise equal", "largest difference", "misses")
     cells = [
@@ -43,9 +43,9 @@ def exactness_table(rows: list[VerifyRow], model: str) -> TextTable:
             str(row.max_abs_difference),
             str(row.misses),
         ]
-        for row in rows
+        for row in report.rows
     ]
-    title = f"{model} against Transformers eager"
+    title = f"{report.model} against {report.against}"
     return TextTable(title=title, columns=columns, rows=cells, importance=columns[3:])
 
 

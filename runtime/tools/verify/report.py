@@ -72,6 +72,12 @@ class VerifyReport:
     """One for each budget."""
 
     @property
+    def against(self) -> str:
+        """The reference in a few words."""
+        is_eager = self.reference.experts_implementation == "eager"
+        return "Transformers eager" if is_eager else "all experts of its quantised store"
+
+    @property
     def is_equal(self) -> bool:
         """Whether every logit and token was equal, bit by bit."""
         return all(row.equal for row in self.rows)
@@ -83,7 +89,7 @@ class VerifyReport:
         wrong = ", ".join(row.budget for row in self.rows if not row.equal)
         first = next(p for row in self.rows for p in row.prompts if not p.equal)
         raise NotExact(
-            f"output differs from Transformers eager at budgets {wrong}; first: {asdict(first)}"
+            f"output differs from {self.against} at budgets {wrong}; first: {asdict(first)}"
         )
 
 
