@@ -36,7 +36,7 @@ from runtime.tools.comparison import Case, Condition, Variant
 @dataclass(frozen=True)
 class Format:
     dtype: str
-    """Of activations and of everything other than experts."""
+    """Dtype of activations and of everything other than experts."""
     quantise: Quantise = Quantise.NONE
 
 
@@ -83,7 +83,7 @@ class FormatsReport:
     requests: int
     new_tokens: int
     warm_up_tokens: int
-    """Of a request before the measured ones."""
+    """Tokens of a request before the measured ones."""
     rows: list[FormatRow]
 
 

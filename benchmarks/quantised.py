@@ -35,7 +35,7 @@ EXPERT_SIZE = "96KiB"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Variant:
+class ServedFormat:
     """A format of the model."""
 
     name: str
@@ -47,14 +47,14 @@ class Variant:
 
 
 VARIANTS = (
-    Variant(name="bfloat16"),
-    Variant(name="float32", dtype="float32"),
-    Variant(name="int8, a scale for each row", quantise=Quantise.INT8),
-    Variant(name="int4, groups of 32", quantise=Quantise.INT4),
-    Variant(name="int4, groups of 64", quantise=Quantise.INT4, group_size=64),
-    Variant(name="int4, groups of 128", quantise=Quantise.INT4, group_size=128),
-    Variant(name="hqq, groups of 64", quantise=Quantise.HQQ),
-    Variant(name="hqq, groups of 64, attention too", quantise=Quantise.HQQ, attention=True),
+    ServedFormat(name="bfloat16"),
+    ServedFormat(name="float32", dtype="float32"),
+    ServedFormat(name="int8, a scale for each row", quantise=Quantise.INT8),
+    ServedFormat(name="int4, groups of 32", quantise=Quantise.INT4),
+    ServedFormat(name="int4, groups of 64", quantise=Quantise.INT4, group_size=64),
+    ServedFormat(name="int4, groups of 128", quantise=Quantise.INT4, group_size=128),
+    ServedFormat(name="hqq, groups of 64", quantise=Quantise.HQQ),
+    ServedFormat(name="hqq, groups of 64, attention too", quantise=Quantise.HQQ, attention=True),
 )
 """The first is what the others are compared with."""
 
@@ -91,7 +91,7 @@ class Quality(NamedTuple):
 
 
 @contextmanager
-def serve(inflated: Path, variant: Variant) -> Iterator[PreTrainedModel]:
+def serve(inflated: Path, variant: ServedFormat) -> Iterator[PreTrainedModel]:
     """Packs the model in this format and serves it, all experts in memory."""
     model = ModelConfig(name=REFERENCE_MODEL, id=str(inflated), dtype=variant.dtype)
     with tempfile.TemporaryDirectory() as folder:

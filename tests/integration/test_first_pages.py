@@ -100,7 +100,7 @@ def test_readme__commands_for_a_large_model_run_with_a_tiny_one(
             continue
         run_command(line.replace("moecast serve", "moecast generate"))
         ran.append(line.split()[1])
-    assert ran == ["serve", "serve", "chat"]
+    assert ran == ["serve", "serve", "chat", "pack", "serve"]
 
 
 def test_readme__make_has_the_targets_it_names() -> None:

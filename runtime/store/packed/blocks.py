@@ -21,7 +21,7 @@ from torch import Tensor
 BLOCKS = {"AVX512": 64, "AVX2": 32}
 """Rows of a whole block, by PyTorch's name of the processor's abilities."""
 DEFAULT_BLOCK = 64
-"""Of stores that are packed where there is no such kernel."""
+"""Rows of a block in stores that are packed where there is no such kernel."""
 ROW_STEP = 16
 """The kernel takes a multiple of these rows."""
 GROUP_SIZES = (32, 64, 128, 256)

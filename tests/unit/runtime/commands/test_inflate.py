@@ -68,8 +68,8 @@ def test_inflate__is_served_bitwise(tmp_path):
             assert torch.equal(model(TOKENS).logits, expected)
 
 
-# A neuron of the builder's experts has 3 x 32 values of 4 bytes: 384 bytes; 16 neurons are a step.
-@pytest.mark.parametrize(("asked", "neurons"), [(30_000, 80), (30_720, 80), (30_721, 96)])
+# A neuron of the builder's experts has 3 x 32 values of 4 bytes: 384 bytes; 64 neurons are a step.
+@pytest.mark.parametrize(("asked", "neurons"), [(49_000, 128), (49_152, 128), (49_153, 192)])
 def test_inflate__reaches_the_nearest_size_above(tmp_path, asked, neurons):
     source = tiny_qwen2_moe(tmp_path / "source")
     plan = make_plan(source, expert_bytes=asked)
@@ -83,10 +83,10 @@ def test_inflate__reaches_the_nearest_size_above(tmp_path, asked, neurons):
 
 def test_inflate__total_size_is_of_all_experts_in_the_stored_dtype(tmp_path):
     source = tiny_qwen2_moe(tmp_path / "source", dtype=torch.bfloat16)
-    plan = make_plan(source, dtype="float32", total_bytes=2 * 8 * 61_440)
-    assert plan.num_experts * plan.expert_bytes == 2 * 8 * 61_440
-    output = inflated(source, tmp_path / "output", dtype="float32", total_bytes=2 * 8 * 61_440)
-    assert expert_bytes(output) == 61_440
+    plan = make_plan(source, dtype="float32", total_bytes=2 * 8 * 73_728)
+    assert plan.num_experts * plan.expert_bytes == 2 * 8 * 73_728
+    output = inflated(source, tmp_path / "output", dtype="float32", total_bytes=2 * 8 * 73_728)
+    assert expert_bytes(output) == 73_728
     assert json.loads((output / "config.json").read_text())["dtype"] == "float32"
     with torch.no_grad():
         before = plain_eager(source, dtype=torch.float32)(TOKENS).logits
@@ -129,7 +129,7 @@ def test_inflate__another_size_does_not_carry_on(tmp_path, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             inflated(source, output, expert_bytes=30_000)
     inflated(source, output, expert_bytes=60_000)
-    assert expert_bytes(output) == 61_440
+    assert expert_bytes(output) == 73_728
 
 
 def test_inflate__refuses_what_it_cannot_do(tmp_path, monkeypatch):
@@ -157,6 +157,6 @@ def test_command__keeps_the_identity_that_predictors_were_made_for(tmp_path):
     model = ModelConfig(name="tiny", id=str(source))
     output = tmp_path / "made" / "output"
     results = run(InflateConfig(model=model, output=output, expert_size="30KiB"))
-    assert results["expert_bytes"] == expert_bytes(output) == 30_720
+    assert results["expert_bytes"] == expert_bytes(output) == 49_152
     again = ModelConfig(name="other", id=str(output))
     assert identity(output, again) == identity(source, model)
