@@ -7,9 +7,10 @@ that multiply them (`runtime.store.packed.matrix`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -165,55 +166,76 @@ def describe_decoding(layouts: Sequence[PackedLayout]) -> str | None:
 def build_packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLayout:
     """The source's chunks, each from block to block.
 
-    A group size of 0 is a row. A matrix that cannot be stored in blocks is stored row by row. Where
-    a parameter comes in several chunks whose border is no multiple of a block (small or odd
-    shapes), these become one chunk: its bytes must follow each other, and no read may begin
-    between two blocks. Parameters of one dimension, or that do not divide into groups, stay as
-    they are.
+    A group size of 0 is a row. A matrix that cannot be stored in blocks is stored row by row.
+    Parameters of one dimension, or that do not divide into groups, stay as they are.
+    """
+    chunks = [
+        [Piece(name, first, n, _coding(coding, source, name, n)) for name, first, n in pieces]
+        for pieces in _pieces(source)
+    ]
+    return lay_out(source.shapes, source.dtypes, chunks)
+
+
+class Piece(NamedTuple):
+    """Consecutive weights of a parameter that have no place yet."""
+
+    parameter: str
+    first: int
+    num_weights: int
+    coding: Coding
+
+
+def lay_out(
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, torch.dtype],
+    wanted: Sequence[Sequence[Piece]],
+) -> PackedLayout:
+    """Give every piece of the wanted chunks its place.
+
+    Where weights as they are come in several chunks whose border is no multiple of a block (small
+    or odd shapes), these become one chunk: the parameter's bytes must follow each other, and no
+    read may begin between two blocks.
     """
     chunks: list[list[PackedPart]] = []
     ends: list[int] = []
-    for pieces in _pieces(source):
-        wanted = [(name, first, n, _coding(coding, source, name, n)) for name, first, n in pieces]
-        follows = bool(chunks) and _follows(chunks[-1][-1], wanted[0])
+
+    def end_of(part: PackedPart) -> int:
+        return part.offset + part.bytes_as(dtypes[part.parameter])
+
+    for pieces in wanted:
+        follows = bool(chunks) and _follows(chunks[-1][-1], pieces[0])
         end = ends[-1] if ends else 0
-        if follows and _end(chunks[-1][-1], source) % BLOCK:
+        if follows and end_of(chunks[-1][-1]) % BLOCK:
             parts = chunks.pop()
             ends.pop()
-            end = _end(parts[-1], source)
+            end = end_of(parts[-1])
         else:
             parts = []
-        for name, first, num_weights, how in wanted:
-            if parts and _follows(parts[-1], (name, first, num_weights, how)):
+        for piece in pieces:
+            if parts and _follows(parts[-1], piece):
                 last = parts.pop()
-                part = PackedPart(
-                    name, last.first, last.num_weights + num_weights, how, last.offset
-                )
+                num_weights = last.num_weights + piece.num_weights
+                part = replace(last, num_weights=num_weights)
             else:
-                part = PackedPart(name, first, num_weights, how, align(end))
+                part = PackedPart(*piece, align(end))
             parts.append(part)
-            end = _end(part, source)
+            end = end_of(part)
         chunks.append(parts)
         ends.append(align(end, BLOCK))
     return PackedLayout(
-        shapes=dict(source.shapes),
-        dtypes=dict(source.dtypes),
+        shapes=dict(shapes),
+        dtypes=dict(dtypes),
         chunks=tuple(map(tuple, chunks)),
         ends=tuple(ends),
     )
 
 
-def _end(part: PackedPart, source: SlotLayout) -> int:
-    return part.offset + part.bytes_as(source.dtypes[part.parameter])
-
-
-def _follows(last: PackedPart, following: tuple[str, int, int, Coding]) -> bool:
+def _follows(last: PackedPart, piece: Piece) -> bool:
     """Return whether the weights continue the part and must be adjacent to it."""
-    name, first, _, coding = following
     return (
-        coding == last.coding == RAW
-        and last.parameter == name
-        and last.first + last.num_weights == first
+        piece.coding == last.coding == RAW
+        and last.parameter == piece.parameter
+        and last.first + last.num_weights == piece.first
     )
 
 
