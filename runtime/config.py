@@ -24,6 +24,16 @@ AUTO = "auto"
 """Value of `budget`: computed from free memory."""
 
 
+class OneDnn(StrEnum):
+    """The steps of bfloat16 and float16 models on CPUs whose products oneDNN computes."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    """All, as Transformers has it."""
+    SEVERAL_TOKENS = "several-tokens"
+    """Those of more than one token."""
+
+
 @dataclass(kw_only=True)
 class ModelConfig:
     name: str = REFERENCE_MODEL
@@ -34,6 +44,10 @@ class ModelConfig:
     """Commit on the Hub; a branch name would let the model change under its predictors."""
     dtype: str = "auto"
     """Dtype of weights and activations: auto (the checkpoint's own), float32, bfloat16, float16."""
+    onednn: OneDnn = OneDnn.AUTO
+    """Steps in bfloat16 or float16 on a CPU that oneDNN computes: always (as Transformers has it),
+    several-tokens (steps of one token take PyTorch's own kernels, whose last bits differ), auto
+    (several-tokens where that is faster on this machine)."""
     local_only: bool = True
     """Use only files on this machine; false: download from the Hub if needed."""
 

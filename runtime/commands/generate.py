@@ -68,7 +68,8 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         spec = handle.spec.as_dict()
         reference = None
         if config.verify:
-            plain = load_plain(handle.folder, dtype=model.dtype)
+            onednn = config.model.onednn
+            plain = load_plain(handle.folder, dtype=model.dtype, onednn=onednn)
             with force_routing(find_moe_layers(plain), config.routing):
                 reference = generate(plain, prompt_tokens, config)
     answer = times.as_dict()

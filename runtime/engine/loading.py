@@ -129,7 +129,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     config, home = options.model, options.devices[0]
     folder = resolve(config)
     available = measure_free_memory(options.devices, num_processes=count_processes(options))
-    stripped = load_stripped(folder, config.dtype, home)
+    stripped = load_stripped(folder, config.dtype, home, onednn=config.onednn)
     release_unused()
     plain, layers = stripped.model, stripped.layers
     experts: ExpertStore = stripped.open_store(page_cache=options.store.page_cache)

@@ -24,11 +24,12 @@ from transformers import (
 from transformers.utils import logging
 
 from predictors.spec import ModelSpec
-from runtime.config import ModelConfig, PageCache
+from runtime.config import ModelConfig, OneDnn, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
 from runtime.hf.model_faults import check_generation_settings, explain_loading
+from runtime.hf.onednn import apply_onednn
 from runtime.hf.strip import Banks, make_stripped_class
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.layout import ALIGNMENT
@@ -93,7 +94,13 @@ def read_config(folder: Path) -> PreTrainedConfig:
         ) from error
 
 
-def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") -> StrippedModel:
+def load_stripped(
+    folder: Path,
+    dtype: str,
+    device: torch.device | str = "cpu",
+    *,
+    onednn: OneDnn = OneDnn.AUTO,
+) -> StrippedModel:
     """Load a model without its experts: no byte of them is read.
 
     Raises:
@@ -116,11 +123,14 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
     check_generation_settings(model, folder)
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()
+    apply_onednn(model, onednn)
     layers = find_moe_layers(model)
     return StrippedModel(model, layers, [indexed["banks"][layer.name] for layer in layers])
 
 
-def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
+def load_plain(
+    folder: Path, *, dtype: torch.dtype | str, onednn: OneDnn = OneDnn.AUTO
+) -> PreTrainedModel:
     """Load the whole model with Transformers' own eager experts: the reference for exactness."""
     config = read_config(folder)
     with explain_loading(folder), progress_bars():
@@ -133,7 +143,9 @@ def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
             local_files_only=True,
             trust_remote_code=False,
         )
-    return unmap_weights(model).eval()
+    model = unmap_weights(model).eval()
+    apply_onednn(model, onednn)
+    return model
 
 
 @contextmanager

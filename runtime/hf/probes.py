@@ -4,8 +4,7 @@ Shape suffixes: T tokens of the step (batch x sequence, padding included), D hid
 E experts, K top_k.
 """
 
-import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 
 from predictors.base import Floats, Ints, Signal
 from runtime.errors import CheckpointError
+from runtime.hf.forward_pass import ForwardWrapper, find_generating_parts
 from runtime.hf.inputs import CacheHistory, find_tokens
 from runtime.hf.layers import MoeLayer, find_moe_layers
 
@@ -82,11 +82,11 @@ class _StepReporter:
     def __init__(self, model: PreTrainedModel, probes: "Probes"):
         self._probes = probes
         self._next_request = 0
-        if model.config.is_encoder_decoder:
-            parts = [(model.get_encoder(), self._encoder), (model.get_decoder(), self._decoder)]
-        else:
-            parts = [(part, self._decoder) for part in _find_generating_parts(model)]
-        self.handles = [_ForwardWrapper(part, begin, self._end) for part, begin in parts]
+        encoder = model.get_encoder() if model.config.is_encoder_decoder else None
+        self.handles = [
+            ForwardWrapper(part, self._encoder if part is encoder else self._decoder, self._end)
+            for part in find_generating_parts(model)
+        ]
 
     def _encoder(self, args: tuple, kwargs: dict) -> None:
         tokens = find_tokens(args, kwargs)
@@ -120,54 +120,6 @@ class _StepReporter:
 
     def _end(self) -> None:
         self._probes.listener.end_step()
-
-
-def _find_generating_parts(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the modules that `generate` calls: the model, or parts that generate separately.
-
-    An example of the latter is qwen3_omni_moe, with a thinker and a talker.
-    """
-    if type(model).forward is not nn.Module.forward:
-        return [model]
-    children = [child for child in model.children() if isinstance(child, PreTrainedModel)]
-    return [child for child in children if child.can_generate()]
-
-
-class _ForwardWrapper:
-    """Calls `begin` before a module's forward pass and `end` after it, however it ends.
-
-    A pair of hooks would not do: PyTorch calls none after a Ctrl-C.
-    """
-
-    def __init__(
-        self, module: nn.Module, begin: Callable[[tuple, dict], None], end: Callable[[], None]
-    ):
-        self._module = module
-        self._before = vars(module).get("forward")
-        self._is_removed = False
-        forward = module.forward
-
-        @functools.wraps(forward)
-        def around(*args: Any, **kwargs: Any) -> Any:
-            if self._is_removed:
-                return forward(*args, **kwargs)
-            try:
-                begin(args, kwargs)
-                return forward(*args, **kwargs)
-            finally:
-                end()
-
-        module.forward = self._around = around
-
-    def remove(self) -> None:
-        """The module is as it was; others that came around it later stay."""
-        self._is_removed = True
-        if self._module.forward is not self._around:
-            return
-        if self._before is None:
-            del self._module.forward
-        else:
-            self._module.forward = self._before
 
 
 class Probes:

@@ -11,6 +11,7 @@ import torch
 from greenlet import GreenletExit, greenlet
 
 from predictors.base import Floats, Ints
+from runtime.hf.onednn import set_onednn
 from runtime.hf.probes import RequestTracker
 
 
@@ -103,6 +104,7 @@ class SequenceTask:
         self.num_steps_waited = 0
         """Steps of the group that it has waited for at the beginning of a forward pass."""
         self._random = random
+        self._onednn: bool = torch.backends.mkldnn.enabled
 
     def _body(self, _value: object) -> None:
         assert self._run is not None
@@ -145,9 +147,14 @@ class SequenceTask:
 
     def _switch(self, switch: Callable[[Any], Any], value: object) -> None:
         self.pending = None
-        # Forward passes of diffusion models draw random numbers, too.
-        with self._random or nullcontext():
-            pending = switch(value)
+        # The forward pass that it is in may have set this, and another's may differ.
+        usual = set_onednn(self._onednn)
+        try:
+            # Forward passes of diffusion models draw random numbers, too.
+            with self._random or nullcontext():
+                pending = switch(value)
+        finally:
+            self._onednn = set_onednn(usual)
         if self.is_done:
             self._release()
         else:

@@ -57,16 +57,16 @@ def require_memory(folder: Path, dtype: str, *, otherwise: str) -> None:
 def load_plain_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     """Load the model with Transformers, all experts in memory."""
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    return load_plain(resolve(config), dtype=dtype).to(device)
+    return load_plain(resolve(config), dtype=dtype, onednn=config.onednn).to(device)
 
 
-def load_lazy(folder: Path, dtype: str) -> PreTrainedModel:
+def load_lazy(config: ModelConfig) -> PreTrainedModel:
     """Load the model with its own eager loop over experts that are read one at a time.
 
     For models that do not fit in memory. It shares the index of experts in the files with the
     engine, but neither cache, transfers nor the order of summation.
     """
-    stripped = load_stripped(folder, dtype)
+    stripped = load_stripped(resolve(config), config.dtype, onednn=config.onednn)
     attach_experts(stripped.layers, OnDemandReader(stripped.open_store()))
     stripped.model.set_experts_implementation("eager")
     return stripped.model
@@ -79,7 +79,7 @@ def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
     `reference=lazy`, none.
     """
     folder, device = resolve(config.model), primary_device(config)
-    stripped = load_stripped(folder, config.model.dtype, device)
+    stripped = load_stripped(folder, config.model.dtype, device, onednn=config.model.onednn)
     spec = stripped.spec(folder, config.model)
     store = open_packed_store(
         config.store, spec, stripped.layers, checkpoint=folder, devices=[device]

@@ -10,6 +10,7 @@ import torch
 from runtime.config import (
     REFERENCE_MODEL,
     ModelConfig,
+    OneDnn,
     SystemConfig,
     VerifyModelConfig,
     VerifyReference,
@@ -171,9 +172,12 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
         reference = run_side(task)
         import_bytes = measure_import_bytes(reference.model_module)
         advance(1)
+        # Each process would measure what is faster; bits are compared under one setting.
+        model = replace(config.model, onednn=OneDnn(reference.onednn))
+        task = replace(task, side=VerifySide.SERVED, config=replace(config, model=model))
         for number, budget in enumerate(config.budget):
             served = Path(scratch, f"served-{number}")
-            report = run_side(replace(task, side=VerifySide.SERVED, budget=budget, output=served))
+            report = run_side(replace(task, budget=budget, output=served))
             comparisons = [compare_answers(expected, served, i) for i in range(len(prompts))]
             rows.append(make_row(budget, comparisons, report, import_bytes=import_bytes))
             advance(1)
@@ -194,7 +198,8 @@ def describe_comparison(reference: SideReport, side: VerifySide, prompts: str) -
         f"reference: Transformers {reference.transformers} {reference.model_class}, "
         f"experts_implementation={reference.experts_implementation}, {experts}, "
         f"weights aligned, {reference.dtype} on {reference.device}, torch "
-        f"{reference.torch}, {reference.threads} threads; {prompts}; logits of every "
+        f"{reference.torch}, {reference.threads} threads, onednn={reference.onednn}; {prompts}; "
+        "logits of every "
         "prompt position and every new token, bit by bit; greedy tokens"
     )
 

@@ -14,7 +14,7 @@ from runtime.engine.devices import primary_device
 from runtime.engine.loading import load_served
 from runtime.engine.memory import peak_memory_bytes
 from runtime.hf.loading import count_weight_bytes
-from runtime.store.model_source import resolve
+from runtime.hf.onednn import choose_onednn
 from runtime.tools.child_process import ChildFailure, run_in_child
 from runtime.tools.verify.answers import write_answers
 from runtime.tools.verify.reference import load_lazy, load_plain_model, load_stored
@@ -59,6 +59,8 @@ class SideReport:
     dtype: str
     device: str
     threads: int
+    onednn: str
+    """The `OneDnn` in force, never `auto`."""
     experts_implementation: str | None
     weights_bytes: int
     peak_memory_bytes: int
@@ -91,7 +93,7 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
     if task.side is VerifySide.SERVED:
         model = load_served(config, budget=task.budget)
     elif task.side is VerifySide.LAZY:
-        model = load_lazy(resolve(config.model), config.model.dtype)
+        model = load_lazy(config.model)
     elif task.side is VerifySide.STORED:
         model = load_stored(config)
     else:
@@ -107,6 +109,7 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         threads=torch.get_num_threads(),
+        onednn=choose_onednn(config.model.onednn, model.dtype).value,
         experts_implementation=model.config._experts_implementation,
         weights_bytes=count_weight_bytes(model),
         peak_memory_bytes=peak_memory_bytes(),

@@ -89,7 +89,7 @@ def test_verify__a_served_model_is_the_plain_one(tmp_path):
 def test_verify__over_is_more_than_imports_and_allowance(peak, verdict):
     report = SideReport(
         transformers="0", torch="0", model_class="C", model_module="json", dtype="float32",
-        experts_implementation="eager", device="cpu", threads=1,
+        experts_implementation="eager", device="cpu", threads=1, onednn="always",
         weights_bytes=6 * MIB, peak_memory_bytes=peak * MIB,
         stats={"arena_bytes": 4 * MIB, "misses": 0, "hits": 0, "bytes_moved": 0},
     )  # fmt: skip
@@ -112,7 +112,7 @@ def test_verify__a_difference_is_a_failure_that_says_where(tmp_path, monkeypatch
         return SideReport(
             transformers="0", torch="0", model_class="C", model_module="json",
             experts_implementation="eager", dtype="float32", device="cpu", threads=1,
-            weights_bytes=1, peak_memory_bytes=3,
+            onednn="always", weights_bytes=1, peak_memory_bytes=3,
             stats={"arena_bytes": 1, "misses": 0, "hits": 0, "bytes_moved": 0},
         )  # fmt: skip
 
@@ -182,7 +182,7 @@ def test_answer__is_what_generate_and_forward_give(tmp_path):
 def test_load_lazy__is_plain_eager(tmp_path, name):
     folder = save_family(tmp_path / "model", FAMILIES[name])
     tokens = torch.arange(5, 14)[None]
-    plain, lazy = plain_eager_of(folder), load_lazy(folder, "auto")
+    plain, lazy = plain_eager_of(folder), load_lazy(ModelConfig(name="tiny", id=str(folder)))
     inputs = {"input_ids": tokens}
     if plain.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = tokens

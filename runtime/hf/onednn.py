@@ -1,0 +1,84 @@
+"""Steps of one token without oneDNN, where that is faster.
+
+PyTorch hands matrix products in bfloat16 and float16 to oneDNN. On CPUs without instructions for
+these dtypes oneDNN takes about twice as long for a single row as PyTorch's own kernel, which reads
+each weight once. The last bits differ, so that a reference has to be computed alike.
+
+The setting belongs to the process: other threads that compute in these dtypes during such a step
+are subject to it, too.
+"""
+
+import time
+from functools import cache, partial
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from runtime.config import OneDnn
+from runtime.hf.forward_pass import ForwardWrapper, find_generating_parts
+from runtime.hf.inputs import find_tokens
+
+DTYPES = (torch.bfloat16, torch.float16)
+ROWS, COLUMNS, MATRICES = 768, 2048, 4
+"""The matrices that are measured: together larger than a core's own cache."""
+REPETITIONS = 5
+LEAST_RATIO = 1.25
+"""How many times as fast the product must be without oneDNN. Noise does not reach this, so that
+every process on a machine comes to the same decision."""
+
+
+def choose_onednn(wanted: OneDnn, dtype: torch.dtype) -> OneDnn:
+    """Return the setting that `auto` stands for on this machine; others stay as they are."""
+    if wanted is not OneDnn.AUTO:
+        return wanted
+    is_faster = dtype in DTYPES and measure_ratio(dtype, torch.get_num_threads()) >= LEAST_RATIO
+    return OneDnn.SEVERAL_TOKENS if is_faster else OneDnn.ALWAYS
+
+
+def apply_onednn(model: PreTrainedModel, wanted: OneDnn) -> None:
+    """Let the model's forward passes on a CPU use oneDNN as wanted."""
+    if model.device.type != "cpu" or model.dtype not in DTYPES:
+        return
+    if choose_onednn(wanted, model.dtype) is OneDnn.SEVERAL_TOKENS:
+        usual = torch.backends.mkldnn.enabled
+        for part in find_generating_parts(model):
+            ForwardWrapper(part, partial(_begin, usual), partial(set_onednn, usual))
+
+
+def _begin(usual: bool, args: tuple, kwargs: dict) -> None:
+    set_onednn(usual and find_tokens(args, kwargs).numel() > 1)
+
+
+def set_onednn(is_enabled: bool) -> bool:
+    """Set PyTorch's switch for oneDNN; returns what it was."""
+    before: bool = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = is_enabled
+    return before
+
+
+@cache
+@torch.no_grad()
+def measure_ratio(dtype: torch.dtype, num_threads: int) -> float:
+    """Return the time of one row's product with oneDNN over the time without, in milliseconds.
+
+    Args:
+        num_threads: PyTorch's; a part of the key, as the ratio depends on it.
+    """
+    assert num_threads == torch.get_num_threads()
+    row = torch.ones(1, COLUMNS, dtype=dtype)
+    matrices = [torch.ones(ROWS, COLUMNS, dtype=dtype) for _ in range(MATRICES)]
+
+    def seconds(is_enabled: bool) -> float:
+        usual = set_onednn(is_enabled)
+        try:
+            start = time.perf_counter()
+            for matrix in matrices:
+                F.linear(row, matrix)
+            return time.perf_counter() - start
+        finally:
+            set_onednn(usual)
+
+    pairs = [(seconds(True), seconds(False)) for _ in range(REPETITIONS)]
+    with_onednn, without = (min(times) for times in zip(*pairs, strict=True))
+    return with_onednn / without
