@@ -155,6 +155,8 @@ class QuantisedConfig(BenchmarkConfig):
     held_out: Path
     """Held-out token ids (uint16) that `python -m train.reference` keeps apart."""
     output: Path = RESULTS / "quantised.json"
+    environments: Path = ENVIRONMENTS
+    """Folder of the environments that `python -m benchmarks environments` builds: lm-eval's."""
 
 
 @dataclass(kw_only=True)
@@ -188,7 +190,7 @@ class ReadsConfig(BenchmarkConfig):
 @dataclass(kw_only=True)
 class ValidateConfig(BenchmarkConfig):
     model: Path
-    """Folder of a model: `python -m runtime inflate total_size=2GiB`."""
+    """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""
     output: Path = RESULTS / "validate.json"
     budget: list[str] = field(default_factory=lambda: ["25%", "50%", "75%"])
     """Memory for experts, with commas between the sizes."""
@@ -203,7 +205,7 @@ class ValidateConfig(BenchmarkConfig):
 @dataclass(kw_only=True)
 class KlotskiConfig(BenchmarkConfig):
     model: Path
-    """Folder of a model: `python -m runtime inflate total_size=2GiB`."""
+    """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""
     trace: Path | None = None
     """Folder of a trace; without one nothing is simulated and no quality is measured."""
     output: Path = RESULTS / "klotski.json"
@@ -238,7 +240,7 @@ class KlotskiConfig(BenchmarkConfig):
 @dataclass(kw_only=True)
 class PeersConfig(BenchmarkConfig):
     model: Path
-    """Folder of a model: `python -m runtime inflate total_size=2GiB`."""
+    """Folder of a model: `python -m runtime inflate total_size=2GiB model.dtype=float32`."""
     output: Path = RESULTS / "peers.json"
     peer: list[str] = field(default_factory=list)
     """Programs and systems to run, with commas between them; all unless given."""

@@ -1,4 +1,4 @@
-"""Loss of the reference model on held-out text in the formats that it can be served in.
+"""Quality of the reference model on held-out text in the formats that it can be served in.
 
 Every variant is packed and served as users would, with all experts in memory. The experts are
 inflated to a width that kernels for integers can multiply; what they compute stays the same.
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import runtime
+from benchmarks.cloze import CHOICES, DOCUMENTS, measure_accuracy, write_task
 from benchmarks.config import QuantisedConfig
 from benchmarks.greedy import generate_greedy
 from benchmarks.reports import print_line, write_report
@@ -25,6 +26,7 @@ from runtime.commands import inflate, pack
 from runtime.config import REFERENCE_MODEL, InflateConfig, ModelConfig, PackConfig, Quantise
 from runtime.generation.batch.dense_placement import ATTENTION_CODING
 from runtime.generation.loading import configure_model
+from runtime.hf.tokens import load_tokenizer
 from runtime.store.packed.coding import decode, encode
 from runtime.store.packed.quantise import quantise
 
@@ -72,6 +74,8 @@ class QuantisedRow:
     most_likely_token_same: float
     """Share of tokens after which the most likely token is bfloat16's."""
     greedy_tokens_before_first_difference: float
+    accuracy: float | None
+    """Of lm-evaluation-harness, through the server; None where no server has this format."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,10 @@ class QuantisedReport:
     tokens: int
     prompts: int
     new_tokens: int
+    documents: int
+    """Of the task of lm-evaluation-harness."""
+    choices: int
+    """Continuations of each document, of which one is right."""
     rows: list[QuantisedRow]
 
 
@@ -91,8 +99,8 @@ class Quality(NamedTuple):
 
 
 @contextmanager
-def serve(inflated: Path, variant: ServedFormat) -> Iterator[PreTrainedModel]:
-    """Packs the model in this format and serves it, all experts in memory."""
+def pack_variant(inflated: Path, variant: ServedFormat) -> Iterator[tuple[ModelConfig, Path]]:
+    """Packs the model in this format; yields its configuration and the store."""
     model = ModelConfig(name=REFERENCE_MODEL, id=str(inflated), dtype=variant.dtype)
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
@@ -101,11 +109,16 @@ def serve(inflated: Path, variant: ServedFormat) -> Iterator[PreTrainedModel]:
                 model=model, output=store, quantise=variant.quantise, group_size=variant.group_size
             )
         )
-        served = runtime.load(model, store=store, budget="100%", system="on-demand")
-        if variant.attention:
-            quantise_attention(served)
-        with served.moecast:
-            yield served
+        yield model, store
+
+
+@contextmanager
+def serve(model: ModelConfig, store: Path, variant: ServedFormat) -> Iterator[PreTrainedModel]:
+    served = runtime.load(model, store=store, budget="100%", system="on-demand")
+    if variant.attention:
+        quantise_attention(served)
+    with served.moecast:
+        yield served
 
 
 @torch.no_grad()
@@ -136,6 +149,7 @@ def measure(model: PreTrainedModel, tokens: Tensor) -> Quality:
 def run_quantised(config: QuantisedConfig) -> None:
     tokens = torch.from_numpy(np.fromfile(config.held_out, dtype=np.uint16).astype(np.int64))
     rows: list[QuantisedRow] = []
+    accuracy: float | None
     reference: Quality | None = None
     plain_bytes = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -147,10 +161,22 @@ def run_quantised(config: QuantisedConfig) -> None:
                 output=inflated,
             )
         )
+        task = Path(folder)
+        write_task(task, tokens, load_tokenizer(inflated))
         for variant in VARIANTS:
-            with serve(inflated, variant) as model:
-                quality = measure(model, tokens)
-                num_bytes = model.moecast.engine.store.layouts[0].num_bytes
+            with pack_variant(inflated, variant) as (packed, store):
+                with serve(packed, store, variant) as model:
+                    quality = measure(model, tokens)
+                    num_bytes = model.moecast.engine.store.layouts[0].num_bytes
+                options = {
+                    **{f"model.{key}": getattr(packed, key) for key in ("name", "id", "dtype")},
+                    **{"store.path": store, "budget": "100%", "system": "on-demand"},
+                }
+                accuracy = (
+                    None
+                    if variant.attention
+                    else measure_accuracy(task, inflated, options, environments=config.environments)
+                )
             plain_bytes = plain_bytes or num_bytes
             reference = reference or quality
             same = (quality.greedy == reference.greedy).long().cumprod(1)
@@ -164,6 +190,7 @@ def run_quantised(config: QuantisedConfig) -> None:
                         (quality.likely_T == reference.likely_T).float().mean().item()
                     ),
                     greedy_tokens_before_first_difference=same.sum(1).float().mean().item(),
+                    accuracy=accuracy,
                 )
             )
             print_line(str(rows[-1]))
@@ -172,6 +199,8 @@ def run_quantised(config: QuantisedConfig) -> None:
         tokens=WINDOWS * WINDOW,
         prompts=PROMPTS,
         new_tokens=NEW_TOKENS,
+        documents=DOCUMENTS,
+        choices=CHOICES,
         rows=rows,
     )
     write_report(config, report)

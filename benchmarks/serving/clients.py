@@ -43,8 +43,7 @@ class PlainModel:
         self.tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        # The dtype of configs/model/qwen2-moe-tiny.yaml.
-        self._model = load_plain(folder, dtype=torch.float32)
+        self._model = load_plain(folder, dtype="auto")
 
     @torch.inference_mode()
     def continuation(self, prompt: str, num_tokens: int) -> str:

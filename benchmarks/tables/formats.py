@@ -55,14 +55,16 @@ def quality_table() -> list[str]:
             format_figure(row.nats_more, 4),
             format_percent(row.most_likely_token_same, 1),
             format_figure(row.greedy_tokens_before_first_difference, 1),
+            "-" if row.accuracy is None else format_percent(row.accuracy),
         ]
         for row in report.rows
     ]
     columns = ["experts", "bytes", "nats", "more than bfloat16", "most likely token the same"]
-    columns += [f"equal greedy tokens of {report.new_tokens}"]
+    columns += [f"equal greedy tokens of {report.new_tokens}", "right continuations"]
     return [
-        f"Loss of the reference model over {report.tokens:,} tokens of held-out text, served in "
-        "each format:",
+        f"Quality of the reference model on {report.tokens:,} tokens of held-out text, served in "
+        f"each format; right continuations: lm-evaluation-harness through the server, "
+        f"{report.documents} documents with {report.choices} choices each:",
         "",
         *markdown_table(columns, lines),
         "",

@@ -65,7 +65,7 @@ def test_preset__comes_before_a_folder_of_its_name(folder: Path) -> None:
 
 def test_named_preset_with_an_id__keeps_its_fields() -> None:
     model = compose_model("model=qwen2-moe-tiny", "model.id=mine")
-    assert (model.name, model.id, model.dtype) == ("qwen2-moe-tiny", "mine", "float32")
+    assert (model.name, model.id, model.dtype) == ("qwen2-moe-tiny", "mine", "auto")
 
 
 def test_options_of_the_model__apply_to_a_folder() -> None:
@@ -73,9 +73,9 @@ def test_options_of_the_model__apply_to_a_folder() -> None:
     assert (model.name, model.dtype) == ("ours", "float16")
 
 
-def test_default_model__is_the_bundled_one_in_float32() -> None:
+def test_default_model__is_the_bundled_one_in_its_own_dtype() -> None:
     model = compose_model()
-    assert (model.name, model.id, model.dtype) == ("qwen2-moe-tiny", "builtin", "float32")
+    assert (model.name, model.id, model.dtype) == ("qwen2-moe-tiny", "builtin", "auto")
 
 
 def test_unknown_word__names_the_closest_preset_and_the_other_forms() -> None:
