@@ -12,7 +12,7 @@ from predictors.files import expand_home
 from predictors.text_table import TextTable
 from predictors.units import MIB
 from runtime.commands.progress import print_auto_budget, print_line, progress
-from runtime.engine.memory import peak_memory_bytes
+from runtime.engine.memory import freeze_objects, peak_memory_bytes
 from runtime.generation.batch.config import BatchConfig, DensePlacement
 from runtime.generation.batch.memory_plan import PlannedRun, load_with_plan, make_kv_caches
 from runtime.generation.batch.micro_batches import BatchRunSummary, run_micro_batches
@@ -60,6 +60,7 @@ def run(config: BatchConfig) -> dict[str, Any]:
         if not left:
             return {"prompts": len(prompts), "written": 0, "output": str(config.output)}
         model, made = load_with_plan(config, left)
+        freeze_objects()
         with model.moecast as handle:
             print_auto_budget(handle)
             show_plan(console, made)

@@ -15,6 +15,7 @@ from runtime.commands.stats_table import make_stats_table
 from runtime.commands.terminal_text import strip_control_characters
 from runtime.engine.handle import ModelHandle
 from runtime.engine.loading import load_served
+from runtime.engine.memory import freeze_objects
 from runtime.errors import ChatError, CheckpointError, TransferError
 from runtime.generation.chat.config import ChatConfig
 from runtime.generation.chat.conversation import Conversation
@@ -36,6 +37,7 @@ def run(config: ChatConfig) -> dict[str, Any]:
     torch.manual_seed(config.seed)
     model = load_served(config, budget=config.budget)
     with model.moecast as handle:
+        freeze_objects()
         print_auto_budget(handle)
         tokenizer = load_chat_tokenizer(handle.folder, config.chat_template)
 

@@ -16,6 +16,7 @@ from runtime.commands.stats_table import make_stats_table
 from runtime.commands.terminal_text import strip_control_characters
 from runtime.config import GenerateConfig
 from runtime.engine.loading import load_served
+from runtime.engine.memory import freeze_objects
 from runtime.errors import CheckpointError
 from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import TokenListener
@@ -60,6 +61,7 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         if config.routing is not None:
             print_line(notes, MEANINGLESS)
         tokenizer = load_tokenizer(handle.folder)
+        freeze_objects()
         prompt_tokens = encode(config.prompt, tokenizer, model, config.max_new_tokens)
         if sys.stdout.isatty():
             Console().print(config.prompt, style="bold", end="", markup=False, highlight=False)

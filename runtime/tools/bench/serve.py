@@ -19,7 +19,7 @@ from runtime.engine.devices import choose_device
 from runtime.engine.engine import Engine
 from runtime.engine.forecasters import locate_predictor
 from runtime.engine.loading import LoadOptions, load_model
-from runtime.engine.memory import peak_memory_bytes
+from runtime.engine.memory import freeze_objects, peak_memory_bytes
 from runtime.hf.forced_routing import force_routing
 from runtime.hf.layers import find_moe_layers
 from runtime.hf.loading import count_weight_bytes
@@ -111,6 +111,7 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         engine = handle.engine
         require_predictor(config, system, engine)
+        freeze_objects()
         phases, tokens = PhaseCounters(), []
         ttft, tpot, seconds = [], [], 0.0
         for request in task.requests:
