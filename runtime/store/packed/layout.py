@@ -17,9 +17,10 @@ from torch import Tensor
 
 from runtime.store.files import BLOCK
 from runtime.store.layout import SlotLayout, align
-from runtime.store.packed.blocks import fits
+from runtime.store.packed.blocks import fits, native_block
 from runtime.store.packed.coding import RAW, Coding, decode
-from runtime.store.packed.matrix import ExpertWeights, QuantisedMatrix, has_kernel, view_rows
+from runtime.store.packed.kernel_choice import has_kernel
+from runtime.store.packed.matrix import ExpertWeights, QuantisedMatrix, view_rows
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,10 @@ def describe_decoding(layouts: Sequence[PackedLayout]) -> str | None:
     decoded = [part for layout in layouts for part in layout.matrices if not layout.is_view(part)]
     if not decoded:
         return None
-    reason = "this model, its device or this format has no kernel that multiplies them"
-    if layouts[0].uses_kernels and any(part.coding.block for part in decoded):
+    reason = "this model, its device or this format has no kernel that is faster"
+    if layouts[0].uses_kernels and any(
+        part.coding.block not in (0, native_block()) for part in decoded
+    ):
         reason = "it was packed for another processor: pack the model again on this one"
     return f"experts are decoded before each use, which takes longer than the product; {reason}"
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.store.packed.blocks import native_block
 from runtime.store.packed.coding import Coding, read_pairs
 
 _INT4 = torch.ops.aten._weight_int4pack_mm_for_cpu
@@ -78,10 +77,3 @@ def view_rows(
         return Int4Rows(integers, read_pairs(sections, num_columns, coding), coding.group_size)
     integers = sections[0].view(torch.int8).view(num_rows, num_columns)
     return Int8Rows(integers, sections[1].view(dtype))
-
-
-def has_kernel(coding: Coding, num_columns: int) -> bool:
-    """Returns whether this processor can multiply a part without decoding it."""
-    if coding.block:
-        return coding.block == native_block()
-    return coding.bits == 8 and coding.group_size == num_columns and native_block() is not None

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from runtime.store.packed import kernel_choice
 from runtime.store.packed.blocks import native_block
 from runtime.store.packed.coding import Coding, decode, encode
-from runtime.store.packed.matrix import QuantisedMatrix, has_kernel, view_rows
+from runtime.store.packed.kernel_choice import has_kernel, measure_ratio
+from runtime.store.packed.matrix import QuantisedMatrix, view_rows
 from runtime.store.packed.quantise import quantise
 
 pytestmark = pytest.mark.skipif(native_block() is None, reason="NO KERNEL FOR THIS PROCESSOR")
@@ -75,3 +77,13 @@ def test_has_kernel__needs_this_processors_blocks_or_one_scale_per_row() -> None
     assert not has_kernel(Coding(4, 32, block=other), 64)
     assert not has_kernel(Coding(4, 32), 64)
     assert not has_kernel(Coding(8, 32), 64)
+
+
+@pytest.mark.parametrize("coding", [INT4, Coding(8, 64)])
+def test_has_kernel__must_be_faster_than_decoding(
+    monkeypatch: pytest.MonkeyPatch, coding: Coding
+) -> None:
+    assert measure_ratio(coding) > 0
+    for ratio in (0.9, 1.1):
+        monkeypatch.setattr(kernel_choice, "measure_ratio", lambda _, ratio=ratio: ratio)
+        assert has_kernel(coding, 64) == (ratio > 1)
