@@ -50,7 +50,7 @@ def trained(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
     """What plain Transformers generates, computed here and not by the code under test."""
-    plain = load_plain(MODEL, dtype=torch.float32)
+    plain = load_plain(MODEL, dtype="auto")
     inputs = AutoTokenizer.from_pretrained(MODEL)(PROMPT, return_tensors="pt")
     output = plain.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
     return output[0, inputs["input_ids"].shape[1] :].tolist()

@@ -106,6 +106,7 @@ def test_positional_model__is_recorded_without_the_preset(folder: Path) -> None:
         "id": "mine",
         "revision": None,
         "dtype": "auto",
+        "onednn": "auto",
         "local_only": True,
     }
     assert record["config"]["prompt"] == "A text"
