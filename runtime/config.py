@@ -224,6 +224,9 @@ class PackConfig(RunConfig):
     """Weights that share a scale; none: a row of int8, 32 of int4, 64 of hqq."""
     overwrite: bool = False
     """Replace an existing store at `output` atomically, when the new one is complete."""
+    dense_output: Path | None = None
+    """Also write the model without its experts (other weights, configuration, tokenizer) to this
+    folder: with the store it can be served without the checkpoint."""
 
     def __post_init__(self) -> None:
         if self.group_size is not None and (self.group_size < 8 or self.group_size % 2):
