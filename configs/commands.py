@@ -67,7 +67,10 @@ RUNTIME = tuple(
             "pack",
             "Repacks a model's experts for direct reads, optionally quantised.",
             "qwen2-moe-tiny output=packed",
-            ("model", "model.local_only", "output", "quantise", "group_size", "overwrite"),
+            (
+                *("model", "model.local_only", "output", "quantise", "group_size"),
+                *("dense_output", "overwrite"),
+            ),
         ),
         (
             "inflate",
