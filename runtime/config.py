@@ -321,6 +321,9 @@ class DoctorConfig(RunConfig):
     """Budgets of the budget sweep."""
     seconds: float = 8.0
     """Maximum time to record routing for the budget sweep."""
+    config_only: bool = False
+    """Plan from config.json alone: parameters, bytes in each format, budgets and a bound on TPOT,
+    without reading or downloading weights; the same for a folder that has none."""
     digests: bool = False
     """Hash all weights files and compare with the digests of their origin."""
     users: int | None = None
@@ -341,6 +344,8 @@ class DoctorConfig(RunConfig):
                 f"users={self.users}, tps={self.tps}: give both for a load (users=8 tps=5), "
                 "neither to examine this machine"
             )
+        if self.users is not None and self.config_only:
+            raise MoecastError("config_only=true: users= needs weights to record routing")
         if self.users is not None and self.users < 1:
             raise MoecastError(f"users={self.users}: must be at least 1")
         if self.tps is not None and self.tps <= 0:

@@ -11,9 +11,17 @@ from predictors.files import expand_home
 from predictors.spec import config_hash
 from runtime.config import BUILTIN, BUILTIN_MODELS, ModelConfig
 from runtime.errors import CheckpointError
-from runtime.store.hub_snapshot import HUB_ID, describe_folders, find_snapshot, nearest_parent
+from runtime.store.hub_snapshot import (
+    HUB_ID,
+    describe_folders,
+    fetch_config,
+    find_cached_config,
+    find_snapshot,
+    nearest_parent,
+)
 from runtime.store.model_check import (
     CONFIG,
+    check_config,
     check_folder,
     check_tokenizer,
     explain_gguf,
@@ -27,6 +35,8 @@ INFLATED = "inflated.json"
 WITHOUT_EXPERTS = "without_experts.json"
 """File that `pack` writes with a model without its experts: the whole checkpoint's identity and
 fingerprint, and the fingerprint of the weights that are left."""
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+"""Files of weights, also in formats that are not served."""
 
 
 class ModelCommandConfig(Protocol):
@@ -47,6 +57,50 @@ def check_model(config: ModelCommandConfig) -> None:
 def check_text_model(config: ModelCommandConfig) -> None:
     """Checks the model as `check_model` does, and that it has a tokenizer."""
     check_tokenizer(resolve(config.model))
+
+
+class DoctorCommandConfig(ModelCommandConfig, Protocol):
+    """Options of a command that may plan without weights."""
+
+    config_only: bool
+    users: int | None
+
+
+def check_examined_model(config: DoctorCommandConfig) -> None:
+    """Checks the model as `check_model` does, or its configuration where weights are not needed."""
+    if config.users is not None or find_config_folder(config) is None:
+        check_model(config)
+
+
+def find_config_folder(config: DoctorCommandConfig) -> Path | None:
+    """Return the folder of the configuration to plan from; None where weights are to be examined.
+
+    Raises:
+        CheckpointError: `config_only` and no configuration, or one of a model without experts.
+    """
+    model = config.model
+    folder = None if model.id == BUILTIN else expand_home(model.id)
+    if folder is not None and not folder.is_dir() and HUB_ID.fullmatch(model.id):
+        if config.config_only:
+            folder = fetch_config(model).parent
+        elif model.local_only:
+            folder = find_cached_config(model)
+    if not config.config_only and (folder is None or not has_config_alone(folder)):
+        return None
+    if folder is None or not folder.is_dir():
+        # Of a bundled model, or to say that there is none.
+        return resolve(model)
+    check_config(folder)
+    return folder
+
+
+def has_config_alone(folder: Path) -> bool:
+    """Whether a folder has a configuration and no weights, or all but those of its experts."""
+    if not (folder / CONFIG).is_file():
+        return False
+    return has_no_experts(folder) or not any(
+        file.suffix in WEIGHT_SUFFIXES for file in folder.iterdir()
+    )
 
 
 def resolve(config: ModelConfig) -> Path:
