@@ -38,13 +38,13 @@ class ModelCounts:
 
     parameters: int
     expert_parameters: int
-    """Of all experts."""
+    """Parameters of all experts."""
     active_parameters: int
     """Those that one token is multiplied by; of the input embedding it takes one row."""
     dense_bytes: int
     """Weights that are not experts."""
     read_dense_bytes: int
-    """Of them, those that each token reads from memory."""
+    """The part of them that each token reads from memory."""
     kv_bytes_per_token: int
     num_layers: int
     """Layers with routed experts."""
@@ -68,7 +68,7 @@ class FormatPlan:
     least_budget_bytes: int
     """Memory for the experts of one token in one layer."""
     budget_bytes: int | None
-    """What `budget=auto` would choose; None: there is no room, and the figures below are those of
+    """The choice of `budget=auto`; None: there is no room, and the figures below are those of
     the least budget."""
     error: str | None
     """The reason why there is no room."""
@@ -86,7 +86,10 @@ class FormatPlan:
 def count_parameters(
     stripped: StrippedModel, *, top_k: int, kv_bytes_per_token: int
 ) -> ModelCounts:
-    """Count a model's parameters; those on the meta device have no memory to look at."""
+    """Count a model's parameters; those on the meta device have no memory to look at.
+
+    The few that some models keep in float32 count in the model's dtype.
+    """
     model: Any = stripped.model
     experts = list_taken_parameters(stripped.layers)
     expert_parameters = sum(math.prod(parameter.shape) for parameter in experts)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import constants
 from transformers import (
     DeepseekV3Config,
@@ -33,6 +34,8 @@ from runtime.tools.doctor.config_plan import (
     count_parameters,
     plan_formats,
 )
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.packed import packed
 
@@ -130,6 +133,19 @@ def test_plan__has_the_sizes_of_what_is_served(tmp_path):
     packed(folder, pack_folder, coding=choose_coding(Quantise.INT4))
     size = sum(file.stat().st_size for file in pack_folder.glob("layer-*.bin"))
     assert plans["int4"].experts_bytes == size
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "granitemoe", "llama4", "switch_transformers"])
+def test_plan__has_the_sizes_of_experts_of_every_kind(tmp_path, name):
+    # Transposed with biases, fused in the checkpoint, stacked, and a module for each.
+    folder = save_family(tmp_path / "model", FAMILIES[name], dtype=torch.bfloat16)
+    counts, plans = plan(folder)
+    stripped = load_stripped(folder, "bfloat16")
+    store = stripped.open_store()
+    assert counts.dense_bytes == count_weight_bytes(stripped.model)
+    assert plans["bfloat16"].expert_bytes == max_slot_bytes(store)
+    assert counts.num_experts == store.num_experts
+    store.close()
 
 
 def test_plan_formats__bounds_the_time_of_a_token_by_hand():
