@@ -30,6 +30,11 @@ TABLE = (
         "quantised",
         "loss of the reference model in every format that it can be served in",
     ),
+    (
+        "real-size",
+        "real_size.run",
+        "speed, memory and load time at Qwen3-30B-A3B's real size, random int4 weights",
+    ),
     ("formats", "formats", "speed of float32, bfloat16, int8, int4 and HQQ in the same memory"),
     ("contention", "contention", "decoding and recording next to another process, by wait policy"),
     ("launchers", "launchers", "recording and training by every launcher: digests, speed, kills"),
@@ -45,13 +50,13 @@ TABLE = (
     ("soak", "serving.soak", "server: memory, threads and descriptors under a long mixed load"),
     ("attack", "serving.attack", "server: honest clients beside hostile ones, with little memory"),
 )
-"""Name, module and summary; the module has the function `run_NAME`."""
+"""Name, module and summary; the module has the function `run_NAME`, with _ in place of -."""
 
 COMMANDS = tuple(
     Command(
         name=name,
-        config=f"benchmarks.config:{name.capitalize()}Config",
-        run=f"benchmarks.{module}:run_{name}",
+        config=f"benchmarks.config:{name.title().replace('-', '')}Config",
+        run=f"benchmarks.{module}:run_{name.replace('-', '_')}",
         summary=summary,
         keeps_run=False,
     )

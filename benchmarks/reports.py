@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -85,8 +86,9 @@ def command_line(command: str, config: RunConfig) -> str:
 
 def describe_origin(config: RunConfig) -> Provenance:
     """Returns the origin of a benchmark's results, which are about to be written."""
+    words = re.findall("[A-Z][a-z]*", type(config).__name__.removesuffix("Config"))
     return Provenance(
-        command=command_line(type(config).__name__.removesuffix("Config").lower(), config),
+        command=command_line("-".join(words).lower(), config),
         date=datetime.now(UTC).date().isoformat(),
         revision=read_git_revision(),
         machine=name_machine(),

@@ -4,6 +4,11 @@ from configs.command import Command
 
 CHECK_MODEL = "runtime.store.model_source:check_model"
 CHECK_TEXT_MODEL = "runtime.store.model_source:check_text_model"
+CHECKS = {
+    **dict.fromkeys(("generate", "chat", "serve"), CHECK_TEXT_MODEL),
+    "doctor": "runtime.store.model_source:check_examined_model",
+}
+"""Checks of the commands that need more, or less, than a checkpoint."""
 
 RUN = ("model", "model.local_only", "budget", "predictor", "system")
 """Basic options of the commands that run a model."""
@@ -13,7 +18,7 @@ RUNTIME = tuple(
         name=name,
         config=name,
         run=f"runtime.commands.{name}:run",
-        check=CHECK_TEXT_MODEL if name in ("generate", "chat", "serve") else CHECK_MODEL,
+        check=CHECKS.get(name, CHECK_MODEL),
         summary=summary,
         example=example,
         basic=basic,
@@ -61,13 +66,19 @@ RUNTIME = tuple(
             "doctor",
             "Measures this machine with a model and suggests a budget.",
             "qwen2-moe-tiny",
-            ("model", "model.local_only", "budget", "digests", "users", "tps", "hardware"),
+            (
+                *("model", "model.local_only", "config_only", "budget", "digests"),
+                *("users", "tps", "hardware"),
+            ),
         ),
         (
             "pack",
             "Repacks a model's experts for direct reads, optionally quantised.",
             "qwen2-moe-tiny output=packed",
-            ("model", "model.local_only", "output", "quantise", "group_size", "overwrite"),
+            (
+                *("model", "model.local_only", "output", "quantise", "group_size"),
+                *("dense_output", "overwrite"),
+            ),
         ),
         (
             "inflate",

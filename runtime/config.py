@@ -238,6 +238,9 @@ class PackConfig(RunConfig):
     """Weights that share a scale; none: a row of int8, 32 of int4, 64 of hqq."""
     overwrite: bool = False
     """Replace an existing store at `output` atomically, when the new one is complete."""
+    dense_output: Path | None = None
+    """Also write the model without its experts (other weights, configuration, tokenizer) to this
+    folder: with the store it can be served without the checkpoint."""
 
     def __post_init__(self) -> None:
         if self.group_size is not None and (self.group_size < 8 or self.group_size % 2):
@@ -332,6 +335,9 @@ class DoctorConfig(RunConfig):
     """Budgets of the budget sweep."""
     seconds: float = 8.0
     """Maximum time to record routing for the budget sweep."""
+    config_only: bool = False
+    """Plan from config.json alone: parameters, bytes in each format, budgets and a bound on TPOT,
+    without reading or downloading weights; the same for a folder that has none."""
     digests: bool = False
     """Hash all weights files and compare with the digests of their origin."""
     users: int | None = None
@@ -352,6 +358,8 @@ class DoctorConfig(RunConfig):
                 f"users={self.users}, tps={self.tps}: give both for a load (users=8 tps=5), "
                 "neither to examine this machine"
             )
+        if self.users is not None and self.config_only:
+            raise MoecastError("config_only=true: users= needs weights to record routing")
         if self.users is not None and self.users < 1:
             raise MoecastError(f"users={self.users}: must be at least 1")
         if self.tps is not None and self.tps <= 0:

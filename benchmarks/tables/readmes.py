@@ -13,6 +13,7 @@ from benchmarks.tables import (
     formats,
     grouping,
     launching,
+    real_size,
     routing,
     serving,
     spreading,
@@ -82,7 +83,11 @@ def list_tables() -> dict[str, list[list[str]]]:
             ["## The reference model", ""],
             reference_model(),
         ],
-        "docs/formats.md": [formats.formats_table(), formats.quality_table()],
+        "docs/formats.md": [
+            formats.formats_table(),
+            formats.quality_table(),
+            real_size.real_size_table(),
+        ],
         "docs/comparison.md": [earlier.changes_table()],
         "benchmarks/README.md": [
             forecasting.predictors_table(),

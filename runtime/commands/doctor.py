@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from predictors.spec import ModelSpec
 from predictors.text_table import TextTable
 from predictors.units import GIB, MIB
-from runtime.commands import capacity
+from runtime.commands import capacity, config_plan
 from runtime.commands.capacity import SPARE_PROMPTS, load_forecaster
 from runtime.commands.progress import print_line, progress
 from runtime.config import DoctorConfig, ModelConfig
@@ -32,7 +32,7 @@ from runtime.profiling.bandwidth import (
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_stripped
 from runtime.store.base import ExpertStore, max_slot_bytes
-from runtime.store.model_source import list_weight_files, resolve
+from runtime.store.model_source import find_config_folder, list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import sweep_budgets
 from runtime.tools.doctor.model_files import check_files
@@ -47,6 +47,8 @@ def run(config: DoctorConfig) -> dict[str, Any]:
     """Examine the machine and the model, or plan a load with `users`."""
     if config.users is not None:
         return capacity.run(config)
+    if (without_weights := find_config_folder(config)) is not None:
+        return config_plan.run(config, without_weights)
     console = Console()
     folder = resolve(config.model)
     options = LoadOptions(

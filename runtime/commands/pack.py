@@ -15,7 +15,9 @@ from runtime.config import PackConfig, Quantise
 from runtime.errors import StoreError
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.loading import load_stripped
-from runtime.store.model_source import fingerprint, resolve
+from runtime.hf.strip import list_source_tensors
+from runtime.store.dense_folder import write_dense_folder
+from runtime.store.model_source import fingerprint, identity, resolve
 from runtime.store.packed.blocks import DEFAULT_BLOCK, native_block
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.layout import PackedLayout, build_packed_layout
@@ -96,13 +98,28 @@ def run(config: PackConfig) -> dict[str, Any]:
     finally:
         source.close()
     seconds = time.monotonic() - started
+    dense = None if config.dense_output is None else expand_home(config.dense_output).resolve()
+    if dense is not None:
+        write_dense_folder(
+            folder,
+            dense,
+            experts=list_source_tensors(stripped.plans),
+            origin=identity(folder, config.model),
+        )
     print_line(
         console,
         f"{output}: {done.written} experts written, {done.kept} existing ones verified, in "
         f"{seconds:.1f} s; serve them with store.path={output}",
     )
+    if dense is not None:
+        print_line(
+            console,
+            f"{dense}: the model without its experts; serve it without the checkpoint: moecast "
+            f"serve {dense} store.path={output}",
+        )
     return {
         "output": str(output),
+        "dense_output": None if dense is None else str(dense),
         "source": str(folder),
         "quantise": config.quantise.value,
         "group_size": coding.group_size or None,

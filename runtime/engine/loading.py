@@ -132,10 +132,11 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     stripped = load_stripped(folder, config.dtype, home, onednn=config.onednn)
     release_unused()
     plain, layers = stripped.model, stripped.layers
-    experts: ExpertStore = stripped.open_store(page_cache=options.store.page_cache)
     spec = stripped.spec(folder, config)
-    if options.store.path is not None:
-        experts.close()
+    experts: ExpertStore
+    if options.store.path is None:
+        experts = stripped.open_store(page_cache=options.store.page_cache)
+    else:
         experts = packed = open_packed_store(
             options.store, spec, layers, checkpoint=folder, devices=options.devices
         )

@@ -49,13 +49,8 @@ class ForcedRouting:
     """
 
     def __init__(self, layers: Sequence[MoeLayer], experts_NLK: NDArray):
-        _, num_layers, _ = experts_NLK.shape
-        least, highest = min(layer.num_experts for layer in layers), int(experts_NLK.max())
-        if num_layers < len(layers) or highest >= least:
-            raise RoutingLogError(
-                f"routing: the log has {num_layers} layers and experts up to {highest}; the model "
-                f"has {len(layers)} layers of {least} experts"
-            )
+        least = min(layer.num_experts for layer in layers)
+        require_fit(experts_NLK, num_layers=len(layers), num_experts=least)
         self._experts_NLK = torch.from_numpy(experts_NLK)
         self._num_tokens_L = [0] * len(layers)
         """Tokens that each layer has routed so far."""
@@ -102,6 +97,16 @@ class ForcedRouting:
         rows_T = torch.arange(first, first + num_tokens) % len(self._experts_NLK)
         experts_TK = self._experts_NLK[rows_T, layer]
         return experts_TK.to(device=chosen.device, dtype=chosen.dtype).reshape(chosen.shape)
+
+
+def require_fit(experts_NLK: NDArray, *, num_layers: int, num_experts: int) -> None:
+    """Raise RoutingLogError if the log has fewer layers, or experts that the model has not."""
+    logged, highest = experts_NLK.shape[1], int(experts_NLK.max())
+    if logged < num_layers or highest >= num_experts:
+        raise RoutingLogError(
+            f"routing: the log has {logged} layers and experts up to {highest}; the model "
+            f"has {num_layers} layers of {num_experts} experts"
+        )
 
 
 def is_choice(part: object) -> bool:

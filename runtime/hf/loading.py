@@ -30,11 +30,11 @@ from runtime.hf import experts as experts_function
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
 from runtime.hf.model_faults import check_generation_settings, explain_loading
 from runtime.hf.onednn import apply_onednn
-from runtime.hf.strip import Banks, make_stripped_class
+from runtime.hf.strip import Banks, list_taken_parameters, make_stripped_class
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.layout import ALIGNMENT
 from runtime.store.model_check import CONFIG, DEQUANTISED, read_config_file
-from runtime.store.model_source import identity
+from runtime.store.model_source import has_no_experts, identity
 from runtime.store.weight_plan import WeightPlan
 
 
@@ -45,19 +45,26 @@ class StrippedModel:
     model: PreTrainedModel
     layers: list[MoeLayer]
     plans: list[dict[str, WeightPlan]]
-    """Weight plans of each layer's experts, by parameter."""
+    """Weight plans of each layer's experts, by parameter; none for a folder without experts."""
+    folder: Path
 
     def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> CheckpointStore:
-        """Return a store that reads the experts from the checkpoint, in place."""
+        """Return a store that reads the experts from the checkpoint, in place.
+
+        Raises:
+            CheckpointError: the folder has a model without its experts.
+        """
+        if not self.plans:
+            raise CheckpointError(explain_no_experts(self.folder))
         return CheckpointStore(self.model, self.plans, page_cache=page_cache)
 
     def spec(self, folder: Path, config: ModelConfig) -> ModelSpec:
         """Return what predictors of this model must match."""
-        plans = [plan for layer in self.plans for plan in layer.values()]
+        parameters = list_taken_parameters(self.layers)
         return ModelSpec(
             **identity(folder, config),
             num_layers=len(self.layers),
-            num_experts=max(plan.parameter.num_experts for plan in plans),
+            num_experts=max(parameter.num_experts for parameter in parameters),
             top_k=find_top_k(self.model, self.layers),
             hidden_size=self.model.config.get_text_config().hidden_size,
             dtype=str(self.model.dtype).removeprefix("torch."),
@@ -125,13 +132,21 @@ def load_stripped(
     model = unmap_weights(model, mapped=False).to(device).eval()
     apply_onednn(model, onednn)
     layers = find_moe_layers(model)
-    return StrippedModel(model, layers, [indexed["banks"][layer.name] for layer in layers])
+    banks = indexed["banks"]
+    return StrippedModel(model, layers, [banks[layer.name] for layer in layers if banks], folder)
 
 
 def load_plain(
     folder: Path, *, dtype: torch.dtype | str, onednn: OneDnn = OneDnn.AUTO
 ) -> PreTrainedModel:
-    """Load the whole model with Transformers' own eager experts: the reference for exactness."""
+    """Load the whole model with Transformers' own eager experts: the reference for exactness.
+
+    Raises:
+        CheckpointError: the folder has a model without its experts, or is damaged.
+    """
+    if has_no_experts(folder):
+        # Transformers would fill them with random numbers.
+        raise CheckpointError(explain_no_experts(folder))
     config = read_config(folder)
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
@@ -146,6 +161,14 @@ def load_plain(
     model = unmap_weights(model).eval()
     apply_onednn(model, onednn)
     return model
+
+
+def explain_no_experts(folder: Path) -> str:
+    return (
+        f"{folder} has a model without its experts (moecast pack dense_output={folder}), which are "
+        "in the packed store of the same run only: give store.path=STORE, or, for what needs the "
+        "checkpoint itself, the whole model"
+    )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from runtime.config import DTYPES
 from runtime.errors import CheckpointError
 from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
+from runtime.store.model_source import has_no_experts
 from runtime.store.tensor_index import read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan, plan_weights
 
@@ -48,11 +49,16 @@ def strip_experts(model: nn.Module) -> list[FusedParameter]:
     return parameters
 
 
-def list_source_tensors(banks: Banks) -> set[str]:
+def list_taken_parameters(layers: Iterable[MoeLayer]) -> list[FusedParameter]:
+    """The parameters that were taken out of the layers' experts modules."""
+    return [parameter for layer in layers for parameter in vars(layer.experts)[TAKEN]]
+
+
+def list_source_tensors(banks: Iterable[Mapping[str, WeightPlan]]) -> set[str]:
     """Names of the checkpoint's tensors that only experts are made of: not those tied to others."""
     return {
         extent.key
-        for bank in banks.values()
+        for bank in banks
         for plan in bank.values()
         if plan.parameter.tied_to is None
         for extents in plan.sources.values()
@@ -101,14 +107,16 @@ def make_stripped_class(
         banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
         ignored = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = ignored | banks
-        extents = read_tensor_index(checkpoint_files)
-        indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
+        indexed: Banks = {}
+        if not has_no_experts(Path(checkpoint_files[0]).parent):
+            extents = read_tensor_index(checkpoint_files)
+            indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
         found(indexed)
         assert state_dict is None
         with ExitStack() as stack:
             # The library would look at every name of every expert, only to leave it out.
             state_dict = open_unmapped(
-                checkpoint_files, stack, without=list_source_tensors(indexed)
+                checkpoint_files, stack, without=list_source_tensors(indexed.values())
             )
             try:
                 return cls._load_pretrained_model(

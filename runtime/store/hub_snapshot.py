@@ -25,7 +25,7 @@ def find_snapshot(config: ModelConfig) -> Path:
     from huggingface_hub import snapshot_download
 
     if not config.local_only:
-        fetch_config(config)
+        check_quantisation(config.id, json.loads(fetch_config(config).read_bytes()))
     try:
         return Path(
             snapshot_download(
@@ -39,13 +39,27 @@ def find_snapshot(config: ModelConfig) -> Path:
         raise CheckpointError(explain_failure(config, error)) from error
 
 
-def fetch_config(config: ModelConfig) -> None:
-    """Downloads `config.json` and checks it; CheckpointError if it is refused or not there."""
+def find_cached_config(config: ModelConfig) -> Path | None:
+    """Returns the folder of a model's configuration in the Hub's cache; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(config.id, CONFIG, revision=config.revision)
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def fetch_config(config: ModelConfig) -> Path:
+    """Downloads `config.json`, or with `local_only` finds it in the cache; returns the file.
+
+    Raises:
+        CheckpointError: it is not there.
+    """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        file = hf_hub_download(config.id, CONFIG, revision=config.revision)
+        file = hf_hub_download(
+            config.id, CONFIG, revision=config.revision, local_files_only=config.local_only
+        )
     except LocalEntryNotFoundError as error:
         raise CheckpointError(explain_failure(config, error)) from error
     except EntryNotFoundError as error:
@@ -55,7 +69,7 @@ def fetch_config(config: ModelConfig) -> None:
         ) from error
     except OSError as error:
         raise CheckpointError(explain_failure(config, error)) from error
-    check_quantisation(config.id, json.loads(Path(file).read_bytes()))
+    return Path(file)
 
 
 def explain_failure(config: ModelConfig, error: OSError) -> str:

@@ -1,13 +1,13 @@
 """The slot layout of experts that are read from a checkpoint."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from runtime.store.weight_plan import WeightPlan
+from runtime.store.weight_plan import FusedParameter, WeightPlan
 
 ALIGNMENT = 64
 """Bytes. Kernels take other paths on unaligned weights, and then the last bits differ."""
@@ -93,6 +93,34 @@ def build_slot_layout(plans: Mapping[str, WeightPlan]) -> SlotLayout:
         offsets=offsets,
         shapes={name: plan.parameter.shape[1:] for name, plan in plans.items()},
         dtypes={name: plan.parameter.dtype for name, plan in plans.items()},
+        chunks=tuple(tuple(chunk) for chunk in chunks),
+        num_bytes=align(end),
+    )
+
+
+def assume_slot_layout(parameters: Sequence[FusedParameter]) -> SlotLayout:
+    """The layout of experts whose checkpoint is not there: a chunk for each parameter.
+
+    Parameters of gate and up are two chunks, as most checkpoints store them.
+    """
+    offsets: dict[str, int] = {}
+    chunks: list[list[SlotPiece]] = []
+    end = 0
+    for parameter in parameters:
+        name, shape = parameter.name, parameter.shape[1:]
+        num_parts = 2 if "gate_up" in name and len(shape) > 1 and shape[0] % 2 == 0 else 1
+        offsets[name] = start = align(end)
+        end = start + math.prod(shape) * parameter.dtype.itemsize
+        size = (end - start) // num_parts
+        pieces = [SlotPiece(name, i, start + i * size, size) for i in range(num_parts)]
+        if len(shape) == 1 and chunks:
+            chunks[-1].extend(pieces)
+        else:
+            chunks.extend([piece] for piece in pieces)
+    return SlotLayout(
+        offsets=offsets,
+        shapes={parameter.name: parameter.shape[1:] for parameter in parameters},
+        dtypes={parameter.name: parameter.dtype for parameter in parameters},
         chunks=tuple(tuple(chunk) for chunk in chunks),
         num_bytes=align(end),
     )

@@ -55,13 +55,28 @@ def check_folder(folder: Path) -> None:
     check_quantisation(folder, config)
     check_weight_files(folder)
     if not mentions_experts(config) and not any(map(EXPERT.search, weight_names(folder))):
-        named = config.get("architectures")
-        names = ", ".join(map(str, named)) if isinstance(named, list) else ""
-        kind = names or config.get("model_type", "unknown")
-        raise CheckpointError(
-            f"{folder} is not a Mixture-of-Experts model: {kind} has no experts that could be "
-            "moved out of memory. Use it with plain Transformers"
-        )
+        raise CheckpointError(explain_dense(folder, config))
+
+
+def check_config(folder: Path) -> None:
+    """Checks that a folder's configuration names experts; its weights are not looked at.
+
+    Raises:
+        CheckpointError: there is no configuration, it is damaged, or names none.
+    """
+    config = read_config_file(folder)
+    if not mentions_experts(config):
+        raise CheckpointError(explain_dense(folder, config))
+
+
+def explain_dense(folder: Path, config: dict[str, Any]) -> str:
+    named = config.get("architectures")
+    names = ", ".join(map(str, named)) if isinstance(named, list) else ""
+    kind = names or config.get("model_type", "unknown")
+    return (
+        f"{folder} is not a Mixture-of-Experts model: {kind} has no experts that could be "
+        "moved out of memory. Use it with plain Transformers"
+    )
 
 
 def read_config_file(folder: Path) -> dict[str, Any]:

@@ -2,21 +2,41 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from predictors.files import expand_home
 from predictors.spec import config_hash
 from runtime.config import BUILTIN, BUILTIN_MODELS, ModelConfig
 from runtime.errors import CheckpointError
-from runtime.store.hub_snapshot import HUB_ID, describe_folders, find_snapshot, nearest_parent
-from runtime.store.model_check import CONFIG, check_folder, check_tokenizer, explain_gguf
+from runtime.store.hub_snapshot import (
+    HUB_ID,
+    describe_folders,
+    fetch_config,
+    find_cached_config,
+    find_snapshot,
+    nearest_parent,
+)
+from runtime.store.model_check import (
+    CONFIG,
+    check_config,
+    check_folder,
+    check_tokenizer,
+    explain_gguf,
+    read_json_object,
+)
 
 DIGESTS = "digests.json"
 """File `{name: sha256}` of models that ship with the project."""
 INFLATED = "inflated.json"
 """File that `inflate` writes: the identity of the original model."""
+WITHOUT_EXPERTS = "without_experts.json"
+"""File that `pack` writes with a model without its experts: the whole checkpoint's identity and
+fingerprint, and the fingerprint of the weights that are left."""
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+"""Files of weights, also in formats that are not served."""
 
 
 class ModelCommandConfig(Protocol):
@@ -37,6 +57,50 @@ def check_model(config: ModelCommandConfig) -> None:
 def check_text_model(config: ModelCommandConfig) -> None:
     """Checks the model as `check_model` does, and that it has a tokenizer."""
     check_tokenizer(resolve(config.model))
+
+
+class DoctorCommandConfig(ModelCommandConfig, Protocol):
+    """Options of a command that may plan without weights."""
+
+    config_only: bool
+    users: int | None
+
+
+def check_examined_model(config: DoctorCommandConfig) -> None:
+    """Checks the model as `check_model` does, or its configuration where weights are not needed."""
+    if config.users is not None or find_config_folder(config) is None:
+        check_model(config)
+
+
+def find_config_folder(config: DoctorCommandConfig) -> Path | None:
+    """Return the folder of the configuration to plan from; None where weights are to be examined.
+
+    Raises:
+        CheckpointError: `config_only` and no configuration, or one of a model without experts.
+    """
+    model = config.model
+    folder = None if model.id == BUILTIN else expand_home(model.id)
+    if folder is not None and not folder.is_dir() and HUB_ID.fullmatch(model.id):
+        if config.config_only:
+            folder = fetch_config(model).parent
+        elif model.local_only:
+            folder = find_cached_config(model)
+    if not config.config_only and (folder is None or not has_config_alone(folder)):
+        return None
+    if folder is None or not folder.is_dir():
+        # Of a bundled model, or to say that there is none.
+        return resolve(model)
+    check_config(folder)
+    return folder
+
+
+def has_config_alone(folder: Path) -> bool:
+    """Whether a folder has a configuration and no weights, or all but those of its experts."""
+    if not (folder / CONFIG).is_file():
+        return False
+    return has_no_experts(folder) or not any(
+        file.suffix in WEIGHT_SUFFIXES for file in folder.iterdir()
+    )
 
 
 def resolve(config: ModelConfig) -> Path:
@@ -120,6 +184,8 @@ def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
     inflated = folder / INFLATED
     if inflated.is_file() and config.revision is None:
         return json.loads(inflated.read_text())["origin"]
+    if has_no_experts(folder) and config.revision is None:
+        return read_without_experts(folder)["origin"]
     raw = json.loads((folder / "config.json").read_text())
     return {
         "model_id": config.name if config.id == BUILTIN or Path(config.id).is_dir() else config.id,
@@ -136,8 +202,62 @@ SAMPLE_BYTES = 4096
 def fingerprint(folder: Path) -> str:
     """Return the sha256 over name, size and samples of every weights file; reads 256 KiB of each.
 
-    It distinguishes checkpoints before and after training, not ones that differ in a few bytes.
+    It distinguishes checkpoints before and after training, not ones that differ in a few bytes. For
+    a folder without experts it is that of the checkpoint that the folder was made from.
+
+    Raises:
+        CheckpointError: the weights in a folder without experts were altered.
     """
+    if not has_no_experts(folder):
+        return sample_weights(folder)
+    record = read_without_experts(folder)
+    if sample_weights(folder) != record["dense_fingerprint"]:
+        raise CheckpointError(
+            f"{folder} was altered: its weights are not those that {WITHOUT_EXPERTS} describes; "
+            "pack the model again (moecast pack MODEL output=PATH dense_output=PATH)"
+        )
+    return record["fingerprint"]
+
+
+def has_no_experts(folder: Path) -> bool:
+    """Whether a folder has a model without its experts, which are in a packed store alone."""
+    return (folder / WITHOUT_EXPERTS).is_file()
+
+
+def read_without_experts(folder: Path) -> dict[str, Any]:
+    """Return the description of a model without its experts.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    file = folder / WITHOUT_EXPERTS
+    record = read_json_object(file)
+    origin = record.get("origin")
+    if set(record) != {"origin", "fingerprint", "dense_fingerprint"} or not (
+        isinstance(origin, dict) and set(origin) == {"model_id", "revision", "config_hash"}
+    ):
+        raise CheckpointError(f"{file} is damaged: it needs origin and two fingerprints")
+    return record
+
+
+def describe_without_experts(
+    folder: Path, *, fingerprint: str, origin: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the description of the model without experts in `folder`.
+
+    Args:
+        fingerprint: of the whole checkpoint.
+        origin: `identity` of the whole checkpoint.
+    """
+    return {
+        "origin": dict(origin),
+        "fingerprint": fingerprint,
+        "dense_fingerprint": sample_weights(folder),
+    }
+
+
+def sample_weights(folder: Path) -> str:
+    """Return the sha256 over name, size and samples of the weights files that are there."""
     digest = hashlib.sha256()
     for file in list_weight_files(folder):
         size = file.stat().st_size

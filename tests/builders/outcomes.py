@@ -17,6 +17,7 @@ def made_run(**fields: Any) -> ServedRun:
     """Make a run of one request of three new tokens; `fields` replace the defaults."""
     values = {
         "tokens": [[[1, 2, 3]]],
+        "load_seconds": 1.0,
         "ttft_seconds": [1.0],
         "tpot_seconds": [0.1, 0.1],
         "wall_seconds": 1.5,

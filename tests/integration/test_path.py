@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from runtime.config import BUILTIN_MODELS

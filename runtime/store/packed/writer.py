@@ -44,6 +44,8 @@ SPARE_BYTES = 16 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Advance = Callable[[int], None]
+FillRecord = Callable[[int, int, Tensor], None]
+"""Fills a record, uint8 `(num_bytes,)`, for a layer and an expert; `TransferError` if it cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +67,30 @@ def pack(
     overwrite: bool = False,
     advance: Advance = lambda _: None,
 ) -> PackSummary:
+    """Writes the experts of a checkpoint as `write_store`; raises as it does."""
+    layouts = [restore_layout(record) for record in contents.layers]
+    slot = allocate_aligned(max(layout.num_bytes for layout in source.layouts))
+
+    def fill(layer: int, expert: int, record: Tensor) -> None:
+        plain = source.layouts[layer]
+        source.read(layer, expert, range(len(plain.chunks)), slot)
+        fill_record(layouts[layer], plain.weights(slot[: plain.num_bytes]), record)
+
+    return write_store(fill, contents, output, overwrite=overwrite, advance=advance)
+
+
+def write_store(
+    fill: FillRecord,
+    contents: StoreContents,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    advance: Advance = lambda _: None,
+) -> PackSummary:
     """Writes the store that `contents` describes to `output`, or finds it there.
 
     Args:
+        fill: called for the experts in order, layer by layer.
         advance: called with the number of experts done since the last call.
 
     Raises:
@@ -84,7 +107,7 @@ def pack(
     try:
         with _workplace(work, contents) as (store, journal):
             _require_room(contents, store, output)
-            written, kept = _write_layers(source, contents, store, journal, advance)
+            written, kept = _write_layers(fill, contents, store, journal, advance)
             checksums = b"".join(path.read_bytes() for path in _sums(contents, journal))
             write_atomic(store / CHECKSUMS, checksums)
             write_atomic(store / MANIFEST, seal_manifest(contents, checksums))
@@ -187,23 +210,21 @@ def _require_room(contents: StoreContents, store: Path, output: Path) -> None:
 
 
 def _write_layers(
-    source: CheckpointStore, contents: StoreContents, store: Path, journal: Path, advance: Advance
+    fill: FillRecord, contents: StoreContents, store: Path, journal: Path, advance: Advance
 ) -> tuple[int, int]:
     """Experts written and kept."""
-    slot = allocate_aligned(max(layout.num_bytes for layout in source.layouts))
     written = kept = 0
     for layer, (record, sums) in enumerate(
         zip(contents.layers, _sums(contents, journal), strict=True)
     ):
-        layout, plain = restore_layout(record), source.layouts[layer]
+        layout = restore_layout(record)
         log = LayerJournal(store / record.file, sums, layout, num_experts=record.num_experts)
         kept += log.num_done
         advance(log.num_done)
         buffer = allocate_aligned(layout.num_bytes)
         try:
             for expert in range(log.num_done, record.num_experts):
-                source.read(layer, expert, range(len(plain.chunks)), slot)
-                fill_record(layout, plain.weights(slot[: plain.num_bytes]), buffer)
+                fill(layer, expert, buffer)
                 log.append(buffer)
                 written += 1
                 advance(1)

@@ -95,6 +95,7 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
     """
     config = task.config
     system = with_counts(task.case.variant.system, config.model, config.entries)
+    started = time.perf_counter()
     model = load_model(
         LoadOptions(
             model=config.model,
@@ -108,6 +109,7 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             forced_routing=config.routing is not None,
         )
     )
+    load_seconds = time.perf_counter() - started
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         engine = handle.engine
         require_predictor(config, system, engine)
@@ -128,6 +130,7 @@ def run_serve_task(task: ServeTask) -> dict[str, Any]:
             tpot += engine.stats.decode_seconds[first:]
         run = ServedRun(
             tokens=tokens,
+            load_seconds=load_seconds,
             ttft_seconds=ttft,
             tpot_seconds=tpot,
             wall_seconds=seconds,

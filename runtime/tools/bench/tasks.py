@@ -52,6 +52,8 @@ class ServedRun:
 
     tokens: Tokens
     """Tokens of all requests, the warm-up included."""
+    load_seconds: float
+    """Time to load the model, libraries already imported."""
     ttft_seconds: list[float]
     tpot_seconds: list[float]
     """Times of all decode steps."""

@@ -11,8 +11,9 @@ from predictors.units import MIB
 from runtime.errors import CheckpointError
 from runtime.store.files import FileReader
 from runtime.store.model_source import DIGESTS, INFLATED, is_weights
+from runtime.store.safetensors_header import make_header
 from runtime.tools.inflate.inflation_plan import InflationPlan
-from runtime.tools.inflate.shards import make_header, shard_size, split_shards, write_shard
+from runtime.tools.inflate.shards import shard_size, split_shards, write_shard
 
 SHARD_BYTES = 2**30
 """Bytes of a file, and most bytes that a resumed run writes again."""

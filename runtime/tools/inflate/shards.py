@@ -1,8 +1,6 @@
 """Stream tensors into safetensors files, holding one expert in memory at a time."""
 
-import json
 import os
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -12,14 +10,11 @@ from predictors.files import sync_folder
 from predictors.units import MIB
 from runtime.store.base import as_memoryview
 from runtime.store.files import FileReader
-from runtime.store.tensor_index import DTYPES
+from runtime.store.safetensors_header import make_header
 from runtime.tools.inflate.inflation_plan import TensorTarget
 
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 COPY_BYTES = 16 * MIB
 """Bytes read at a time of a copied tensor."""
-HEADER_ALIGNMENT = 64
-"""Alignment of the data; the format requires 8."""
 
 
 def split_shards(
@@ -35,22 +30,6 @@ def split_shards(
         shards[-1][key] = target
         size += target.num_bytes
     return shards
-
-
-def make_header(shard: dict[str, TensorTarget]) -> bytes:
-    """Make the length and the header at the beginning of the file."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for key, target in shard.items():
-        begin, end = end, end + target.num_bytes
-        header[key] = {
-            "dtype": NAMES[target.dtype],
-            "shape": list(target.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % HEADER_ALIGNMENT)
-    return struct.pack("<Q", len(text)) + text
 
 
 def shard_size(shard: dict[str, TensorTarget]) -> int:

@@ -1,0 +1,1 @@
+"""A model of real size with random weights, served from small budgets."""

@@ -1,0 +1,186 @@
+"""`moecast doctor` for a model whose weights are not here: what it would need, and how fast."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from predictors.text_table import TextTable
+from predictors.units import GIB, MIB
+from runtime.commands.pack import choose_coding
+from runtime.commands.progress import print_line
+from runtime.config import DoctorConfig, ModelConfig, Quantise
+from runtime.engine.auto_budget import format_size
+from runtime.engine.loading import KV_TOKENS
+from runtime.engine.memory import available_memory_bytes
+from runtime.hf.experts import multiplies_rows
+from runtime.hf.kv import estimate_cache_bytes
+from runtime.hf.layers import find_top_k
+from runtime.hf.loading import StrippedModel
+from runtime.hf.skeleton import build_skeleton
+from runtime.hf.strip import list_taken_parameters
+from runtime.hf.tokens import context_length
+from runtime.profiling.bandwidth import measure_disk_bandwidth, measure_memory_bandwidth
+from runtime.profiling.facts import hardware, versions
+from runtime.store.layout import SlotLayout, assume_slot_layout
+from runtime.store.packed.layout import PackedLayout, build_packed_layout
+from runtime.tools.doctor.config_plan import (
+    FormatPlan,
+    MachineLimits,
+    ModelCounts,
+    count_parameters,
+    plan_formats,
+)
+from runtime.tools.report.tables import fact_table
+
+DTYPE = "bfloat16"
+QUANTISED = (Quantise.INT8, Quantise.INT4)
+SCRATCH_BYTES = 256 * MIB
+"""Enough for some reads of each size that are not in any cache of the disk."""
+
+
+def run(config: DoctorConfig, folder: Path) -> dict[str, Any]:
+    """Plan from `config.json` in `folder`: nothing of the model's weights is read or allocated.
+
+    Raises:
+        CheckpointError: the configuration is damaged, unknown, or of a model without experts.
+    """
+    console = Console()
+    free = available_memory_bytes()
+    stripped = build_skeleton(folder, dtype=DTYPE)
+    model = stripped.model
+    top_k = find_top_k(model, stripped.layers)
+    kv_bytes = estimate_cache_bytes(model.config, 1, model.dtype)
+    counts = count_parameters(stripped, top_k=top_k, kv_bytes_per_token=kv_bytes)
+    layouts = lay_out_formats(stripped)
+    where = config.run_dir or Path.cwd()
+    expert_bytes = min(layout.num_bytes for own in layouts.values() for layout in own)
+    limits = MachineLimits(
+        free_memory_bytes=free,
+        disk_bytes_per_second=measure_disk(where, expert_bytes, seed=config.seed),
+        memory_bytes_per_second=measure_memory_bandwidth(),
+    )
+    kv_tokens = min(KV_TOKENS, context_length(model.config) or KV_TOKENS)
+    plans = plan_formats(counts, layouts, limits, kv_tokens=kv_tokens)
+    report = {
+        "versions": versions(),
+        "hardware": hardware(where),
+        "folder": str(folder),
+        "config_only": True,
+        "class": type(model).__name__,
+        "model": asdict(counts),
+        "kv_tokens": kv_tokens,
+        "machine": asdict(limits),
+        "disk_measured_in": str(where),
+        "formats": [asdict(plan) for plan in plans],
+    }
+    print_plan(console, config.model, counts, limits, plans, kv_tokens=kv_tokens)
+    return report
+
+
+def lay_out_formats(
+    stripped: StrippedModel,
+) -> Mapping[str, Sequence[SlotLayout | PackedLayout]]:
+    """Return the layers' layouts in each format: as a checkpoint in bfloat16 and as packed ones."""
+    plain = [assume_slot_layout(list_taken_parameters([layer])) for layer in stripped.layers]
+    formats: dict[str, Sequence[SlotLayout | PackedLayout]] = {DTYPE: plain}
+    has_kernels = all(multiplies_rows(layer.experts) for layer in stripped.layers)
+    for quantise in QUANTISED:
+        coding = choose_coding(quantise)
+        if not has_kernels:
+            coding = replace(coding, block=0)
+        formats[quantise.value] = [build_packed_layout(own, coding=coding) for own in plain]
+    return formats
+
+
+def measure_disk(folder: Path, expert_bytes: int, *, seed: int) -> float | None:
+    """Measure direct reads of about an expert's size from a scratch file, in bytes per second."""
+    with scratch_file(folder) as file:
+        rows = measure_disk_bandwidth([file], seed=seed)
+    fitting = [row for row in rows if row["read_bytes"] <= expert_bytes] or rows[:1]
+    return fitting[-1]["direct"]
+
+
+@contextmanager
+def scratch_file(folder: Path) -> Iterator[Path]:
+    """Write a file of random bytes that is removed afterwards."""
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".moecast-reads-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for _ in range(SCRATCH_BYTES // (16 * MIB)):
+                file.write(os.urandom(16 * MIB))
+            file.flush()
+            os.fsync(file.fileno())
+        yield Path(name)
+    finally:
+        Path(name).unlink()
+
+
+def print_plan(
+    console: Console,
+    chosen: ModelConfig,
+    counts: ModelCounts,
+    limits: MachineLimits,
+    plans: Sequence[FormatPlan],
+    *,
+    kv_tokens: int,
+) -> None:
+    """Print the model, the machine, and a row for each format."""
+    speed = limits.disk_bytes_per_second
+    disk = "not measured" if speed is None else f"{speed / MIB:,.0f} MiB/s"
+    facts = {
+        "parameters": f"{format_count(counts.parameters)}, of which a token uses "
+        f"{format_count(counts.active_parameters)}",
+        "experts": f"{counts.num_layers} layers of {counts.num_experts}, {counts.top_k} per token, "
+        f"together {format_count(counts.expert_parameters)} parameters",
+        "other weights": f"{format_size(counts.dense_bytes)} in {DTYPE}",
+        "KV cache": f"{counts.kv_bytes_per_token:,} bytes per token in {DTYPE}, "
+        f"{format_size(kv_tokens * counts.kv_bytes_per_token)} for {kv_tokens} tokens",
+        "memory": f"{format_size(limits.free_memory_bytes)} free, "
+        f"{limits.memory_bytes_per_second / GIB:.1f} GiB/s",
+        "disk": f"{disk} in direct reads of an expert's size",
+    }
+    console.print(fact_table(f"{chosen.name} from its configuration, without weights", facts))
+    console.print()
+    columns = (
+        *("experts in", "one", "all", "with others", "least budget", "budget here"),
+        *("hits", "reads per token", "TPOT at least"),
+    )
+    cells = [list_cells(plan) for plan in plans]
+    TextTable(title="experts by format", columns=columns, rows=cells).print(console)
+    print_line(
+        console,
+        "hits: the share of the experts in memory, as if all were equally likely; real routing is "
+        "more local and reads less. TPOT at least: bytes read divided by the disk's bandwidth, or "
+        "bytes of weights that a token uses divided by the memory's, whichever is longer",
+    )
+    if failed := next((plan for plan in plans if plan.error is not None), None):
+        print_line(
+            console,
+            f"without a budget here, figures are those of the least budget; {failed.format}: "
+            f"{failed.error}",
+        )
+
+
+def list_cells(plan: FormatPlan) -> list[str]:
+    """Return the cells of a format's row."""
+    sizes = (plan.expert_bytes, plan.experts_bytes, plan.total_bytes, plan.least_budget_bytes)
+    tpot = plan.tpot_seconds
+    return [
+        plan.format,
+        *map(format_size, sizes),
+        "none" if plan.budget_bytes is None else format_size(plan.budget_bytes),
+        f"{100 * plan.hit_rate:.1f} %",
+        f"{plan.reads_per_token:.0f}, {format_size(int(plan.read_bytes_per_token))}",
+        "not measured" if tpot is None else f"{1000 * tpot:,.0f} ms",
+    ]
+
+
+def format_count(number: int) -> str:
+    """Write a number of parameters in billions or millions."""
+    return f"{number / 1e9:,.1f} billion" if number >= 1e9 else f"{number / 1e6:.1f} million"

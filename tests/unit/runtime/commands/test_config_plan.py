@@ -1,0 +1,249 @@
+"""`doctor` without weights: sizes of published models from their configuration alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from transformers import (
+    DeepseekV3Config,
+    GptOssConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+)
+
+from predictors.errors import MoecastError
+from predictors.units import GIB, MIB
+from runtime.commands import doctor
+from runtime.commands.config_plan import lay_out_formats
+from runtime.commands.pack import choose_coding
+from runtime.config import DoctorConfig, ModelConfig, Quantise
+from runtime.engine.memory import peak_memory_bytes
+from runtime.errors import CheckpointError
+from runtime.hf.loading import count_weight_bytes, load_stripped
+from runtime.hf.skeleton import build_skeleton
+from runtime.store.base import max_slot_bytes
+from runtime.store.layout import SlotLayout
+from runtime.store.model_source import check_examined_model
+from runtime.tools.doctor.config_plan import (
+    FormatPlan,
+    MachineLimits,
+    ModelCounts,
+    count_parameters,
+    plan_formats,
+)
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.models import tiny_qwen2_moe
+from tests.builders.packed import packed
+
+KIMI_K2 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 384,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_group": 1,
+    "topk_group": 1,
+    "vocab_size": 163840,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+QWEN3_235B = {
+    "num_hidden_layers": 94,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "hidden_size": 4096,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
+LIMITS = MachineLimits(
+    free_memory_bytes=64 * GIB, disk_bytes_per_second=2**30, memory_bytes_per_second=2**34
+)
+
+
+def save(folder: Path, config: PreTrainedConfig | dict) -> Path:
+    folder.mkdir(exist_ok=True)
+    if isinstance(config, dict):
+        (folder / "config.json").write_text(json.dumps(config))
+    else:
+        config.save_pretrained(folder)
+    return folder
+
+
+def plan(folder: Path) -> tuple:
+    stripped = build_skeleton(folder, dtype="bfloat16")
+    assert all(tensor.is_meta for tensor in stripped.model.parameters())
+    top_k = stripped.spec(folder, ModelConfig(id=str(folder))).top_k
+    counts = count_parameters(stripped, top_k=top_k, kv_bytes_per_token=1)
+    plans = plan_formats(counts, lay_out_formats(stripped), LIMITS, kv_tokens=0)
+    return counts, {one.format: one for one in plans}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions", "active"),
+    [
+        # As published; DeepSeek-V3 without its layer that predicts a second token.
+        (DeepseekV3Config(), 671, 37.0),
+        (KIMI_K2, 1026, 32.0),
+        (Qwen3MoeConfig(**QWEN3_235B), 235, 22.0),
+        (GptOssConfig(num_hidden_layers=36, num_local_experts=128), 117, 5.1),
+        (MixtralConfig(), 46.7, 12.9),
+    ],
+    ids=["deepseek-v3", "kimi-k2", "qwen3-235b", "gpt-oss-120b", "mixtral-8x7b"],
+)
+def test_plan__counts_the_parameters_of_published_models(tmp_path, config, billions, active):
+    before = peak_memory_bytes()
+    counts, plans = plan(save(tmp_path, config))
+    assert peak_memory_bytes() - before < 300 * MIB
+    assert counts.parameters / 1e9 == pytest.approx(billions, rel=0.003)
+    assert counts.active_parameters / 1e9 == pytest.approx(active, rel=0.04)
+    bits = 8 * plans["int4"].experts_bytes / counts.expert_parameters
+    # Four bits, and 32 of scale and offset for each 32 weights; more where biases stay as they are.
+    assert bits == pytest.approx(5, rel=0.01)
+    assert plans["bfloat16"].experts_bytes == pytest.approx(2 * counts.expert_parameters, rel=1e-3)
+
+
+def test_plan__has_the_sizes_of_what_is_served(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model", hidden_size=64, expert_width=32)
+    counts, plans = plan(folder)
+    stripped = load_stripped(folder, "bfloat16")
+    store = stripped.open_store()
+    assert counts.dense_bytes == count_weight_bytes(stripped.model)
+    assert plans["bfloat16"].expert_bytes == max_slot_bytes(store)
+    store.close()
+    pack_folder = tmp_path / "store"
+    packed(folder, pack_folder, coding=choose_coding(Quantise.INT4))
+    size = sum(file.stat().st_size for file in pack_folder.glob("layer-*.bin"))
+    assert plans["int4"].experts_bytes == size
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "granitemoe", "llama4", "switch_transformers"])
+def test_plan__has_the_sizes_of_experts_of_every_kind(tmp_path, name):
+    # Transposed with biases, fused in the checkpoint, stacked, and a module for each.
+    folder = save_family(tmp_path / "model", FAMILIES[name], dtype=torch.bfloat16)
+    counts, plans = plan(folder)
+    stripped = load_stripped(folder, "bfloat16")
+    store = stripped.open_store()
+    assert counts.dense_bytes == count_weight_bytes(stripped.model)
+    assert plans["bfloat16"].expert_bytes == max_slot_bytes(store)
+    assert counts.num_experts == store.num_experts
+    store.close()
+
+
+def test_plan_formats__bounds_the_time_of_a_token_by_hand():
+    layout = SlotLayout(offsets={}, shapes={}, dtypes={}, chunks=(), num_bytes=GIB)
+    counts = ModelCounts(
+        parameters=0,
+        expert_parameters=0,
+        active_parameters=0,
+        dense_bytes=8 * GIB,
+        read_dense_bytes=6 * GIB,
+        kv_bytes_per_token=0,
+        num_layers=10,
+        num_experts=10,
+        top_k=2,
+    )
+
+    def bound(free_gib: float) -> FormatPlan:
+        limits = MachineLimits(
+            free_memory_bytes=int(free_gib * GIB),
+            disk_bytes_per_second=GIB,
+            memory_bytes_per_second=13 * GIB,
+        )
+        return plan_formats(counts, {"x": [layout] * 10}, limits, kv_tokens=0)[0]
+
+    # 90 % of 65 GiB, less 8 for weights and .29 for the process: 50 of 100 experts.
+    half = bound(65)
+    assert (half.hit_rate, half.reads_per_token) == (0.5, 10)
+    assert (half.disk_seconds, half.memory_seconds, half.tpot_seconds) == (10, 2, 10)
+    # All experts in memory: the 6 GiB and 20 experts that a token uses.
+    whole = bound(200)
+    assert (whole.hit_rate, whole.disk_seconds, whole.tpot_seconds) == (1, 0, 2)
+    none = bound(8)
+    assert none.budget_bytes is None
+    assert "not enough free memory" in none.error
+    assert none.reads_per_token == pytest.approx(20 * 0.98)
+
+
+def test_doctor__plans_a_folder_with_only_a_configuration(tmp_path, capsys):
+    config = DoctorConfig(
+        model=ModelConfig(name="kimi", id=str(save(tmp_path / "k2", KIMI_K2))), run_dir=tmp_path
+    )
+    check_examined_model(config)
+    report = json.loads(json.dumps(doctor.run(config), allow_nan=False))
+    assert report["model"]["kv_bytes_per_token"] == 61 * 2 * (512 + 64)
+    assert [row["format"] for row in report["formats"]] == ["bfloat16", "int8", "int4"]
+    assert report["machine"]["disk_bytes_per_second"] > 0
+    printed = capsys.readouterr().out
+    assert "1,026.4 billion" in printed
+    assert "60 layers of 384, 8 per token" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["k2"], "the scratch file is gone"
+
+
+def test_doctor__plans_a_whole_checkpoint_on_request(tmp_path):
+    folder = tiny_qwen2_moe(tmp_path / "model")
+    model = ModelConfig(name="tiny", id=str(folder))
+    report = doctor.run(DoctorConfig(model=model, config_only=True, run_dir=tmp_path))
+    assert report["config_only"]
+    # All in memory: nothing is read.
+    assert {row["reads_per_token"] for row in report["formats"]} == {0}
+
+
+def test_check_examined_model__finds_a_configuration_in_the_hub_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    hub = tmp_path / "models--org--k2"
+    save_to = hub / "snapshots" / ("a" * 40)
+    save_to.mkdir(parents=True)
+    save(save_to, KIMI_K2)
+    (hub / "refs").mkdir()
+    (hub / "refs/main").write_text("a" * 40)
+    check_examined_model(DoctorConfig(model=ModelConfig(name="k2", id="org/k2")))
+    with pytest.raises(CheckpointError, match="not on this machine"):
+        check_examined_model(
+            DoctorConfig(model=ModelConfig(name="no", id="org/no"), config_only=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is damaged"),
+        ("[]", "not a JSON object"),
+        ('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}', "LlamaForCausalLM has"),
+        ('{"model_type": "mixtral", "num_local_experts": "eight"}', "is damaged"),
+        ('{"model_type": "unheard_of_moe"}', "no model of type 'unheard_of_moe'"),
+    ],
+)
+def test_doctor__refuses_a_configuration_that_it_cannot_plan(tmp_path, text, message):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(text)
+    config = DoctorConfig(model=ModelConfig(name="model", id=str(folder)), run_dir=tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        doctor.run(config)
+
+
+def test_doctor__without_configuration_says_what_is_there(tmp_path):
+    config = DoctorConfig(model=ModelConfig(name="none", id=str(tmp_path)), config_only=True)
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        check_examined_model(config)
+    with pytest.raises(MoecastError, match="config_only"):
+        DoctorConfig(users=3, tps=1.0, config_only=True)
