@@ -238,26 +238,52 @@ class KlotskiConfig(BenchmarkConfig):
 @dataclass(kw_only=True)
 class PeersConfig(BenchmarkConfig):
     model: Path
-    """Folder of a model: `python -m runtime inflate total_size=2GiB`."""
+    """Folder of a model: `python -m runtime inflate total_size=2GiB`, or `python -m benchmarks
+    random`."""
     output: Path = RESULTS / "peers.json"
+    format: list[str] = field(default_factory=lambda: ["float32", "bfloat16", "int8", "int4"])
+    """Formats of the experts, with commas between them: float32, bfloat16, int8, int4. llama.cpp
+    has Q8_0 for int8 and Q4_0 for int4. Others in the results stay as they are."""
     peer: list[str] = field(default_factory=list)
     """Programs and systems to run, with commas between them; all unless given."""
-    budget: list[str] = field(default_factory=lambda: ["25%", "50%"])
-    """Memory for experts, with commas between the sizes."""
+    budget: list[str] = field(default_factory=lambda: ["25%", "50%", "100%"])
+    """Memory for experts, with commas between the sizes; a share is one of all experts as this
+    project packs them in the format."""
+    read_ahead: list[int] = field(default_factory=lambda: [128])
+    """KiB of the disk's read-ahead, besides the machine's own, at which programs that map their
+    weights run while not all experts fit; needs root. [] for none."""
     repetitions: int = 3
     """Runs of each peer and budget, interleaved."""
     max_new_tokens: int = 24
     """Tokens to generate for each prompt."""
     seconds_per_prompt: float = 4.0
     """An answer that takes longer ends early, after three tokens or more."""
-    threads: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """Threads of each program."""
+    warm_up_tokens: int = 256
+    """Random tokens of the prompt before the measured ones, which fills the memory."""
+    threads: list[int] = field(default_factory=lambda: [os.cpu_count() or 1])
+    """Threads of each program, with commas between the numbers."""
     entries: Path | None = None
     """Folder of trained entries that come before the zoo's."""
     work: Path = Path("runs/peers")
     """Folder for other layouts of the weights, scratch files and logs."""
     environments: Path = ENVIRONMENTS
     """Folder of the environments that `python -m benchmarks environments` builds."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("threads", 1), ("read_ahead", 0)):
+            if any(value < least for value in getattr(self, name)):
+                raise MoecastError(f"{name}={getattr(self, name)}: must be at least {least}")
+        if self.warm_up_tokens < 0:
+            raise MoecastError(f"warm_up_tokens={self.warm_up_tokens}: must be at least 0")
+
+
+@dataclass(kw_only=True)
+class RandomConfig(RunConfig):
+    output: Path
+    """Folder for the checkpoint."""
+    num_layers: int = 4
+    """Layers, of which Qwen3-30B-A3B has 48; the vocabulary shrinks in the same proportion."""
 
 
 @dataclass(kw_only=True)
