@@ -258,8 +258,8 @@ class PeersConfig(BenchmarkConfig):
     """Tokens to generate for each prompt."""
     seconds_per_prompt: float = 4.0
     """An answer that takes longer ends early, after three tokens or more."""
-    warm_up_tokens: int = 256
-    """Random tokens of the prompt before the measured ones, which fills the memory."""
+    warm_ups: int = 2
+    """Prompts of 64 random tokens before the measured ones, which fill the memory."""
     threads: list[int] = field(default_factory=lambda: [os.cpu_count() or 1])
     """Threads of each program, with commas between the numbers."""
     entries: Path | None = None
@@ -271,11 +271,15 @@ class PeersConfig(BenchmarkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("threads", 1), ("read_ahead", 0)):
-            if any(value < least for value in getattr(self, name)):
+        for name, values, least in (
+            ("threads", self.threads, 1),
+            ("read_ahead", self.read_ahead, 0),
+            ("warm_ups", [self.warm_ups], 0),
+        ):
+            if any(value < least for value in values):
                 raise MoecastError(f"{name}={getattr(self, name)}: must be at least {least}")
-        if self.warm_up_tokens < 0:
-            raise MoecastError(f"warm_up_tokens={self.warm_up_tokens}: must be at least 0")
+        if not self.threads:
+            raise MoecastError("threads=[]: give at least one number")
 
 
 @dataclass(kw_only=True)

@@ -103,7 +103,8 @@ def add_metadata(writer: GGUFWriter, config: dict[str, Any], dtype: torch.dtype)
         writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_expert_count(config["num_experts"])
+    # The Hub's name, and that of configurations which Transformers 5 writes.
+    writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
     writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if shared := config.get("shared_expert_intermediate_size"):

@@ -3,7 +3,7 @@
 Memory is the same for all in a format: weights other than experts, the budget for experts, and 400
 MiB for the program itself. Weights in the page cache are charged. Where not all experts fit, they
 cannot use what a program leaves of its 400 MiB: small models would fit in it. Before the measured
-prompts, one of random tokens fills the memory. An answer that takes longer than
+prompts, some of random tokens fill the memory. An answer that takes longer than
 `seconds_per_prompt` ends early; a peer that cannot run is a row with the reason. Needs the `dev`
 extra, Linux 6.5 and root (see `limit.py`).
 """
@@ -53,6 +53,9 @@ from runtime.policy.budget import Budget
 ALLOWANCE_BYTES = 400 * MIB
 """Memory for an interpreter with PyTorch, activations and KV cache; learned predictors with
 onnxruntime take most of it."""
+WARM_UP_TOKENS = 64
+"""Random tokens of a prompt that fills the memory. Every expert of a model with 60 is chosen by
+some of them; activations of longer prompts take more memory than the measured ones'."""
 PROMPTS = (
     "The heart pumps blood through the body, and the lungs",
     "It was late in the evening when the old man came to the door and",
@@ -220,7 +223,10 @@ def make_questions(config: PeersConfig, tokenizer: PreTrainedTokenizerBase) -> Q
         new_tokens=config.max_new_tokens,
         seconds_per_prompt=config.seconds_per_prompt,
         threads=config.threads[0],
-        warm_up=[rng.randrange(len(tokenizer)) for _ in range(config.warm_up_tokens)],
+        warm_up=[
+            [rng.randrange(len(tokenizer)) for _ in range(WARM_UP_TOKENS)]
+            for _ in range(config.warm_ups)
+        ],
     )
 
 
@@ -268,7 +274,7 @@ def run_format(
         repetitions=config.repetitions,
         prompts=[len(prompt) for prompt in questions.prompts],
         new_tokens=config.max_new_tokens,
-        warm_up_tokens=config.warm_up_tokens,
+        warm_up_tokens=config.warm_ups * WARM_UP_TOKENS,
         seconds_per_prompt=questions.seconds_per_prompt,
         seconds=time.monotonic() - started,
         rows=add_ratios(rows, REFERENCES[name]),

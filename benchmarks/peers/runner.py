@@ -26,7 +26,7 @@ class Questions:
     new_tokens: int
     seconds_per_prompt: float
     threads: int
-    warm_up: list[int] = field(default_factory=list)
+    warm_up: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -299,11 +299,12 @@ def peers_section() -> list[str]:
         )
         has_reserve = any(row.reserved_bytes for row in report.rows)
         lines += [
-            f"Other programs with the same weights (`{report.model}`, {kind}), prompts and memory"
-            f"{reserved * has_reserve}, interleaved ({len(report.prompts)} prompts, "
-            f"{report.new_tokens} new tokens each, after a prompt of {report.warm_up_tokens} "
-            f"tokens; {report.repetitions} repetitions; times are medians of the repetitions' "
-            f"medians, tokens/s of the means; all experts: {format_size(report.experts_bytes)}):",
+            f"Other programs with the same weights (`{report.model}`, {kind}; experts of "
+            f"{format_size(report.experts_bytes)}), prompts and memory{reserved * has_reserve}, "
+            f"interleaved ({len(report.prompts)} prompts, {report.new_tokens} new tokens each, "
+            f"after {report.warm_up_tokens} random tokens that fill the memory; "
+            f"{report.repetitions} repetitions; times are medians of the repetitions' medians, "
+            "tokens/s of the means):",
             "",
             *peers_table(report),
             "",

@@ -22,7 +22,7 @@ def load(request: PeerRequest) -> AnswerFunction:
     model = llama_cpp.llama_model_load_from_file(request.weights.encode(), model_params)
     if not model:
         raise RuntimeError(f"llama.cpp cannot load {request.weights}")
-    longest = max([len(request.warm_up), *map(len, request.prompts)])
+    longest = max(map(len, request.warm_up + request.prompts))
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = longest + request.new_tokens
     params.n_batch = params.n_ubatch = longest
