@@ -20,9 +20,10 @@ from benchmarks.klotski.rows import (
     VariantRequest,
 )
 from benchmarks.klotski.variants import VariantReport, make_prompts
-from benchmarks.peers.peers import Peer, WeightLayout
-from benchmarks.peers.run import ALLOWANCE_BYTES, fused_weights, weight_bytes
+from benchmarks.peers.peers import Peer
+from benchmarks.peers.run import ALLOWANCE_BYTES
 from benchmarks.peers.runner import PeerRunner, Questions
+from benchmarks.peers.weights import ModelWeights, WeightLayout, weight_bytes
 from benchmarks.process import ProcessFailed, python_module, start_worker
 from benchmarks.reports import print_line
 from runtime.policy.budget import Budget
@@ -153,8 +154,7 @@ def run_accelerate(config: KlotskiConfig) -> AccelerateRow:
 
     All prompts of the group are one batch.
     """
-    fused = fused_weights(config.model, config.work)
-    experts_bytes, others_bytes = weight_bytes(fused)
+    experts_bytes, others_bytes = weight_bytes(config.model)
     budget_bytes = Budget.parse(config.budget).resolve(total_bytes=experts_bytes)
     prompts = make_prompts(
         config.model,
@@ -168,7 +168,7 @@ def run_accelerate(config: KlotskiConfig) -> AccelerateRow:
         seconds_per_prompt=0.0,
         threads=config.threads,
     )
-    runner = PeerRunner(config.work, {WeightLayout.FUSED: fused}, config.environments)
+    runner = PeerRunner(ModelWeights(config.model, config.work, config.environments))
     row = AccelerateRow(name="accelerate, one batch of all", rows=len(prompts))
     try:
         report, memory = runner.run(

@@ -1,10 +1,11 @@
-"""Checkpoints in float32 with each layer's experts in two tensors, as Transformers holds them.
+"""Checkpoints with each layer's experts in two tensors, as Transformers holds them.
 
 From a checkpoint of one tensor per expert, Transformers 5 builds these two in memory; from this one
-it can map them from the file, and Accelerate can offload them. Values do not change.
+it can map them from the file, and Accelerate can offload them. Values change by the dtype only.
 """
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
-    """The tensors of a folder of safetensors files by key, read on access."""
+    """The tensors of a folder of safetensors files by key, read on access in one dtype."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
         self._files = [
             safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))
         ]
@@ -32,8 +34,11 @@ class Checkpoint:
         return iter(self._file_of)
 
     def __getitem__(self, key: str) -> Tensor:
-        """Returns a tensor in float32."""
-        return self._file_of[key].get_tensor(key).float()
+        return self._file_of[key].get_tensor(key).to(self.dtype)
+
+    def num_bytes(self, key: str) -> int:
+        """Returns the size of a tensor without reading it."""
+        return math.prod(self._file_of[key].get_slice(key).get_shape()) * self.dtype.itemsize
 
 
 def fused_tensors(source: Checkpoint) -> Iterator[dict[str, Tensor]]:
@@ -59,17 +64,18 @@ def fused_tensors(source: Checkpoint) -> Iterator[dict[str, Tensor]]:
     yield {key: source[key] for key in rest}
 
 
-def write_fused(folder: Path, output: Path) -> None:
+def write_fused(folder: Path, output: Path, dtype: torch.dtype = torch.float32) -> None:
     """Writes a file for each layer's experts and one for all else, a layer at a time."""
     output.mkdir(parents=True)
     weight_map: dict[str, str] = {}
-    for number, tensors in enumerate(fused_tensors(Checkpoint(folder))):
+    for number, tensors in enumerate(fused_tensors(Checkpoint(folder, dtype))):
         name = f"model-{number:05}.safetensors"
         save_file(tensors, output / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
     for path in folder.glob("*.json"):
         if path.name != INDEX:
             shutil.copy(path, output / path.name)
-    config = json.loads((output / "config.json").read_text()) | {"dtype": "float32"}
+    config = json.loads((output / "config.json").read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
     (output / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (output / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}) + "\n")

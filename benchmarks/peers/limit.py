@@ -31,9 +31,10 @@ BLOCK = 2**20
 """Bytes: one weight matrix of an expert inflated to 3 MiB."""
 PERIOD_SECONDS = 0.005
 """A disk of 2 GB/s reads 10 MiB in this time, by which the limit may be exceeded for a moment."""
-SLACK = 32 * 2**20
-"""Bytes above the limit at which blocks are dropped: counting pages more often takes more of a core
-than the kernel's own bookkeeping would."""
+SLACK = 1 / 64
+"""Share of the files' bytes above the limit at which blocks are dropped: counting pages, whose time
+is in proportion to the files, more often takes more of a core than the kernel's own bookkeeping
+would."""
 COUNT_SECONDS = 0.5
 """Longest time between two counts of the cached pages."""
 PRIORITY = -15
@@ -171,11 +172,22 @@ class MemoryLimiter:
     """Limits the memory of one process until it ends."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], files: Iterable[Path], limit_bytes: int
+        self,
+        process: subprocess.Popen[bytes],
+        files: Iterable[Path],
+        limit_bytes: int,
+        reserved_bytes: int = 0,
     ) -> None:
+        """Prepares to limit a process.
+
+        Args:
+            reserved_bytes: The part of the limit that is for anonymous memory alone: what the
+                process does not need of it is not used for cached pages.
+        """
         self.process = process
         self.files = [CachedFile(path) for path in files]
-        self.limit_bytes = limit_bytes
+        self.limit_bytes, self.reserved_bytes = limit_bytes, reserved_bytes
+        self.slack_bytes = int(SLACK * sum(file.num_bytes for file in self.files))
         self.peak = ChargedMemory()
         self.dropped_bytes = 0
         self.busy_seconds = 0.0
@@ -231,15 +243,16 @@ class MemoryLimiter:
             self.process.kill()
             return
         read, now = read_bytes(self.process.pid), time.monotonic()
-        at_most = anonymous + self._cached + (read - self._read)
-        if at_most <= self.limit_bytes + SLACK and now < self._counted + COUNT_SECONDS:
+        own = max(anonymous, self.reserved_bytes)
+        at_most = own + self._cached + (read - self._read)
+        if at_most <= self.limit_bytes + self.slack_bytes and now < self._counted + COUNT_SECONDS:
             return
         self._cached = sum(file.cached_bytes() for file in self.files)
         self._read, self._counted = read, now
         self.peak.cached = max(self.peak.cached, self._cached)
         self.peak.total = max(self.peak.total, anonymous + self._cached)
         self._charges.append(anonymous + self._cached)
-        if (excess := anonymous + self._cached - self.limit_bytes) > 0:
+        if (excess := own + self._cached - self.limit_bytes) > 0:
             dropped = self.drop(pidfd, excess)
             self._cached -= dropped
             self.dropped_bytes += dropped

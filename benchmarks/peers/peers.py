@@ -1,20 +1,14 @@
 """The programs that are compared: environment, script and layout of the weights of each."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
+from benchmarks.formats import FORMATS
+from benchmarks.peers.weights import LLAMA_CPP, WeightLayout
+
 WORKERS = Path(__file__).parent / "workers"
-
-
-class WeightLayout(StrEnum):
-    """The layouts of the same values that peers read."""
-
-    SEPARATE = "separate"
-    """One tensor for each matrix of each expert."""
-    FUSED = "fused"
-    """Two tensors for all experts of a layer."""
-    GGUF = "gguf"
+EXACT = ("float32", "bfloat16")
+"""Formats in which all programs compute from the same values."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +19,16 @@ class Peer:
     worker: Path
     weights: WeightLayout
     how: str
+    formats: tuple[str, ...] = EXACT
     environment: str | None = None
     """File of `requirements/`; None: the environment of this process."""
     options: dict[str, str] = field(default_factory=dict)
     own_files: bool = False
     """The peer converts the weights on its first run, which has no memory limit."""
+    maps_weights: bool = False
+    """Weights are read through the page cache, so that the disk's read-ahead decides on speed."""
+    needs_all: bool = False
+    """All weights are read into the peer's own memory before the first token."""
 
 
 def moecast_peer(system: str, how: str) -> Peer:
@@ -37,9 +36,25 @@ def moecast_peer(system: str, how: str) -> Peer:
     return Peer(
         name=system,
         worker=WORKERS / "with_moecast.py",
-        weights=WeightLayout.SEPARATE,
+        weights=WeightLayout.PACKED,
         how=how,
+        formats=tuple(FORMATS),
         options={"system": system},
+    )
+
+
+def llama_cpp_peer(name: str, load: str, how: str) -> Peer:
+    """Returns llama.cpp with one way of loading weights."""
+    return Peer(
+        name=name,
+        worker=WORKERS / "with_llama_cpp.py",
+        weights=WeightLayout.GGUF,
+        how=how,
+        formats=(*EXACT, "int8", "int4"),
+        environment=LLAMA_CPP,
+        options={"load": load},
+        maps_weights=load == "mapped",
+        needs_all=load == "in-memory",
     )
 
 
@@ -53,6 +68,7 @@ PEERS = (
         weights=WeightLayout.FUSED,
         how="device_map: experts of as many layers in memory as fit with one more",
         environment="accelerate",
+        maps_weights=True,
     ),
     Peer(
         name="transformers",
@@ -61,27 +77,27 @@ PEERS = (
         how="from_pretrained; weights stay mapped from the file; eager experts",
         environment="transformers",
         options={"experts": "eager"},
+        maps_weights=True,
     ),
     Peer(
         name="airllm",
         worker=WORKERS / "with_airllm.py",
         weights=WeightLayout.SEPARATE,
         how="one layer after another from its own shards; takes no budget",
+        formats=("float32",),
         environment="airllm",
         own_files=True,
+        maps_weights=True,
     ),
-    Peer(
-        name="llama-cpp",
-        worker=WORKERS / "with_llama_cpp.py",
-        weights=WeightLayout.GGUF,
-        how="llama-cpp-python, GGUF in float32 mapped from the file; built with norm_topk_prob",
-        environment="llama-cpp",
-    ),
-    Peer(
-        name="moe-infinity",
-        worker=WORKERS / "with_moe_infinity.py",
-        weights=WeightLayout.SEPARATE,
-        how="what PyPI has under this name",
-        environment="moe-infinity",
+    llama_cpp_peer(LLAMA_CPP, "mapped", "GGUF mapped from the file, not repacked"),
+    llama_cpp_peer(
+        f"{LLAMA_CPP}-in-memory", "in-memory", "GGUF read into memory, repacked for the processor"
     ),
 )
+REFERENCES = {
+    "float32": ("accelerate",),
+    "bfloat16": ("accelerate",),
+    "int8": (LLAMA_CPP, f"{LLAMA_CPP}-in-memory"),
+    "int4": (LLAMA_CPP, f"{LLAMA_CPP}-in-memory"),
+}
+"""Formats to compare, and the peers whose fastest row the others are compared with."""

@@ -1,15 +1,13 @@
 """Rows of the peers, made from their runs, and the table of all rows."""
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from benchmarks.reports import MachineFacts
-from benchmarks.tables.markdown import markdown_table
-from predictors.units import MIB
+from benchmarks.tables.markdown import format_size, markdown_table
+from predictors.units import KIB, MIB
 
-REFERENCE = "accelerate"
-"""The peer that the others' decode speed is compared with."""
 SAME = "yes"
 
 
@@ -68,6 +66,11 @@ class PeerKey:
     budget: str
     budget_bytes: int
     limit_bytes: int
+    reserved_bytes: int
+    """Part of the limit that weights in the page cache cannot use."""
+    threads: int
+    read_ahead_kib: int | None
+    """The disk's read-ahead; None for a program that reads past the page cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,24 +99,30 @@ class PeerRow(PeerKey):
     peak_charged_bytes: int
     mean_charged_bytes: float
     limiter_busy_seconds: float
-    tokens_as_transformers: str
-    """`yes`, or the first token that differs."""
+    tokens_as_transformers: str | None
+    """`yes`, or the first token that differs; None where programs round differently."""
     versions: dict[str, str]
-    decode_over_accelerate: float | None = None
+    over_reference: float | None = None
+    """Decode throughput over that of the reference's fastest row at the same budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeersReport:
+    """One model in one format."""
+
     machine: MachineFacts
+    model: str
+    format: str
     experts_bytes: int
+    """All experts as this project packs them."""
     other_weights_bytes: int
     allowance_bytes: int
-    dtype: str
-    reference_peer: str
+    reference_peers: list[str]
     repetitions: int
     prompts: list[int]
     """Length of each prompt."""
     new_tokens: int
+    warm_up_tokens: int
     seconds_per_prompt: float
     seconds: float
     rows: list[PeerRow | FailedPeer]
@@ -128,14 +137,23 @@ def first_difference(answers: Sequence[list[int]], expected: Sequence[list[int]]
     return SAME
 
 
-def summarize_runs(key: PeerKey, runs: Sequence[PeerRun], expected: list[list[int]]) -> PeerRow:
-    """Returns medians over the runs, with the lowest and the highest decode throughput."""
+def summarize_runs(
+    key: PeerKey, runs: Sequence[PeerRun], expected: list[list[int]] | None
+) -> PeerRow:
+    """Returns medians over the runs, with the lowest and the highest decode throughput.
+
+    Args:
+        expected: The answers of Transformers; None if others can be right.
+    """
 
     def median(figure: Callable[[PeerRun], float]) -> float:
         return statistics.median(figure(run) for run in runs)
 
     speeds = [run.tokens_per_second for run in runs]
-    equal = [first_difference([answer.tokens for answer in run.answers], expected) for run in runs]
+    equal = None
+    if expected is not None:
+        texts = [first_difference([one.tokens for one in run.answers], expected) for run in runs]
+        equal = next((text for text in texts if text != SAME), SAME)
     return PeerRow(
         **vars(key),
         runs=len(runs),
@@ -155,9 +173,29 @@ def summarize_runs(key: PeerKey, runs: Sequence[PeerRun], expected: list[list[in
         peak_charged_bytes=max(run.peak_charged_bytes for run in runs),
         mean_charged_bytes=median(lambda run: run.mean_charged_bytes),
         limiter_busy_seconds=median(lambda run: run.limiter_busy_seconds),
-        tokens_as_transformers=next((text for text in equal if text != SAME), SAME),
+        tokens_as_transformers=equal,
         versions=runs[0].versions,
     )
+
+
+def add_ratios(
+    rows: Sequence[PeerRow | FailedPeer], references: Collection[str]
+) -> list[PeerRow | FailedPeer]:
+    """Adds each row's throughput over that of the references' fastest row at the same budget."""
+    base: dict[str, float] = {}
+    for row in rows:
+        if isinstance(row, PeerRow) and row.peer in references:
+            base[row.budget] = max(base.get(row.budget, 0.0), row.tokens_per_second)
+    return [
+        replace(row, over_reference=row.tokens_per_second / base[row.budget])
+        if isinstance(row, PeerRow) and row.budget in base
+        else row
+        for row in rows
+    ]
+
+
+def format_read_ahead(kib: int | None) -> str:
+    return "-" if kib is None else format_size(kib * KIB).replace(".0 ", " ")
 
 
 def peers_table(report: PeersReport) -> list[str]:
@@ -165,32 +203,39 @@ def peers_table(report: PeersReport) -> list[str]:
     columns = [
         "budget",
         "peer",
+        "threads",
+        "read-ahead",
         "first token",
         "TPOT",
         "tokens/s (lowest to highest)",
-        f"against {report.reference_peer}",
+        f"against {report.reference_peers[0]}",
         "read per token",
         "own memory at most; with page cache, mean",
         "tokens as Transformers",
     ]
     rows = []
     for row in report.rows:
-        cells = [row.budget, f"`{row.peer}`"]
+        cells = [
+            row.budget,
+            f"`{row.peer}`",
+            str(row.threads),
+            format_read_ahead(row.read_ahead_kib),
+        ]
         if isinstance(row, FailedPeer):
             cells.append(f"did not run: {row.cannot_run.replace('|', '/')}")
             cells += [""] * (len(columns) - len(cells))
         else:
             lowest, highest = row.tokens_per_second_range
-            ratio = row.decode_over_accelerate
+            ratio = row.over_reference
             cells += [
                 f"{row.ttft_seconds:.2f} s",
                 f"{row.tpot_seconds * 1e3:.0f} ms",
                 f"{row.tokens_per_second:.2f} ({lowest:.2f} to {highest:.2f})",
-                "" if ratio is None else f"{ratio:.1f}x",
+                "-" if ratio is None else f"{ratio:.2g}x" if ratio < 1 else f"{ratio:.1f}x",
                 f"{row.read_bytes_per_token / MIB:.0f} MiB",
                 f"{row.peak_anonymous_bytes / MIB:.0f}; {row.mean_charged_bytes / MIB:.0f} of "
                 f"{row.limit_bytes / MIB:.0f} MiB",
-                row.tokens_as_transformers,
+                row.tokens_as_transformers or "-",
             ]
         rows.append(cells)
     return markdown_table(columns, rows)

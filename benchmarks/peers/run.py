@@ -1,39 +1,50 @@
 """Serving engines next to each other: same weights, prompts, memory and machine, interleaved.
 
-Memory is the same for all: weights other than experts + budget for experts + 400 MiB. Weights are
-in float32 everywhere, and so is arithmetic. An answer that takes longer than `seconds_per_prompt`
-ends early; a peer that cannot run is a row with the reason. Needs the `dev` extra, Linux 6.5 and
-root (see `limit.py`).
+Memory is the same for all in a format: weights other than experts, the budget for experts, and 400
+MiB for the program itself. Weights in the page cache are charged. Where not all experts fit, they
+cannot use what a program leaves of its 400 MiB: small models would fit in it. Before the measured
+prompts, some of random tokens fill the memory. An answer that takes longer than
+`seconds_per_prompt` ends early; a peer that cannot run is a row with the reason. Needs the `dev`
+extra, Linux 6.5 and root (see `limit.py`).
 """
 
-import os
+import json
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from pydantic import TypeAdapter
 from rich.console import Console
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.config import PeersConfig
 from benchmarks.greedy import generate_greedy
-from benchmarks.peers.fused import Checkpoint, write_fused
-from benchmarks.peers.peers import PEERS, Peer, WeightLayout
+from benchmarks.peers.peers import EXACT, PEERS, REFERENCES, Peer
+from benchmarks.peers.read_ahead import check_settable, read_ahead, setting_file
 from benchmarks.peers.rows import (
-    REFERENCE,
     FailedPeer,
     PeerKey,
     PeerRow,
     PeerRun,
     PeersReport,
+    add_ratios,
     peers_table,
     summarize_runs,
 )
 from benchmarks.peers.runner import PeerRunner, Questions
+from benchmarks.peers.weights import ModelWeights, weight_bytes
 from benchmarks.process import ProcessFailed
-from benchmarks.reports import describe_machine, print_line, write_report
+from benchmarks.reports import (
+    MachineFacts,
+    describe_machine,
+    describe_origin,
+    print_line,
+    write_report,
+)
 from predictors.errors import MoecastError, unknown
 from predictors.units import MIB
 from runtime.hf.loading import load_plain
@@ -41,7 +52,10 @@ from runtime.policy.budget import Budget
 
 ALLOWANCE_BYTES = 400 * MIB
 """Memory for an interpreter with PyTorch, activations and KV cache; learned predictors with
-onnxruntime take most of it. A peer that needs less has the rest as page cache."""
+onnxruntime take most of it."""
+WARM_UP_TOKENS = 64
+"""Random tokens of a prompt that fills the memory. Every expert of a model with 60 is chosen by
+some of them; activations of longer prompts take more memory than the measured ones'."""
 PROMPTS = (
     "The heart pumps blood through the body, and the lungs",
     "It was late in the evening when the old man came to the door and",
@@ -49,84 +63,90 @@ PROMPTS = (
 )
 
 
-def write_once(path: Path, write: Callable[[Path, Path], None], source: Path) -> Path:
-    """Converts a checkpoint unless that was done before; the result is complete or absent."""
-    if not path.exists():
-        print_line(f"writing {path}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial.{os.getpid()}")
-        write(source, partial)
-        partial.rename(path)
-    return path
+@dataclass(frozen=True)
+class ReadAheadPlan:
+    """The settings at which programs that map their weights run."""
+
+    setting: Path
+    own_kib: int
+    others_kib: tuple[int, ...]
+
+    def choose(self, peer: Peer, *, all_fit: bool) -> tuple[int | None, ...]:
+        """Returns the settings for a peer; where all experts fit, only loading depends on them."""
+        if not peer.maps_weights:
+            return (None,)
+        return (self.own_kib,) if all_fit else (self.own_kib, *self.others_kib)
+
+    def apply(self, kib: int | None) -> AbstractContextManager[None]:
+        """Sets the disk's read-ahead for the time of a run, unless it is the machine's own."""
+        if kib is None or kib == self.own_kib:
+            return nullcontext()
+        return read_ahead(self.setting, kib)
 
 
-def fused_weights(model: Path, work: Path) -> Path:
-    """Returns the folder of the model's weights with fused experts."""
-    return write_once(work / "weights" / model.name, write_fused, model)
+def plan_read_ahead(config: PeersConfig) -> ReadAheadPlan:
+    """Reads the machine's own setting, and checks that others can be set.
+
+    Raises:
+        MoecastError: they cannot.
+    """
+    config.work.mkdir(parents=True, exist_ok=True)
+    setting = setting_file(config.work)
+    own = int(setting.read_text())
+    others = tuple(kib for kib in config.read_ahead if kib != own)
+    if others:
+        check_settable(setting)
+    return ReadAheadPlan(setting, own, others)
 
 
-def write_layouts(model: Path, work: Path) -> dict[WeightLayout, Path]:
-    """Returns the weights in every layout."""
-    from benchmarks.peers.gguf_file import write_gguf
-
-    fused = fused_weights(model, work)
-    gguf = write_once(work / "weights" / f"{model.name}.gguf", write_gguf, fused)
-    return {WeightLayout.SEPARATE: model, WeightLayout.FUSED: fused, WeightLayout.GGUF: gguf}
-
-
-def weight_bytes(fused: Path) -> tuple[int, int]:
-    """Returns the bytes of all experts, and of all other weights."""
-    checkpoint = Checkpoint(fused)
-    experts = others = 0
-    for key in checkpoint:
-        if ".mlp.experts." in key:
-            experts += checkpoint[key].nbytes
-        else:
-            others += checkpoint[key].nbytes
-    return experts, others
-
-
-def plain_answers(model: Path, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+def plain_answers(
+    model: Path, dtype: str, prompts: list[list[int]], new_tokens: int
+) -> list[list[int]]:
     """Returns greedy answers of plain Transformers with every expert in memory."""
-    plain = load_plain(model, dtype=torch.float32)
+    plain = load_plain(model, dtype=getattr(torch, dtype))
     return [
         generate_greedy(plain, torch.tensor([prompt]), new_tokens)[0].tolist() for prompt in prompts
     ]
 
 
-Results = dict[tuple[str, str], list[PeerRun] | str]
-"""Runs by peer and budget, or the reason why there are none."""
+Results = dict[PeerKey, list[PeerRun] | str]
+"""Runs, or the reason why there are none."""
 
 
 def run_interleaved(
-    peers: Sequence[Peer],
-    keys: Mapping[tuple[str, str], PeerKey],
+    keys: Sequence[PeerKey],
+    peers: dict[str, Peer],
     questions: Questions,
     runner: PeerRunner,
+    plan: ReadAheadPlan,
     repetitions: int,
 ) -> Results:
     results: Results = {key: [] for key in keys}
-    by_name = {peer.name: peer for peer in peers}
-    for peer in peers:
+    for name in {key.peer: None for key in keys}:
         try:
-            runner.prepare(peer)
+            runner.prepare(peers[name])
         except ProcessFailed as error:
-            results |= {key: str(error) for key in keys if key[0] == peer.name}
+            print_line(f"{name}: {error}")
+            results |= {key: str(error) for key in keys if key.peer == name}
     for repetition in range(1, repetitions + 1):
-        for (name, budget), key in keys.items():
-            runs = results[name, budget]
+        for key in keys:
+            runs = results[key]
             if isinstance(runs, str):
                 continue
-            label = f"{repetition}/{repetitions} {budget} {name}"
+            label = f"{repetition}/{repetitions} {key.budget} {key.peer}, {key.threads} threads"
+            if key.read_ahead_kib is not None:
+                label += f", read-ahead {key.read_ahead_kib} KiB"
             try:
-                report, memory = runner.run(
-                    by_name[name],
-                    questions,
-                    budget_bytes=key.budget_bytes,
-                    limit_bytes=key.limit_bytes,
-                )
+                with plan.apply(key.read_ahead_kib):
+                    report, memory = runner.run(
+                        peers[key.peer],
+                        replace(questions, threads=key.threads),
+                        budget_bytes=key.budget_bytes,
+                        limit_bytes=key.limit_bytes,
+                        reserved_bytes=key.reserved_bytes,
+                    )
             except ProcessFailed as error:
-                results[name, budget] = str(error)
+                results[key] = str(error)
                 print_line(f"{label}: {error}")
                 continue
             run = TypeAdapter(PeerRun).validate_python(report | asdict(memory))
@@ -138,27 +158,23 @@ def run_interleaved(
     return results
 
 
-def add_ratios(rows: Sequence[PeerRow | FailedPeer]) -> list[PeerRow | FailedPeer]:
-    """Adds each row's decode throughput relative to the reference peer's at the same budget."""
-    base = {
-        row.budget: row.tokens_per_second
-        for row in rows
-        if isinstance(row, PeerRow) and row.peer == REFERENCE
-    }
-    return [
-        replace(row, decode_over_accelerate=row.tokens_per_second / base[row.budget])
-        if isinstance(row, PeerRow) and row.budget in base
-        else row
-        for row in rows
-    ]
-
-
 def choose_peers(config: PeersConfig) -> list[Peer]:
+    """Returns the peers by name.
+
+    Raises:
+        MoecastError: an unknown peer or format, or a format that none of the peers has.
+    """
     names = [peer.name for peer in PEERS]
     for name in config.peer:
         if name not in names:
             raise MoecastError(unknown("peer", name, names))
     peers = [peer for peer in PEERS if not config.peer or peer.name in config.peer]
+    for name in config.format:
+        if name not in REFERENCES:
+            raise MoecastError(unknown("format", name, list(REFERENCES)))
+        if not any(name in peer.formats for peer in peers):
+            has = "; ".join(f"{peer.name}: {', '.join(peer.formats)}" for peer in peers)
+            raise MoecastError(f"format={name}: no chosen peer has it ({has})")
     if config.entries is None:
         return peers
     entries = {"entries": str(config.entries.absolute())}
@@ -168,55 +184,121 @@ def choose_peers(config: PeersConfig) -> list[Peer]:
     ]
 
 
-def run_peers(config: PeersConfig) -> None:
-    started = time.monotonic()
-    machine = describe_machine(config.threads)
-    peers = choose_peers(config)
-    weights = write_layouts(config.model, config.work)
-    experts_bytes, others_bytes = weight_bytes(weights[WeightLayout.FUSED])
-    tokenizer = AutoTokenizer.from_pretrained(
-        config.model, local_files_only=True, trust_remote_code=False
-    )
-    questions = Questions(
-        prompts=[tokenizer(prompt)["input_ids"] for prompt in PROMPTS],
-        new_tokens=config.max_new_tokens,
-        seconds_per_prompt=config.seconds_per_prompt,
-        threads=config.threads,
-    )
-    keys = {}
+def list_keys(
+    config: PeersConfig,
+    peers: Sequence[Peer],
+    plan: ReadAheadPlan,
+    *,
+    experts_bytes: int,
+    others_bytes: int,
+) -> list[PeerKey]:
+    """Returns every combination of budget, peer, threads and read-ahead that runs."""
+    keys = []
     for budget in config.budget:
         budget_bytes = Budget.parse(budget).resolve(total_bytes=experts_bytes)
-        for peer in peers:
-            keys[peer.name, budget] = PeerKey(
+        all_fit = budget_bytes >= experts_bytes
+        keys += [
+            PeerKey(
                 peer=peer.name,
                 how=peer.how,
                 budget=budget,
                 budget_bytes=budget_bytes,
                 limit_bytes=others_bytes + budget_bytes + ALLOWANCE_BYTES,
+                reserved_bytes=0 if all_fit else ALLOWANCE_BYTES,
+                threads=threads,
+                read_ahead_kib=kib,
             )
-    expected = plain_answers(config.model, questions.prompts, config.max_new_tokens)
-    runner = PeerRunner(config.work, weights, config.environments)
-    results = run_interleaved(peers, keys, questions, runner, config.repetitions)
-    rows: list[PeerRow | FailedPeer] = []
-    for place, key in keys.items():
-        runs = results[place]
-        if isinstance(runs, str):
-            rows.append(FailedPeer(**vars(key), cannot_run=runs))
-        else:
-            rows.append(summarize_runs(key, runs, expected))
-    report = PeersReport(
+            for peer in peers
+            if all_fit or not peer.needs_all
+            for threads in config.threads
+            for kib in plan.choose(peer, all_fit=all_fit)
+        ]
+    return keys
+
+
+def make_questions(config: PeersConfig, tokenizer: PreTrainedTokenizerBase) -> Questions:
+    rng = random.Random(config.seed)
+    return Questions(
+        prompts=[tokenizer(prompt)["input_ids"] for prompt in PROMPTS],
+        new_tokens=config.max_new_tokens,
+        seconds_per_prompt=config.seconds_per_prompt,
+        threads=config.threads[0],
+        warm_up=[
+            [rng.randrange(len(tokenizer)) for _ in range(WARM_UP_TOKENS)]
+            for _ in range(config.warm_ups)
+        ],
+    )
+
+
+def run_format(
+    config: PeersConfig,
+    name: str,
+    peers: Sequence[Peer],
+    questions: Questions,
+    plan: ReadAheadPlan,
+    machine: MachineFacts,
+) -> PeersReport:
+    """Measures all peers in one format."""
+    started = time.monotonic()
+    weights = ModelWeights(config.model, config.work, config.environments, name)
+    _, experts_bytes = weights.pack()
+    _, others_bytes = weight_bytes(config.model, getattr(torch, weights.dtype))
+    keys = list_keys(config, peers, plan, experts_bytes=experts_bytes, others_bytes=others_bytes)
+    results = run_interleaved(
+        keys,
+        {peer.name: peer for peer in peers},
+        questions,
+        PeerRunner(weights),
+        plan,
+        config.repetitions,
+    )
+    expected = None
+    if name in EXACT:
+        expected = plain_answers(
+            config.model, weights.dtype, questions.prompts, config.max_new_tokens
+        )
+    rows: list[PeerRow | FailedPeer] = [
+        FailedPeer(**vars(key), cannot_run=runs)
+        if isinstance(runs, str)
+        else summarize_runs(key, runs, expected)
+        for key, runs in results.items()
+    ]
+    return PeersReport(
         machine=machine,
+        model=config.model.name,
+        format=name,
         experts_bytes=experts_bytes,
         other_weights_bytes=others_bytes,
         allowance_bytes=ALLOWANCE_BYTES,
-        dtype="float32",
-        reference_peer=REFERENCE,
+        reference_peers=list(REFERENCES[name]),
         repetitions=config.repetitions,
         prompts=[len(prompt) for prompt in questions.prompts],
         new_tokens=config.max_new_tokens,
+        warm_up_tokens=config.warm_ups * WARM_UP_TOKENS,
         seconds_per_prompt=questions.seconds_per_prompt,
         seconds=time.monotonic() - started,
-        rows=add_ratios(rows),
+        rows=add_ratios(rows, REFERENCES[name]),
     )
-    write_report(config, report)
-    Console(highlight=False, soft_wrap=True).print("\n".join(peers_table(report)), markup=False)
+
+
+def write_format(config: PeersConfig, report: PeersReport) -> None:
+    """Replaces the part of this model and format in the file of results."""
+    parts = json.loads(config.output.read_text()) if config.output.is_file() else {}
+    document = {"origin": asdict(describe_origin(config)), **asdict(report)}
+    write_report(config, {**parts, f"{report.model} {report.format}": document})
+
+
+def run_peers(config: PeersConfig) -> None:
+    machine = describe_machine(max(config.threads))
+    peers = choose_peers(config)
+    plan = plan_read_ahead(config)
+    tokenizer = AutoTokenizer.from_pretrained(
+        config.model, local_files_only=True, trust_remote_code=False
+    )
+    questions = make_questions(config, tokenizer)
+    console = Console(highlight=False, soft_wrap=True)
+    for name in config.format:
+        chosen = [peer for peer in peers if name in peer.formats]
+        report = run_format(config, name, chosen, questions, plan, machine)
+        write_format(config, report)
+        console.print("\n".join([f"{name}:", "", *peers_table(report), ""]), markup=False)

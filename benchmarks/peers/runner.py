@@ -2,13 +2,14 @@
 
 import os
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.environments import interpreter
 from benchmarks.peers.limit import CachedFile, MemoryLimiter
-from benchmarks.peers.peers import Peer, WeightLayout
+from benchmarks.peers.peers import Peer
+from benchmarks.peers.weights import ModelWeights, list_files
 from benchmarks.process import ROOT, ProcessFailed, WorkerProcess, start_worker
 from predictors.units import MIB
 
@@ -25,6 +26,7 @@ class Questions:
     new_tokens: int
     seconds_per_prompt: float
     threads: int
+    warm_up: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +44,19 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class PeerRunner:
-    """Folders and weights that the runs of all peers share."""
+    """The weights that the runs of all peers share."""
 
-    work: Path
-    weights: dict[WeightLayout, Path]
-    environments: Path
+    weights: ModelWeights
 
     def prepare(self, peer: Peer) -> None:
-        """Lets a peer convert the weights once, without a limit.
+        """Writes the weights in the peer's layout, and lets it convert them, without a limit.
 
         Raises:
             ProcessFailed: no environment, an error, or no end.
         """
+        if peer.environment is not None:
+            interpreter(peer.environment, self.weights.environments)
+        self.weights.write(peer.weights)
         done = self._scratch(peer) / "prepared"
         if not peer.own_files or done.exists():
             return
@@ -61,9 +64,18 @@ class PeerRunner:
         done.touch()
 
     def run(
-        self, peer: Peer, questions: Questions, *, budget_bytes: int, limit_bytes: int
+        self,
+        peer: Peer,
+        questions: Questions,
+        *,
+        budget_bytes: int,
+        limit_bytes: int,
+        reserved_bytes: int = 0,
     ) -> tuple[dict[str, Any], MemoryUse]:
         """Returns the worker's report, and its memory.
+
+        Args:
+            reserved_bytes: Part of the limit for the peer's own memory (see `MemoryLimiter`).
 
         Raises:
             ProcessFailed: no environment, an error, more memory than the limit, or no end.
@@ -74,7 +86,7 @@ class PeerRunner:
             file.drop()
             file.close()
         worker = self._start(peer, questions, budget_bytes)
-        limiter = MemoryLimiter(worker.process, files, limit_bytes)
+        limiter = MemoryLimiter(worker.process, files, limit_bytes, reserved_bytes)
         try:
             limiter.watch(TIMEOUT_SECONDS)
         except TimeoutError as error:
@@ -99,9 +111,12 @@ class PeerRunner:
         if peer.environment is None:
             python, search = Path(sys.executable), str(ROOT)
         else:
-            python, search = interpreter(peer.environment, self.environments), ""
+            python, search = interpreter(peer.environment, self.weights.environments), ""
+        paths = self.weights.write(peer.weights)
         request = {
-            "weights": self.weights[peer.weights].resolve(),
+            "weights": paths.path.resolve(),
+            "store": None if paths.store is None else paths.store.resolve(),
+            "dtype": self.weights.dtype,
             **asdict(questions),
             "budget_bytes": budget_bytes,
             "scratch": self._scratch(peer),
@@ -110,19 +125,18 @@ class PeerRunner:
         return start_worker(
             [python, peer.worker],
             request,
-            self.work / "logs",
+            self.weights.work / "logs",
             name=peer.name,
             environment={"PYTHONPATH": search},
         )
 
     def _scratch(self, peer: Peer) -> Path:
-        folder = self.work / "scratch" / peer.name
+        folder = self.weights.folder / f"{self.weights.format}-{peer.name}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder.resolve()
 
     def _weight_files(self, peer: Peer) -> list[Path]:
         """Returns the files that the peer reads its weights from."""
-        root = self._scratch(peer) if peer.own_files else self.weights[peer.weights]
-        if root.is_file():
-            return [root]
-        return sorted(path for path in root.rglob("*") if path.is_file())
+        if peer.own_files:
+            return list_files(self._scratch(peer))
+        return self.weights.write(peer.weights).files()

@@ -29,7 +29,8 @@ import httpx2
 
 from benchmarks.config import AttackConfig
 from benchmarks.peers.limit import MemoryLimiter
-from benchmarks.peers.run import ALLOWANCE_BYTES, weight_bytes
+from benchmarks.peers.run import ALLOWANCE_BYTES
+from benchmarks.peers.weights import weight_bytes
 from benchmarks.reports import default_threads, describe_machine, print_line
 from benchmarks.serving.disconnects import PROMPTS, fill_pool, idle_footprint
 from benchmarks.serving.hostile import ATTACKS, BUSY, Statuses, Victim, run_hostile

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.papers.run import PapersReport
-from benchmarks.peers.rows import PeerRow, PeersReport, peers_table
+from benchmarks.peers.rows import PeerRow, PeersReport, format_read_ahead, peers_table
 from benchmarks.reports import read_report
 from benchmarks.tables.evaluation import read_evaluation, read_live
 from benchmarks.tables.markdown import (
     TPOT_COLUMNS,
     format_figure,
     format_percent,
+    format_size,
     format_tpot,
     markdown_table,
     read_document,
@@ -35,6 +36,10 @@ OTHERS = {
     "airllm": "AirLLM, layer by layer",
 }
 """Rows of the short table, in its order."""
+SHORT_PART = "inflated float32"
+"""Part of the other programs' results that the short table shows."""
+QUANTISED = {"int4": "Q4_0", "int8": "Q8_0"}
+"""Formats that llama.cpp has too, under its names."""
 
 
 def replayed_table(*, batch: int = 1, every: bool = False) -> list[str]:
@@ -160,14 +165,16 @@ def format_milliseconds(seconds: float | None, digits: int = 1) -> str:
 
 def speed_table() -> list[str]:
     """Returns the time of a token by share of memory: the bound, own systems, other programs."""
-    live, peers = read_document("bench"), read_report("peers", PeersReport)
-    if live is None or peers is None:
+    live, parts = read_document("bench"), read_peers()
+    if live is None or (peers := parts.get(SHORT_PART)) is None:
         return []
     rows = read_live()
     times = {(row["system"], row["budget"]): row["tpot_mean_seconds"] for row in rows}
     steps = min(len(row["steps"]) for row in rows if row["steps"] and not row["simulated"])
-    others = {row.peer: row for row in peers.rows if isinstance(row, PeerRow)}
-    own = others["moecast"]
+    others = fastest_rows(peers)
+    own = min(
+        (row for row in others.values() if row.peer == "moecast"), key=lambda r: r.limit_bytes
+    )
     budgets = sorted({budget for _, budget in times}, key=lambda budget: float(budget.rstrip("%")))
     lines = [
         [label, *(format_milliseconds(times.get((system, budget)), 0) for budget in budgets)]
@@ -178,15 +185,18 @@ def speed_table() -> list[str]:
         [
             label,
             *(
-                format_milliseconds(1 / row.tokens_per_second if row.budget == budget else None, 0)
+                format_milliseconds(1 / row.tokens_per_second, 0)
+                if (row := others.get((peer, budget)))
+                else "-"
                 for budget in budgets
             ),
         ]
         for peer, label in OTHERS.items()
-        if (row := others.get(peer)) is not None
+        if any((peer, budget) in others for budget in budgets)
     ]
     cores = live["machine"]["hardware"]["cores"]
-    read_ahead = max(peers.machine.read_ahead_kib.values()) / 1024
+    settings = {row.read_ahead_kib for row in peers.rows if row.read_ahead_kib is not None}
+    read_ahead = " or ".join(map(format_read_ahead, sorted(settings, reverse=True)))
     return [
         "Mean time per generated token when only this share of the experts fits in memory (2 GiB "
         f"of float32 experts, read from a disk, {cores} CPU cores; {steps} tokens or more for "
@@ -194,16 +204,52 @@ def speed_table() -> list[str]:
         "",
         *markdown_table(["", *budgets], lines),
         "",
-        f"{first_live()} The other programs ran at {own.budget}, next to "
-        f"moecast, which took {format_milliseconds(1 / own.tokens_per_second, 0)} in that run: "
-        f"{own.decode_over_accelerate:.1f} times the throughput of Accelerate. All of moecast's "
-        "tokens are those of Transformers. The machine's disk reads ahead "
-        f"{read_ahead:.0f} MiB, which slows programs that map their weights. "
-        "[How it was measured](docs/results.md)",
+        f"{first_live()} The other programs ran next to moecast, which took "
+        f"{format_milliseconds(1 / own.tokens_per_second, 0)} at {own.budget} in that run: "
+        f"{own.over_reference:.1f} times the throughput of Accelerate. All of moecast's tokens are "
+        "those of Transformers. Programs that map their weights depend on the disk's read-ahead; "
+        f"each ran at {read_ahead}{', and its faster time is shown' * (len(settings) > 1)}. "
+        "[How it was measured](docs/results.md#other-programs)",
         "",
+        *quantised_lines(parts),
         *origin_line("bench"),
-        *origin_line("peers"),
+        *origin_line("peers", SHORT_PART),
     ]
+
+
+def read_peers() -> dict[str, PeersReport]:
+    """Returns the results of other programs by model and format."""
+    return read_report("peers", dict[str, PeersReport]) or {}
+
+
+def fastest_rows(report: PeersReport) -> dict[tuple[str, str], PeerRow]:
+    """Returns each peer's fastest row at each budget, whatever the threads and read-ahead."""
+    rows = [row for row in report.rows if isinstance(row, PeerRow)]
+    rows.sort(key=lambda row: row.tokens_per_second)
+    return {(row.peer, row.budget): row for row in rows}
+
+
+def quantised_lines(parts: Mapping[str, PeersReport]) -> list[str]:
+    """Returns a sentence for each quantised model: own throughput over llama.cpp's."""
+    lines = []
+    for report in parts.values():
+        if report.format not in QUANTISED:
+            continue
+        best: dict[str, PeerRow] = {}
+        for (peer, budget), row in fastest_rows(report).items():
+            if peer in OWN and row.over_reference is not None:
+                other = best.setdefault(budget, row)
+                best[budget] = max(row, other, key=lambda one: one.tokens_per_second)
+        ratios = ", ".join(
+            f"{format_figure(row.over_reference, 2)} at {budget} (`{row.peer}`)"
+            for budget, row in best.items()
+        )
+        lines += [
+            f"Throughput in {report.format} over that of llama.cpp's {QUANTISED[report.format]}, "
+            f"`{report.model}`, same memory, the fastest settings of each: {ratios}.",
+            "",
+        ]
+    return lines
 
 
 def validated_table() -> list[str]:
@@ -242,19 +288,29 @@ def validated_table() -> list[str]:
 
 def peers_section() -> list[str]:
     """Returns other programs' figures on the same weights, prompts and memory."""
-    report = read_report("peers", PeersReport)
-    if report is None:
-        return []
-    return [
-        "Other programs with the same weights (float32), prompts and memory, interleaved "
-        f"({len(report.prompts)} prompts, {report.new_tokens} new tokens each, "
-        f"{report.repetitions} repetitions; times are medians of the repetitions' medians, "
-        "tokens/s of the means):",
-        "",
-        *peers_table(report),
-        "",
-        *origin_line("peers"),
-    ]
+    lines = []
+    for part, report in read_peers().items():
+        kind = report.format
+        if kind in QUANTISED:
+            kind += f", {QUANTISED[kind]} in llama.cpp"
+        reserved = (
+            f", of which {format_size(report.allowance_bytes)} are for the program alone where not "
+            "all experts fit"
+        )
+        has_reserve = any(row.reserved_bytes for row in report.rows)
+        lines += [
+            f"Other programs with the same weights (`{report.model}`, {kind}; experts of "
+            f"{format_size(report.experts_bytes)}), prompts and memory{reserved * has_reserve}, "
+            f"interleaved ({len(report.prompts)} prompts, {report.new_tokens} new tokens each, "
+            f"after {report.warm_up_tokens} random tokens that fill the memory; "
+            f"{report.repetitions} repetitions; times are medians of the repetitions' medians, "
+            "tokens/s of the means):",
+            "",
+            *peers_table(report),
+            "",
+            *origin_line("peers", part),
+        ]
+    return lines
 
 
 def papers_table() -> list[str]:

@@ -70,7 +70,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
             "links_bytes_per_second": measure_link_bandwidth(),
         }
         advance(1)
-        stripped = load_stripped(folder, config.model.dtype)
+        stripped = load_stripped(folder, config.model.dtype, onednn=config.model.onednn)
         model, store = stripped.model, stripped.open_store()
         spec = stripped.spec(folder, config.model)
         report["model"] = describe_model_sizes(model, spec, store)

@@ -23,6 +23,12 @@ AnswerFunction = Callable[[list[int], int, OnToken], None]
 class PeerRequest:
     weights: str
     """File or folder, in the layout that this peer reads."""
+    store: str | None
+    """This project's packed store of the experts."""
+    dtype: str
+    """Dtype of activations, and of weights that are not quantised."""
+    warm_up: list[list[int]]
+    """Prompts before the measured ones, with one new token each."""
     prompts: list[list[int]]
     new_tokens: int
     seconds_per_prompt: float
@@ -92,6 +98,8 @@ def main(load: Callable[[PeerRequest], AnswerFunction], packages: tuple[str, ...
     start = time.perf_counter()
     answer = load(request)
     load_seconds, load_read_bytes = time.perf_counter() - start, read_bytes()
+    for prompt in request.warm_up:
+        answer(prompt, 1, lambda _: False)
     answers = [time_answer(answer, request, prompt) for prompt in request.prompts]
     report = {
         "versions": package_versions(packages),

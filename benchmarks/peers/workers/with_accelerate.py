@@ -10,10 +10,11 @@ from peer_worker import AnswerFunction, PeerRequest, main
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 
-def device_map(config: AutoConfig, budget_bytes: int) -> dict[str, str]:
+def device_map(config: AutoConfig, budget_bytes: int, dtype: torch.dtype) -> dict[str, str]:
     """Places the experts of the first layers and all other weights in memory."""
     elements = 3 * config.hidden_size * config.moe_intermediate_size * config.num_experts
-    kept = max(0, budget_bytes // (elements * 4) - 1)
+    fitting = budget_bytes // (elements * dtype.itemsize)
+    kept = fitting if fitting >= config.num_hidden_layers else max(0, fitting - 1)
     places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
     places["lm_head"] = "cpu"
     for layer in range(config.num_hidden_layers):
@@ -28,16 +29,17 @@ def device_map(config: AutoConfig, budget_bytes: int) -> dict[str, str]:
 def offloaded(request: PeerRequest) -> PreTrainedModel:
     """Loads the model with its weights placed as `device_map` says."""
     torch.set_num_threads(request.threads)
+    dtype = getattr(torch, request.dtype)
     config = AutoConfig.from_pretrained(
         request.weights, local_files_only=True, trust_remote_code=False
     )
     model = AutoModelForCausalLM.from_pretrained(
         request.weights,
-        dtype=torch.float32,
+        dtype=dtype,
         local_files_only=True,
         trust_remote_code=False,
         experts_implementation="eager",
-        device_map=device_map(config, request.budget_bytes),
+        device_map=device_map(config, request.budget_bytes, dtype),
         offload_folder=request.scratch,
     )
     return model.eval()

@@ -14,10 +14,11 @@ from runtime.presets import load_system
 def load(request: PeerRequest) -> AnswerFunction:
     torch.set_num_threads(request.threads)
     model = load_served(
-        ModelConfig(id=request.weights, dtype="float32"),
+        ModelConfig(id=request.weights, dtype=request.dtype),
         budget=request.budget_bytes,
         system=load_system(request.options["system"]),
         device="cpu",
+        store=request.store,
         entries=Path(request.options["entries"]) if "entries" in request.options else None,
     )
     return greedy_answers(model)

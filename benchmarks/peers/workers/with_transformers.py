@@ -13,7 +13,7 @@ def load(request: PeerRequest) -> AnswerFunction:
     torch.set_num_threads(request.threads)
     model = AutoModelForCausalLM.from_pretrained(
         request.weights,
-        dtype=torch.float32,
+        dtype=getattr(torch, request.dtype),
         local_files_only=True,
         trust_remote_code=False,
         experts_implementation=request.options.get("experts"),

@@ -8,25 +8,38 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from benchmarks import random_model
+from benchmarks.config import PeersConfig, RandomConfig
 from benchmarks.environments import BuildFailed, SourceBuild, edit_source
 from benchmarks.peers.fused import write_fused
 from benchmarks.peers.limit import BLOCK, CachedFile, FileMapping, MemoryLimiter
+from benchmarks.peers.peers import EXACT, PEERS, REFERENCES, WORKERS
+from benchmarks.peers.read_ahead import check_settable, read_ahead, setting_file
 from benchmarks.peers.rows import (
     FailedPeer,
     PeerAnswer,
     PeerKey,
     PeerRow,
     PeerRun,
+    PeersReport,
+    add_ratios,
     first_difference,
+    peers_table,
     summarize_runs,
 )
-from benchmarks.peers.run import add_ratios
+from benchmarks.peers.run import ReadAheadPlan, choose_peers, list_keys, write_format
+from benchmarks.peers.weights import ModelWeights, WeightLayout, weight_bytes
+from benchmarks.process import ProcessFailed
+from benchmarks.reports import describe_machine
+from predictors.errors import MoecastError
 from tests.builders.models import tiny_qwen2_moe
 
 LAYERS, EXPERTS = 2, 6
@@ -44,20 +57,41 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return every
 
 
-def test_fused__holds_the_same_values_with_gate_before_up(checkpoint: Path, tmp_path: Path) -> None:
-    write_fused(checkpoint, tmp_path / "fused")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused__holds_the_same_values_with_gate_before_up(
+    checkpoint: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    write_fused(checkpoint, tmp_path / "fused", dtype)
     ours, theirs = weights(tmp_path / "fused"), weights(checkpoint)
     stem = "model.layers.1.mlp.experts"
     for expert in range(EXPERTS):
         gate, up, down = (
-            theirs[f"{stem}.{expert}.{part}_proj.weight"].float() for part in ("gate", "up", "down")
+            theirs[f"{stem}.{expert}.{part}_proj.weight"].to(dtype)
+            for part in ("gate", "up", "down")
         )
         assert torch.equal(ours[f"{stem}.gate_up_proj"][expert], torch.cat([gate, up]))
         assert torch.equal(ours[f"{stem}.down_proj"][expert], down)
     others = {key for key in theirs if ".experts." not in key}
     assert others <= set(ours)
-    assert all(torch.equal(ours[key], theirs[key].float()) for key in others)
+    assert all(torch.equal(ours[key], theirs[key].to(dtype)) for key in others)
     assert len(ours) == len(others) + 2 * LAYERS
+    experts, rest = weight_bytes(checkpoint, dtype)
+    assert experts == sum(value.nbytes for key, value in ours.items() if ".experts." in key)
+    assert experts + rest == sum(value.nbytes for value in ours.values())
+
+
+def add_tokenizer(folder: Path) -> dict[str, Any]:
+    """Adds a tokenizer without a piece for the last token; returns the configuration."""
+    config = json.loads((folder / "config.json").read_text())
+    pieces = {f"p{number}": number for number in range(config["vocab_size"] - 1)}
+    tokenizer = {
+        "model": {"vocab": pieces, "merges": [["p", "1"], "p 2"]},
+        "added_tokens": [{"id": 0, "content": "<|end|>"}],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config |= {"bos_token_id": 0, "eos_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    return config
 
 
 def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(
@@ -66,17 +100,8 @@ def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(
     gguf = pytest.importorskip("gguf", reason="pip install 'moecast[dev]' includes gguf")
     from benchmarks.peers.gguf_file import write_gguf
 
-    config = json.loads((checkpoint / "config.json").read_text())
-    pieces = {f"p{number}": number for number in range(config["vocab_size"] - 1)}
-    tokenizer = {
-        "model": {"vocab": pieces, "merges": [["p", "1"], "p 2"]},
-        "added_tokens": [{"id": 0, "content": "<|end|>"}],
-    }
-    (checkpoint / "tokenizer.json").write_text(json.dumps(tokenizer))
-    config |= {"bos_token_id": 0, "eos_token_id": 0}
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    write_fused(checkpoint, tmp_path / "fused")
-    write_gguf(tmp_path / "fused", tmp_path / "model.gguf")
+    config = add_tokenizer(checkpoint)
+    write_gguf(checkpoint, tmp_path / "model.gguf")
 
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     found = {tensor.name: tensor.data for tensor in reader.tensors}
@@ -119,13 +144,100 @@ def test_gguf__holds_every_tensor_and_size_that_llama_cpp_reads(
     assert (kinds[0], kinds[1], kinds[last]) == (3, 1, 5)  # control, normal, unused
 
 
+def test_gguf__of_qwen3_has_matrices_in_bfloat16_and_routers_in_float32(
+    tmp_path: Path, monkeypatch
+) -> None:
+    gguf = pytest.importorskip("gguf", reason="pip install 'moecast[dev]' includes gguf")
+    from benchmarks.peers.gguf_file import write_gguf
+
+    folder = tiny_random_model(tmp_path / "model", monkeypatch)
+    write_gguf(folder, tmp_path / "model.gguf", torch.bfloat16)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    theirs = weights(folder)
+    assert len(tensors) == 3 + LAYERS * 12
+    up = theirs["model.layers.1.mlp.experts.5.up_proj.weight"]
+    ours = tensors["blk.1.ffn_up_exps.weight"]
+    assert ours.tensor_type == gguf.GGMLQuantizationType.BF16
+    bits = np.ascontiguousarray(ours.data).view(np.uint16).reshape(EXPERTS, *up.shape)[5]
+    np.testing.assert_array_equal(bits, up.view(torch.uint16).numpy())
+    router = tensors["blk.1.ffn_gate_inp.weight"]
+    assert router.tensor_type == gguf.GGMLQuantizationType.F32
+    np.testing.assert_array_equal(
+        router.data, theirs["model.layers.1.mlp.gate.weight"].float().numpy()
+    )
+    sizes = {name: reader.fields[f"qwen3moe.{name}"].contents() for name in (
+        "expert_count", "expert_used_count", "attention.key_length"
+    )}  # fmt: skip
+    assert sizes == {"expert_count": EXPERTS, "expert_used_count": 2, "attention.key_length": 8}
+
+
+def test_gguf__refuses_other_models(checkpoint: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="pip install 'moecast[dev]' includes gguf")
+    from benchmarks.peers.gguf_file import write_gguf
+
+    config = json.loads((checkpoint / "config.json").read_text()) | {"model_type": "mixtral"}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(MoecastError, match="mixtral.*qwen2_moe, qwen3_moe"):
+        write_gguf(checkpoint, tmp_path / "model.gguf")
+
+
+def tiny_random_model(folder: Path, monkeypatch) -> Path:
+    """Runs `python -m benchmarks random` with a configuration of few weights."""
+    tiny = Qwen3MoeConfig(
+        dtype="bfloat16",
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=EXPERTS,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        tie_word_embeddings=False,
+    )
+    monkeypatch.setattr(random_model, "scaled_config", lambda *_: tiny)
+    random_model.run_random(RandomConfig(output=folder))
+    add_tokenizer(folder)
+    return folder
+
+
+def test_random_model__is_one_that_transformers_loads(tmp_path: Path, monkeypatch) -> None:
+    folder = tiny_random_model(tmp_path / "model", monkeypatch)
+    _, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    with pytest.raises(MoecastError, match="exists"):
+        random_model.run_random(RandomConfig(output=folder))
+    with pytest.raises(MoecastError, match="num_layers=0"):
+        random_model.run_random(RandomConfig(output=tmp_path / "none", num_layers=0))
+
+
+def test_random_model__has_the_share_of_the_vocabulary_that_it_has_of_layers() -> None:
+    config = random_model.scaled_config(4, 8192)
+    assert config.vocab_size == 12_672  # 151,936 * 4 / 48, in steps of 64
+    assert random_model.scaled_config(1, 8192).vocab_size == 8192
+
+
 def test_first_difference__counts_short_answers_as_far_as_they_go() -> None:
     expected = [[1, 2, 3], [4, 5, 6]]
     assert first_difference([[1, 2], [4, 5, 6]], expected) == "yes"
     assert first_difference([[1, 2, 3], [4, 9]], expected) == "prompt 1, token 1 of 3"
 
 
-KEY = PeerKey(peer="peer", how="how", budget="25%", budget_bytes=1, limit_bytes=2)
+KEY = PeerKey(
+    peer="peer",
+    how="how",
+    budget="25%",
+    budget_bytes=1,
+    limit_bytes=2,
+    reserved_bytes=1,
+    threads=2,
+    read_ahead_kib=None,
+)
 
 
 def peer_run(step: float) -> PeerRun:
@@ -152,16 +264,162 @@ def test_summary__takes_medians_and_bytes_after_the_first_token() -> None:
     assert row.ttft_seconds == 1.0
     assert row.read_bytes_per_token == 20
     assert row.tokens_as_transformers == "yes"
+    assert summarize_runs(KEY, [peer_run(0.1)], None).tokens_as_transformers is None
 
 
-def test_ratios__are_relative_to_the_reference_at_the_same_budget() -> None:
+def test_ratios__are_relative_to_the_references_fastest_row_at_the_same_budget() -> None:
     slow = summarize_runs(replace(KEY, peer="accelerate"), [peer_run(0.4)], [[7, 8, 9]])
+    slowest = summarize_runs(replace(KEY, peer="accelerate", threads=1), [peer_run(0.8)], None)
     fast = summarize_runs(KEY, [peer_run(0.1)], [[7, 8, 9]])
     other = replace(fast, budget="50%")
     failed = FailedPeer(**vars(KEY), cannot_run="why")
-    rows = add_ratios([slow, fast, other, failed])
-    ratios = [row.decode_over_accelerate for row in rows if isinstance(row, PeerRow)]
-    assert ratios == [1.0, pytest.approx(4.0), None]
+    rows = add_ratios([slow, slowest, fast, other, failed], ["accelerate", "other"])
+    ratios = [row.over_reference for row in rows if isinstance(row, PeerRow)]
+    assert ratios == [1.0, pytest.approx(0.5), pytest.approx(4.0), None]
+
+
+OWN, SLOW = 8192, 128
+
+
+def keys_of(*budgets: str, peer: str) -> list[PeerKey]:
+    config = PeersConfig(model=Path("model"), budget=list(budgets), peer=[peer], threads=[1, 2])
+    return list_keys(
+        config,
+        choose_peers(config),
+        ReadAheadPlan(Path("setting"), OWN, (SLOW,)),
+        experts_bytes=400,
+        others_bytes=30,
+    )
+
+
+def test_keys__read_ahead_is_varied_for_programs_that_map_what_does_not_fit() -> None:
+    mapped = keys_of("25%", "100%", peer="llama-cpp")
+    settings = [(key.budget, key.threads, key.read_ahead_kib) for key in mapped]
+    assert settings == [
+        ("25%", 1, OWN), ("25%", 1, SLOW), ("25%", 2, OWN), ("25%", 2, SLOW),
+        ("100%", 1, OWN), ("100%", 2, OWN),
+    ]  # fmt: skip
+    assert {key.read_ahead_kib for key in keys_of("25%", peer="moecast")} == {None}
+    in_memory = keys_of("25%", "100%", peer="llama-cpp-in-memory")
+    assert {key.budget for key in in_memory} == {"100%"}
+
+
+def test_keys__memory_is_the_same_for_all_and_reserved_where_not_all_fits() -> None:
+    quarter, full = keys_of("25%", "100%", peer="on-demand")[::2]
+    assert (quarter.budget_bytes, full.budget_bytes) == (100, 400)
+    assert full.limit_bytes - quarter.limit_bytes == 300
+    assert (quarter.reserved_bytes, full.reserved_bytes) == (400 << 20, 0)
+    assert quarter.limit_bytes == quarter.reserved_bytes + 100 + 30
+
+
+def test_formats__all_have_a_reference_and_own_rows() -> None:
+    names = {peer.name for peer in PEERS}
+    for name, references in REFERENCES.items():
+        assert set(references) <= names
+        with_format = {peer.name for peer in PEERS if name in peer.formats}
+        assert {"moecast", *references} <= with_format
+    assert set(EXACT) < set(REFERENCES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"peer": ["llama"]}, "unknown peer 'llama'. Did you mean 'llama-cpp'"),
+        ({"format": ["int3"]}, "unknown format 'int3'.*float32, int4, int8"),
+        ({"format": ["int4"], "peer": ["airllm"]}, r"format=int4: .*\(airllm: float32\)"),
+        ({"threads": [2, 0]}, r"threads=\[2, 0\]: must be at least 1"),
+        ({"threads": []}, "at least one number"),
+        ({"read_ahead": [-1]}, r"read_ahead=\[-1\]: must be at least 0"),
+        ({"warm_ups": -1}, "warm_ups=-1: must be at least 0"),
+    ],
+)
+def test_settings__name_what_is_allowed(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(MoecastError, match=message):
+        choose_peers(PeersConfig(model=Path("model"), **settings))
+
+
+def test_gguf__is_not_written_for_a_quantiser_that_is_missing(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    weights = ModelWeights(checkpoint, tmp_path / "work", tmp_path / "none", "int4")
+    with pytest.raises(ProcessFailed, match="environments name=llama-cpp"):
+        weights.write(WeightLayout.GGUF)
+    assert not (tmp_path / "work").exists()
+
+
+def test_read_ahead__is_restored_after_a_failure(tmp_path: Path) -> None:
+    setting = tmp_path / "read_ahead_kb"
+    setting.write_text("8192")
+
+    def fail_within() -> None:
+        with read_ahead(setting, 128):
+            raise ValueError(setting.read_text())
+
+    with pytest.raises(ValueError, match="128"):
+        fail_within()
+    assert setting.read_text() == "8192"
+    check_settable(setting)
+    with pytest.raises(MoecastError, match="run as root, or with read_ahead="):
+        check_settable(tmp_path)
+    with pytest.raises(MoecastError, match="/proc is on no disk"):
+        setting_file(Path("/proc"))
+
+
+def small_report(name: str) -> PeersReport:
+    return PeersReport(
+        machine=describe_machine(2),
+        model="inflated",
+        format=name,
+        experts_bytes=1,
+        other_weights_bytes=1,
+        allowance_bytes=1,
+        reference_peers=["llama-cpp"],
+        repetitions=1,
+        prompts=[1],
+        new_tokens=3,
+        warm_up_tokens=0,
+        seconds_per_prompt=1.0,
+        seconds=1.0,
+        rows=[
+            summarize_runs(replace(KEY, read_ahead_kib=8192), [peer_run(0.1)], None),
+            FailedPeer(**vars(KEY), cannot_run="a | b"),
+        ],
+    )
+
+
+def test_results__of_other_formats_stay(tmp_path: Path) -> None:
+    config = PeersConfig(model=Path("inflated"), output=tmp_path / "peers.json")
+    for name in ("int4", "int8", "int4"):
+        write_format(config, small_report(name))
+    parts = json.loads(config.output.read_text())
+    assert list(parts) == ["inflated int4", "inflated int8"]
+    assert parts["inflated int8"]["origin"]["command"].startswith("python -m benchmarks peers")
+
+
+def test_table__has_a_dash_for_what_was_not_compared() -> None:
+    _, _, measured, failed = peers_table(small_report("int4"))
+    cells = [cell.strip() for cell in measured.strip("|").split("|")]
+    assert cells[:4] == ["25%", "`peer`", "2", "8 MiB"]
+    assert (cells[7], cells[-1]) == ("-", "-")
+    assert "did not run: a / b" in failed
+    assert failed.count("|") == measured.count("|")
+
+
+def test_device_map__keeps_all_layers_where_all_fit(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(WORKERS))
+    from with_accelerate import device_map
+
+    config = Qwen3MoeConfig(
+        num_hidden_layers=3, hidden_size=8, moe_intermediate_size=4, num_experts=2
+    )
+    layer = 3 * 8 * 4 * 2 * torch.bfloat16.itemsize
+
+    def on_disk(budget: int) -> list[str]:
+        places = device_map(config, budget, torch.bfloat16)
+        return [place for place in places if places[place] == "disk"]
+
+    assert on_disk(3 * layer) == []
+    assert on_disk(3 * layer - 1) == [f"model.layers.{n}.mlp.experts" for n in (1, 2)]
 
 
 def test_mapping__gives_the_part_of_a_file_that_it_holds() -> None:
@@ -184,7 +442,8 @@ while not Path(sys.argv[2]).exists():
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="dropping others' pages: root")
-def test_limiter__drops_what_a_process_maps_beyond_its_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reserved", [0, 60 * BLOCK])
+def test_limiter__drops_what_a_process_maps_beyond_its_limit(tmp_path: Path, reserved: int) -> None:
     path = tmp_path / "weights"
     with path.open("wb") as file:
         file.write(os.urandom(112 * BLOCK))
@@ -196,7 +455,7 @@ def test_limiter__drops_what_a_process_maps_beyond_its_limit(tmp_path: Path) -> 
         pytest.skip(str(error))
     end = tmp_path / "end"
     process = subprocess.Popen([sys.executable, "-c", READS_ALL, str(path), str(end)])
-    limiter = MemoryLimiter(process, [path], limit_bytes=40 * BLOCK)
+    limiter = MemoryLimiter(process, [path], 40 * BLOCK + reserved, reserved)
 
     def end_when_dropped() -> None:
         # All of it is read, again and again; it is held to less but for what comes between looks.
