@@ -39,6 +39,7 @@ from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget
 from runtime.policy.placement import RankPart
 from runtime.store.base import ExpertStore
+from runtime.store.layout import describe_encoded
 from runtime.store.model_source import resolve
 from runtime.store.packed.layout import describe_decoding
 
@@ -132,7 +133,8 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     stripped = load_stripped(folder, config.dtype, home)
     release_unused()
     plain, layers = stripped.model, stripped.layers
-    experts: ExpertStore = stripped.open_store(page_cache=options.store.page_cache)
+    experts: ExpertStore
+    experts = stored = stripped.open_store(page_cache=options.store.page_cache)
     spec = stripped.spec(folder, config)
     if options.store.path is not None:
         experts.close()
@@ -141,6 +143,8 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         )
         if note := describe_decoding(packed.layouts):
             log.info("%s: %s", options.store.path, note)
+    elif note := describe_encoded(stored.layouts):
+        log.info("%s: %s", folder, note)
     part = None
     if options.expert_parallel:
         # Imported here because device meshes take memory, which one process does not need.

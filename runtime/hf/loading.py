@@ -46,9 +46,15 @@ class StrippedModel:
     plans: list[dict[str, WeightPlan]]
     """Weight plans of each layer's experts, by parameter."""
 
-    def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> CheckpointStore:
-        """Return a store that reads the experts from the checkpoint, in place."""
-        return CheckpointStore(self.model, self.plans, page_cache=page_cache)
+    def open_store(
+        self, *, page_cache: PageCache = PageCache.BYPASS, decodes: bool = False
+    ) -> CheckpointStore:
+        """Return a store that reads the experts from the checkpoint, in place.
+
+        Args:
+            decodes: quantised experts are decoded as they are read, not as they are used.
+        """
+        return CheckpointStore(self.model, self.plans, page_cache=page_cache, decodes=decodes)
 
     def spec(self, folder: Path, config: ModelConfig) -> ModelSpec:
         """Return what predictors of this model must match."""

@@ -169,6 +169,7 @@ def build_packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLa
     A group size of 0 is a row. A matrix that cannot be stored in blocks is stored row by row.
     Parameters of one dimension, or that do not divide into groups, stay as they are.
     """
+    assert not source.encoded, "records hold decoded weights, or integers of their own coding"
     chunks = [
         [Piece(name, first, n, _coding(coding, source, name, n)) for name, first, n in pieces]
         for pieces in _pieces(source)
