@@ -38,10 +38,8 @@ from runtime.hf.strip import guard_model
 from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget
 from runtime.policy.placement import RankPart
-from runtime.store.base import ExpertStore
-from runtime.store.layout import describe_encoded
+from runtime.store.base import ExpertStore, describe_decoding
 from runtime.store.model_source import resolve
-from runtime.store.packed.layout import describe_decoding
 
 if TYPE_CHECKING:
     from runtime.store.packed.store import PackedStore
@@ -133,18 +131,15 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     stripped = load_stripped(folder, config.dtype, home)
     release_unused()
     plain, layers = stripped.model, stripped.layers
-    experts: ExpertStore
-    experts = stored = stripped.open_store(page_cache=options.store.page_cache)
+    experts: ExpertStore = stripped.open_store(page_cache=options.store.page_cache)
     spec = stripped.spec(folder, config)
     if options.store.path is not None:
         experts.close()
-        experts = packed = open_packed_store(
+        experts = open_packed_store(
             options.store, spec, layers, checkpoint=folder, devices=options.devices
         )
-        if note := describe_decoding(packed.layouts):
-            log.info("%s: %s", options.store.path, note)
-    elif note := describe_encoded(stored.layouts):
-        log.info("%s: %s", folder, note)
+    if note := describe_decoding(experts.layouts):
+        log.info("%s: %s", options.store.path or folder, note)
     part = None
     if options.expert_parallel:
         # Imported here because device meshes take memory, which one process does not need.

@@ -11,6 +11,7 @@ from runtime.config import PageCache
 from runtime.store.base import ExpertStore, as_memoryview
 from runtime.store.conversion import ExpertConversion
 from runtime.store.files import FileReader
+from runtime.store.integer_tensor import IntegerTensor
 from runtime.store.layout import EncodedParameter, SlotLayout, build_slot_layout
 from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import WeightPlan
@@ -82,12 +83,19 @@ class CheckpointStore(ExpertStore):
                     continue
                 if piece.source is not None:
                     extent = extents[piece.source]
-                    if extent.dtype != plan.parameter.dtype:
+                    if isinstance(extent, IntegerTensor):
+                        measured[extent.shape, extent.dtype] = READERS * extent.measure_loading()
+                    elif extent.dtype != plan.parameter.dtype:
                         measured[extent.shape, extent.dtype] = READERS * extent.num_bytes
                     continue
                 key = _conversion_key(plan)
                 if key not in measured:
-                    waiting = (READERS - 1) * sum(extent.num_bytes for extent in extents)
+                    waiting = sum(
+                        (READERS - 1) * extent.num_bytes
+                        if not isinstance(extent, IntegerTensor)
+                        else READERS * extent.measure_loading()
+                        for extent in extents
+                    )
                     conversion = self._conversions[layer][piece.parameter]
                     measured[key] = waiting + conversion.measure_bytes()
         return max(measured.values(), default=0)
@@ -113,7 +121,10 @@ class CheckpointStore(ExpertStore):
                         del result
                     continue
                 extent = places[piece.source]
-                if piece.parameter in layout.encoded or extent.dtype == plan.parameter.dtype:
+                has_bytes = piece.parameter in layout.encoded or (
+                    extent.dtype == plan.parameter.dtype and not isinstance(extent, IntegerTensor)
+                )
+                if has_bytes:
                     self._pread(extent, as_memoryview(target))
                 else:
                     source = self._tensor(extent).view(-1)
@@ -128,6 +139,8 @@ class CheckpointStore(ExpertStore):
         return known
 
     def _tensor(self, extent: StoredTensor) -> Tensor:
+        if isinstance(extent, IntegerTensor):
+            return extent.load(self._files)
         tensor = torch.empty(extent.shape, dtype=extent.dtype)
         self._pread(extent, as_memoryview(tensor))
         return tensor

@@ -152,7 +152,7 @@ class PackedLayout:
         return weight
 
 
-def describe_decoding(layouts: Sequence[PackedLayout]) -> str | None:
+def describe_packed(layouts: Sequence[PackedLayout]) -> str | None:
     """Returns why matrices of integers are decoded before each use; None if none is."""
     decoded = [part for layout in layouts for part in layout.matrices if not layout.is_view(part)]
     if not decoded:

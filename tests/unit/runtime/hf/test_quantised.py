@@ -6,7 +6,6 @@ import threading
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 from transformers.core_model_loading import Transpose, WeightConverter
 
@@ -17,6 +16,7 @@ from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
+from tests.builders.memory import measure_allocated
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.quantised import quantise_fp8, quantise_mxfp4, rewrite
 from tests.builders.served import serve
@@ -75,7 +75,7 @@ def test_load__quantised_experts_keep_their_bytes(tmp_path, name, share, caplog)
     """Tiny matrices have many scales and biases; of real ones the shares are .50 and .27."""
     folder = quantised(tmp_path, name)
     stripped = load_stripped(folder, "auto")
-    store, decoding = stripped.open_store(), stripped.open_store(decodes=True)
+    store, decoding = stripped.open_store(), stripped.open_decoded()
     for kept, decoded in zip(store.layouts, decoding.layouts, strict=True):
         assert kept.num_bytes < share * decoded.num_bytes
         assert decoded.views_are_weights
@@ -193,18 +193,6 @@ def test_read_extents__an_unknown_dtype_is_named(tmp_path):
 # ---- memory
 
 
-def allocated(computation) -> int:
-    """Most bytes at one moment by the account of PyTorch's allocator."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        computation()
-    live = most = 0
-    for event in found.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            most = max(most, live)
-    return most
-
-
 def slot_with_expert(store, expert=0):
     slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
     store.read(0, expert, range(len(store.layouts[0].chunks)), slot)
@@ -218,10 +206,10 @@ def test_scratch__is_what_the_allocator_says(tmp_path, name):
         folder = quantised(tmp_path, name)
     else:
         folder = save_family(tmp_path, FAMILIES[name], dtype=torch.bfloat16)
-    store = load_stripped(folder, "auto").open_store(decodes=True)
+    store = load_stripped(folder, "auto").open_decoded()
     assert store.scratch_bytes > 0
     slot_with_expert(store)
-    most = allocated(lambda: slot_with_expert(store, 1)) - store.layouts[0].num_bytes
+    most = measure_allocated(lambda: slot_with_expert(store, 1)) - store.layouts[0].num_bytes
     assert most <= store.scratch_bytes
     assert store.scratch_bytes <= 2 * most, "and not much more: it is taken from the budget"
 
@@ -234,7 +222,7 @@ def test_decoded_bytes__are_what_the_allocator_says(tmp_path, name):
         store = model.moecast.engine.store
         layout, slot = store.layouts[0], slot_with_expert(store)
         layout.weights(slot)
-        most = allocated(lambda: layout.weights(slot))
+        most = measure_allocated(lambda: layout.weights(slot))
         assert most <= layout.decoded_bytes <= 1.2 * most
         arenas = sum(arena.num_bytes for arena in model.moecast.engine.arenas)
         assert model.moecast.stats()["arena_bytes"] == arenas + layout.decoded_bytes
@@ -253,7 +241,7 @@ def test_peak_bytes__counts_what_lives_at_once():
 
 
 def test_read__one_thread_converts_at_a_time(tmp_path):
-    store = load_stripped(quantised(tmp_path, "qwen3_moe"), "auto").open_store(decodes=True)
+    store = load_stripped(quantised(tmp_path, "qwen3_moe"), "auto").open_decoded()
     running, most = [], []
 
     def watch(conversion):
