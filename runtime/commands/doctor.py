@@ -31,7 +31,7 @@ from runtime.profiling.bandwidth import (
 )
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_stripped
-from runtime.store.base import ExpertStore, max_slot_bytes
+from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
 from runtime.store.model_source import find_config_folder, list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import sweep_budgets
@@ -113,7 +113,7 @@ def describe_model_sizes(
         "expert_bytes": format_bytes,
         "experts_bytes": format_bytes * spec.num_layers * spec.num_experts,
         "non_expert_bytes": count_weight_bytes(model),
-        "scratch_bytes": store.scratch_bytes,
+        "scratch_bytes": store.scratch_bytes + max_decoded_bytes(store),
     }
 
 
@@ -142,7 +142,7 @@ def sweep(
         predictor=predictor,
         budgets=config.budget,
         slot_bytes=max_slot_bytes(store),
-        scratch_bytes=store.scratch_bytes,
+        scratch_bytes=store.scratch_bytes + max_decoded_bytes(store),
         resident_bytes=count_weight_bytes(model),
     )
     return {

@@ -64,7 +64,7 @@ def run(config: PackConfig) -> dict[str, Any]:
     output = expand_home(config.output).resolve()
     folder = resolve(config.model)
     stripped = load_stripped(folder, config.model.dtype)
-    source = stripped.open_store()
+    source = stripped.open_decoded()
     if not all(multiplies_rows(layer.experts) for layer in stripped.layers):
         coding = replace(coding, block=0)
     layouts = [build_packed_layout(layout, coding=coding) for layout in source.layouts]

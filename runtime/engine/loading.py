@@ -38,9 +38,8 @@ from runtime.hf.strip import guard_model
 from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget
 from runtime.policy.placement import RankPart
-from runtime.store.base import ExpertStore
+from runtime.store.base import ExpertStore, describe_decoding
 from runtime.store.model_source import resolve
-from runtime.store.packed.layout import describe_decoding
 
 if TYPE_CHECKING:
     from runtime.store.packed.store import PackedStore
@@ -137,11 +136,11 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     if options.store.path is None:
         experts = stripped.open_store(page_cache=options.store.page_cache)
     else:
-        experts = packed = open_packed_store(
+        experts = open_packed_store(
             options.store, spec, layers, checkpoint=folder, devices=options.devices
         )
-        if note := describe_decoding(packed.layouts):
-            log.info("%s: %s", options.store.path, note)
+    if note := describe_decoding(experts.layouts):
+        log.info("%s: %s", options.store.path or folder, note)
     part = None
     if options.expert_parallel:
         # Imported here because device meshes take memory, which one process does not need.

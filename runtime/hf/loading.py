@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,18 @@ from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, OneDnn, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
+from runtime.hf.experts import multiplies_rows
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
 from runtime.hf.model_faults import check_generation_settings, explain_loading
 from runtime.hf.onednn import apply_onednn
 from runtime.hf.strip import Banks, list_taken_parameters, make_stripped_class
+from runtime.store.base import ExpertStore
 from runtime.store.checkpoint import CheckpointStore
+from runtime.store.files import FileReader
+from runtime.store.integer_scheme import METHODS, IntegerScheme, parse_scheme
+from runtime.store.integer_store import has_integers, open_integer_store
 from runtime.store.layout import ALIGNMENT
-from runtime.store.model_check import CONFIG, DEQUANTISED, read_config_file
+from runtime.store.model_check import CONFIG, DEQUANTISED, name_method, read_config_file
 from runtime.store.model_source import has_no_experts, identity
 from runtime.store.weight_plan import WeightPlan
 
@@ -48,7 +54,7 @@ class StrippedModel:
     """Weight plans of each layer's experts, by parameter; none for a folder without experts."""
     folder: Path
 
-    def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> CheckpointStore:
+    def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> ExpertStore:
         """Return a store that reads the experts from the checkpoint, in place.
 
         Raises:
@@ -56,7 +62,17 @@ class StrippedModel:
         """
         if not self.plans:
             raise CheckpointError(explain_no_experts(self.folder))
+        if has_integers(self.plans):
+            uses_kernels = self.model.device.type == "cpu" and all(
+                multiplies_rows(layer.experts) for layer in self.layers
+            )
+            files = FileReader(page_cache=page_cache)
+            return open_integer_store(self.plans, files, uses_kernels=uses_kernels)
         return CheckpointStore(self.model, self.plans, page_cache=page_cache)
+
+    def open_decoded(self) -> CheckpointStore:
+        """Return a store that decodes quantised experts as they are read, not as they are used."""
+        return CheckpointStore(self.model, self.plans, decodes=True)
 
     def spec(self, folder: Path, config: ModelConfig) -> ModelSpec:
         """Return what predictors of this model must match."""
@@ -118,7 +134,10 @@ def load_stripped(
     indexed: dict[str, Banks] = {}
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
-        stripped = make_stripped_class(cls, lambda banks: indexed.update(banks=banks))
+        scheme = take_scheme(folder, config)
+        stripped = make_stripped_class(
+            cls, lambda banks: indexed.update(banks=banks), scheme=scheme
+        )
         model = stripped.from_pretrained(
             folder,
             config=config,
@@ -136,18 +155,45 @@ def load_stripped(
     return StrippedModel(model, layers, [banks[layer.name] for layer in layers if banks], folder)
 
 
+def take_scheme(folder: Path, config: PreTrainedConfig) -> IntegerScheme | None:
+    """Take the quantisation out of a configuration if weights are packed integers; return it.
+
+    Transformers then loads the model as if the checkpoint had the weights themselves.
+
+    Raises:
+        CheckpointError: a variant that is not served.
+    """
+    quantised = getattr(config, "quantization_config", None)
+    if not isinstance(quantised, dict) or name_method(quantised) not in METHODS:
+        return None
+    scheme = parse_scheme(folder, name_method(quantised), quantised)
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        vars(part).pop("quantization_config", None)
+    return scheme
+
+
 def load_plain(
     folder: Path, *, dtype: torch.dtype | str, onednn: OneDnn = OneDnn.AUTO
 ) -> PreTrainedModel:
     """Load the whole model with Transformers' own eager experts: the reference for exactness.
 
     Raises:
-        CheckpointError: the folder has a model without its experts, or is damaged.
+        CheckpointError: the folder has a model without its experts, is damaged, or has a format
+            that Transformers reads on other machines only.
     """
     if has_no_experts(folder):
         # Transformers would fill them with random numbers.
         raise CheckpointError(explain_no_experts(folder))
     config = read_config(folder)
+    quantised = getattr(config, "quantization_config", None)
+    if isinstance(quantised, dict) and name_method(quantised) in METHODS:
+        method = name_method(quantised)
+        if method != "compressed-tensors" or find_spec("compressed_tensors") is None:
+            raise CheckpointError(
+                f"{folder}: Transformers does not read {METHODS[method]} checkpoints with what is "
+                "installed here; moecast serves this one with its own code"
+            )
+        quantised["dequantize"] = True
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
         model = cls.from_pretrained(

@@ -10,14 +10,17 @@ from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from runtime.config import DTYPES
 from runtime.errors import CheckpointError
 from runtime.hf.layers import MoeLayer, find_adapter, find_expert_banks
+from runtime.store.files import FileReader
+from runtime.store.integer_scheme import IntegerScheme
+from runtime.store.integer_tensor import IntegerTensor, view_integers
 from runtime.store.model_source import has_no_experts
-from runtime.store.tensor_index import read_tensor_index
+from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan, plan_weights
 
 Banks = dict[str, dict[str, WeightPlan]]
@@ -79,8 +82,35 @@ def open_unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) 
     return slices
 
 
+class DequantisedSlice:
+    """A weight of packed integers, read when Transformers asks for it."""
+
+    def __init__(self, tensor: IntegerTensor, files: FileReader):
+        self._tensor = tensor
+        self._files = files
+
+    def __getitem__(self, part: Any) -> Tensor:
+        return self._tensor.load(self._files)[part]
+
+
+def open_integers(
+    extents: Mapping[str, StoredTensor], stack: ExitStack, *, without: set[str]
+) -> dict[str, DequantisedSlice]:
+    """Open weights of packed integers as `open_unmapped` opens tensors."""
+    files = FileReader()
+    stack.callback(files.close)
+    return {
+        name: DequantisedSlice(tensor, files)
+        for name, tensor in extents.items()
+        if isinstance(tensor, IntegerTensor) and name not in without
+    }
+
+
 def make_stripped_class(
-    cls: type[PreTrainedModel], found: Callable[[Banks], None]
+    cls: type[PreTrainedModel],
+    found: Callable[[Banks], None],
+    *,
+    scheme: IntegerScheme | None = None,
 ) -> type[PreTrainedModel]:
     """A subclass of the same name whose `from_pretrained` never allocates or reads an expert.
 
@@ -88,6 +118,9 @@ def make_stripped_class(
     the last point before bytes are read: the modules are final there, and the files and renaming
     rules are those that the library itself will use; `found` receives the index made from them.
     The name stays, because conversion rules are looked up by class name.
+
+    Args:
+        scheme: how weights are stored as packed integers; the library gets them dequantised.
     """
 
     def __init__(self, config, *args, **kwargs):
@@ -107,17 +140,20 @@ def make_stripped_class(
         banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
         ignored = set(model._keys_to_ignore_on_load_unexpected or ())
         model._keys_to_ignore_on_load_unexpected = ignored | banks
+        stored = extents = read_tensor_index(checkpoint_files)
+        if scheme is not None:
+            extents = view_integers(stored, scheme)
         indexed: Banks = {}
         if not has_no_experts(Path(checkpoint_files[0]).parent):
-            extents = read_tensor_index(checkpoint_files)
             indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
         found(indexed)
         assert state_dict is None
         with ExitStack() as stack:
             # The library would look at every name of every expert, only to leave it out.
-            state_dict = open_unmapped(
-                checkpoint_files, stack, without=list_source_tensors(indexed.values())
-            )
+            experts = list_source_tensors(indexed.values())
+            packed = stored.keys() - extents.keys()
+            state_dict = open_unmapped(checkpoint_files, stack, without=experts | packed)
+            state_dict |= open_integers(extents, stack, without=experts)
             try:
                 return cls._load_pretrained_model(
                     model, state_dict, checkpoint_files, load_config, *args, **kwargs

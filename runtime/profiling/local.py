@@ -35,7 +35,7 @@ from runtime.profiling.reading import (
 from runtime.profiling.spans import Spans
 from runtime.sim.hardware import MeasuredHardware, Overheads
 from runtime.sim.predictor_latency import nearest_latencies
-from runtime.store.base import ExpertStore, max_slot_bytes
+from runtime.store.base import ExpertLayout, ExpertStore, max_slot_bytes
 from runtime.store.packed.matrix import ExpertWeights
 from runtime.transfer.link import Arena, StoreLink
 
@@ -260,10 +260,8 @@ def _expert_seconds(
     model: PreTrainedModel, layer: MoeLayer, store: ExpertStore
 ) -> tuple[float, float]:
     """Return the seconds of one expert on one token and on `EXPERT_TOKENS`."""
-    weights = store.layouts[0].weights(
-        torch.empty(max_slot_bytes(store), dtype=torch.uint8).zero_()
-    )
-    run = make_expert_call(layer, weights)
+    slot = torch.empty(max_slot_bytes(store), dtype=torch.uint8).zero_()
+    run = make_expert_call(layer, store.layouts[0], slot)
     width = model.config.get_text_config().hidden_size
     hidden = torch.zeros(EXPERT_TOKENS, width, dtype=model.dtype)
     times = [(seconds(lambda: run(hidden[:1])), seconds(lambda: run(hidden))) for _ in range(7)]
@@ -271,16 +269,23 @@ def _expert_seconds(
     return one_token, many_tokens
 
 
-def make_expert_call(layer: MoeLayer, weights: ExpertWeights) -> Callable[[Tensor], object]:
-    """Return a call of one expert on hidden states `(tokens, hidden)`.
+def make_expert_call(
+    layer: MoeLayer, layout: ExpertLayout, slot: Tensor
+) -> Callable[[Tensor], object]:
+    """Return a call of the slot's expert on hidden states `(tokens, hidden)`; it decodes each time.
 
     For modules with their own loop it is a product with as many weights.
     """
+    views = layout.weights(slot) if layout.views_are_weights else None
+
+    def read() -> ExpertWeights:
+        return layout.weights(slot) if views is None else views
+
     if layer.adapter.name == "interface":
-        return lambda hidden: compute_expert(layer.experts, weights, hidden)
-    tensors = [weight for weight in weights.values() if isinstance(weight, Tensor)]
+        return lambda hidden: compute_expert(layer.experts, read(), hidden)
+    tensors = [weight for weight in read().values() if isinstance(weight, Tensor)]
     largest = max(tensors, key=Tensor.numel)
     width = largest.shape[-1]
     rows = sum(weight.numel() for weight in tensors) // width
     matrix = torch.zeros(rows, width, dtype=largest.dtype)
-    return lambda hidden: hidden.new_zeros(len(hidden), width) @ matrix.T
+    return lambda hidden: (read(), hidden.new_zeros(len(hidden), width) @ matrix.T)

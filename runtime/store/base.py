@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from runtime.store.files import BLOCK, FileReader
-from runtime.store.layout import SlotLayout
-from runtime.store.packed.layout import PackedLayout
+from runtime.store.layout import SlotLayout, describe_encoded
+from runtime.store.packed.layout import PackedLayout, describe_packed
 
 ExpertLayout = SlotLayout | PackedLayout
 """The layout of a slot, for code that fills it and code that computes with it."""
@@ -53,6 +53,13 @@ def max_slot_bytes(store: ExpertStore) -> int:
 def max_decoded_bytes(store: ExpertStore) -> int:
     """Return the memory that one expert's decoded parameters need in addition to its slot."""
     return max(layout.decoded_bytes for layout in store.layouts)
+
+
+def describe_decoding(layouts: Sequence[ExpertLayout]) -> str | None:
+    """Returns why experts are decoded before each use; None if none is."""
+    encoded = [layout for layout in layouts if isinstance(layout, SlotLayout)]
+    packed = [layout for layout in layouts if isinstance(layout, PackedLayout)]
+    return describe_encoded(encoded) or describe_packed(packed)
 
 
 def as_memoryview(tensor: Tensor) -> memoryview:

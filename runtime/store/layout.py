@@ -1,8 +1,8 @@
 """The slot layout of experts that are read from a checkpoint."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,6 +18,18 @@ def align(num_bytes: int, alignment: int = ALIGNMENT) -> int:
 
 
 @dataclass(frozen=True)
+class EncodedParameter:
+    """A quantised parameter that lies in the slot as it does in the checkpoint."""
+
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    """Shape and dtype of each of the checkpoint's tensors of one expert."""
+    decode: Callable[[list[Tensor]], Tensor]
+    """Makes the parameter of these tensors, on their device."""
+    decoding_bytes: int
+    """Memory that `decode` takes, its result included."""
+
+
+@dataclass(frozen=True)
 class SlotPiece:
     """A contiguous part of the slot that is read at once."""
 
@@ -30,7 +42,11 @@ class SlotPiece:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Offsets of a layer's parameters in a slot, as the model computes with them."""
+    """Offsets of a layer's parameters in a slot.
+
+    They are as the model computes with them, or encoded as in the checkpoint; then `weights`
+    decodes them.
+    """
 
     offsets: dict[str, int]
     shapes: dict[str, tuple[int, ...]]
@@ -39,6 +55,7 @@ class SlotLayout:
     """ProMoE, section 5.1: one chunk for each linear layer; a bias is part of its matrix's
     chunk."""
     num_bytes: int
+    encoded: Mapping[str, EncodedParameter] = field(default_factory=dict)
 
     @property
     def chunk_bytes(self) -> list[int]:
@@ -52,23 +69,65 @@ class SlotLayout:
             for chunk in self.chunks
         ]
 
-    views_are_weights = True
-    decoded_bytes = 0
     alignment = ALIGNMENT
 
+    @property
+    def views_are_weights(self) -> bool:
+        return not self.encoded
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory that `weights` needs in addition to the slot: parameters and a decoder's own."""
+        results = {
+            name: math.prod(self.shapes[name]) * self.dtypes[name].itemsize for name in self.encoded
+        }
+        buffers = (one.decoding_bytes - results[name] for name, one in self.encoded.items())
+        return sum(results.values()) + max(buffers, default=0)
+
     def weights(self, slot: Tensor) -> dict[str, Tensor]:
-        """The slot's bytes `(num_bytes,)` as the expert's parameters."""
-        views = {}
+        """The slot's bytes `(num_bytes,)` as the expert's parameters: views, or decoded tensors."""
+        parameters = {}
         for name, offset in self.offsets.items():
-            size = math.prod(self.shapes[name]) * self.dtypes[name].itemsize
-            views[name] = (
-                slot[offset : offset + size].view(self.dtypes[name]).view(self.shapes[name])
-            )
-        return views
+            if (encoded := self.encoded.get(name)) is not None:
+                tensors = [
+                    _view(slot, piece.offset, *encoded.tensors[piece.source])
+                    for piece in self._pieces(name)
+                    if piece.source is not None
+                ]
+                parameters[name] = encoded.decode(tensors)
+            else:
+                parameters[name] = _view(slot, offset, self.shapes[name], self.dtypes[name])
+        return parameters
+
+    def _pieces(self, parameter: str) -> list[SlotPiece]:
+        return [piece for chunk in self.chunks for piece in chunk if piece.parameter == parameter]
 
 
-def build_slot_layout(plans: Mapping[str, WeightPlan]) -> SlotLayout:
-    """Parameters one after another, each aligned; sources of one parameter back to back."""
+def _view(slot: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    size = math.prod(shape) * dtype.itemsize
+    return slot[offset : offset + size].view(dtype).view(shape)
+
+
+def describe_encoded(layouts: Sequence[SlotLayout]) -> str | None:
+    """Returns what the slots hold where that is not what the model computes with; else None."""
+    tensors = [t for layout in layouts for one in layout.encoded.values() for t in one.tensors]
+    if not tensors:
+        return None
+    largest = max(tensors, key=lambda tensor: math.prod(tensor[0]) * tensor[1].itemsize)
+    name = str(largest[1]).removeprefix("torch.")
+    return (
+        f"experts stay quantised in memory, as the checkpoint has them ({name}), and are decoded "
+        "before each use; moecast pack quantise=int4 makes experts that are multiplied as they are"
+    )
+
+
+def build_slot_layout(
+    plans: Mapping[str, WeightPlan], encoded: Mapping[str, EncodedParameter]
+) -> SlotLayout:
+    """Parameters one after another, each aligned; sources of one parameter back to back.
+
+    Tensors of an encoded parameter are aligned each, and travel in one chunk.
+    """
     offsets: dict[str, int] = {}
     chunks: list[list[SlotPiece]] = []
     end = 0
@@ -76,6 +135,13 @@ def build_slot_layout(plans: Mapping[str, WeightPlan]) -> SlotLayout:
         shape, dtype = plan.parameter.shape[1:], plan.parameter.dtype
         offsets[name] = start = align(end)
         end = start + math.prod(shape) * dtype.itemsize
+        if name in encoded:
+            pieces, end = [], start
+            for i, extent in enumerate(plan.extents(0)):
+                pieces.append(SlotPiece(name, i, align(end), extent.num_bytes))
+                end = align(end) + extent.num_bytes
+            chunks.append(pieces)
+            continue
         if plan.is_plain:
             pieces, place = [], start
             for i, extent in enumerate(plan.extents(0)):
@@ -95,6 +161,7 @@ def build_slot_layout(plans: Mapping[str, WeightPlan]) -> SlotLayout:
         dtypes={name: plan.parameter.dtype for name, plan in plans.items()},
         chunks=tuple(tuple(chunk) for chunk in chunks),
         num_bytes=align(end),
+        encoded=encoded,
     )
 
 

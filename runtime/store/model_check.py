@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
+from runtime.store.integer_scheme import METHODS, parse_scheme
 
 CONFIG = "config.json"
 CARD = "README.md"
@@ -30,13 +31,6 @@ TOKENIZER_FILES = (
 DEQUANTISED = ("fp8", "mxfp4")
 """Quantisation methods that Transformers reverses while loading, on request. By default it does
 so only without a GPU that has kernels for them, and those kernels need whole banks of experts."""
-METHOD_NAMES = {
-    "awq": "AWQ",
-    "gptq": "GPTQ",
-    "bitsandbytes": "bitsandbytes",
-    "compressed-tensors": "compressed-tensors",
-}
-"""Quantisation methods as their projects write them; others as in `config.json`."""
 EXPERT = re.compile("expert|moe", re.IGNORECASE)
 BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w.-]+/[\w.-]+)", re.MULTILINE)
 """The original's repository in the front matter of a model card."""
@@ -111,7 +105,7 @@ def explain_gguf(file: Path) -> str:
 
 
 def check_quantisation(where: Path | str, config: dict[str, Any]) -> None:
-    """Refuses weights that are quantised in another way than `fp8` and `mxfp4`.
+    """Refuses weights that are quantised in a way that is not served.
 
     Raises:
         CheckpointError: the message names the method and what to use or install.
@@ -119,7 +113,7 @@ def check_quantisation(where: Path | str, config: dict[str, Any]) -> None:
     quantised = config.get("quantization_config") or config.get("compression_config")
     if not isinstance(quantised, dict):
         return
-    method = str(quantised.get("quant_method") or guess_method(quantised))
+    method = name_method(quantised)
     if method == "fp8" and find_spec("accelerate") is None:
         raise CheckpointError(
             f"{where} is quantised with FP8, which Transformers reads with the package accelerate: "
@@ -127,19 +121,33 @@ def check_quantisation(where: Path | str, config: dict[str, Any]) -> None:
         )
     if method in DEQUANTISED:
         return
-    card = Path(where, CARD)
+    try:
+        if method in METHODS:
+            parse_scheme(where, method, quantised)
+            return
+        served = ", ".join([*DEQUANTISED, *METHODS])
+        raise CheckpointError(
+            f"{where} is quantised with {method}, which is not served (only {served} are)"
+        )
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}. {explain_original(Path(where))}") from error
+
+
+def explain_original(folder: Path) -> str:
+    """Returns what to use in place of a checkpoint whose quantisation is not served."""
+    card = folder / CARD
     base = BASE_MODEL.search(card.read_text(errors="replace")) if card.is_file() else None
     original = f"the original checkpoint, {base[1]}," if base else "the original checkpoint"
-    raise CheckpointError(
-        f"{where} is quantised with {METHOD_NAMES.get(method, method)}, which is not served (only "
-        f"{' and '.join(DEQUANTISED)} are). Use {original} instead; to serve it with experts of 4 "
-        "bits, pack it first: moecast pack MODEL output=FOLDER quantise=int4, then "
-        "moecast generate MODEL store.path=FOLDER"
+    return (
+        f"Use {original} instead; to serve it with experts of 4 bits, pack it first: moecast pack "
+        "MODEL output=FOLDER quantise=int4, then moecast generate MODEL store.path=FOLDER"
     )
 
 
-def guess_method(quantised: dict[str, Any]) -> str:
-    """Names the method of an old configuration that does not say it."""
+def name_method(quantised: dict[str, Any]) -> str:
+    """Returns a quantisation's method, which old configurations do not say."""
+    if method := quantised.get("quant_method"):
+        return str(method)
     if quantised.get("load_in_4bit") or quantised.get("load_in_8bit"):
         return "bitsandbytes"
     return "compressed-tensors" if "config_groups" in quantised else "an unnamed method"

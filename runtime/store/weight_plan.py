@@ -119,6 +119,13 @@ class WeightPlan:
         operations = [] if self.converter is None else self.converter.operations
         return not any(getattr(op, "hf_quantizer", None) for op in operations)
 
+    @property
+    def is_compressed(self) -> bool:
+        """True if the library dequantises these tensors, and they take less than the parameter."""
+        stored = sum(extent.num_bytes for extent in self.extents(0))
+        size = math.prod(self.parameter.shape[1:]) * self.parameter.dtype.itemsize
+        return not self.is_plain and not self.casts_first and stored < size
+
     def extents(self, expert: int) -> list[StoredTensor]:
         """The expert's byte ranges, one for each source, in the order in which they are joined."""
         if self.is_per_expert:

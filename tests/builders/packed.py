@@ -17,7 +17,7 @@ def source_of(model: Path, *, dtype: str = "auto") -> tuple[CheckpointStore, Mod
     """The checkpoint's own store and the model's spec."""
     stripped = load_stripped(model, dtype)
     config = ModelConfig(name="tiny", id=str(model), dtype=dtype)
-    return stripped.open_store(), stripped.spec(model, config)
+    return stripped.open_decoded(), stripped.spec(model, config)
 
 
 def plan(model: Path, *, coding: Coding = RAW) -> tuple[CheckpointStore, StoreContents]:

@@ -103,7 +103,7 @@ def _device_costs(
     size = max_slot_bytes(engine.store)
     host = torch.zeros(size, dtype=torch.uint8).pin_memory()
     slot = torch.zeros(size, dtype=torch.uint8, device=device)
-    run = make_expert_call(layer, engine.store.layouts[0].weights(slot))
+    run = make_expert_call(layer, engine.store.layouts[0], slot)
     width = model.config.get_text_config().hidden_size
     few, many = (
         torch.zeros(count, width, dtype=model.dtype, device=device) for count in TIMED_TOKENS

@@ -153,7 +153,7 @@ class PackedLayout:
         return weight
 
 
-def describe_decoding(layouts: Sequence[PackedLayout]) -> str | None:
+def describe_packed(layouts: Sequence[PackedLayout]) -> str | None:
     """Returns why matrices of integers are decoded before each use; None if none is."""
     decoded = [part for layout in layouts for part in layout.matrices if not layout.is_view(part)]
     if not decoded:
@@ -172,6 +172,7 @@ def build_packed_layout(source: SlotLayout, *, coding: Coding = RAW) -> PackedLa
     A group size of 0 is a row. A matrix that cannot be stored in blocks is stored row by row.
     Parameters of one dimension, or that do not divide into groups, stay as they are.
     """
+    assert not source.encoded, "records hold decoded weights, or integers of their own coding"
     chunks = [
         [Piece(name, first, n, _coding(coding, source, name, n)) for name, first, n in pieces]
         for pieces in _pieces(source)

@@ -16,8 +16,9 @@ from runtime.engine.memory import available_memory_bytes
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_plain, load_stripped
 from runtime.hf.tokens import load_tokenizer
-from runtime.store.base import max_slot_bytes
-from runtime.store.model_check import has_tokenizer
+from runtime.store.base import ExpertStore, max_slot_bytes
+from runtime.store.integer_scheme import METHODS
+from runtime.store.model_check import has_tokenizer, name_method, read_config_file
 from runtime.store.model_source import list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.store.packed.store import open_store
@@ -67,33 +68,43 @@ def load_lazy(config: ModelConfig) -> PreTrainedModel:
     engine, but neither cache, transfers nor the order of summation.
     """
     stripped = load_stripped(resolve(config), config.dtype, onednn=config.onednn)
-    attach_experts(stripped.layers, OnDemandReader(stripped.open_store()))
+    attach_experts(stripped.layers, OnDemandReader(stripped.open_decoded()))
     stripped.model.set_experts_implementation("eager")
     return stripped.model
 
 
 def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
-    """Load the model with the experts of its quantised store, multiplied by the same kernels.
+    """Load the model with quantised experts, multiplied by the same kernels.
 
     It shares neither cache nor transfers with the engine. All experts are in memory, or, with
     `reference=lazy`, none.
     """
     folder, device = resolve(config.model), primary_device(config)
     stripped = load_stripped(folder, config.model.dtype, device, onednn=config.model.onednn)
-    spec = stripped.spec(folder, config.model)
-    store = open_packed_store(
-        config.store, spec, stripped.layers, checkpoint=folder, devices=[device]
-    )
+    store: ExpertStore
+    if config.store.path is None:
+        store = stripped.open_store()
+    else:
+        spec = stripped.spec(folder, config.model)
+        store = open_packed_store(
+            config.store, spec, stripped.layers, checkpoint=folder, devices=[device]
+        )
     is_lazy = config.reference is VerifyReference.LAZY
     keep_bytes = 0 if is_lazy else store.num_layers * store.num_experts * max_slot_bytes(store)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=keep_bytes))
     return stripped.model
 
 
-def is_quantised(store: StoreConfig) -> bool:
-    """Return whether experts come from a packed store of integers."""
+def has_integer_weights(folder: Path) -> bool:
+    """Return whether the checkpoint has packed integers (GPTQ, AWQ, compressed-tensors)."""
+    quantised = read_config_file(folder).get("quantization_config")
+    return isinstance(quantised, dict) and name_method(quantised) in METHODS
+
+
+def is_quantised(store: StoreConfig, folder: Path) -> bool:
+    """Return whether experts are integers in memory: from a packed store, or the checkpoint's."""
     if store.path is None:
-        return False
+        return has_integer_weights(folder)
     packed = open_store(store.path, None)
     packed.close()
     return packed.is_quantised

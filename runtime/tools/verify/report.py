@@ -20,13 +20,18 @@ from runtime.presets import DEFAULT_SYSTEM
 from runtime.store.model_source import resolve
 from runtime.tools.verify.answers import PromptComparison, compare_answers
 from runtime.tools.verify.imports import ALLOWANCE_BYTES, measure_import_bytes
-from runtime.tools.verify.reference import is_quantised, require_memory, token_prompts
+from runtime.tools.verify.reference import (
+    has_integer_weights,
+    is_quantised,
+    require_memory,
+    token_prompts,
+)
 from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_side
 
 EXPERTS = {
     VerifySide.PLAIN: "all experts in memory",
     VerifySide.LAZY: "experts read one at a time",
-    VerifySide.STORED: "the quantised store's experts, read or kept without cache and transfers",
+    VerifySide.STORED: "the same quantised experts, read or kept without cache and transfers",
 }
 
 
@@ -160,8 +165,10 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
     folder = resolve(config.model)
     prompts, description = token_prompts(folder, config.prompts, seed=config.seed)
     side = VerifySide(config.reference.value)
-    if is_quantised(config.store):
+    if is_quantised(config.store, folder):
         side = VerifySide.STORED
+    elif has_integer_weights(folder):
+        side = VerifySide.LAZY  # Transformers itself dequantises few of these formats on CPUs.
     if side is VerifySide.PLAIN:
         hint = "use reference=lazy, which reads one expert at a time"
         require_memory(folder, config.model.dtype, otherwise=hint)

@@ -6,17 +6,17 @@ import threading
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig
 from transformers.core_model_loading import Transpose, WeightConverter
 
 from runtime.errors import CheckpointError
-from runtime.hf.loading import find_model_class, load_plain
-from runtime.store.checkpoint import measure_peak_bytes
+from runtime.hf.loading import find_model_class, load_plain, load_stripped
+from runtime.store.conversion import measure_peak_bytes
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan
 from tests.builders.families.build import save_family
 from tests.builders.families.table import FAMILIES
+from tests.builders.memory import measure_allocated
 from tests.builders.models import tiny_qwen2_moe
 from tests.builders.quantised import quantise_fp8, quantise_mxfp4, rewrite
 from tests.builders.served import serve
@@ -67,6 +67,32 @@ def test_store__a_slot_holds_what_the_library_dequantises(tmp_path, name, dtype)
                     assert torch.equal(weights[name], whole[expert])
                     assert whole[expert].float().abs().sum() > 0
         if dtype is torch.bfloat16:  # the library leaves other weights of fp8 models in bfloat16
+            assert_same(model, plain)
+
+
+@pytest.mark.parametrize(("name", "share"), [("qwen3_moe", 0.6), ("gpt_oss", 0.4)])
+def test_load__quantised_experts_keep_their_bytes(tmp_path, name, share, caplog):
+    """Tiny matrices have many scales and biases; of real ones the shares are .50 and .27."""
+    folder = quantised(tmp_path, name)
+    stripped = load_stripped(folder, "auto")
+    store, decoding = stripped.open_store(), stripped.open_decoded()
+    for kept, decoded in zip(store.layouts, decoding.layouts, strict=True):
+        assert kept.num_bytes < share * decoded.num_bytes
+        assert decoded.views_are_weights
+    assert store.scratch_bytes == 0, "nothing is converted on the way"
+    with caplog.at_level("INFO"), serve(folder, budget="100%").moecast as handle:
+        slots = store.num_layers * store.num_experts
+        assert handle.engine.arenas[0].num_bytes == slots * store.layouts[0].num_bytes
+    assert "experts stay quantised in memory, as the checkpoint has them" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_model__quantised_experts_give_the_same_bits_at_every_budget(tmp_path, name):
+    folder = quantised(tmp_path, name)
+    plain = load_plain(folder, dtype=torch.bfloat16)
+    for options in ({"budget": "40%"}, {"budget": "100%"}, {"budget": "40%", "host_budget": "70%"}):
+        model = serve(folder, **options)
+        with model.moecast:
             assert_same(model, plain)
 
 
@@ -167,35 +193,39 @@ def test_read_extents__an_unknown_dtype_is_named(tmp_path):
 # ---- memory
 
 
-def allocated(computation) -> int:
-    """Most bytes at one moment by the account of PyTorch's allocator."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        computation()
-    live = most = 0
-    for event in found.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            most = max(most, live)
-    return most
+def slot_with_expert(store, expert=0):
+    slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
+    store.read(0, expert, range(len(store.layouts[0].chunks)), slot)
+    return slot
 
 
 @pytest.mark.parametrize("name", [*QUANTISED, "qwen3_vl_moe", "inkling"])
 def test_scratch__is_what_the_allocator_says(tmp_path, name):
-    """For all parameters of an expert one after another, as a link's thread converts them."""
+    """For all parameters of an expert one after another, as `pack` converts them."""
     if name in QUANTISED:
         folder = quantised(tmp_path, name)
     else:
         folder = save_family(tmp_path, FAMILIES[name], dtype=torch.bfloat16)
-    model = serve(folder, budget="100%")
+    store = load_stripped(folder, "auto").open_decoded()
+    assert store.scratch_bytes > 0
+    slot_with_expert(store)
+    most = measure_allocated(lambda: slot_with_expert(store, 1)) - store.layouts[0].num_bytes
+    assert most <= store.scratch_bytes
+    assert store.scratch_bytes <= 2 * most, "and not much more: it is taken from the budget"
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_decoded_bytes__are_what_the_allocator_says(tmp_path, name):
+    """Decoding takes memory where the expert is computed, out of the same budget."""
+    model = serve(quantised(tmp_path, name), budget="100%")
     with model.moecast:
         store = model.moecast.engine.store
-        assert model.moecast.budget_bytes > store.scratch_bytes > 0
-        slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
-        chunks = range(len(store.layouts[0].chunks))
-        store.read(0, 0, chunks, slot)
-        most = allocated(lambda: store.read(0, 1, chunks, slot))
-        assert most <= store.scratch_bytes
-        assert store.scratch_bytes <= 2 * most, "and not much more: it is taken from the budget"
+        layout, slot = store.layouts[0], slot_with_expert(store)
+        layout.weights(slot)
+        most = measure_allocated(lambda: layout.weights(slot))
+        assert most <= layout.decoded_bytes <= 1.2 * most
+        arenas = sum(arena.num_bytes for arena in model.moecast.engine.arenas)
+        assert model.moecast.stats()["arena_bytes"] == arenas + layout.decoded_bytes
 
 
 def test_peak_bytes__counts_what_lives_at_once():
@@ -211,11 +241,11 @@ def test_peak_bytes__counts_what_lives_at_once():
 
 
 def test_read__one_thread_converts_at_a_time(tmp_path):
-    model = serve(quantised(tmp_path, "qwen3_moe"), budget="100%")
-    with model.moecast:
-        store = model.moecast.engine.store
-        running, most = [], []
-        convert = store._converted
+    store = load_stripped(quantised(tmp_path, "qwen3_moe"), "auto").open_decoded()
+    running, most = [], []
+
+    def watch(conversion):
+        convert = conversion.convert
 
         def watched(*args):
             running.append(1)
@@ -225,14 +255,17 @@ def test_read__one_thread_converts_at_a_time(tmp_path):
             finally:
                 running.pop()
 
-        store._converted = watched
-        threads = [threading.Thread(target=read_all, args=(store,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(timeout=240)
-        assert len(most) == 4 * 8 * 2
-        assert max(most) == 1
+        conversion.convert = watched
+
+    for conversion in store._conversions[0].values():
+        watch(conversion)
+    threads = [threading.Thread(target=read_all, args=(store,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=240)
+    assert len(most) == 4 * 8 * 2
+    assert max(most) == 1
 
 
 def read_all(store):

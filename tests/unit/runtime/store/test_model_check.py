@@ -166,15 +166,29 @@ def test_mentions_experts__every_family_is_recognised() -> None:
         assert mentions_experts(json.loads(tiny_config(family).to_json_string())), name
 
 
+def compressed(**weights: Any) -> dict[str, Any]:
+    """The configuration that compressed-tensors writes, with one group of weights."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "actorder": None, **weights}
+    return {"format": "pack-quantized", "config_groups": {"group_0": {"weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("quantization", "name"),
     [
-        ({"quant_method": "awq", "bits": 4}, "AWQ"),
-        ({"quant_method": "gptq", "bits": 4}, "GPTQ"),
+        ({"quant_method": "awq", "version": "gemv"}, "AWQ and version='gemv'"),
+        ({"quant_method": "awq", "bits": 3}, "AWQ and bits=3"),
+        ({"quant_method": "gptq", "bits": 2}, "GPTQ and bits=2"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "GPTQ and desc_act=True"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:a": {}}}, "GPTQ and dynamic="),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"load_in_8bit": True}, "bitsandbytes"),
-        ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
-        ({"config_groups": {}}, "compressed-tensors"),
+        ({"quant_method": "compressed-tensors"}, "0 kinds of weights"),
+        ({"config_groups": {}}, "0 kinds of weights"),
+        (compressed(num_bits=3), "compressed-tensors and weights.num_bits=3"),
+        (compressed(type="float", num_bits=8), "compressed-tensors and weights.type='float'"),
+        (compressed(actorder="group"), "compressed-tensors and weights.actorder='group'"),
+        ({**compressed(), "format": "nvfp4-pack-quantized"}, "format='nvfp4-pack-quantized'"),
         ({"quant_method": "nvfp4"}, "nvfp4"),
     ],
 )
@@ -184,16 +198,30 @@ def test_resolve__quantised_folders_name_the_way_out(
     card = "---\nlicense: mit\nbase_model:\n- Qwen/Qwen3-30B-A3B\n---\n# Quantised\n"
     folder = write_model(tmp_path / "m", {**MOE, "quantization_config": quantization}, card=card)
     message = refusal(folder)
-    assert f"is quantised with {name}, which is not served (only fp8 and mxfp4 are)" in message
+    assert "is quantised with" in message
+    assert name in message
+    assert "served" in message
     assert "Use the original checkpoint, Qwen/Qwen3-30B-A3B, instead" in message
     assert "moecast pack MODEL output=FOLDER quantise=int4" in message
     (folder / "README.md").unlink()
     assert "Use the original checkpoint instead" in refusal(folder)
 
 
-@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
-def test_resolve__fp8_and_mxfp4_are_served(tmp_path: Path, method: str) -> None:
-    config = {**MOE, "quantization_config": {"quant_method": method}}
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "fp8"},
+        {"quant_method": "mxfp4"},
+        {"quant_method": "gptq", "bits": 4, "sym": True},
+        {"quant_method": "awq", "bits": 4, "version": "GEMM"},
+        {"quant_method": "compressed-tensors", **compressed()},
+        compressed(num_bits=8, symmetric=False),
+    ],
+)
+def test_resolve__these_quantised_checkpoints_are_served(
+    tmp_path: Path, quantization: dict[str, Any]
+) -> None:
+    config = {**MOE, "quantization_config": quantization}
     folder = write_model(tmp_path / "m", config)
     assert resolve(ModelConfig(id=str(folder))) == folder
 
@@ -264,11 +292,11 @@ assert not heavy, heavy
 
 
 def test_commands__refuse_a_model_before_heavy_imports(tmp_path: Path) -> None:
-    awq = {**MOE, "quantization_config": {"quant_method": "awq"}}
+    refused = {**MOE, "quantization_config": {"quant_method": "bitsandbytes"}}
     models = [
         tmp_path / "missing",
         write_model(tmp_path / "dense", DENSE),
-        write_model(tmp_path / "awq", awq),
+        write_model(tmp_path / "refused", refused),
     ]
     done = subprocess.run(
         [sys.executable, "-c", REFUSE, *map(str, models)],
@@ -324,11 +352,13 @@ def test_resolve__a_quantised_repository_is_refused_before_its_weights(
 ) -> None:
     import huggingface_hub
 
-    awq = {**MOE, "quantization_config": {"quant_method": "awq"}}
-    folder = write_model(tmp_path / "m", awq)
+    refused = {**MOE, "quantization_config": {"quant_method": "bitsandbytes"}}
+    folder = write_model(tmp_path / "m", refused)
     fetched = folder / "config.json"
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(fetched))
-    assert "org/model-AWQ is quantised with AWQ" in refusal("org/model-AWQ", local_only=False)
+    assert "org/model-BNB is quantised with bitsandbytes" in refusal(
+        "org/model-BNB", local_only=False
+    )
 
 
 def test_resolve__fp8_names_the_package_that_it_needs(

@@ -1,0 +1,81 @@
+"""How a checkpoint says that its linear layers are stored as packed integers (W4A16, W8A16)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import CheckpointError
+
+METHODS = {"compressed-tensors": "compressed-tensors", "gptq": "GPTQ", "awq": "AWQ"}
+"""Methods as in `config.json`, and as their projects write them."""
+GPTQ_V1, GPTQ_V2 = "gptq", "gptq_v2"
+"""Checkpoint formats of GPTQ: the first stores zero points less one."""
+
+
+@dataclass(frozen=True)
+class IntegerScheme:
+    """The method and the numbers that the tensors' shapes do not tell."""
+
+    method: str
+    bits: int
+    is_symmetric: bool
+    zero_offset: int = 0
+    """Added to stored zero points."""
+
+
+def parse_scheme(where: Path | str, method: str, quantised: dict[str, Any]) -> IntegerScheme:
+    """Return the scheme of a `quantization_config` of one of the `METHODS`.
+
+    Raises:
+        CheckpointError: a variant that is not served, by name.
+    """
+    if method == "compressed-tensors":
+        return _parse_compressed_tensors(where, quantised)
+    bits = quantised.get("bits", quantised.get("w_bit", 4))
+    allowed = (4, 8) if method == "gptq" else (4,)
+    _require(where, method, "bits", bits, allowed)
+    if method == "awq":
+        _require(where, method, "version", str(quantised.get("version", "gemm")).lower(), ("gemm",))
+        return IntegerScheme(method, bits, is_symmetric=not quantised.get("zero_point", True))
+    _require(where, method, "desc_act", bool(quantised.get("desc_act")), (False,))
+    _require(where, method, "dynamic", quantised.get("dynamic") or None, (None,))
+    kind = quantised.get("checkpoint_format") or GPTQ_V1
+    _require(where, method, "checkpoint_format", kind, (GPTQ_V1, GPTQ_V2))
+    return IntegerScheme(
+        method,
+        bits,
+        is_symmetric=bool(quantised.get("sym", True)),
+        zero_offset=int(kind == GPTQ_V1),
+    )
+
+
+def _parse_compressed_tensors(where: Path | str, quantised: dict[str, Any]) -> IntegerScheme:
+    method, groups = "compressed-tensors", quantised.get("config_groups")
+    chosen = set()
+    for group in groups.values() if isinstance(groups, dict) else []:
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            continue
+        kind = group.get("format") or quantised.get("format")
+        _require(where, method, "format", kind, ("pack-quantized",))
+        _require(where, method, "weights.type", weights.get("type", "int"), ("int",))
+        _require(where, method, "weights.num_bits", weights.get("num_bits"), (4, 8))
+        _require(where, method, "weights.actorder", weights.get("actorder") or None, (None,))
+        chosen.add((weights["num_bits"], bool(weights.get("symmetric", True))))
+    if len(chosen) != 1:
+        raise CheckpointError(
+            f"{where} is quantised with {method} and {len(chosen)} kinds of weights in its "
+            "config_groups; checkpoints with one kind are served"
+        )
+    (bits, is_symmetric) = chosen.pop()
+    return IntegerScheme(method, bits, is_symmetric)
+
+
+def _require(
+    where: Path | str, method: str, option: str, value: object, served: tuple[object, ...]
+) -> None:
+    if value not in served:
+        raise CheckpointError(
+            f"{where} is quantised with {METHODS[method]} and {option}={value!r}, which is not "
+            f"served (only {' and '.join(map(repr, served))})"
+        )

@@ -1,0 +1,254 @@
+"""Weights that a checkpoint stores as packed integers: GPTQ, AWQ and compressed-tensors.
+
+Each is `w = (q - zero) * scale`, with a scale and a zero point for each group of consecutive
+weights of a row. What differs is the order of the integers in the file.
+
+Shape suffixes: N rows (outputs), K columns (inputs), G groups of a row, P numbers in 32 bits.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.errors import CheckpointError, Fault, TransferError
+from runtime.store.base import as_memoryview
+from runtime.store.conversion import measure_peak_bytes
+from runtime.store.files import FileReader
+from runtime.store.integer_scheme import IntegerScheme
+from runtime.store.packed.blocks import GROUP_SIZES, MIDDLE, fits, native_block
+from runtime.store.packed.coding import RAW, Coding, Integers
+from runtime.store.tensor_index import StoredTensor
+
+PARTS = {
+    "compressed-tensors": ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape"),
+    "gptq": ("qweight", "scales", "qzeros", "g_idx"),
+    "awq": ("qweight", "scales", "qzeros"),
+}
+"""Integers, scales and zero points of a weight, then what is not needed."""
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Place in 32 bits of each of eight consecutive columns."""
+
+
+@dataclass(frozen=True)
+class UnpackedWeight:
+    """A weight's integers, one to a byte."""
+
+    values_NK: Tensor
+    """uint8, from 0."""
+    scales_NG: Tensor
+    zeros_NG: Tensor
+    """uint8."""
+
+    def dequantise(self) -> Tensor:
+        """Return the weights `(N, K)` in the scales' dtype, rounded once, as the libraries do."""
+        dtype = self.scales_NG.dtype
+        num_rows, num_groups = self.scales_NG.shape
+        groups = self.values_NK.to(dtype).view(num_rows, num_groups, -1)
+        groups.sub_(self.zeros_NG.to(dtype)[..., None]).mul_(self.scales_NG[..., None])
+        return groups.view(num_rows, -1)
+
+
+@dataclass(frozen=True)
+class IntegerTensor(StoredTensor):
+    """A weight `(N, K)`, as if the checkpoint had it in the dtype of its scales."""
+
+    parts: Mapping[str, StoredTensor]
+    scheme: IntegerScheme
+
+    @property
+    def num_groups(self) -> int:
+        scales = self.parts["scales"].shape
+        if self.scheme.method == "compressed-tensors":
+            return scales[-1] if len(scales) == 2 else 1
+        return scales[0]
+
+    @property
+    def group_size(self) -> int:
+        return self.shape[1] // self.num_groups
+
+    def slice(self, index: int) -> StoredTensor:  # noqa: ARG002
+        raise CheckpointError(
+            f"{self.key}: packed integers of several experts in one tensor are not served"
+        )
+
+    def choose_coding(self, *, uses_kernels: bool) -> Coding:
+        """Return how a slot holds the weight: exactly, but for the rounding of the kernels' scales.
+
+        Weights that no coding holds are dequantised while they are read.
+        """
+        num_rows, num_columns = self.shape
+        size, block = self.group_size, native_block()
+        if self.scheme.bits == 8:
+            return Coding(8, size) if self.scheme.is_symmetric else RAW
+        # A group that the kernel does not take is several of its groups with the same scale.
+        taken = next((s for s in reversed(GROUP_SIZES) if size % s == 0), None)
+        if uses_kernels and block and taken and fits(num_rows, num_columns, taken):
+            return Coding(4, taken, block=block)
+        return Coding(4, size)
+
+    def load(self, files: FileReader) -> Tensor:
+        """Read and dequantise the weight; raises TransferError."""
+        return self._unpack(self._read_parts(files)).dequantise()
+
+    def read_integers(self, files: FileReader, coding: Coding, dtype: torch.dtype) -> Integers:
+        """Read the weight for a slot of a model in this dtype; raises TransferError."""
+        return self._repack(self._read_parts(files), coding, dtype)
+
+    def measure_loading(self) -> int:
+        """Return the memory that `load` takes."""
+        return self._measure(lambda parts: self._unpack(parts).dequantise())
+
+    def measure_integers(self, coding: Coding, dtype: torch.dtype) -> int:
+        """Return the memory that `read_integers` takes, and as much again to lay them out."""
+        laid_out = 2 * math.prod(self.shape)
+        return laid_out + self._measure(lambda parts: self._repack(parts, coding, dtype))
+
+    def _measure(self, computation: Callable[[dict[str, Tensor]], object]) -> int:
+        def run() -> None:
+            parts = {
+                name: torch.full(part.shape, self._filling(name), dtype=part.dtype)
+                for name, part in self.parts.items()
+            }
+            computation(parts)
+
+        return measure_peak_bytes(run)
+
+    def _filling(self, part: str) -> int:
+        """Zero points of symmetric weights are the middle; nothing else matters for sizes."""
+        if part != "zeros":
+            return 0
+        middle = (1 << (self.scheme.bits - 1)) - self.scheme.zero_offset
+        repeated = sum(middle << at for at in range(0, 32, self.scheme.bits))
+        return repeated - (1 << 32) if repeated >= 1 << 31 else repeated
+
+    def _read_parts(self, files: FileReader) -> dict[str, Tensor]:
+        parts = {}
+        for name, part in self.parts.items():
+            tensor = parts[name] = torch.empty(part.shape, dtype=part.dtype)
+            files.read(part.file, part.offset, as_memoryview(tensor), what=part.key)
+        return parts
+
+    def _repack(self, parts: dict[str, Tensor], coding: Coding, dtype: torch.dtype) -> Integers:
+        weight = self._unpack(parts)
+        values, scales_NG, zeros_NG = weight.values_NK, weight.scales_NG, weight.zeros_NG
+        if coding.bits == 8:
+            if (zeros_NG != 128).any():
+                raise TransferError(
+                    f"{self.key}: its zero points are not 128, although the checkpoint's "
+                    "configuration says that it is symmetric; fetch it again",
+                    fault=Fault.DAMAGED,
+                )
+            return Integers(
+                (values ^ 128).view(torch.int8).view(-1), scales_NG.to(dtype).view(-1), None
+            )
+        if coding.block:
+            copies = self.shape[1] // coding.group_size // self.num_groups
+            scales = scales_NG.float().repeat_interleave(copies, 1).view(-1)
+            zeros = zeros_NG.float().repeat_interleave(copies, 1).view(-1)
+            return Integers(values.view(-1), scales, zeros.sub_(MIDDLE).neg_().mul_(scales))
+        return Integers(values.view(-1), scales_NG.to(dtype).view(-1), zeros_NG.to(dtype).view(-1))
+
+    def _unpack(self, parts: dict[str, Tensor]) -> UnpackedWeight:
+        bits, (num_rows, num_columns) = self.scheme.bits, self.shape
+        scales, zeros = parts["scales"], parts.get("zeros")
+        if self.scheme.method == "compressed-tensors":
+            values_NK = _unpack_rows(parts["values"], bits)[:, :num_columns].contiguous()
+            scales_NG = scales.reshape(-1, self.num_groups).expand(num_rows, -1).contiguous()
+            # Zero points are packed along the rows.
+            zeros_GN = None if zeros is None else _unpack_rows(zeros.t().contiguous(), bits)
+        elif self.scheme.method == "gptq":
+            # Eight (or four) rows of the transposed weight in each integer.
+            packed_NP = parts["values"].t().contiguous()
+            values_NK, scales_NG = _unpack_rows(packed_NP, bits), scales.t().contiguous()
+            zeros_GN = None if zeros is None else _unpack_rows(zeros, bits)
+        else:
+            order = torch.tensor(AWQ_ORDER)
+            values_NK = _reorder(_unpack_rows(parts["values"], bits), order).t().contiguous()
+            scales_NG = scales.t().contiguous()
+            zeros_GN = None if zeros is None else _reorder(_unpack_rows(zeros, bits), order)
+        if zeros_GN is None:
+            zeros_NG = torch.full_like(scales_NG, 1 << (bits - 1), dtype=torch.uint8)
+        else:
+            zeros_NG = (zeros_GN[:, :num_rows].t() + self.scheme.zero_offset).contiguous()
+        return UnpackedWeight(values_NK, scales_NG, zeros_NG)
+
+
+def _unpack_rows(packed: Tensor, bits: int) -> Tensor:
+    """Return the numbers of int32 `(rows, columns / P)`, the lowest bits first, uint8."""
+    stored = packed.view(torch.uint8)
+    if bits == 8:
+        return stored
+    return torch.stack([stored & 15, stored >> 4], dim=-1).view(len(stored), -1)
+
+
+def _reorder(values: Tensor, order: Tensor) -> Tensor:
+    return values.view(len(values), -1, len(order))[..., order].view(len(values), -1)
+
+
+def view_integers(
+    tensors: Mapping[str, StoredTensor], scheme: IntegerScheme
+) -> dict[str, StoredTensor]:
+    """Return the checkpoint's tensors, each group of packed ones as the weight that it stands for.
+
+    Raises:
+        CheckpointError: a part is missing, or its shape or dtype does not fit the others.
+    """
+    names = PARTS[scheme.method]
+    suffixes = tuple(f".{name}" for name in names)
+    viewed = {name: tensor for name, tensor in tensors.items() if not name.endswith(suffixes)}
+    packed = [name for name in tensors if name.endswith(suffixes)]
+    for module in dict.fromkeys(name.rpartition(".")[0] for name in packed):
+        found = [tensors.get(f"{module}.{part}") for part in names[:3]]
+        needs_zeros = scheme.method != "compressed-tensors" or not scheme.is_symmetric
+        for part, tensor in zip(names[: 2 + needs_zeros], found, strict=False):
+            if tensor is None:
+                raise CheckpointError(
+                    f"{module}.{part} is missing from the checkpoint; fetch the model again"
+                )
+        parts = {
+            part: tensor
+            for part, tensor in zip(("values", "scales", "zeros"), found, strict=True)
+            if tensor is not None
+        }
+        viewed[f"{module}.weight"] = _join(f"{module}.weight", parts, scheme)
+    return viewed
+
+
+def _join(key: str, parts: dict[str, StoredTensor], scheme: IntegerScheme) -> IntegerTensor:
+    values, scales, zeros = parts["values"], parts["scales"], parts.get("zeros")
+    per_word = 32 // scheme.bits
+    if len(values.shape) != 2 or values.dtype != torch.int32:
+        raise _explain(values, "is not a matrix of int32")
+    if not 1 <= len(scales.shape) <= 2 or scales.dtype not in (
+        torch.float16, torch.bfloat16, torch.float32,
+    ):  # fmt: skip
+        raise _explain(scales, "is no matrix of float16, bfloat16 or float32")
+    if scheme.method == "compressed-tensors":
+        shape = values.shape[0], values.shape[1] * per_word
+        is_matched = math.prod(scales.shape) == 1 or scales.shape[0] == shape[0]
+        groups = scales.shape[1] if len(scales.shape) == 2 else 1
+        zeros_shape: tuple[int, ...] = (-(-shape[0] // per_word), groups)
+    else:
+        rows, columns = values.shape
+        is_gptq = scheme.method == "gptq"
+        shape = (columns, rows * per_word) if is_gptq else (columns * per_word, rows)
+        is_matched = len(scales.shape) == 2 and scales.shape[1] == shape[0]
+        groups, zeros_shape = scales.shape[0], (scales.shape[0], -(-shape[0] // per_word))
+    if not is_matched or not groups or shape[1] % groups:
+        raise _explain(scales, f"does not fit {values.key}, {values.shape}")
+    if zeros is not None and (zeros.shape != zeros_shape or zeros.dtype != torch.int32):
+        raise _explain(zeros, f"is not {zeros_shape} of int32")
+    size = math.prod(shape) * scales.dtype.itemsize
+    return IntegerTensor(
+        values.file, values.offset, size, scales.dtype, shape, key, parts=parts, scheme=scheme
+    )
+
+
+def _explain(tensor: StoredTensor, what: str) -> CheckpointError:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return CheckpointError(
+        f"{tensor.file}: {tensor.key}, {tensor.shape} of {dtype}, {what}; fetch it again"
+    )

@@ -1,0 +1,156 @@
+"""Checkpoints of packed integers, made of tiny ones in bfloat16."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.builders.quantised import rewrite
+
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The column that each four bits of an integer hold, lowest first (AWQ's GEMM kernels)."""
+
+
+def round_weight(
+    weight: Tensor, *, bits: int, group: int, symmetric: bool, scale_dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`(q, scales, zeros)`, `(N, K)` from 0 and `(N, G)`, by the smallest and largest weight."""
+    groups = weight.float().unflatten(1, (-1, group))
+    top = 2**bits - 1
+    if symmetric:
+        scales = groups.abs().amax(-1) / (top // 2)
+        zeros = torch.full_like(scales, 2 ** (bits - 1))
+    else:
+        low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+        scales = (high - low) / top
+        zeros = (-low / scales).round().clamp(1, top)
+    scales = scales.to(scale_dtype)
+    q = (groups / scales[..., None].float()).round() + zeros[..., None]
+    return q.clamp(0, top).flatten(1).to(torch.int64), scales, zeros.to(torch.int64)
+
+
+def pack_along_rows(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Numbers `(rows, columns)` as int32 `(rows, columns * bits / 32)`, one by one."""
+    per_word = 32 // bits
+    words = numbers.unflatten(1, (-1, per_word))
+    packed = torch.zeros(words.shape[:2], dtype=torch.int64)
+    for place in range(per_word):
+        packed |= words[..., order[place] if order else place] << (bits * place)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+def is_linear(name: str, tensor: Tensor) -> bool:
+    """Attention and experts; routers, embeddings and the head stay as they are."""
+    return tensor.dim() == 2 and name.endswith("_proj.weight")
+
+
+def quantise_integers(
+    folder: Path,
+    pack: Callable[[Tensor], dict[str, Tensor]],
+    quantization: dict[str, Any],
+) -> Path:
+    """Replaces `X.weight` of every linear layer by what `pack` makes of it, as `X.NAME`."""
+
+    def change(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if not is_linear(name, tensor):
+            return {name: tensor}
+        module = name.removesuffix(".weight")
+        return {f"{module}.{part}": value for part, value in pack(tensor).items()}
+
+    return rewrite(folder, change, quantization)
+
+
+def quantise_gptq(
+    folder: Path,
+    *,
+    bits: int = 4,
+    group: int = 32,
+    symmetric: bool = True,
+    version: str = "gptq",
+    **changes: Any,
+) -> Path:
+    """`qweight` `(K * bits / 32, N)`, `qzeros`, `scales` `(G, N)` float16, `g_idx` `(K,)`."""
+
+    def pack(weight: Tensor) -> dict[str, Tensor]:
+        q, scales, zeros = round_weight(
+            weight, bits=bits, group=group, symmetric=symmetric, scale_dtype=torch.float16
+        )
+        return {
+            "qweight": pack_along_rows(q, bits).t(),
+            "qzeros": pack_along_rows(zeros.t() - int(version == "gptq"), bits),
+            "scales": scales.t(),
+            "g_idx": (torch.arange(weight.shape[1]) // group).to(torch.int32),
+        }
+
+    config = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "sym": symmetric,
+        "desc_act": False,
+        "checkpoint_format": version,
+    }
+    return quantise_integers(folder, pack, {**config, **changes})
+
+
+def quantise_awq(folder: Path, *, group: int = 32, **changes: Any) -> Path:
+    """`qweight` `(K, N / 8)` and `qzeros` `(G, N / 8)`, interleaved; `scales` `(G, N)` float16."""
+
+    def pack(weight: Tensor) -> dict[str, Tensor]:
+        q, scales, zeros = round_weight(
+            weight, bits=4, group=group, symmetric=False, scale_dtype=torch.float16
+        )
+        return {
+            "qweight": pack_along_rows(q.t(), 4, AWQ_COLUMNS),
+            "qzeros": pack_along_rows(zeros.t(), 4, AWQ_COLUMNS),
+            "scales": scales.t(),
+        }
+
+    config = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "zero_point": True,
+        "version": "gemm",
+    }
+    return quantise_integers(folder, pack, {**config, **changes})
+
+
+def quantise_compressed_tensors(
+    folder: Path, *, bits: int = 4, group: int | None = 32, symmetric: bool = True
+) -> Path:
+    """As the library itself packs: `pack-quantized`, with a scale for each group or row."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    weights = QuantizationArgs(
+        num_bits=bits,
+        symmetric=symmetric,
+        strategy="group" if group else "channel",
+        group_size=group,
+    )
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights, format="pack-quantized")
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+
+    def pack(weight: Tensor) -> dict[str, Tensor]:
+        _, scales, zeros = round_weight(
+            weight,
+            bits=bits,
+            group=group or weight.shape[1],
+            symmetric=symmetric,
+            scale_dtype=weight.dtype,
+        )
+        zero_point = (zeros - 2 ** (bits - 1)).to(torch.int8)
+        tensors = {"weight": weight, "weight_scale": scales, "weight_zero_point": zero_point}
+        return compressor.compress(tensors, scheme)
+
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": scheme.model_dump(mode="json")},
+        "ignore": ["lm_head"],
+    }
+    return quantise_integers(folder, pack, quantization)

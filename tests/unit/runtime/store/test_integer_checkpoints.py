@@ -1,0 +1,249 @@
+"""GPTQ, AWQ and compressed-tensors checkpoints: the integers that a file has are those computed."""
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from runtime.errors import CheckpointError, TransferError
+from runtime.hf.loading import load_plain, load_stripped
+from runtime.store.packed.blocks import native_block
+from runtime.store.packed.matrix import QuantisedMatrix
+from tests.builders.families.build import save_family
+from tests.builders.families.table import FAMILIES
+from tests.builders.integers import (
+    quantise_awq,
+    quantise_compressed_tensors,
+    quantise_gptq,
+    round_weight,
+)
+from tests.builders.memory import measure_allocated
+from tests.builders.quantised import rewrite
+from tests.builders.served import serve
+
+FORMATS = {
+    "compressed-tensors": quantise_compressed_tensors,
+    "compressed-tensors asymmetric": partial(quantise_compressed_tensors, symmetric=False),
+    "compressed-tensors channel": partial(quantise_compressed_tensors, group=None),
+    "compressed-tensors int8": partial(quantise_compressed_tensors, bits=8, group=None),
+    "compressed-tensors int8 groups": partial(quantise_compressed_tensors, bits=8),
+    "compressed-tensors group of 16": partial(quantise_compressed_tensors, group=16),
+    "gptq": quantise_gptq,
+    "gptq asymmetric": partial(quantise_gptq, symmetric=False),
+    "gptq v2": partial(quantise_gptq, symmetric=False, version="gptq_v2"),
+    "gptq int8": partial(quantise_gptq, bits=8, group=64),
+    "awq": quantise_awq,
+}
+
+
+def save_wide(folder: Path) -> Path:
+    """Experts whose rows and columns the kernels take."""
+    family = FAMILIES["qwen3_moe"]
+    changes = {**family.changes, "hidden_size": 64, "moe_intermediate_size": 64}
+    return save_family(folder, dataclasses.replace(family, changes=changes), dtype=torch.bfloat16)
+
+
+def weights_of(store, layer: int, expert: int) -> dict:
+    layout = store.layouts[layer]
+    slot = torch.zeros(layout.num_bytes, dtype=torch.uint8)
+    store.read(layer, expert, range(len(layout.chunk_bytes)), slot)
+    return layout.weights(slot)
+
+
+def as_tensor(weight: Tensor | QuantisedMatrix, num_columns: int) -> Tensor:
+    """Products with unit vectors are a matrix's columns."""
+    if isinstance(weight, Tensor):
+        return weight
+    return weight.linear(torch.eye(num_columns, dtype=torch.bfloat16)).t()
+
+
+def dequantised_weights(original: Path, packed: Path, name: str) -> dict[str, Tensor]:
+    """By the library for its own format; by rounding the original weights anew for the others."""
+    weights = load_file(original / "model.safetensors")
+    config = json.loads((packed / "config.json").read_text())["quantization_config"]
+    if name.startswith("compressed-tensors"):
+        return decompress_with_library(packed, config)
+    found = {}
+    for key, weight in weights.items():
+        if key.endswith("_proj.weight"):
+            q, scales, zeros = round_weight(
+                weight,
+                bits=config["bits"],
+                group=config["group_size"],
+                symmetric=config.get("sym", False),
+                scale_dtype=torch.float16,
+            )
+            size = config["group_size"]
+            zeros, scales = (t.repeat_interleave(size, 1) for t in (zeros, scales))
+            found[key] = (q - zeros) * scales
+    return found
+
+
+def decompress_with_library(packed: Path, config: dict) -> dict[str, Tensor]:
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    scheme = QuantizationScheme.model_validate(config["config_groups"]["group_0"])
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    modules: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in load_file(packed / "model.safetensors").items():
+        module, _, part = key.rpartition(".")
+        modules.setdefault(module, {})[part] = tensor
+    return {
+        f"{module}.weight": compressor.decompress(parts, scheme)["weight"]
+        for module, parts in modules.items()
+        if "weight_packed" in parts
+    }
+
+
+@pytest.fixture(params=FORMATS)
+def checkpoint(request, tmp_path: Path) -> tuple[Path, dict[str, Tensor]]:
+    """A folder, and the weights that it stands for."""
+    if request.param.startswith("compressed-tensors"):
+        pytest.importorskip("compressed_tensors")
+    original, packed = save_wide(tmp_path / "original"), save_wide(tmp_path / "packed")
+    rewrite(original, lambda name, tensor: {name: tensor})
+    FORMATS[request.param](packed)
+    return packed, dequantised_weights(original, packed, request.param)
+
+
+def test_load__weights_are_those_of_the_library(checkpoint):
+    """Attention bit by bit; experts up to the rounding of scales and offsets to bfloat16."""
+    folder, expected = checkpoint
+    stripped = load_stripped(folder, "auto")
+    for name, weight in stripped.model.named_parameters():
+        if name in expected:
+            assert torch.equal(weight, expected[name].to(weight.dtype))
+    store, decoding = stripped.open_store(), stripped.open_decoded()
+    for expert in (0, 5):
+        prefix = f"model.layers.1.mlp.experts.{expert}"
+        gate, up, down = (
+            expected[f"{prefix}.{part}_proj.weight"] for part in ("gate", "up", "down")
+        )
+        wanted = {"gate_up_proj": torch.cat([gate, up]), "down_proj": down}
+        exact, found = weights_of(decoding, 1, expert), weights_of(store, 1, expert)
+        for name, weight in wanted.items():
+            assert torch.equal(exact[name], weight.to(exact[name].dtype))
+            ours = as_tensor(found[name], weight.shape[1]).float()
+            # Scale, offset and product are rounded to bfloat16; a step of int4 is 30 times this.
+            limit = 1.5 * 2**-8 * weight.float().abs().amax()
+            assert (ours - weight.float()).abs().max() <= limit
+            assert ours.abs().sum() > 0
+
+
+def test_load__integers_stay_integers_in_memory(checkpoint, request):
+    """Kernels multiply what they can take; the rest is decoded, and has few bytes too."""
+    stripped = load_stripped(checkpoint[0], "auto")
+    store, decoding = stripped.open_store(), stripped.open_decoded()
+    name = request.node.callspec.params["checkpoint"]
+    parts = store.layouts[0].parts
+    bits = 8 if "int8" in name else 4
+    assert {part.coding.bits for part in parts} == {bits}
+    takes = {"compressed-tensors int8 groups": False, "compressed-tensors group of 16": False}
+    assert all(map(store.layouts[0].is_view, parts)) == takes.get(name, native_block() is not None)
+    rooms = [sum(p.bytes_as(torch.bfloat16) for p in parts), decoding.layouts[0].num_bytes]
+    assert rooms[0] < (0.6 if bits == 8 else 0.45) * rooms[1]
+
+
+def logits_of(model, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=tokens).logits
+
+
+def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
+    """The same bits whatever is cached, and close to Transformers with dequantised weights."""
+    folder, expected = checkpoint
+    plain_folder = save_wide(folder.parent / "plain")
+    rewrite(plain_folder, lambda name, t: {name: expected.get(name, t).to(t.dtype)})
+    plain = load_plain(plain_folder, dtype=torch.bfloat16)
+    tokens = torch.randint(4, 90, (2, 9), generator=torch.Generator().manual_seed(1))
+    wanted, answers = logits_of(plain, tokens), []
+    for budget in ("40%", "100%"):
+        model = serve(folder, budget=budget, dtype="bfloat16")
+        with model.moecast:
+            answers.append(logits_of(model, tokens))
+            assert torch.equal(answers[-1], answers[0])
+            assert torch.equal(answers[-1], logits_of(model, tokens))
+    # Eight bits of mantissa in scales and activations; random logits have a deviation near 1.
+    difference = (answers[0].float() - wanted.float()).abs()
+    assert difference.mean() <= 0.02 * wanted.float().std()
+
+
+def test_transformers__decompresses_to_what_is_served(tmp_path):
+    """Transformers itself, with the library's own operations, on the same folder."""
+    pytest.importorskip("compressed_tensors")
+    folder = quantise_compressed_tensors(save_wide(tmp_path))
+    plain, stripped = load_plain(folder, dtype=torch.bfloat16), load_stripped(folder, "bfloat16")
+    for name, weight in stripped.model.named_parameters():
+        assert torch.equal(weight, plain.get_parameter(name)), name
+    store = stripped.open_decoded()
+    for layer, expert in ((0, 3), (1, 7)):
+        for name, weight in weights_of(store, layer, expert).items():
+            whole = plain.get_parameter(f"model.layers.{layer}.mlp.experts.{name}")
+            assert torch.equal(weight, whole[expert])
+
+
+def change_tensor(folder: Path, name: str, change) -> None:
+    rewrite(folder, lambda key, t: {key: t} if name not in key else change(key, t))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("experts.3.up_proj.scales", lambda *_: {}, r"experts\.3\.up_proj\.scales is missing"),
+        ("experts.3.up_proj.qzeros", lambda *_: {}, r"experts\.3\.up_proj\.qzeros is missing"),
+        ("layers.1.self_attn.q_proj.qweight", lambda *_: {}, r"1.*q_proj\.qweight is missing"),
+        ("q_proj.scales", lambda k, t: {k: t[:, 1:]}, r"q_proj\.scales.* does not fit"),
+        (
+            "q_proj.qzeros",
+            lambda k, t: {k: t[1:]},
+            r"q_proj\.qzeros.* is not \(\d+, \d+\) of int32",
+        ),
+        (
+            "q_proj.qweight",
+            lambda k, t: {k: t.long()},
+            r"q_proj\.qweight.*is not a matrix of int32",
+        ),
+        ("q_proj.scales", lambda k, t: {k: t.int()}, r"q_proj\.scales.* is no matrix of float16"),
+        (
+            "experts.3.up_proj.qweight",
+            lambda k, t: {k: t[:, 8:]},
+            r"experts\.3\.up_proj\.scales.* does not fit",
+        ),
+    ],
+)
+def test_load__damaged_tensors_are_named(tmp_path, name, change, message):
+    folder = quantise_gptq(save_wide(tmp_path))
+    change_tensor(folder, name, change)
+    with pytest.raises(CheckpointError, match=message):
+        load_stripped(folder, "auto")
+
+
+def test_read__zero_points_that_the_configuration_denies_are_refused(tmp_path):
+    folder = quantise_gptq(save_wide(tmp_path), bits=8, group=64)
+    change_tensor(folder, "experts.0.down_proj.qzeros", lambda k, t: {k: t + 1})
+    with pytest.raises(TransferError, match=r"experts\.0\.down_proj\.weight.*zero points"):
+        weights_of(load_stripped(folder, "auto").open_store(), 0, 0)
+
+
+def test_load_plain__says_that_transformers_cannot(tmp_path):
+    with pytest.raises(CheckpointError, match="does not read AWQ checkpoints"):
+        load_plain(quantise_awq(save_wide(tmp_path)), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "gptq int8"])
+def test_scratch__is_what_the_allocator_says(tmp_path, name):
+    """Repacking takes memory out of the budget, of two threads at once."""
+    folder = save_wide(tmp_path)
+    FORMATS[name](folder)
+    store = load_stripped(folder, "auto").open_store()
+    weights_of(store, 0, 0)
+    slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
+    chunks = range(len(store.layouts[0].chunks))
+    most = measure_allocated(lambda: store.read(0, 1, chunks, slot))
+    assert 2 * most <= store.scratch_bytes <= 4 * most
