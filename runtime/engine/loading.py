@@ -132,15 +132,16 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     stripped = load_stripped(folder, config.dtype, home)
     release_unused()
     plain, layers = stripped.model, stripped.layers
-    experts: ExpertStore = stripped.open_store(page_cache=options.store.page_cache)
     spec = stripped.spec(folder, config)
-    if options.store.path is not None:
-        experts.close()
-        experts = packed = open_packed_store(
+    experts: ExpertStore
+    if options.store.path is None:
+        experts = stripped.open_store(page_cache=options.store.page_cache)
+    else:
+        experts = open_packed_store(
             options.store, spec, layers, checkpoint=folder, devices=options.devices
         )
-        if note := describe_decoding(packed.layouts):
-            log.info("%s: %s", options.store.path, note)
+    if note := describe_decoding(experts.layouts):
+        log.info("%s: %s", options.store.path or folder, note)
     part = None
     if options.expert_parallel:
         # Imported here because device meshes take memory, which one process does not need.

@@ -1,9 +1,10 @@
 """Loads models through Transformers: stripped of their experts, or whole as the reference."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,20 @@ from predictors.spec import ModelSpec
 from runtime.config import ModelConfig, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
+from runtime.hf.experts import multiplies_rows
+from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
 from runtime.hf.model_faults import check_generation_settings, explain_loading
-from runtime.hf.strip import Banks, make_stripped_class
+from runtime.hf.strip import Banks, make_stripped_class, open_safetensors
+from runtime.store.base import ExpertStore
 from runtime.store.checkpoint import CheckpointStore
+from runtime.store.files import FileReader
+from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.layout import ALIGNMENT
 from runtime.store.model_check import CONFIG, DEQUANTISED, read_config_file
 from runtime.store.model_source import identity
-from runtime.store.weight_plan import WeightPlan
+from runtime.store.repacked import ForeignLayer, RepackedStore
+from runtime.store.weight_plan import FusedParameter, WeightPlan
 
 
 @dataclass(frozen=True)
@@ -44,19 +51,31 @@ class StrippedModel:
     model: PreTrainedModel
     layers: list[MoeLayer]
     plans: list[dict[str, WeightPlan]]
-    """Weight plans of each layer's experts, by parameter."""
+    """Weight plans of each layer's experts, by parameter; none where `plan_foreign` is set."""
+    plan_foreign: Callable[[FileReader], list[ForeignLayer]] | None = None
+    """Finds the experts of a checkpoint whose own format nothing computes with."""
 
-    def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> CheckpointStore:
+    def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> ExpertStore:
         """Return a store that reads the experts from the checkpoint, in place."""
-        return CheckpointStore(self.model, self.plans, page_cache=page_cache)
+        if self.plan_foreign is None:
+            return CheckpointStore(self.model, self.plans, page_cache=page_cache)
+        files = FileReader(page_cache=page_cache)
+        return RepackedStore(
+            self.plan_foreign(files), files, uses_kernels=self.can_use_kernels([self.model.device])
+        )
+
+    def can_use_kernels(self, devices: Sequence[torch.device]) -> bool:
+        """Return whether matrices of integers may be multiplied as they are stored."""
+        return all(device.type == "cpu" for device in devices) and all(
+            multiplies_rows(layer.experts) for layer in self.layers
+        )
 
     def spec(self, folder: Path, config: ModelConfig) -> ModelSpec:
         """Return what predictors of this model must match."""
-        plans = [plan for layer in self.plans for plan in layer.values()]
         return ModelSpec(
             **identity(folder, config),
             num_layers=len(self.layers),
-            num_experts=max(plan.parameter.num_experts for plan in plans),
+            num_experts=max(layer.num_experts for layer in self.layers),
             top_k=find_top_k(self.model, self.layers),
             hidden_size=self.model.config.get_text_config().hidden_size,
             dtype=str(self.model.dtype).removeprefix("torch."),
@@ -69,6 +88,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     Raises:
         CheckpointError: this Transformers has no such model, or the configuration is damaged.
     """
+    if is_gguf(folder):
+        return read_gguf_config(folder)
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     # Configuration classes raise exceptions of every type for values that they do not expect.
@@ -100,11 +121,15 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
         CheckpointError: no model class for it, no experts, or damaged files.
     """
     experts_function.register()
+    if is_gguf(folder):
+        return load_stripped_gguf(folder, dtype, device)
     config = read_config(folder)
     indexed: dict[str, Banks] = {}
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
-        stripped = make_stripped_class(cls, lambda banks: indexed.update(banks=banks))
+        stripped = make_stripped_class(
+            cls, partial(open_safetensors, lambda banks: indexed.update(banks=banks))
+        )
         model = stripped.from_pretrained(
             folder,
             config=config,
@@ -118,6 +143,36 @@ def load_stripped(folder: Path, dtype: str, device: torch.device | str = "cpu") 
     model = unmap_weights(model, mapped=False).to(device).eval()
     layers = find_moe_layers(model)
     return StrippedModel(model, layers, [indexed["banks"][layer.name] for layer in layers])
+
+
+def load_stripped_gguf(file: Path, dtype: str, device: torch.device | str) -> StrippedModel:
+    """Load a model from a GGUF file, as `load_stripped` does."""
+    header, config = read_header(file), read_config(file)
+    taken: list[FusedParameter] = []
+
+    def open_tensors(
+        model: PreTrainedModel, parameters: list[FusedParameter], *_: object
+    ) -> AbstractContextManager[dict[str, Any]]:
+        taken.extend(parameters)
+        return open_dense(header, model)
+
+    with explain_loading(file), progress_bars():
+        cls, config = find_model_class(config)
+        model = make_stripped_class(cls, open_tensors).from_pretrained(
+            None,
+            config=config,
+            state_dict={},
+            dtype=choose_dtype(header) if dtype == "auto" else getattr(torch, dtype),
+            experts_implementation=experts_function.IMPLEMENTATION,
+        )
+    model.__class__ = cls
+    model = unmap_weights(model, mapped=False).to(device).eval()
+    layers = find_moe_layers(model)
+    banks = {
+        layer.name: {part.name: part for part in taken if part.bank == layer.name}
+        for layer in layers
+    }
+    return StrippedModel(model, layers, [], partial(plan_layers, header, layers, banks))
 
 
 def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:

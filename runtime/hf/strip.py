@@ -2,8 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -73,14 +73,56 @@ def open_unmapped(files: Sequence[str], stack: ExitStack, *, without: set[str]) 
     return slices
 
 
+OpenTensors = Callable[
+    [PreTrainedModel, list[FusedParameter], Sequence[str] | None, Any],
+    AbstractContextManager[dict[str, Any]],
+]
+"""`(model, its experts' parameters, files, load configuration) -> the other tensors`, which are
+read while the context is open."""
+
+
+@contextmanager
+def open_safetensors(
+    found: Callable[[Banks], None],
+    model: PreTrainedModel,
+    parameters: list[FusedParameter],
+    files: Sequence[str] | None,
+    load_config: Any,
+) -> Iterator[dict[str, Any]]:
+    """Index the experts in safetensors files, for `found`, and open the other tensors.
+
+    Raises:
+        CheckpointError: files of another format, or damaged ones.
+    """
+    if not files or not all(str(file).endswith(".safetensors") for file in files):
+        raise CheckpointError(
+            "experts are read from safetensors files only; convert this checkpoint"
+        )
+    banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
+    ignored = set(model._keys_to_ignore_on_load_unexpected or ())
+    model._keys_to_ignore_on_load_unexpected = ignored | banks
+    extents = read_tensor_index(files)
+    indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
+    found(indexed)
+    with ExitStack() as stack:
+        # The library would look at every name of every expert, only to leave it out.
+        try:
+            yield open_unmapped(files, stack, without=list_source_tensors(indexed))
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{Path(files[0]).parent}: its safetensors files cannot be read "
+                f"({error}); check the disk, or fetch them again"
+            ) from error
+
+
 def make_stripped_class(
-    cls: type[PreTrainedModel], found: Callable[[Banks], None]
+    cls: type[PreTrainedModel], open_tensors: OpenTensors
 ) -> type[PreTrainedModel]:
     """A subclass of the same name whose `from_pretrained` never allocates or reads an expert.
 
     `__init__` strips on the meta device, before any memory is planned. `_load_pretrained_model` is
     the last point before bytes are read: the modules are final there, and the files and renaming
-    rules are those that the library itself will use; `found` receives the index made from them.
+    rules are those that the library itself will use; `open_tensors` gets them.
     The name stays, because conversion rules are looked up by class name.
     """
 
@@ -88,37 +130,14 @@ def make_stripped_class(
         cls.__init__(self, config, *args, **kwargs)
         strip_experts(self)
 
-    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+    def _load_pretrained_model(model, _state_dict, checkpoint_files, load_config, *args, **kwargs):
         parameters = strip_experts(model)
         if not parameters:
             raise CheckpointError(f"{cls.__name__} has no routed experts that moecast can serve")
-        if not checkpoint_files or not all(
-            str(f).endswith(".safetensors") for f in checkpoint_files
-        ):
-            raise CheckpointError(
-                "experts are read from safetensors files only; convert this checkpoint"
+        with open_tensors(model, parameters, checkpoint_files, load_config) as tensors:
+            return cls._load_pretrained_model(
+                model, tensors, checkpoint_files, load_config, *args, **kwargs
             )
-        banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
-        ignored = set(model._keys_to_ignore_on_load_unexpected or ())
-        model._keys_to_ignore_on_load_unexpected = ignored | banks
-        extents = read_tensor_index(checkpoint_files)
-        indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
-        found(indexed)
-        assert state_dict is None
-        with ExitStack() as stack:
-            # The library would look at every name of every expert, only to leave it out.
-            state_dict = open_unmapped(
-                checkpoint_files, stack, without=list_source_tensors(indexed)
-            )
-            try:
-                return cls._load_pretrained_model(
-                    model, state_dict, checkpoint_files, load_config, *args, **kwargs
-                )
-            except SafetensorError as error:
-                raise CheckpointError(
-                    f"{Path(checkpoint_files[0]).parent}: its safetensors files cannot be read "
-                    f"({error}); check the disk, or fetch them again"
-                ) from error
 
     return type(
         cls.__name__,

@@ -14,14 +14,11 @@ from transformers import PreTrainedModel
 
 from runtime.config import PageCache
 from runtime.errors import CheckpointError
-from runtime.store.base import ExpertStore, as_memoryview
+from runtime.store.base import READERS, ExpertStore, as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.layout import SlotLayout, build_slot_layout
 from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import WeightPlan
-
-READERS = 2
-"""A link's thread, and the computation that reads for itself while it waits."""
 
 
 class _OneExpertModel:

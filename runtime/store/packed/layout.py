@@ -152,13 +152,14 @@ class PackedLayout:
         return weight
 
 
-def describe_decoding(layouts: Sequence[PackedLayout]) -> str | None:
+def describe_decoding(layouts: Sequence[SlotLayout | PackedLayout]) -> str | None:
     """Returns why matrices of integers are decoded before each use; None if none is."""
-    decoded = [part for layout in layouts for part in layout.matrices if not layout.is_view(part)]
+    packed = [layout for layout in layouts if isinstance(layout, PackedLayout)]
+    decoded = [part for layout in packed for part in layout.matrices if not layout.is_view(part)]
     if not decoded:
         return None
     reason = "this model, its device or this format has no kernel that multiplies them"
-    if layouts[0].uses_kernels and any(part.coding.block for part in decoded):
+    if packed[0].uses_kernels and any(part.coding.block for part in decoded):
         reason = "it was packed for another processor: pack the model again on this one"
     return f"experts are decoded before each use, which takes longer than the product; {reason}"
 
