@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,12 +16,15 @@ from runtime.config import PackConfig, Quantise
 from runtime.errors import StoreError
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.loading import load_stripped
+from runtime.store.base import ExpertStore
+from runtime.store.layout import SlotLayout
 from runtime.store.model_source import fingerprint, resolve
 from runtime.store.packed.blocks import DEFAULT_BLOCK, native_block
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.layout import PackedLayout, build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
+from runtime.store.repacked import RepackedStore
 
 INT4_GROUP_SIZE, HQQ_GROUP_SIZE = 32, 64
 """Default group sizes."""
@@ -55,6 +59,23 @@ def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[st
     return left
 
 
+def plan_records(source: ExpertStore, coding: Coding, checkpoint: Path) -> list[PackedLayout]:
+    """Return the layouts of the records; those of slots where these hold integers already.
+
+    Raises:
+        StoreError: integers are to be quantised again.
+    """
+    if isinstance(source, RepackedStore):
+        if coding != RAW:
+            raise StoreError(
+                f"quantise: the experts of {checkpoint} are stored as they are read from it; leave "
+                "it out, or quantise the original checkpoint"
+            )
+        return source.layouts
+    layouts = [layout for layout in source.layouts if isinstance(layout, SlotLayout)]
+    return [build_packed_layout(layout, coding=coding) for layout in layouts]
+
+
 def run(config: PackConfig) -> dict[str, Any]:
     """Pack the experts, resume an interrupted run, or verify a complete store."""
     console = Console()
@@ -65,8 +86,9 @@ def run(config: PackConfig) -> dict[str, Any]:
     source = stripped.open_store()
     if not all(multiplies_rows(layer.experts) for layer in stripped.layers):
         coding = replace(coding, block=0)
-    layouts = [build_packed_layout(layout, coding=coding) for layout in source.layouts]
-    if left := find_unquantised(layouts, coding):
+    layouts = plan_records(source, coding, folder)
+    left = [] if coding == RAW else find_unquantised(layouts, coding)
+    if left:
         print_line(
             console,
             f"not quantised, because groups of {coding.group_size} do not divide them: "

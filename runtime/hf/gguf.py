@@ -230,7 +230,8 @@ def _look_up(header: GgufHeader, model: PreTrainedModel) -> Names:
             keys[key + suffix] = name
         else:
             processor.perform_fallback_tensor_mapping(keys, suffix, "", name)
-        names |= {name: (key, None) for key in keys if key in header.tensors}
+        if found := [key for key in keys if key in header.tensors]:
+            names[name] = found[0], None
     return names
 
 
@@ -260,7 +261,6 @@ def _block_number(name: str) -> int:
 
 def load_gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer that a file's metadata describe."""
-    tokenizer = AutoTokenizer.from_pretrained(
+    return AutoTokenizer.from_pretrained(
         file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
     )
-    return tokenizer

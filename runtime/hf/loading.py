@@ -175,8 +175,22 @@ def load_stripped_gguf(file: Path, dtype: str, device: torch.device | str) -> St
     return StrippedModel(model, layers, [], partial(plan_layers, header, layers, banks))
 
 
+def refuse_plain(folder: Path) -> None:
+    """Raise CheckpointError for a model whose experts Transformers would compute differently."""
+    if is_gguf(folder):
+        raise CheckpointError(
+            f"{folder}: Transformers dequantises GGUF files, which gives other bits than kernels "
+            f"for integers; compare with these instead: moecast verify {folder}"
+        )
+
+
 def load_plain(folder: Path, *, dtype: torch.dtype | str) -> PreTrainedModel:
-    """Load the whole model with Transformers' own eager experts: the reference for exactness."""
+    """Load the whole model with Transformers' own eager experts: the reference for exactness.
+
+    Raises:
+        CheckpointError: it cannot be loaded, or is no reference.
+    """
+    refuse_plain(folder)
     config = read_config(folder)
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)

@@ -16,7 +16,6 @@ from runtime.store.files import FileReader
 from runtime.store.packed.coding import RAW, Coding, Integers, encode
 from runtime.store.packed.layout import PackedLayout, Piece, lay_out
 
-
 ORDERING_BYTES = 2
 """Memory for each weight that `to_blocks` takes."""
 

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from runtime.config import GGUF
 from runtime.errors import CheckpointError
 
-SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 """Version 1 counted in 32 bits; no file of it is left."""
@@ -74,7 +74,7 @@ class GgufHeader:
 
 def is_gguf(model: Path) -> bool:
     """Return whether a model is a GGUF file and no folder."""
-    return model.suffix == SUFFIX and not model.is_dir()
+    return model.suffix == GGUF and not model.is_dir()
 
 
 def read_header(file: Path) -> GgufHeader:

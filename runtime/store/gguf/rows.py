@@ -1,7 +1,7 @@
 """Experts' rows in a GGUF file, and how they lie in a slot."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 

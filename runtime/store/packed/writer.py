@@ -22,8 +22,7 @@ from torch import Tensor
 from predictors.files import exchange_paths, sync_folder, write_atomic
 from runtime.config import PageCache
 from runtime.errors import StoreError, TransferError
-from runtime.store.base import allocate_aligned, as_memoryview
-from runtime.store.checkpoint import CheckpointStore
+from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.packed.coding import RAW, encode
 from runtime.store.packed.layout import PackedLayout
@@ -58,7 +57,7 @@ class PackSummary:
 
 
 def pack(
-    source: CheckpointStore,
+    source: ExpertStore,
     contents: StoreContents,
     output: Path,
     *,
@@ -187,7 +186,7 @@ def _require_room(contents: StoreContents, store: Path, output: Path) -> None:
 
 
 def _write_layers(
-    source: CheckpointStore, contents: StoreContents, store: Path, journal: Path, advance: Advance
+    source: ExpertStore, contents: StoreContents, store: Path, journal: Path, advance: Advance
 ) -> tuple[int, int]:
     """Experts written and kept."""
     slot = allocate_aligned(max(layout.num_bytes for layout in source.layouts))
@@ -202,8 +201,13 @@ def _write_layers(
         buffer = allocate_aligned(layout.num_bytes)
         try:
             for expert in range(log.num_done, record.num_experts):
-                source.read(layer, expert, range(len(plain.chunks)), slot)
-                fill_record(layout, plain.weights(slot[: plain.num_bytes]), buffer)
+                chunks = range(len(plain.chunks))
+                if isinstance(plain, PackedLayout):
+                    # The slot is the record already.
+                    source.read(layer, expert, chunks, buffer.zero_())
+                else:
+                    source.read(layer, expert, chunks, slot)
+                    fill_record(layout, plain.weights(slot[: plain.num_bytes]), buffer)
                 log.append(buffer)
                 written += 1
                 advance(1)

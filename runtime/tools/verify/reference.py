@@ -14,9 +14,10 @@ from runtime.engine.devices import primary_device
 from runtime.engine.loading import open_packed_store
 from runtime.engine.memory import available_memory_bytes
 from runtime.hf.layers import attach_experts
-from runtime.hf.loading import load_plain, load_stripped
+from runtime.hf.loading import load_plain, load_stripped, read_config, refuse_plain
 from runtime.hf.tokens import load_tokenizer
-from runtime.store.base import max_slot_bytes
+from runtime.store.base import ExpertStore, max_slot_bytes
+from runtime.store.gguf.header import is_gguf
 from runtime.store.model_check import has_tokenizer
 from runtime.store.model_source import list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
@@ -30,7 +31,12 @@ PROCESS_BYTES = 600 * MIB
 
 
 def plain_bytes(folder: Path, dtype: str) -> int:
-    """Estimate the memory that plain Transformers needs for this checkpoint."""
+    """Estimate the memory that plain Transformers needs for this checkpoint.
+
+    Raises:
+        CheckpointError: plain Transformers is no reference for it.
+    """
+    refuse_plain(folder)
     target = None if dtype == "auto" else getattr(torch, dtype).itemsize
     extents = read_tensor_index(list_weight_files(folder))
     weights = sum(
@@ -73,7 +79,7 @@ def load_lazy(folder: Path, dtype: str) -> PreTrainedModel:
 
 
 def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
-    """Load the model with the experts of its quantised store, multiplied by the same kernels.
+    """Load the model with the experts of its quantised store or GGUF file, and the same kernels.
 
     It shares neither cache nor transfers with the engine. All experts are in memory, or, with
     `reference=lazy`, none.
@@ -81,17 +87,23 @@ def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
     folder, device = resolve(config.model), primary_device(config)
     stripped = load_stripped(folder, config.model.dtype, device)
     spec = stripped.spec(folder, config.model)
-    store = open_packed_store(
-        config.store, spec, stripped.layers, checkpoint=folder, devices=[device]
-    )
+    store: ExpertStore
+    if config.store.path is None:
+        store = stripped.open_store()
+    else:
+        store = open_packed_store(
+            config.store, spec, stripped.layers, checkpoint=folder, devices=[device]
+        )
     is_lazy = config.reference is VerifyReference.LAZY
     keep_bytes = 0 if is_lazy else store.num_layers * store.num_experts * max_slot_bytes(store)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=keep_bytes))
     return stripped.model
 
 
-def is_quantised(store: StoreConfig) -> bool:
-    """Return whether experts come from a packed store of integers."""
+def is_quantised(folder: Path, store: StoreConfig) -> bool:
+    """Return whether experts come from a GGUF file, or from a packed store of integers."""
+    if is_gguf(folder):
+        return True
     if store.path is None:
         return False
     packed = open_store(store.path, None)
@@ -121,7 +133,11 @@ def token_prompts(folder: Path, prompts: list[str], *, seed: int) -> tuple[list[
             if not ids:
                 raise MoecastError(f"prompts: {prompt!r} has no tokens")
         return tokens, f"{len(tokens)} prompts as text"
-    config = json.loads((folder / "config.json").read_text())
+    config = (
+        read_config(folder).to_dict()
+        if is_gguf(folder)
+        else json.loads((folder / "config.json").read_text())
+    )
     parts = (config, config.get("text_config") or {}, config.get("llm_config") or {})
     size = next((part["vocab_size"] for part in parts if part.get("vocab_size")), None)
     if size is None:

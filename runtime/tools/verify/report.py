@@ -25,7 +25,7 @@ from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_s
 EXPERTS = {
     VerifySide.PLAIN: "all experts in memory",
     VerifySide.LAZY: "experts read one at a time",
-    VerifySide.STORED: "the quantised store's experts, read or kept without cache and transfers",
+    VerifySide.STORED: "the same stored experts and kernels, without cache and transfers",
 }
 
 
@@ -159,7 +159,7 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
     folder = resolve(config.model)
     prompts, description = token_prompts(folder, config.prompts, seed=config.seed)
     side = VerifySide(config.reference.value)
-    if is_quantised(config.store):
+    if is_quantised(folder, config.store):
         side = VerifySide.STORED
     if side is VerifySide.PLAIN:
         hint = "use reference=lazy, which reads one expert at a time"
