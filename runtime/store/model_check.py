@@ -90,7 +90,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def explain_gguf(file: Path) -> str:
-    return f"{file.parent} is a folder of GGUF files: give one of them, such as {file}"
+    return f"{file.parent} has GGUF files, no safetensors files: give one of them, such as {file}"
 
 
 def check_quantisation(where: Path | str, config: dict[str, Any]) -> None:
