@@ -85,7 +85,8 @@ def save_model(name: str, folder: Path) -> None:
         "max_position_embeddings": 256,
         "eos_token_id": vocab_size - 1,
         "bos_token_id": None,
-        "initializer_range": 0.1,
+        # Products keep the size of activations, so that rounding errors do not grow.
+        "initializer_range": 0.5 / sizes["hidden_size"] ** 0.5,
     }
     torch.manual_seed(SEED)
     if name == "qwen2moe":
