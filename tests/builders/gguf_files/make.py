@@ -22,6 +22,8 @@ FILE_TYPES = {
     "qwen2moe": {"F16": None, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7},
     "qwen3moe": {"BF16": None, "Q4_0": 2},
     "qwen3moe-wide": {"Q4_K_M": 15, "Q5_K_M": 17},
+    "qwen35moe": {"Q4_0": 2},
+    "minimax-m2": {"Q4_0": 2},
 }
 """Files of each model, with llama.cpp's number (`llama_ftype`) where its quantiser writes them."""
 SIZES = {
@@ -31,6 +33,8 @@ SIZES = {
     "qwen3moe": {"num_experts": 8, "num_experts_per_tok": 2, "hidden_size": 32, "width": 32},
     # Blocks of K-quants have 256 weights.
     "qwen3moe-wide": {"num_experts": 2, "num_experts_per_tok": 2, "hidden_size": 256, "width": 256},
+    "qwen35moe": {"num_experts": 4, "num_experts_per_tok": 2, "hidden_size": 32, "width": 32},
+    "minimax-m2": {"num_experts": 4, "num_experts_per_tok": 2, "hidden_size": 32, "width": 32},
 }
 
 
@@ -65,16 +69,11 @@ def save_tokenizer(folder: Path) -> int:
 def save_model(name: str, folder: Path) -> None:
     """Save a random model in the Hub's layout."""
     import torch
-    from transformers import (
-        Qwen2MoeConfig,
-        Qwen2MoeForCausalLM,
-        Qwen3MoeConfig,
-        Qwen3MoeForCausalLM,
-    )
+    import transformers
 
     vocab_size = save_tokenizer(folder)
     sizes = dict(SIZES[name])
-    width = sizes.pop("width")
+    width, hidden_size = sizes.pop("width"), sizes["hidden_size"]
     common = {
         **sizes,
         "vocab_size": vocab_size,
@@ -82,24 +81,46 @@ def save_model(name: str, folder: Path) -> None:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "moe_intermediate_size": width,
+        "intermediate_size": width,
         "max_position_embeddings": 256,
         "eos_token_id": vocab_size - 1,
         "bos_token_id": None,
         # Products keep the size of activations, so that rounding errors do not grow.
-        "initializer_range": 0.5 / sizes["hidden_size"] ** 0.5,
+        "initializer_range": 0.5 / hidden_size**0.5,
     }
     torch.manual_seed(SEED)
     if name == "qwen2moe":
-        shared = {"shared_expert_intermediate_size": 64, "intermediate_size": 32}
-        model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**common, **shared))
+        config = transformers.Qwen2MoeConfig(**common, shared_expert_intermediate_size=64)
+        model = transformers.Qwen2MoeForCausalLM(config)
+    elif name == "qwen35moe":
+        linear = {"key_heads": 2, "value_heads": 4}
+        config = transformers.Qwen3_5MoeTextConfig(
+            **{**common, "num_hidden_layers": 4},
+            shared_expert_intermediate_size=32,
+            head_dim=32,
+            **{f"linear_num_{heads}": number for heads, number in linear.items()},
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+        )
+        model = transformers.Qwen3_5MoeForCausalLM(config)
+    elif name == "minimax-m2":
+        common["num_local_experts"] = common.pop("num_experts")
+        config = transformers.MiniMaxM2Config(
+            **common, head_dim=32, rotary_dim=16, scoring_func="sigmoid"
+        )
+        model = transformers.MiniMaxM2ForCausalLM(config)
+        for layer in model.model.layers:
+            torch.nn.init.normal_(layer.mlp.e_score_correction_bias, std=0.1)
     else:
-        config = Qwen3MoeConfig(**common, head_dim=32, intermediate_size=width, norm_topk_prob=True)
-        model = Qwen3MoeForCausalLM(config)
+        config = transformers.Qwen3MoeConfig(**common, head_dim=32, norm_topk_prob=True)
+        model = transformers.Qwen3MoeForCausalLM(config)
+    # Qwen3.5's norms multiply by one more than their weight.
+    middle = 0.0 if name == "qwen35moe" else 1.0
     for key, parameter in model.named_parameters():
         if key.endswith("mlp.gate.weight"):
             torch.nn.init.normal_(parameter, std=0.5)
         elif "norm" in key:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
     model.save_pretrained(folder)
 
 
@@ -117,7 +138,9 @@ def convert(source: Path, work: Path) -> None:
         save_model(name, folder)
         for kind in ["F32", *(kind for kind in kinds if kind in ("F16", "BF16"))]:
             output = work / f"{name}-{kind}.gguf"
-            sys.argv = ["convert", str(folder), "--outtype", kind.lower(), "--outfile", str(output)]
+            options = ["--outtype", kind.lower(), "--outfile", str(output)]
+            options += ["--no-mtp"] * (name == "qwen35moe")
+            sys.argv = ["convert", str(folder), *options]
             convert_hf_to_gguf.main()
             if kind in kinds:
                 (HERE / output.name).write_bytes(output.read_bytes())

@@ -26,7 +26,7 @@ from runtime.store.packed.writer import pack
 from runtime.store.repacked import RepackedStore
 from tests.builders.gguf_files import FILES, RECORDED, gguf_file, recorded
 
-QWEN3 = [name for name in FILES if name.startswith("qwen3moe")]
+LOADABLE = [name for name in FILES if not name.startswith("qwen2moe")]
 """Transformers 5.23 cannot load what llama.cpp's converter writes of Qwen2-MoE: it adds a dimension
 to the shared expert's gate, which is there already."""
 
@@ -42,7 +42,7 @@ def load_with_transformers(file: Path, dtype: torch.dtype) -> PreTrainedModel:
     ).eval()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("qwen35moe")])
 def test_config__is_transformers_own_with_the_widths_that_it_leaves_out(name: str) -> None:
     config = read_gguf_config(gguf_file(name))
     metadata = read_header(gguf_file(name)).metadata
@@ -51,13 +51,18 @@ def test_config__is_transformers_own_with_the_widths_that_it_leaves_out(name: st
     assert config.rope_parameters["rope_theta"] == theta
     expected.pop("_model_name_or_path")
     assert {key: getattr(config, key) for key in expected} == expected
-    architecture = metadata["general.architecture"]
-    width = metadata[f"{architecture}.expert_feed_forward_length"]
-    assert config.moe_intermediate_size == width
+    width = metadata[f"{metadata['general.architecture']}.expert_feed_forward_length"]
+    assert getattr(config, "moe_intermediate_size", config.intermediate_size) == width
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", QWEN3)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in LOADABLE),
+        # Of Qwen3.5, Transformers dequantises in bfloat16, which rounds more than once.
+        *((name, "bfloat16") for name in LOADABLE if not name.startswith("qwen35moe")),
+    ],
+)
 def test_load_stripped__dense_weights_are_transformers_own(name: str, dtype: str) -> None:
     own = load_stripped(gguf_file(name), dtype).model.state_dict()
     plain = load_with_transformers(gguf_file(name), getattr(torch, dtype)).state_dict()
@@ -94,7 +99,7 @@ def test_load_stripped__reads_no_byte_of_an_expert(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(params=FILES)
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, PreTrainedModel]]:
-    model = load(gguf_file(request.param), budget="100%", system="on-demand")
+    model = load(gguf_file(request.param), dtype="float32", budget="100%", system="on-demand")
     yield request.param, model
     model.close()
 
@@ -109,11 +114,12 @@ def relative_error(value: Tensor, expected: Tensor) -> float:
 
 
 TOLERANCE = 0.02
-"""Of logits, relative, where weights are rounded by up to .7 % and activations, to bfloat16, by up
-to .4 %: a dozen such errors, which add up as their root, in two layers."""
-LLAMA_TOLERANCE = 0.05
-"""llama.cpp also quantises activations to eight bits with a scale for each block: about 1 % more
-for every product with K-quants, whose blocks have 256 weights."""
+"""Of logits, relative: experts' weights are rounded by up to .7 % and what they multiply, to
+bfloat16, by up to .4 %, two products in each of two to four layers; all else is in float32."""
+LLAMA_TOLERANCE = 0.03
+"""llama.cpp also quantises what its products get to eight bits with a scale for each block, of 256
+weights with K-quants: half a percent or more in each of a dozen products, which add up as their
+root."""
 
 
 def test_load__computes_what_llama_cpp_does(served: tuple[str, PreTrainedModel]) -> None:
@@ -130,18 +136,15 @@ def test_load__computes_what_llama_cpp_does(served: tuple[str, PreTrainedModel])
     assert int(logits[0].argmax()) == new[0]
 
 
-@pytest.mark.parametrize("name", QWEN3)
+@pytest.mark.parametrize("name", LOADABLE)
 def test_load__computes_what_transformers_does_with_dequantised_weights(name: str) -> None:
     plain = load_with_transformers(gguf_file(name), torch.float32)
     tokens = recorded(name)["prompt"]
-    is_exact = name.endswith("BF16")
-    model = load(
-        gguf_file(name), dtype="float32" if is_exact else "auto", budget="100%", system="on-demand"
-    )
+    model = load(gguf_file(name), dtype="float32", budget="100%", system="on-demand")
     with model.moecast:
         logits = last_logits(model, tokens, len(tokens))
     expected = last_logits(plain, tokens, len(tokens))
-    if is_exact:
+    if name.endswith("BF16"):
         assert torch.equal(logits, expected)
     else:
         assert relative_error(logits, expected) < TOLERANCE
