@@ -1,4 +1,4 @@
-"""The forms of `model=VALUE`: a preset of configs/model, a folder, or a repository of the Hub."""
+"""The forms of `model=VALUE`: a preset, a folder, a GGUF file, or a repository of the Hub."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from configs.errors import ConfigError
 from configs.options import Option
 from configs.renamed import explain_choice
 from predictors.files import expand_home, path_exists
-from runtime.config import BUILTIN, ModelConfig
+from runtime.config import BUILTIN, GGUF, ModelConfig
 
 GROUP = "model"
 ID = "model.id"
@@ -70,11 +70,12 @@ def unknown_model(value: str, presets: Sequence[str]) -> str:
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return (
         f"unknown model {value!r}.{hint} A model is a preset (--help model lists them), a folder "
-        f"(./{value}) or a repository of the Hub (ORG/NAME)"
+        f"(./{value}), a GGUF file or a repository of the Hub (ORG/NAME)"
     )
 
 
 def name_model(model_id: str) -> str:
-    """Returns the short name of a folder or of a repository of the Hub."""
+    """Returns the short name of a folder, a GGUF file or a repository of the Hub."""
     path = expand_home(model_id)
-    return path.resolve().name if path_exists(path) else path.name
+    name = path.resolve().name if path_exists(path) else path.name
+    return name.removesuffix(GGUF)

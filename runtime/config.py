@@ -16,6 +16,9 @@ that serves a model."""
 BUILTIN = "builtin"
 """The id of models that ship with the project."""
 
+GGUF = ".gguf"
+"""Suffix of a model in one file."""
+
 REFERENCE_MODEL = "qwen2-moe-tiny"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -39,7 +42,8 @@ class ModelConfig:
     name: str = REFERENCE_MODEL
     """Short name, as in `model=NAME`."""
     id: str = BUILTIN
-    """Repository on the Hub, a local folder, or `builtin`: the reference model that ships here."""
+    """Repository on the Hub, a local folder, a GGUF file, or `builtin`: the reference model that
+    ships here."""
     revision: str | None = None
     """Commit on the Hub; a branch name would let the model change under its predictors."""
     dtype: str = "auto"

@@ -11,7 +11,7 @@ import yaml
 
 from predictors.errors import MoecastError, unknown
 from predictors.files import expand_home
-from runtime.config import HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
+from runtime.config import GGUF, HardwareConfig, ModelConfig, ShapeConfig, SystemConfig
 from runtime.errors import CheckpointError
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
@@ -69,7 +69,7 @@ def load_shape(name: str) -> ShapeConfig:
 
 
 def find_model(model: str | Path) -> ModelConfig:
-    """Returns the configuration of a preset, a folder or a Hub id, in this order.
+    """Returns the configuration of a preset, a folder, a GGUF file or a Hub id, in this order.
 
     A folder that has a preset's name is given as `./NAME`. The Hub id of a preset is that preset.
     Whether a folder or a repository exists is checked when it is loaded.
@@ -78,8 +78,9 @@ def find_model(model: str | Path) -> ModelConfig:
         CheckpointError: It is a word that is none of them; the message has the presets.
     """
     text, folder = str(model), expand_home(model)
-    if folder.is_dir() and text not in model_names():
-        return ModelConfig(name=folder.resolve().name, id=text)
+    is_gguf = folder.suffix == GGUF and folder.is_file()
+    if (folder.is_dir() or is_gguf) and text not in model_names():
+        return ModelConfig(name=folder.resolve().name.removesuffix(GGUF), id=text)
     for preset in map(load_model_preset, model_names()):
         if text in (preset.name, preset.id):
             return preset

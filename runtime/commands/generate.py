@@ -22,9 +22,10 @@ from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import TokenListener
 from runtime.hf.forced_routing import MEANINGLESS, force_routing
 from runtime.hf.layers import find_moe_layers
-from runtime.hf.loading import load_plain
+from runtime.hf.loading import load_plain, refuse_plain
 from runtime.hf.model_faults import check_tokens
 from runtime.hf.tokens import context_length, load_tokenizer
+from runtime.store.model_source import resolve
 
 
 class ReferenceMismatch(RuntimeError):
@@ -55,6 +56,8 @@ class AnswerTimes:
 def run(config: GenerateConfig) -> dict[str, Any]:
     """Write the text as it is generated, then the statistics; returns both with the token ids."""
     notes = Console(stderr=True)
+    if config.verify:
+        refuse_plain(resolve(config.model))
     model = load_served(config, budget=config.budget, forced_routing=config.routing is not None)
     with model.moecast as handle, force_routing(handle.layers, config.routing):
         print_auto_budget(handle)

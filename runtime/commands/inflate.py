@@ -11,6 +11,7 @@ from runtime.commands.progress import print_line, progress
 from runtime.config import InflateConfig
 from runtime.errors import CheckpointError
 from runtime.policy.budget import parse_size
+from runtime.store.gguf.header import is_gguf
 from runtime.store.model_source import identity, resolve
 from runtime.tools.inflate.checkpoint import partial_folder, write_checkpoint
 from runtime.tools.inflate.inflation_plan import make_plan
@@ -23,6 +24,10 @@ def run(config: InflateConfig) -> dict[str, Any]:
     if output.exists():
         raise CheckpointError(f"{output} exists; remove it or give another output=PATH")
     folder = resolve(config.model)
+    if is_gguf(folder):
+        raise CheckpointError(
+            f"{folder}: inflate reads safetensors files; give the original checkpoint"
+        )
     sizes = {
         f"{name.removesuffix('_size')}_bytes": parse_size(size, name=name)
         for name in ("expert_size", "total_size")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -16,13 +17,16 @@ from runtime.errors import StoreError
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.loading import load_stripped
 from runtime.hf.strip import list_source_tensors
+from runtime.store.base import ExpertStore
 from runtime.store.dense_folder import write_dense_folder
+from runtime.store.layout import SlotLayout
 from runtime.store.model_source import fingerprint, identity, resolve
 from runtime.store.packed.blocks import DEFAULT_BLOCK, native_block
 from runtime.store.packed.coding import RAW, Coding
 from runtime.store.packed.layout import PackedLayout, build_packed_layout
 from runtime.store.packed.manifest import describe_contents
 from runtime.store.packed.writer import pack, total_bytes
+from runtime.store.repacked import RepackedStore
 
 INT4_GROUP_SIZE, HQQ_GROUP_SIZE = 32, 64
 """Default group sizes."""
@@ -57,6 +61,23 @@ def find_unquantised(layouts: Sequence[PackedLayout], coding: Coding) -> list[st
     return left
 
 
+def plan_records(source: ExpertStore, coding: Coding, checkpoint: Path) -> list[PackedLayout]:
+    """Return the layouts of the records; those of slots where these hold integers already.
+
+    Raises:
+        StoreError: integers are to be quantised again.
+    """
+    if isinstance(source, RepackedStore):
+        if coding != RAW:
+            raise StoreError(
+                f"quantise: the experts of {checkpoint} are stored as they are read from it; leave "
+                "it out, or quantise the original checkpoint"
+            )
+        return source.layouts
+    layouts = [layout for layout in source.layouts if isinstance(layout, SlotLayout)]
+    return [build_packed_layout(layout, coding=coding) for layout in layouts]
+
+
 def run(config: PackConfig) -> dict[str, Any]:
     """Pack the experts, resume an interrupted run, or verify a complete store."""
     console = Console()
@@ -64,11 +85,18 @@ def run(config: PackConfig) -> dict[str, Any]:
     output = expand_home(config.output).resolve()
     folder = resolve(config.model)
     stripped = load_stripped(folder, config.model.dtype)
-    source = stripped.open_decoded()
+    keeps_integers = stripped.holds_integers and coding == RAW
+    source = stripped.open_store() if keeps_integers else stripped.open_decoded()
+    if config.dense_output is not None and stripped.holds_integers:
+        raise StoreError(
+            f"dense_output: {folder} has quantised weights outside of its experts too, which are "
+            "read from there; leave it out and keep the checkpoint"
+        )
     if not all(multiplies_rows(layer.experts) for layer in stripped.layers):
         coding = replace(coding, block=0)
-    layouts = [build_packed_layout(layout, coding=coding) for layout in source.layouts]
-    if left := find_unquantised(layouts, coding):
+    layouts = plan_records(source, coding, folder)
+    left = [] if coding == RAW else find_unquantised(layouts, coding)
+    if left:
         print_line(
             console,
             f"not quantised, because groups of {coding.group_size} do not divide them: "

@@ -45,8 +45,9 @@ def load(
     `generate_many(prompts)`, `moecast` (its `ModelHandle`, with `stats()`) and `close()`.
 
     Args:
-        model: A preset of `configs/model` (`qwen1.5-moe`), a folder in the Hub's layout, or a Hub
-            id (`Qwen/Qwen3-30B-A3B`). By default the small model that ships with the package.
+        model: A preset of `configs/model` (`qwen1.5-moe`), a folder in the Hub's layout, a GGUF
+            file, or a Hub id (`Qwen/Qwen3-30B-A3B`). By default the small model that ships with the
+            package.
         local_only: False downloads the model from the Hub if it is not on this machine. By default
             nothing is downloaded.
         revision: Commit, tag or branch on the Hub. By default the preset's, else `main`.

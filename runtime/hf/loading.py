@@ -1,9 +1,10 @@
 """Loads models through Transformers: stripped of their experts, or whole as the reference."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,19 +30,26 @@ from runtime.config import ModelConfig, OneDnn, PageCache
 from runtime.errors import CheckpointError
 from runtime.hf import experts as experts_function
 from runtime.hf.experts import multiplies_rows
+from runtime.hf.gguf import choose_dtype, open_dense, plan_layers, read_gguf_config
 from runtime.hf.layers import MoeLayer, find_moe_layers, find_top_k
 from runtime.hf.model_faults import check_generation_settings, explain_loading
 from runtime.hf.onednn import apply_onednn
-from runtime.hf.strip import Banks, list_taken_parameters, make_stripped_class
+from runtime.hf.strip import (
+    Banks,
+    make_stripped_class,
+    open_safetensors,
+)
 from runtime.store.base import ExpertStore
 from runtime.store.checkpoint import CheckpointStore
 from runtime.store.files import FileReader
+from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.integer_scheme import METHODS, IntegerScheme, parse_scheme
 from runtime.store.integer_store import has_integers, open_integer_store
 from runtime.store.layout import ALIGNMENT
 from runtime.store.model_check import CONFIG, DEQUANTISED, name_method, read_config_file
 from runtime.store.model_source import has_no_experts, identity
-from runtime.store.weight_plan import WeightPlan
+from runtime.store.repacked import ForeignLayer, RepackedStore
+from runtime.store.weight_plan import FusedParameter, WeightPlan
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,11 @@ class StrippedModel:
     model: PreTrainedModel
     layers: list[MoeLayer]
     plans: list[dict[str, WeightPlan]]
-    """Weight plans of each layer's experts, by parameter; none for a folder without experts."""
+    """Weight plans of each layer's experts, by parameter; none where `plan_foreign` is set, and for
+    a folder without experts."""
     folder: Path
+    plan_foreign: Callable[[FileReader], list[ForeignLayer]] | None = None
+    """Finds the experts of a checkpoint whose own format nothing computes with."""
 
     def open_store(self, *, page_cache: PageCache = PageCache.BYPASS) -> ExpertStore:
         """Return a store that reads the experts from the checkpoint, in place.
@@ -60,27 +71,42 @@ class StrippedModel:
         Raises:
             CheckpointError: the folder has a model without its experts.
         """
+        uses_kernels = self.can_use_kernels([self.model.device])
+        files = FileReader(page_cache=page_cache)
+        if self.plan_foreign is not None:
+            return RepackedStore(self.plan_foreign(files), files, uses_kernels=uses_kernels)
         if not self.plans:
             raise CheckpointError(explain_no_experts(self.folder))
         if has_integers(self.plans):
-            uses_kernels = self.model.device.type == "cpu" and all(
-                multiplies_rows(layer.experts) for layer in self.layers
-            )
-            files = FileReader(page_cache=page_cache)
             return open_integer_store(self.plans, files, uses_kernels=uses_kernels)
         return CheckpointStore(self.model, self.plans, page_cache=page_cache)
 
-    def open_decoded(self) -> CheckpointStore:
-        """Return a store that decodes quantised experts as they are read, not as they are used."""
+    def can_use_kernels(self, devices: Sequence[torch.device]) -> bool:
+        """Return whether matrices of integers may be multiplied as they are stored."""
+        return all(device.type == "cpu" for device in devices) and all(
+            multiplies_rows(layer.experts) for layer in self.layers
+        )
+
+    @property
+    def holds_integers(self) -> bool:
+        """Whether slots hold integers although no store was packed."""
+        return self.plan_foreign is not None or has_integers(self.plans)
+
+    def open_decoded(self) -> ExpertStore:
+        """Return a store that decodes quantised experts as they are read, not as they are used.
+
+        Integers of a GGUF file are never decoded as they are read.
+        """
+        if self.plan_foreign is not None or not self.plans:
+            return self.open_store()
         return CheckpointStore(self.model, self.plans, decodes=True)
 
     def spec(self, folder: Path, config: ModelConfig) -> ModelSpec:
         """Return what predictors of this model must match."""
-        parameters = list_taken_parameters(self.layers)
         return ModelSpec(
             **identity(folder, config),
             num_layers=len(self.layers),
-            num_experts=max(parameter.num_experts for parameter in parameters),
+            num_experts=max(layer.num_experts for layer in self.layers),
             top_k=find_top_k(self.model, self.layers),
             hidden_size=self.model.config.get_text_config().hidden_size,
             dtype=str(self.model.dtype).removeprefix("torch."),
@@ -93,6 +119,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
     Raises:
         CheckpointError: this Transformers has no such model, or the configuration is damaged.
     """
+    if is_gguf(folder):
+        return read_gguf_config(folder)
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     # Configuration classes raise exceptions of every type for values that they do not expect.
@@ -130,13 +158,15 @@ def load_stripped(
         CheckpointError: no model class for it, no experts, or damaged files.
     """
     experts_function.register()
+    if is_gguf(folder):
+        return load_stripped_gguf(folder, dtype, device, onednn=onednn)
     config = read_config(folder)
     indexed: dict[str, Banks] = {}
     with explain_loading(folder), progress_bars():
         cls, config = find_model_class(config)
         scheme = take_scheme(folder, config)
         stripped = make_stripped_class(
-            cls, lambda banks: indexed.update(banks=banks), scheme=scheme
+            cls, partial(open_safetensors, lambda banks: indexed.update(banks=banks), scheme)
         )
         model = stripped.from_pretrained(
             folder,
@@ -172,6 +202,49 @@ def take_scheme(folder: Path, config: PreTrainedConfig) -> IntegerScheme | None:
     return scheme
 
 
+def load_stripped_gguf(
+    file: Path, dtype: str, device: torch.device | str, *, onednn: OneDnn
+) -> StrippedModel:
+    """Load a model from a GGUF file, as `load_stripped` does."""
+    header, config = read_header(file), read_config(file)
+    taken: list[FusedParameter] = []
+
+    def open_tensors(
+        model: PreTrainedModel, parameters: list[FusedParameter], *_: object
+    ) -> AbstractContextManager[dict[str, Any]]:
+        taken.extend(parameters)
+        return open_dense(header, model)
+
+    with explain_loading(file), progress_bars():
+        cls, config = find_model_class(config)
+        model = make_stripped_class(cls, open_tensors).from_pretrained(
+            None,
+            config=config,
+            state_dict={},
+            dtype=choose_dtype(header) if dtype == "auto" else getattr(torch, dtype),
+            experts_implementation=experts_function.IMPLEMENTATION,
+        )
+    model.__class__ = cls
+    model = unmap_weights(model, mapped=False).to(device).eval()
+    apply_onednn(model, onednn)
+    layers = find_moe_layers(model)
+    banks = {
+        layer.name: {part.name: part for part in taken if part.bank == layer.name}
+        for layer in layers
+    }
+    plan_foreign = partial(plan_layers, header, layers, banks)
+    return StrippedModel(model, layers, [], file, plan_foreign)
+
+
+def refuse_plain(folder: Path) -> None:
+    """Raise CheckpointError for a model whose experts Transformers would compute differently."""
+    if is_gguf(folder):
+        raise CheckpointError(
+            f"{folder}: Transformers dequantises GGUF files, which gives other bits than kernels "
+            f"for integers; compare with these instead: moecast verify {folder}"
+        )
+
+
 def load_plain(
     folder: Path, *, dtype: torch.dtype | str, onednn: OneDnn = OneDnn.AUTO
 ) -> PreTrainedModel:
@@ -181,6 +254,7 @@ def load_plain(
         CheckpointError: the folder has a model without its experts, is damaged, or has a format
             that Transformers reads on other machines only.
     """
+    refuse_plain(folder)
     if has_no_experts(folder):
         # Transformers would fill them with random numbers.
         raise CheckpointError(explain_no_experts(folder))

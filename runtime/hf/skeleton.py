@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -25,7 +26,11 @@ def build_skeleton(folder: Path, *, dtype: str) -> StrippedModel:
     with explain_loading(folder):
         cls, config = find_model_class(config)
         with torch.device("meta"):
-            model = make_stripped_class(cls, lambda _: None)._from_config(
+            model = make_stripped_class(cls, _refuse_files)._from_config(
                 config, dtype=getattr(torch, dtype)
             )
     return StrippedModel(model.eval(), find_moe_layers(model), [], folder)
+
+
+def _refuse_files(*_: object) -> NoReturn:
+    raise AssertionError("a skeleton reads no file")

@@ -2,8 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -106,63 +106,82 @@ def open_integers(
     }
 
 
-def make_stripped_class(
-    cls: type[PreTrainedModel],
+OpenTensors = Callable[
+    [PreTrainedModel, list[FusedParameter], Sequence[str] | None, Any],
+    AbstractContextManager[dict[str, Any]],
+]
+"""`(model, its experts' parameters, files, load configuration) -> the other tensors`, which are
+read while the context is open."""
+
+
+@contextmanager
+def open_safetensors(
     found: Callable[[Banks], None],
-    *,
-    scheme: IntegerScheme | None = None,
+    scheme: IntegerScheme | None,
+    model: PreTrainedModel,
+    parameters: list[FusedParameter],
+    files: Sequence[str] | None,
+    load_config: Any,
+) -> Iterator[dict[str, Any]]:
+    """Index the experts in safetensors files, for `found`, and open the other tensors.
+
+    Args:
+        scheme: how weights are stored as packed integers; the library gets them dequantised.
+
+    Raises:
+        CheckpointError: files of another format, or damaged ones.
+    """
+    if not files or not all(str(file).endswith(".safetensors") for file in files):
+        raise CheckpointError(
+            "experts are read from safetensors files only; convert this checkpoint"
+        )
+    banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
+    ignored = set(model._keys_to_ignore_on_load_unexpected or ())
+    model._keys_to_ignore_on_load_unexpected = ignored | banks
+    stored = extents = read_tensor_index(files)
+    if scheme is not None:
+        extents = view_integers(stored, scheme)
+    indexed: Banks = {}
+    if not has_no_experts(Path(files[0]).parent):
+        indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
+    found(indexed)
+    # The library would look at every name of every expert, only to leave it out.
+    experts = list_source_tensors(indexed.values())
+    packed = stored.keys() - extents.keys()
+    with ExitStack() as stack:
+        try:
+            tensors = open_unmapped(files, stack, without=experts | packed)
+            yield tensors | open_integers(extents, stack, without=experts)
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"{Path(files[0]).parent}: its safetensors files cannot be read "
+                f"({error}); check the disk, or fetch them again"
+            ) from error
+
+
+def make_stripped_class(
+    cls: type[PreTrainedModel], open_tensors: OpenTensors
 ) -> type[PreTrainedModel]:
     """A subclass of the same name whose `from_pretrained` never allocates or reads an expert.
 
     `__init__` strips on the meta device, before any memory is planned. `_load_pretrained_model` is
     the last point before bytes are read: the modules are final there, and the files and renaming
-    rules are those that the library itself will use; `found` receives the index made from them.
+    rules are those that the library itself will use; `open_tensors` gets them.
     The name stays, because conversion rules are looked up by class name.
-
-    Args:
-        scheme: how weights are stored as packed integers; the library gets them dequantised.
     """
 
     def __init__(self, config, *args, **kwargs):
         cls.__init__(self, config, *args, **kwargs)
         strip_experts(self)
 
-    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+    def _load_pretrained_model(model, _state_dict, checkpoint_files, load_config, *args, **kwargs):
         parameters = strip_experts(model)
         if not parameters:
             raise CheckpointError(f"{cls.__name__} has no routed experts that moecast can serve")
-        if not checkpoint_files or not all(
-            str(f).endswith(".safetensors") for f in checkpoint_files
-        ):
-            raise CheckpointError(
-                "experts are read from safetensors files only; convert this checkpoint"
+        with open_tensors(model, parameters, checkpoint_files, load_config) as tensors:
+            return cls._load_pretrained_model(
+                model, tensors, checkpoint_files, load_config, *args, **kwargs
             )
-        banks = {re.escape(parameter.owner) + r"\." for parameter in parameters}
-        ignored = set(model._keys_to_ignore_on_load_unexpected or ())
-        model._keys_to_ignore_on_load_unexpected = ignored | banks
-        stored = extents = read_tensor_index(checkpoint_files)
-        if scheme is not None:
-            extents = view_integers(stored, scheme)
-        indexed: Banks = {}
-        if not has_no_experts(Path(checkpoint_files[0]).parent):
-            indexed = plan_weights(model, parameters, extents, load_config.weight_mapping)
-        found(indexed)
-        assert state_dict is None
-        with ExitStack() as stack:
-            # The library would look at every name of every expert, only to leave it out.
-            experts = list_source_tensors(indexed.values())
-            packed = stored.keys() - extents.keys()
-            state_dict = open_unmapped(checkpoint_files, stack, without=experts | packed)
-            state_dict |= open_integers(extents, stack, without=experts)
-            try:
-                return cls._load_pretrained_model(
-                    model, state_dict, checkpoint_files, load_config, *args, **kwargs
-                )
-            except SafetensorError as error:
-                raise CheckpointError(
-                    f"{Path(checkpoint_files[0]).parent}: its safetensors files cannot be read "
-                    f"({error}); check the disk, or fetch them again"
-                ) from error
 
     return type(
         cls.__name__,

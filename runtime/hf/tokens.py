@@ -17,6 +17,8 @@ from transformers import (
 )
 
 from runtime.errors import CheckpointError
+from runtime.hf.gguf import load_gguf_tokenizer
+from runtime.store.gguf.header import is_gguf
 from runtime.store.model_check import check_tokenizer, describe_content
 
 
@@ -28,8 +30,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """
     check_tokenizer(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
+        tokenizer = (
+            load_gguf_tokenizer(folder)
+            if is_gguf(folder)
+            else AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         )
         if len(tokenizer) <= len(tokenizer.all_special_tokens):
             raise ValueError("it has no vocabulary")

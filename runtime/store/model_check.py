@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
+from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.integer_scheme import METHODS, parse_scheme
 
 CONFIG = "config.json"
@@ -98,10 +99,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def explain_gguf(file: Path) -> str:
-    return (
-        f"{file} is a GGUF file, which moecast does not read: serve it with llama.cpp, or give the "
-        "folder or the Hub id of the original checkpoint (config.json and safetensors files)"
-    )
+    return f"{file.parent} has GGUF files, no safetensors files: give one of them, such as {file}"
 
 
 def check_quantisation(where: Path | str, config: dict[str, Any]) -> None:
@@ -236,17 +234,25 @@ def mentions_experts(config: Any) -> bool:
 
 
 def has_tokenizer(folder: Path) -> bool:
+    if is_gguf(folder):
+        return "tokenizer.ggml.tokens" in read_header(folder).metadata
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def check_tokenizer(folder: Path) -> None:
     """Raises CheckpointError, naming what the folder has, if it has no tokenizer."""
-    if not has_tokenizer(folder):
+    if has_tokenizer(folder):
+        return
+    if is_gguf(folder):
         raise CheckpointError(
-            f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES[:3])} or another); "
-            f"{describe_content(folder)}. Copy the tokenizer files of the model that it was made "
-            "from into it"
+            f"{folder} has no tokenizer (tokenizer.ggml.tokens); convert the original checkpoint, "
+            "with its tokenizer, again"
         )
+    raise CheckpointError(
+        f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES[:3])} or another); "
+        f"{describe_content(folder)}. Copy the tokenizer files of the model that it was made "
+        "from into it"
+    )
 
 
 def describe_content(folder: Path) -> str:

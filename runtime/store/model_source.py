@@ -11,6 +11,8 @@ from predictors.files import expand_home
 from predictors.spec import config_hash
 from runtime.config import BUILTIN, BUILTIN_MODELS, ModelConfig
 from runtime.errors import CheckpointError
+from runtime.store.gguf.check import check_gguf
+from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.hub_snapshot import (
     HUB_ID,
     describe_folders,
@@ -24,7 +26,6 @@ from runtime.store.model_check import (
     check_config,
     check_folder,
     check_tokenizer,
-    explain_gguf,
     read_json_object,
 )
 
@@ -117,8 +118,9 @@ def resolve(config: ModelConfig) -> Path:
         return folder
     folder = expand_home(config.id)
     if folder.is_file():
-        if folder.suffix == ".gguf":
-            raise CheckpointError(explain_gguf(folder))
+        if is_gguf(folder):
+            check_gguf(folder)
+            return folder
         raise CheckpointError(f"{folder} is a file: give the model's folder, {folder.parent}")
     if not folder.is_dir():
         if not HUB_ID.fullmatch(config.id):
@@ -152,6 +154,8 @@ def find_revision(folder: Path) -> str:
     A header has every tensor's name, shape, dtype and offset: it distinguishes checkpoints without
     reading gigabytes.
     """
+    if is_gguf(folder):
+        return read_header(folder).digest
     if folder.parent.name == "snapshots":
         return folder.name
     digest = hashlib.sha256()
@@ -172,7 +176,9 @@ def is_weights(name: str) -> bool:
 
 
 def list_weight_files(folder: Path) -> list[Path]:
-    """List the model's safetensors files in order."""
+    """List the model's safetensors files in order, or its GGUF file."""
+    if is_gguf(folder):
+        return [folder]
     return sorted(file for file in folder.iterdir() if is_weights(file.name))
 
 
@@ -181,6 +187,14 @@ def identity(folder: Path, config: ModelConfig) -> dict[str, str]:
 
     Zero neurons change no routing: what was trained for the original predicts it as well.
     """
+    if is_gguf(folder):
+        header = read_header(folder)
+        own = {k: v for k, v in header.metadata.items() if k.startswith(f"{header.architecture}.")}
+        return {
+            "model_id": config.name,
+            "revision": config.revision or find_revision(folder),
+            "config_hash": config_hash({**own, "model_type": header.architecture}),
+        }
     inflated = folder / INFLATED
     if inflated.is_file() and config.revision is None:
         return json.loads(inflated.read_text())["origin"]

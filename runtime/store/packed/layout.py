@@ -155,7 +155,8 @@ class PackedLayout:
 
 def describe_packed(layouts: Sequence[PackedLayout]) -> str | None:
     """Returns why matrices of integers are decoded before each use; None if none is."""
-    decoded = [part for layout in layouts for part in layout.matrices if not layout.is_view(part)]
+    packed = [layout for layout in layouts if isinstance(layout, PackedLayout)]
+    decoded = [part for layout in packed for part in layout.matrices if not layout.is_view(part)]
     if not decoded:
         return None
     reason = "this model, its device or this format has no kernel that is faster"

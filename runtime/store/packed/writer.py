@@ -22,8 +22,7 @@ from torch import Tensor
 from predictors.files import exchange_paths, sync_folder, write_atomic
 from runtime.config import PageCache
 from runtime.errors import StoreError, TransferError
-from runtime.store.base import allocate_aligned, as_memoryview
-from runtime.store.checkpoint import CheckpointStore
+from runtime.store.base import ExpertStore, allocate_aligned, as_memoryview
 from runtime.store.files import FileReader
 from runtime.store.packed.coding import RAW, encode
 from runtime.store.packed.layout import PackedLayout
@@ -60,7 +59,7 @@ class PackSummary:
 
 
 def pack(
-    source: CheckpointStore,
+    source: ExpertStore,
     contents: StoreContents,
     output: Path,
     *,
@@ -73,8 +72,13 @@ def pack(
 
     def fill(layer: int, expert: int, record: Tensor) -> None:
         plain = source.layouts[layer]
-        source.read(layer, expert, range(len(plain.chunks)), slot)
-        fill_record(layouts[layer], plain.weights(slot[: plain.num_bytes]), record)
+        chunks = range(len(plain.chunks))
+        if isinstance(plain, PackedLayout):
+            # The slot is the record already.
+            source.read(layer, expert, chunks, record.zero_())
+        else:
+            source.read(layer, expert, chunks, slot)
+            fill_record(layouts[layer], plain.weights(slot[: plain.num_bytes]), record)
 
     return write_store(fill, contents, output, overwrite=overwrite, advance=advance)
 

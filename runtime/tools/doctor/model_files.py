@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import CheckpointError
+from runtime.store.gguf.header import is_gguf, read_header
 from runtime.store.model_check import WEIGHTS_INDEX as INDEX
 from runtime.store.model_check import read_weights_index
 from runtime.store.model_source import DIGESTS, list_weight_files
@@ -20,6 +21,8 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
         CheckpointError: a file is damaged, truncated, missing or altered.
     """
     files = list_weight_files(folder)
+    if is_gguf(folder):
+        return describe_gguf(folder)
     if not files:
         raise CheckpointError(f"{folder} has no safetensors files; convert or download the model")
     extents = read_tensor_index(files)
@@ -49,6 +52,16 @@ def check_files(folder: Path, *, digests: bool) -> dict[str, Any]:
                 )
         found["digests"] = f"{len(known)} of {len(files)} files equal their known sha256"
     return found
+
+
+def describe_gguf(file: Path) -> dict[str, Any]:
+    """Describe a GGUF file, whose header has been checked."""
+    return {
+        "files": 1,
+        "tensors": len(read_header(file).tensors),
+        "bytes": file.stat().st_size,
+        "digests": "not known of GGUF files",
+    }
 
 
 def known_digests(folder: Path, files: list[Path]) -> dict[Path, str]:

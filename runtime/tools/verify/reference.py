@@ -14,9 +14,10 @@ from runtime.engine.devices import primary_device
 from runtime.engine.loading import open_packed_store
 from runtime.engine.memory import available_memory_bytes
 from runtime.hf.layers import attach_experts
-from runtime.hf.loading import load_plain, load_stripped
+from runtime.hf.loading import load_plain, load_stripped, read_config, refuse_plain
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.base import ExpertStore, max_slot_bytes
+from runtime.store.gguf.header import is_gguf
 from runtime.store.integer_scheme import METHODS
 from runtime.store.model_check import has_tokenizer, name_method, read_config_file
 from runtime.store.model_source import list_weight_files, resolve
@@ -31,7 +32,12 @@ PROCESS_BYTES = 600 * MIB
 
 
 def plain_bytes(folder: Path, dtype: str) -> int:
-    """Estimate the memory that plain Transformers needs for this checkpoint."""
+    """Estimate the memory that plain Transformers needs for this checkpoint.
+
+    Raises:
+        CheckpointError: plain Transformers is no reference for it.
+    """
+    refuse_plain(folder)
     target = None if dtype == "auto" else getattr(torch, dtype).itemsize
     extents = read_tensor_index(list_weight_files(folder))
     weights = sum(
@@ -74,7 +80,7 @@ def load_lazy(config: ModelConfig) -> PreTrainedModel:
 
 
 def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
-    """Load the model with quantised experts, multiplied by the same kernels.
+    """Load the model with the quantised experts of a store or checkpoint, and the same kernels.
 
     It shares neither cache nor transfers with the engine. All experts are in memory, or, with
     `reference=lazy`, none.
@@ -101,8 +107,10 @@ def has_integer_weights(folder: Path) -> bool:
     return isinstance(quantised, dict) and name_method(quantised) in METHODS
 
 
-def is_quantised(store: StoreConfig, folder: Path) -> bool:
+def is_quantised(folder: Path, store: StoreConfig) -> bool:
     """Return whether experts are integers in memory: from a packed store, or the checkpoint's."""
+    if is_gguf(folder):
+        return True
     if store.path is None:
         return has_integer_weights(folder)
     packed = open_store(store.path, None)
@@ -132,7 +140,11 @@ def token_prompts(folder: Path, prompts: list[str], *, seed: int) -> tuple[list[
             if not ids:
                 raise MoecastError(f"prompts: {prompt!r} has no tokens")
         return tokens, f"{len(tokens)} prompts as text"
-    config = json.loads((folder / "config.json").read_text())
+    config = (
+        read_config(folder).to_dict()
+        if is_gguf(folder)
+        else json.loads((folder / "config.json").read_text())
+    )
     parts = (config, config.get("text_config") or {}, config.get("llm_config") or {})
     size = next((part["vocab_size"] for part in parts if part.get("vocab_size")), None)
     if size is None:

@@ -31,7 +31,7 @@ from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_s
 EXPERTS = {
     VerifySide.PLAIN: "all experts in memory",
     VerifySide.LAZY: "experts read one at a time",
-    VerifySide.STORED: "the same quantised experts, read or kept without cache and transfers",
+    VerifySide.STORED: "the same stored experts and kernels, without cache and transfers",
 }
 
 
@@ -165,7 +165,7 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
     folder = resolve(config.model)
     prompts, description = token_prompts(folder, config.prompts, seed=config.seed)
     side = VerifySide(config.reference.value)
-    if is_quantised(config.store, folder):
+    if is_quantised(folder, config.store):
         side = VerifySide.STORED
     elif has_integer_weights(folder):
         side = VerifySide.LAZY  # Transformers itself dequantises few of these formats on CPUs.

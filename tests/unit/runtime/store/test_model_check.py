@@ -140,15 +140,12 @@ def test_resolve__other_weight_formats_are_named(tmp_path: Path) -> None:
     assert "it has config.json, pytorch_model.bin" in message
 
 
-@pytest.mark.parametrize("given", ["folder", "file", "with config.json"])
-def test_resolve__a_gguf_file_is_for_llama_cpp(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("given", ["folder", "with config.json"])
+def test_resolve__a_folder_of_gguf_files_names_one(tmp_path: Path, given: str) -> None:
     (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
     if given == "with config.json":
         (tmp_path / "config.json").write_text(json.dumps(MOE))
-    message = refusal(tmp_path / "model-Q4_K_M.gguf" if given == "file" else tmp_path)
-    assert "model-Q4_K_M.gguf is a GGUF file, which moecast does not read" in message
-    assert "llama.cpp" in message
-    assert "original checkpoint" in message
+    assert f"give one of them, such as {tmp_path}/model-Q4_K_M.gguf" in refusal(tmp_path)
 
 
 def test_resolve__a_dense_model_is_for_plain_transformers(tmp_path: Path) -> None:

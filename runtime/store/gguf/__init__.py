@@ -1,0 +1,1 @@
+"""Experts of GGUF files, the format of llama.cpp."""

@@ -1,0 +1,236 @@
+"""Reads the header of a GGUF file: metadata, and where each tensor is.
+
+Nothing in it is trusted: counts are bounded by the bytes that follow, and every tensor must lie
+inside the file. Neither PyTorch nor Transformers is imported, so that a file is refused at once.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from runtime.config import GGUF
+from runtime.errors import CheckpointError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+"""Version 1 counted in 32 bits; no file of it is left."""
+MAX_HEADER_BYTES = 128 << 20
+"""Those of models with 256,000 tokens take 16 MiB."""
+MAX_DIMENSIONS = 4
+DEFAULT_ALIGNMENT = 32
+STRING, ARRAY = 8, 9
+NUMBERS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+"""Formats of `struct` by the number of a value's type."""
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor in a GGUF file."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    """As in PyTorch: the last dimension is that of a row."""
+    kind: str
+    """Name of its type, such as `Q4_K`."""
+    offset: int
+    """First byte in the file."""
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """The header of a GGUF file."""
+
+    file: Path
+    metadata: Mapping[str, Any]
+    """Of arrays, their length."""
+    tensors: Mapping[str, GgufTensor]
+    digest: str
+    """sha256 of the header's bytes."""
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata["general.architecture"])
+
+
+def is_gguf(model: Path) -> bool:
+    """Return whether a model is a GGUF file and no folder."""
+    return model.suffix == GGUF and not model.is_dir()
+
+
+def read_header(file: Path) -> GgufHeader:
+    """Read and check the header of a file.
+
+    Raises:
+        CheckpointError: it is no GGUF file, damaged or truncated, or the package `gguf` is missing.
+    """
+    if find_spec("gguf") is None:
+        raise CheckpointError(
+            f"{file} is a GGUF file, which is read with the package gguf: "
+            "pip install 'moecast[gguf]'"
+        )
+    if not file.is_file():
+        raise CheckpointError(f"{file} is not a plain file; fetch the model again")
+    state = file.stat()
+    return _read_header(file, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read_header(file: Path, size: int, _modified: int) -> GgufHeader:
+    with file.open("rb") as opened:
+        cursor = _Cursor(file, opened, size)
+        num_tensors, num_values = _read_counts(cursor)
+        metadata: dict[str, Any] = {}
+        for _ in range(num_values):
+            key = cursor.text()
+            metadata[key] = _read_value(cursor, cursor.number("I"))
+        if not isinstance(metadata.get("general.architecture"), str):
+            raise cursor.damaged("it names no general.architecture")
+        entries = [_read_entry(cursor) for _ in range(num_tensors)]
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise cursor.damaged(f"general.alignment is {alignment!r}")
+    start = math.ceil(cursor.position / alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    for name, shape, kind, offset in entries:
+        if name in tensors:
+            raise cursor.damaged(f"it has two tensors {name}")
+        num_bytes = _count_bytes(cursor, name, shape, kind)
+        end = start + offset + num_bytes
+        if end > size:
+            raise CheckpointError(
+                f"{file} is truncated: it ends at byte {size}, the tensor {name} at byte {end}; "
+                "fetch it again"
+            )
+        tensors[name] = GgufTensor(file, name, shape, kind, start + offset, num_bytes)
+    return GgufHeader(file, metadata, tensors, cursor.digest.hexdigest())
+
+
+class _Cursor:
+    """Reads a header from front to back, never past the file's end or the longest header."""
+
+    def __init__(self, file: Path, opened: BinaryIO, size: int):
+        self.file = file
+        self.position = 0
+        self.digest = hashlib.sha256()
+        self._opened = opened
+        self._end = min(size, MAX_HEADER_BYTES)
+        self._size = size
+
+    def damaged(self, reason: str) -> CheckpointError:
+        return CheckpointError(f"{self.file} is a damaged GGUF file ({reason}); fetch it again")
+
+    def require(self, num_bytes: int) -> None:
+        """Raise CheckpointError if there are fewer bytes left."""
+        if self.position + num_bytes <= self._end:
+            return
+        if self._end < self._size:
+            raise self.damaged(f"its header has more than {MAX_HEADER_BYTES} bytes")
+        raise CheckpointError(
+            f"{self.file} is truncated: it ends at byte {self._size}, inside its header; "
+            "fetch it again"
+        )
+
+    def take(self, num_bytes: int) -> bytes:
+        self.require(num_bytes)
+        data = self._opened.read(num_bytes)
+        if len(data) < num_bytes:
+            raise self.damaged("it became shorter while it was read")
+        self.digest.update(data)
+        self.position += num_bytes
+        return data
+
+    def number(self, format_: str) -> Any:
+        return struct.unpack(f"<{format_}", self.take(struct.calcsize(f"<{format_}")))[0]
+
+    def text(self) -> str:
+        data = self.take(self.number("Q"))
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise self.damaged(f"{data[:40]!r} is no UTF-8") from error
+
+
+def _read_counts(cursor: _Cursor) -> tuple[int, int]:
+    """Return how many tensors and metadata values follow."""
+    magic = cursor.take(len(MAGIC))
+    if magic != MAGIC:
+        raise CheckpointError(
+            f"{cursor.file} is no GGUF file: it begins with {magic!r}, not {MAGIC!r}"
+        )
+    version = cursor.number("I")
+    if version not in VERSIONS and version.to_bytes(4, "little")[::-1] in [
+        known.to_bytes(4, "little") for known in VERSIONS
+    ]:
+        raise CheckpointError(
+            f"{cursor.file} is a big-endian GGUF file; convert the original checkpoint without "
+            "--bigendian"
+        )
+    if version not in VERSIONS:
+        raise CheckpointError(
+            f"{cursor.file} has version {version} of GGUF; versions "
+            f"{' and '.join(map(str, VERSIONS))} are read. Convert the original checkpoint again"
+        )
+    return cursor.number("Q"), cursor.number("Q")
+
+
+def _read_value(cursor: _Cursor, kind: int) -> Any:
+    """Read one value; of an array, return the length."""
+    if kind == STRING:
+        return cursor.text()
+    if kind != ARRAY:
+        if kind not in NUMBERS:
+            raise cursor.damaged(f"a value of the unknown type {kind}")
+        return cursor.number(NUMBERS[kind])
+    kind, length = cursor.number("I"), cursor.number("Q")
+    if kind in NUMBERS:
+        cursor.take(length * struct.calcsize(f"<{NUMBERS[kind]}"))
+    elif kind == STRING:
+        for _ in range(length):
+            cursor.take(cursor.number("Q"))
+    else:
+        raise cursor.damaged(f"an array of the unknown type {kind}")
+    return length
+
+
+def _read_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int]:
+    """Read name, shape, type and offset of one tensor."""
+    from gguf import GGMLQuantizationType
+
+    name, num_dimensions = cursor.text(), cursor.number("I")
+    if not 1 <= num_dimensions <= MAX_DIMENSIONS:
+        raise cursor.damaged(f"{name} has {num_dimensions} dimensions")
+    sizes = [cursor.number("Q") for _ in range(num_dimensions)]
+    number, offset = cursor.number("I"), cursor.number("Q")
+    known = {kind.value: kind.name for kind in GGMLQuantizationType}
+    return name, tuple(reversed(sizes)), known.get(number, f"number {number}"), offset
+
+
+def _count_bytes(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: str) -> int:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if kind not in GGMLQuantizationType.__members__:
+        return 0  # Refused by its name, with all others that are not served.
+    per_block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    if 0 in shape or shape[-1] % per_block:
+        raise cursor.damaged(f"{name} is {shape}, which are no blocks of {kind}")
+    return math.prod(shape) // per_block * block_bytes

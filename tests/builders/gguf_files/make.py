@@ -1,0 +1,196 @@
+"""Makes the GGUF files of this folder, and records what llama.cpp computes with them.
+
+Models are random; llama.cpp's own converter and quantiser write the files. Two environments:
+
+    python -m tests.builders.gguf_files.make convert SOURCE WORK     with PyTorch and Transformers
+    python tests/builders/gguf_files/make.py quantise WORK           with llama-cpp-python
+
+SOURCE is llama.cpp as in the source distribution of llama-cpp-python 0.3.36 (`vendor/llama.cpp`);
+Transformers 5.23.0, torch 2.13.0 and gguf 0.19.0 made what is here.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RECORD = HERE / "recorded.json"
+SEED = 20
+PROMPT = "the quick brown fox jumps over the lazy dog"
+NEW_TOKENS = 12
+FILE_TYPES = {
+    "qwen2moe": {"F16": None, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7},
+    "qwen3moe": {"BF16": None, "Q4_0": 2},
+    "qwen3moe-wide": {"Q4_K_M": 15, "Q5_K_M": 17},
+    "qwen35moe": {"Q4_0": 2},
+    "minimax-m2": {"Q4_0": 2},
+}
+"""Files of each model, with llama.cpp's number (`llama_ftype`) where its quantiser writes them."""
+SIZES = {
+    # All experts of a token are chosen: their weights add up to one in llama.cpp's graph of this
+    # architecture and in a patched one alike (`benchmarks.environments`).
+    "qwen2moe": {"num_experts": 4, "num_experts_per_tok": 4, "hidden_size": 32, "width": 32},
+    "qwen3moe": {"num_experts": 8, "num_experts_per_tok": 2, "hidden_size": 32, "width": 32},
+    # Blocks of K-quants have 256 weights.
+    "qwen3moe-wide": {"num_experts": 2, "num_experts_per_tok": 2, "hidden_size": 256, "width": 256},
+    "qwen35moe": {"num_experts": 4, "num_experts_per_tok": 2, "hidden_size": 32, "width": 32},
+    "minimax-m2": {"num_experts": 4, "num_experts_per_tok": 2, "hidden_size": 32, "width": 32},
+}
+
+
+def save_tokenizer(folder: Path) -> int:
+    """Save a small tokenizer of Qwen's kind; return the size of its vocabulary."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trained.train_from_iterator(
+        [PROMPT] * 4,
+        trainers.BpeTrainer(vocab_size=284, initial_alphabet=alphabet, show_progress=False),
+    )
+    content = json.loads(trained.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=content["vocab"], merges=[tuple(pair) for pair in content["merges"]]
+    )
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
+
+
+def save_model(name: str, folder: Path) -> None:
+    """Save a random model in the Hub's layout."""
+    import torch
+    import transformers
+
+    vocab_size = save_tokenizer(folder)
+    sizes = dict(SIZES[name])
+    width, hidden_size = sizes.pop("width"), sizes["hidden_size"]
+    common = {
+        **sizes,
+        "vocab_size": vocab_size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "moe_intermediate_size": width,
+        "intermediate_size": width,
+        "max_position_embeddings": 256,
+        "eos_token_id": vocab_size - 1,
+        "bos_token_id": None,
+        # Products keep the size of activations, so that rounding errors do not grow.
+        "initializer_range": 0.5 / hidden_size**0.5,
+    }
+    torch.manual_seed(SEED)
+    if name == "qwen2moe":
+        config = transformers.Qwen2MoeConfig(**common, shared_expert_intermediate_size=64)
+        model = transformers.Qwen2MoeForCausalLM(config)
+    elif name == "qwen35moe":
+        linear = {"key_heads": 2, "value_heads": 4}
+        config = transformers.Qwen3_5MoeTextConfig(
+            **{**common, "num_hidden_layers": 4},
+            shared_expert_intermediate_size=32,
+            head_dim=32,
+            **{f"linear_num_{heads}": number for heads, number in linear.items()},
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+        )
+        model = transformers.Qwen3_5MoeForCausalLM(config)
+    elif name == "minimax-m2":
+        common["num_local_experts"] = common.pop("num_experts")
+        config = transformers.MiniMaxM2Config(
+            **common, head_dim=32, rotary_dim=16, scoring_func="sigmoid"
+        )
+        model = transformers.MiniMaxM2ForCausalLM(config)
+        for layer in model.model.layers:
+            torch.nn.init.normal_(layer.mlp.e_score_correction_bias, std=0.1)
+    else:
+        config = transformers.Qwen3MoeConfig(**common, head_dim=32, norm_topk_prob=True)
+        model = transformers.Qwen3MoeForCausalLM(config)
+    # Qwen3.5's norms multiply by one more than their weight.
+    middle = 0.0 if name == "qwen35moe" else 1.0
+    for key, parameter in model.named_parameters():
+        if key.endswith("mlp.gate.weight"):
+            torch.nn.init.normal_(parameter, std=0.5)
+        elif "norm" in key:
+            torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
+    model.save_pretrained(folder)
+
+
+def convert(source: Path, work: Path) -> None:
+    """Write the models, and what llama.cpp's converter makes of them."""
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    import convert_hf_to_gguf
+    from conversion.base import TextModel
+
+    # The converter knows pre-tokenizers by the hash of what the original tokenizers make of a
+    # text; this one splits as Qwen's does.
+    TextModel.get_vocab_base_pre = lambda _model, _tokenizer: "qwen2"
+    for name, kinds in FILE_TYPES.items():
+        folder = work / name
+        save_model(name, folder)
+        for kind in ["F32", *(kind for kind in kinds if kind in ("F16", "BF16"))]:
+            output = work / f"{name}-{kind}.gguf"
+            options = ["--outtype", kind.lower(), "--outfile", str(output)]
+            options += ["--no-mtp"] * (name == "qwen35moe")
+            sys.argv = ["convert", str(folder), *options]
+            convert_hf_to_gguf.main()
+            if kind in kinds:
+                (HERE / output.name).write_bytes(output.read_bytes())
+
+
+def quantise(work: Path) -> None:
+    """Quantise the models with llama.cpp, and record its tokens and logits of every file."""
+    import llama_cpp
+    from llama_cpp import llama_cpp as library
+
+    recorded = {}
+    for name, kinds in FILE_TYPES.items():
+        for kind, number in kinds.items():
+            output = HERE / f"{name}-{kind}.gguf"
+            if number is not None:
+                parameters = library.llama_model_quantize_default_params()
+                parameters.ftype, parameters.nthread = number, 1
+                source = work / f"{name}-F32.gguf"
+                assert not library.llama_model_quantize(
+                    str(source).encode(), str(output).encode(), parameters
+                )
+            recorded[output.name] = record(llama_cpp, output)
+    content = {"llama_cpp_python": llama_cpp.__version__, "prompt": PROMPT, "files": recorded}
+    RECORD.write_text(json.dumps(content) + "\n")
+
+
+def record(llama_cpp, file: Path) -> dict:
+    """Return the prompt's tokens, the logits of its last position, and what is generated."""
+    model = llama_cpp.Llama(
+        str(file),
+        n_ctx=128,
+        n_threads=1,
+        n_threads_batch=1,
+        logits_all=True,
+        verbose=False,
+        flash_attn=False,
+        type_k=0,
+        type_v=0,
+    )
+    prompt = model.tokenize(PROMPT.encode(), add_bos=False, special=True)
+    model.eval(prompt)
+    logits = model.scores[len(prompt) - 1].tolist()
+    new = []
+    for _ in range(NEW_TOKENS):
+        last = model.scores[model.n_tokens - 1]
+        new.append(int(last.argmax()))
+        model.eval(new[-1:])
+    return {"prompt": prompt, "new": new, "logits": [round(value, 5) for value in logits]}
+
+
+if __name__ == "__main__":
+    command, *paths = sys.argv[1:]
+    {"convert": convert, "quantise": quantise}[command](*map(Path, paths))

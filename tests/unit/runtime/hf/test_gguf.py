@@ -1,0 +1,225 @@
+"""Models from files that llama.cpp's own tools wrote (`tests/builders/gguf_files`)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from runtime import load
+from runtime.config import ModelConfig
+from runtime.errors import CheckpointError
+from runtime.hf.gguf import read_gguf_config
+from runtime.hf.loading import load_stripped
+from runtime.hf.tokens import load_tokenizer
+from runtime.store.base import allocate_aligned, max_slot_bytes
+from runtime.store.files import FileReader
+from runtime.store.gguf.header import read_header
+from runtime.store.gguf.rounding import SAMPLED_ROWS
+from runtime.store.packed.manifest import describe_contents
+from runtime.store.packed.store import open_store
+from runtime.store.packed.writer import pack
+from runtime.store.repacked import RepackedStore
+from tests.builders.gguf_files import FILES, RECORDED, gguf_file, recorded
+
+LOADABLE = [name for name in FILES if not name.startswith("qwen2moe")]
+"""Transformers 5.23 cannot load what llama.cpp's converter writes of Qwen2-MoE: it adds a dimension
+to the shared expert's gate, which is there already."""
+
+
+def load_with_transformers(file: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Transformers' own loading, with the experts' width, which its configuration leaves out."""
+    return AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        config=read_gguf_config(file),
+        dtype=dtype,
+        experts_implementation="eager",
+    ).eval()
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("qwen35moe")])
+def test_config__is_transformers_own_with_the_widths_that_it_leaves_out(name: str) -> None:
+    config = read_gguf_config(gguf_file(name))
+    metadata = read_header(gguf_file(name)).metadata
+    expected = load_gguf_checkpoint(str(gguf_file(name)))["config"]
+    theta = expected.pop("rope_theta")
+    assert config.rope_parameters["rope_theta"] == theta
+    expected.pop("_model_name_or_path")
+    assert {key: getattr(config, key) for key in expected} == expected
+    width = metadata[f"{metadata['general.architecture']}.expert_feed_forward_length"]
+    assert getattr(config, "moe_intermediate_size", config.intermediate_size) == width
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in LOADABLE),
+        # Of Qwen3.5, Transformers dequantises in bfloat16, which rounds more than once.
+        *((name, "bfloat16") for name in LOADABLE if not name.startswith("qwen35moe")),
+    ],
+)
+def test_load_stripped__dense_weights_are_transformers_own(name: str, dtype: str) -> None:
+    own = load_stripped(gguf_file(name), dtype).model.state_dict()
+    plain = load_with_transformers(gguf_file(name), getattr(torch, dtype)).state_dict()
+    assert {key for key in plain if ".experts." not in key} == set(own)
+    for key, weight in own.items():
+        assert torch.equal(weight, plain[key]), key
+
+
+def test_load_stripped__reads_no_byte_of_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = gguf_file("qwen3moe-wide-Q4_K_M")
+    read: list[tuple[int, int]] = []
+    original = FileReader.read
+
+    def record(self: FileReader, path: Path, offset: int, target: memoryview, **what: Any) -> None:
+        read.append((offset, offset + len(target)))
+        original(self, path, offset, target, **what)
+
+    monkeypatch.setattr(FileReader, "read", record)
+    stripped = load_stripped(file, "auto")
+    tensors = read_header(file).tensors.values()
+    experts = [t for t in tensors if "_exps" in t.name]
+    assert sum(end - start for start, end in read) == sum(
+        t.num_bytes for t in tensors if t not in experts
+    )
+    for tensor in experts:
+        end = tensor.offset + tensor.num_bytes
+        assert not [span for span in read if span[0] < end and span[1] > tensor.offset]
+    read.clear()
+    stripped.open_store().close()
+    rows = max(t.num_bytes // (t.shape[0] * t.shape[1]) for t in experts)
+    assert len(read) == 2, "a sample of each type, to say how it is rounded"
+    assert all(end - start <= SAMPLED_ROWS * rows for start, end in read)
+
+
+@pytest.fixture(params=FILES)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, PreTrainedModel]]:
+    model = load(gguf_file(request.param), dtype="float32", budget="100%", system="on-demand")
+    yield request.param, model
+    model.close()
+
+
+def last_logits(model: PreTrainedModel, tokens: list[int], count: int = 1) -> Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([tokens])).logits[0, -count:].float()
+
+
+def relative_error(value: Tensor, expected: Tensor) -> float:
+    return ((value - expected).norm() / expected.norm()).item()
+
+
+TOLERANCE = 0.02
+"""Of logits, relative: experts' weights are rounded by up to .7 % and what they multiply, to
+bfloat16, by up to .4 %, two products in each of two to four layers; all else is in float32."""
+LLAMA_TOLERANCE = 0.03
+"""llama.cpp also quantises what its products get to eight bits with a scale for each block, of 256
+weights with K-quants: half a percent or more in each of a dozen products, which add up as their
+root."""
+
+
+def test_load__computes_what_llama_cpp_does(served: tuple[str, PreTrainedModel]) -> None:
+    name, model = served
+    known = recorded(name)
+    expected = torch.tensor(known["logits"])
+    assert relative_error(last_logits(model, known["prompt"])[0], expected) < LLAMA_TOLERANCE
+    # At each of its steps, llama.cpp's token is the best here too, or one that rounding may prefer.
+    prompt, new = known["prompt"], known["new"]
+    logits = last_logits(model, [*prompt, *new[:-1]], len(new))
+    chosen = logits[torch.arange(len(new)), new]
+    spread = expected.norm() / len(expected) ** 0.5
+    assert bool((logits.amax(-1) - chosen <= 3 * LLAMA_TOLERANCE * spread).all())
+    assert int(logits[0].argmax()) == new[0]
+
+
+@pytest.mark.parametrize("name", LOADABLE)
+def test_load__computes_what_transformers_does_with_dequantised_weights(name: str) -> None:
+    plain = load_with_transformers(gguf_file(name), torch.float32)
+    tokens = recorded(name)["prompt"]
+    model = load(gguf_file(name), dtype="float32", budget="100%", system="on-demand")
+    with model.moecast:
+        logits = last_logits(model, tokens, len(tokens))
+    expected = last_logits(plain, tokens, len(tokens))
+    if name.endswith("BF16"):
+        assert torch.equal(logits, expected)
+    else:
+        assert relative_error(logits, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3moe-Q4_0", "qwen3moe-wide-Q4_K_M"])
+def test_load__no_budget_changes_a_bit(name: str) -> None:
+    tokens = recorded(name)["prompt"]
+    outputs = []
+    store = load_stripped(gguf_file(name), "auto").open_store()
+    size = 2 * max_slot_bytes(store) + store.scratch_bytes
+    store.close()
+    for budget in (size, "100%"):
+        model = load(gguf_file(name), budget=budget, system="moecast")
+        with model.moecast:
+            new = model.generate(torch.tensor([tokens]), max_new_tokens=6, do_sample=False)
+            steps = [last_logits(model, new[0, :end].tolist()) for end in range(4, 12)]
+            outputs.append((new, torch.cat(steps)))
+            is_small = budget == size
+            assert (model.moecast.stats()["hits"] == 0) <= is_small
+    assert torch.equal(outputs[0][0], outputs[1][0])
+    assert torch.equal(outputs[0][1], outputs[1][1])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_tokenizer__gives_the_tokens_that_llama_cpp_does(name: str) -> None:
+    tokenizer = load_tokenizer(gguf_file(name))
+    prompt = RECORDED["prompt"]
+    tokens = tokenizer(prompt)["input_ids"]
+    assert tokens == recorded(name)["prompt"]
+    assert tokenizer.decode(tokens) == prompt
+    turn = [{"role": "user", "content": "the fox"}]
+    chat = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    assert chat == "<|im_start|>user\nthe fox<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("name", ["qwen2moe-F16", "qwen3moe-wide-Q5_K_M"])
+def test_pack__writes_the_bytes_of_slots(tmp_path: Path, name: str) -> None:
+    file, config = gguf_file(name), ModelConfig(name="a", id=str(gguf_file(name)))
+    stripped = load_stripped(file, "auto")
+    source = stripped.open_store()
+    assert isinstance(source, RepackedStore)
+    contents = describe_contents(
+        source.layouts,
+        source.experts_per_layer,
+        spec=stripped.spec(file, config),
+        fingerprint="0" * 64,
+        tool="test",
+    )
+    pack(source, contents, tmp_path / "store")
+    packed = open_store(tmp_path / "store", stripped.spec(file, config))
+    for layer, layout in enumerate(source.layouts):
+        for expert in range(source.experts_per_layer[layer]):
+            slots = [allocate_aligned(layout.num_bytes).zero_() for _ in range(2)]
+            for store, slot in zip((source, packed), slots, strict=True):
+                store.read(layer, expert, range(len(layout.chunks)), slot)
+            assert torch.equal(*slots)
+    source.close()
+    packed.close()
+
+
+def test_load_stripped__a_tensor_of_another_size_names_both(tmp_path: Path) -> None:
+    content = gguf_file("qwen3moe-Q4_0").read_bytes()
+    key = b"qwen3moe.expert_feed_forward_length"
+    place = content.index(key) + len(key) + 4
+    assert content[place : place + 4] == (32).to_bytes(4, "little")
+    file = tmp_path / "other.gguf"
+    file.write_bytes(content[:place] + (48).to_bytes(4, "little") + content[place + 4 :])
+    with pytest.raises(CheckpointError, match=r"blk.0.ffn_gate_exps.weight is \(8, 32, 32\); by"):
+        load_stripped(file, "auto").open_store()
+
+
+def test_load_stripped__a_missing_tensor_is_named(tmp_path: Path) -> None:
+    content = gguf_file("qwen3moe-Q4_0").read_bytes()
+    file = tmp_path / "other.gguf"
+    file.write_bytes(content.replace(b"blk.1.attn_q_norm.weight", b"blk.1.attn_x_norm.weight"))
+    with pytest.raises(CheckpointError, match="no tensor for model.layers.1.self_attn.q_norm"):
+        load_stripped(file, "auto")

@@ -1,0 +1,221 @@
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from runtime.errors import CheckpointError
+from runtime.store.gguf import header as header_module
+from runtime.store.gguf.check import check_gguf
+from runtime.store.gguf.header import read_header
+from tests.builders.gguf_files import FILES, gguf_file
+
+SMALL = gguf_file("qwen2moe-Q4_0")
+LARGE = 1 << 60
+ROWS = np.zeros((2, 32, 18), dtype=np.uint8)
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def pair(key: str, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def entry(name: str, sizes: tuple[int, ...], *, kind: int = 0, offset: int = 0) -> bytes:
+    numbers = struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+    return text(name) + numbers + struct.pack("<IQ", kind, offset)
+
+
+NAMED = pair("general.architecture", 8, text("qwen2moe"))
+
+
+def content(
+    *, version: int = 3, tensors: int = 0, values: int = 1, body: bytes = NAMED, data: int = 4096
+) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, values) + body + bytes(data)
+
+
+DAMAGED: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "truncated: it ends at byte 0, inside its header"),
+    "another magic": (b"GGML" + content()[4:], "is no GGUF file: it begins with b'GGML'"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 1) + NAMED, "is a big-endian GGUF file"),
+    "version 1": (content(version=1), "has version 1 of GGUF; versions 2 and 3 are read"),
+    "many tensors": (content(tensors=LARGE), "has 0 dimensions"),
+    "many values": (content(values=LARGE, data=0), "inside its header"),
+    "a long key": (content(body=struct.pack("<Q", LARGE)), "inside its header"),
+    "a long array": (
+        content(body=pair("a", 9, struct.pack("<IQ", 4, LARGE))),
+        "inside its header",
+    ),
+    "many strings": (
+        content(body=pair("a", 9, struct.pack("<IQ", 8, LARGE)), data=800),
+        "inside its header",
+    ),
+    "nested arrays": (content(body=pair("a", 9, struct.pack("<IQ", 9, 2))), "unknown type 9"),
+    "an unknown value": (content(body=pair("a", 77, b"")), "a value of the unknown type 77"),
+    "no UTF-8": (content(body=struct.pack("<Q", 2) + b"\xff\xfe"), "is no UTF-8"),
+    "no architecture": (content(values=0, body=b""), "names no general.architecture"),
+    "no alignment": (
+        content(values=2, body=NAMED + pair("general.alignment", 4, bytes(4))),
+        "general.alignment is 0",
+    ),
+    "nine dimensions": (
+        content(tensors=1, body=NAMED + entry("a", (1,) * 9)),
+        "a has 9 dimensions",
+    ),
+    "no rows": (content(tensors=1, body=NAMED + entry("a", (8, 0))), "which are no blocks of F32"),
+    "half a block": (
+        content(tensors=1, body=NAMED + entry("a", (16, 2), kind=Kind.Q4_0)),
+        "a is (2, 16), which are no blocks of Q4_0",
+    ),
+    "two of a name": (
+        content(tensors=2, body=NAMED + entry("a", (8,)) * 2),
+        "it has two tensors a",
+    ),
+    "beyond the end": (
+        content(tensors=1, body=NAMED + entry("a", (8,), offset=LARGE)),
+        "the tensor a at byte 1152921504606847",
+    ),
+    "larger than the file": (
+        content(tensors=1, body=NAMED + entry("a", (LARGE, 4))),
+        "is truncated: it ends at byte",
+    ),
+}
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("case", DAMAGED)
+def test_read_header__says_what_is_wrong_without_believing_any_count(
+    tmp_path: Path, case: str
+) -> None:
+    data, message = DAMAGED[case]
+    file = tmp_path / "model.gguf"
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError) as error:
+        read_header(file)
+    assert message in str(error.value)
+    assert str(file) in str(error.value)
+
+
+def test_read_header__ends_a_header_that_fills_a_large_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(header_module, "MAX_HEADER_BYTES", 1 << 10)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content(body=pair("a", 9, struct.pack("<IQ", 8, LARGE))))
+    with pytest.raises(CheckpointError, match="its header has more than 1024 bytes"):
+        read_header(file)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_read_header__finds_what_the_gguf_package_finds(name: str) -> None:
+    header, reader = read_header(gguf_file(name)), gguf.GGUFReader(gguf_file(name))
+    found = {t.name: (t.shape, t.kind, t.offset, t.num_bytes) for t in header.tensors.values()}
+    assert found == {
+        t.name: (
+            tuple(int(size) for size in reversed(t.shape)),
+            t.tensor_type.name,
+            int(t.data_offset),
+            int(t.n_bytes),
+        )
+        for t in reader.tensors
+    }
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF."):
+            continue
+        value = field.contents()
+        assert header.metadata[key] == (len(value) if isinstance(value, list) else value)
+
+
+def test_read_header__a_flipped_or_missing_byte_is_an_error_of_the_checkpoint_or_nothing(
+    tmp_path: Path,
+) -> None:
+    original = SMALL.read_bytes()
+    end = original.index(b"output_norm.weight") + 60
+    file = tmp_path / "model.gguf"
+    refused = 0
+    for place in range(0, end, 97):
+        for data in (
+            original[:place],
+            original[:place] + bytes([original[place] ^ 0x80]) + original[place + 1 :],
+        ):
+            file.write_bytes(data)
+            header_module._read_header.cache_clear()
+            try:
+                read_header(file)
+            except CheckpointError:
+                refused += 1
+    assert refused > end // 97, "each truncated file, and some of the others"
+
+
+def write(path: Path, architecture: str, tensors: dict[str, Kind], *, parts: int = 1) -> Path:
+    writer = gguf.GGUFWriter(path, architecture)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
+    for name, kind in tensors.items():
+        shape = (2, 32, gguf.GGML_QUANT_SIZES[kind][1])
+        writer.add_tensor(name, np.zeros(shape, dtype=np.uint8), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+EXPERTS = {"blk.0.ffn_up_exps.weight": Kind.Q4_0}
+REFUSED: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+    "no experts": (
+        lambda path: write(path, "llama", {"blk.0.ffn_up.weight": Kind.Q4_0}),
+        ["is not a Mixture-of-Experts model: its architecture 'llama'", "qwen3moe (Qwen3-MoE)"],
+    ),
+    "another architecture": (
+        lambda path: write(path, "llama", EXPERTS),
+        ["has the architecture 'llama', which Transformers does not build", "qwen3moe"],
+    ),
+    "another type": (
+        lambda path: write(path, "qwen3moe", {"blk.0.ffn_up_exps.weight": Kind.IQ4_NL}),
+        [
+            "blk.0.ffn_up_exps.weight has the type IQ4_NL, which is not served (F32, F16,",
+            "llama-quantize --allow-requantize",
+            "OUTPUT.gguf Q4_K_M",
+        ],
+    ),
+    "a part": (
+        lambda path: write(path, "qwen3moe", EXPERTS, parts=3),
+        ["is one of 3 parts of a model", "llama-gguf-split --merge"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_check_gguf__names_what_is_served_and_what_converts(tmp_path: Path, case: str) -> None:
+    make, messages = REFUSED[case]
+    file = make(tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError) as error:
+        check_gguf(file)
+    for message in messages:
+        assert message in str(error.value)
+
+
+def test_check_gguf__names_the_extra_where_the_package_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(header_module, "find_spec", lambda _: None)
+    with pytest.raises(CheckpointError, match=r"pip install 'moecast\[gguf\]'"):
+        check_gguf(SMALL)
+
+
+def test_check_gguf__imports_no_pytorch() -> None:
+    code = (
+        "import sys; from pathlib import Path; from runtime.store.gguf.check import check_gguf; "
+        f"check_gguf(Path({str(SMALL)!r})); print({{'torch', 'transformers'}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
