@@ -31,7 +31,7 @@ from runtime.profiling.bandwidth import (
 )
 from runtime.profiling.facts import hardware, versions
 from runtime.profiling.local import measure_stripped
-from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes
+from runtime.store.base import ExpertStore, max_decoded_bytes, max_slot_bytes, name_format
 from runtime.store.model_source import find_config_folder, list_weight_files, resolve
 from runtime.store.on_demand import OnDemandReader
 from runtime.tools.doctor.budget_sweep import sweep_budgets
@@ -111,6 +111,7 @@ def describe_model_sizes(
         **spec.as_dict(),
         "class": type(model).__name__,
         "expert_bytes": format_bytes,
+        "expert_format": name_format(store.layouts[0]),
         "experts_bytes": format_bytes * spec.num_layers * spec.num_experts,
         "non_expert_bytes": count_weight_bytes(model),
         "scratch_bytes": store.scratch_bytes + max_decoded_bytes(store),
@@ -186,7 +187,7 @@ def make_facts_table(name: str, report: dict[str, Any]) -> Table:
         f"{files['tensors']} tensors, complete; digests: {files['digests']}",
         "experts": f"{model['num_layers']} layers of {model['num_experts']}, "
         f"{model['top_k']} per token, {model['expert_bytes'] / MIB:.2f} MiB each in "
-        f"{model['dtype']}, together {format_bytes(model['experts_bytes'])}",
+        f"{model['expert_format']}, together {format_bytes(model['experts_bytes'])}",
         "other weights": format_bytes(model["non_expert_bytes"]),
     }
     return fact_table(f"{name} on this machine", rows)

@@ -1,12 +1,14 @@
 """The interface of stores, which read chunks of experts into slots."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from runtime.store.files import BLOCK, FileReader
-from runtime.store.layout import SlotLayout, describe_encoded
+from runtime.store.layout import SlotLayout, describe_encoded, name_encoding
+from runtime.store.packed.coding import RAW
 from runtime.store.packed.layout import PackedLayout, describe_packed
 
 ExpertLayout = SlotLayout | PackedLayout
@@ -57,6 +59,16 @@ def max_slot_bytes(store: ExpertStore) -> int:
 def max_decoded_bytes(store: ExpertStore) -> int:
     """Return the memory that one expert's decoded parameters need in addition to its slot."""
     return max(layout.decoded_bytes for layout in store.layouts)
+
+
+def name_format(layout: ExpertLayout) -> str:
+    """Returns the format of most bytes of an expert in memory, of which a budget is a share."""
+    if isinstance(layout, SlotLayout) and layout.encoded:
+        return name_encoding([layout])
+    if isinstance(layout, PackedLayout) and layout.matrices[0].coding != RAW:
+        return f"int{layout.matrices[0].coding.bits}"
+    dtype = layout.dtypes[max(layout.shapes, key=lambda name: math.prod(layout.shapes[name]))]
+    return str(dtype).removeprefix("torch.")
 
 
 def describe_decoding(layouts: Sequence[ExpertLayout]) -> str | None:

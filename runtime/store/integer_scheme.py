@@ -1,4 +1,4 @@
-"""How a checkpoint says that its linear layers are stored as packed integers (W4A16, W8A16)."""
+"""Schemes of checkpoints whose linear layers are packed integers (W4A16, W8A16)."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -108,16 +108,21 @@ def _view(slot: Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype)
     return slot[offset : offset + size].view(dtype).view(shape)
 
 
+def name_encoding(layouts: Sequence[SlotLayout]) -> str:
+    """Returns the dtype of the largest tensor of the checkpoint that slots hold as it is."""
+    tensors = [t for layout in layouts for one in layout.encoded.values() for t in one.tensors]
+    _, dtype = max(tensors, key=lambda tensor: math.prod(tensor[0]) * tensor[1].itemsize)
+    return str(dtype).removeprefix("torch.")
+
+
 def describe_encoded(layouts: Sequence[SlotLayout]) -> str | None:
     """Returns what the slots hold where that is not what the model computes with; else None."""
-    tensors = [t for layout in layouts for one in layout.encoded.values() for t in one.tensors]
-    if not tensors:
+    if not any(layout.encoded for layout in layouts):
         return None
-    largest = max(tensors, key=lambda tensor: math.prod(tensor[0]) * tensor[1].itemsize)
-    name = str(largest[1]).removeprefix("torch.")
     return (
-        f"experts stay quantised in memory, as the checkpoint has them ({name}), and are decoded "
-        "before each use; moecast pack quantise=int4 makes experts that are multiplied as they are"
+        f"experts stay quantised in memory, as the checkpoint has them ({name_encoding(layouts)}), "
+        "and are decoded before each use; moecast pack quantise=int4 makes experts that are "
+        "multiplied as they are"
     )
 
 

@@ -11,6 +11,7 @@ from transformers.core_model_loading import Transpose, WeightConverter
 
 from runtime.errors import CheckpointError
 from runtime.hf.loading import find_model_class, load_plain, load_stripped
+from runtime.store.base import name_format
 from runtime.store.conversion import measure_peak_bytes
 from runtime.store.tensor_index import StoredTensor, read_tensor_index
 from runtime.store.weight_plan import FusedParameter, WeightPlan
@@ -80,6 +81,8 @@ def test_load__quantised_experts_keep_their_bytes(tmp_path, name, share, caplog)
         assert kept.num_bytes < share * decoded.num_bytes
         assert decoded.views_are_weights
     assert store.scratch_bytes == 0, "nothing is converted on the way"
+    assert name_format(store.layouts[0]) == {"qwen3_moe": "float8_e4m3fn", "gpt_oss": "uint8"}[name]
+    assert name_format(decoding.layouts[0]) == "bfloat16"
     with caplog.at_level("INFO"), serve(folder, budget="100%").moecast as handle:
         slots = store.num_layers * store.num_experts
         assert handle.engine.arenas[0].num_bytes == slots * store.layouts[0].num_bytes

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runtime.errors import CheckpointError, TransferError
 from runtime.hf.loading import load_plain, load_stripped
+from runtime.store.base import name_format
 from runtime.store.packed.blocks import native_block
 from runtime.store.packed.matrix import QuantisedMatrix
 from tests.builders.families.build import save_family
@@ -144,6 +145,7 @@ def test_load__integers_stay_integers_in_memory(checkpoint, request):
     parts = store.layouts[0].parts
     bits = 8 if "int8" in name else 4
     assert {part.coding.bits for part in parts} == {bits}
+    assert name_format(store.layouts[0]) == f"int{bits}"
     takes = {"compressed-tensors int8 groups": False, "compressed-tensors group of 16": False}
     assert all(map(store.layouts[0].is_view, parts)) == takes.get(name, native_block() is not None)
     rooms = [sum(p.bytes_as(torch.bfloat16) for p in parts), decoding.layouts[0].num_bytes]
@@ -246,4 +248,5 @@ def test_scratch__is_what_the_allocator_says(tmp_path, name):
     slot = torch.zeros(store.layouts[0].num_bytes, dtype=torch.uint8)
     chunks = range(len(store.layouts[0].chunks))
     most = measure_allocated(lambda: store.read(0, 1, chunks, slot))
-    assert 2 * most <= store.scratch_bytes <= 4 * most
+    # At this size two thirds of it are blocks for transposition, which not every format needs.
+    assert 2 * most <= store.scratch_bytes <= 5 * most
