@@ -1,4 +1,4 @@
-"""Models from files that llama.cpp's converter and quantiser wrote (`tests/builders/gguf_files`)."""
+"""Models from files that llama.cpp's converter and quantiser wrote (`gguf_files`)."""
 
 from collections.abc import Iterator
 from pathlib import Path
