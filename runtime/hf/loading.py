@@ -223,6 +223,8 @@ def load_stripped_gguf(
             state_dict={},
             dtype=choose_dtype(header) if dtype == "auto" else getattr(torch, dtype),
             experts_implementation=experts_function.IMPLEMENTATION,
+            local_files_only=True,
+            trust_remote_code=False,
         )
     model.__class__ = cls
     model = unmap_weights(model, mapped=False).to(device).eval()

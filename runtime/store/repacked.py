@@ -29,7 +29,7 @@ class ForeignRows(ABC):
     """Index of the first weight, row by row."""
     num_weights: int
     coding: Coding
-    """How the rows lie in a slot; `RAW`: as weights in the parameter's dtype."""
+    """Coding of the rows in a slot; `RAW` is weights in the parameter's dtype."""
 
     @abstractmethod
     def read(self, expert: int) -> Integers | Tensor:
@@ -52,7 +52,7 @@ class ForeignLayer:
     """A layer's parameters, and the rows that they consist of, in order."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of one expert."""
+    """Shapes of one expert's parameters."""
     dtypes: Mapping[str, torch.dtype]
     rows: Sequence[ForeignRows]
     num_experts: int

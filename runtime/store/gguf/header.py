@@ -62,7 +62,7 @@ class GgufHeader:
 
     file: Path
     metadata: Mapping[str, Any]
-    """Of arrays, their length."""
+    """By key; an array is its length."""
     tensors: Mapping[str, GgufTensor]
     digest: str
     """sha256 of the header's bytes."""

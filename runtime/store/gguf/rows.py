@@ -45,7 +45,7 @@ class GgufRows(ForeignRows):
     tensor: GgufTensor
     files: FileReader
     dtype: torch.dtype
-    """Of the parameter."""
+    """The dtype of the parameter."""
 
     def read(self, expert: int) -> Integers | Tensor:
         tensor = self.tensor

@@ -31,7 +31,7 @@ from runtime.tools.verify.sides import SideReport, VerifySide, VerifyTask, run_s
 EXPERTS = {
     VerifySide.PLAIN: "all experts in memory",
     VerifySide.LAZY: "experts read one at a time",
-    VerifySide.STORED: "the same stored experts and kernels, without cache and transfers",
+    VerifySide.STORED: "experts of the quantised store or GGUF file, without cache and transfers",
 }
 
 
