@@ -177,14 +177,13 @@ def speed_table() -> list[str]:
         key=lambda row: row.limit_bytes,
         default=None,
     )
-    compared = (
-        ""
-        if own is None
-        else (
-            f"moecast took {format_milliseconds(1 / own.tokens_per_second, 0)} at {own.budget} next "
-            f"to the other programs: {own.over_reference:.1f} times the throughput of Accelerate. "
+    compared = ""
+    if own is not None:
+        compared = (
+            f"moecast took {format_milliseconds(1 / own.tokens_per_second, 0)} at {own.budget} "
+            f"next to the other programs: {own.over_reference:.1f} times the throughput of "
+            "Accelerate. "
         )
-    )
     budgets = sorted({budget for _, budget in times}, key=lambda budget: float(budget.rstrip("%")))
     lines = [
         [label, *(format_milliseconds(times.get((system, budget)), 0) for budget in budgets)]
