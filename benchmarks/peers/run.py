@@ -47,8 +47,10 @@ from benchmarks.reports import (
 )
 from predictors.errors import MoecastError, unknown
 from predictors.units import MIB
+from runtime.config import ModelConfig
 from runtime.hf.loading import load_plain
 from runtime.policy.budget import Budget
+from runtime.store.model_source import resolve
 
 ALLOWANCE_BYTES = 400 * MIB
 """Memory for an interpreter with PyTorch, activations and KV cache; learned predictors with
@@ -293,7 +295,7 @@ def run_peers(config: PeersConfig) -> None:
     peers = choose_peers(config)
     plan = plan_read_ahead(config)
     tokenizer = AutoTokenizer.from_pretrained(
-        config.model, local_files_only=True, trust_remote_code=False
+        resolve(ModelConfig(id=str(config.model))), local_files_only=True, trust_remote_code=False
     )
     questions = make_questions(config, tokenizer)
     console = Console(highlight=False, soft_wrap=True)

@@ -173,8 +173,17 @@ def speed_table() -> list[str]:
     steps = min(len(row["steps"]) for row in rows if row["steps"] and not row["simulated"])
     others = fastest_rows(peers)
     own = min(
-        (row for row in others.values() if row.peer == "moecast"), key=lambda r: r.limit_bytes
+        (row for row in others.values() if row.peer == "moecast" and row.over_reference),
+        key=lambda row: row.limit_bytes,
+        default=None,
     )
+    compared = ""
+    if own is not None:
+        compared = (
+            f"moecast took {format_milliseconds(1 / own.tokens_per_second, 0)} at {own.budget} "
+            f"next to the other programs: {own.over_reference:.1f} times the throughput of "
+            "Accelerate. "
+        )
     budgets = sorted({budget for _, budget in times}, key=lambda budget: float(budget.rstrip("%")))
     lines = [
         [label, *(format_milliseconds(times.get((system, budget)), 0) for budget in budgets)]
@@ -204,9 +213,7 @@ def speed_table() -> list[str]:
         "",
         *markdown_table(["", *budgets], lines),
         "",
-        f"{first_live()} The other programs ran next to moecast, which took "
-        f"{format_milliseconds(1 / own.tokens_per_second, 0)} at {own.budget} in that run: "
-        f"{own.over_reference:.1f} times the throughput of Accelerate. All of moecast's tokens are "
+        f"{first_live()} {compared}All of moecast's tokens are "
         "those of Transformers. Programs that map their weights depend on the disk's read-ahead; "
         f"each ran at {read_ahead}{', and its faster time is shown' * (len(settings) > 1)}. "
         "[How it was measured](docs/results.md#other-programs)",
