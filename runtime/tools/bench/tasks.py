@@ -1,13 +1,14 @@
 """Requests and tasks of a live comparison, and the results of a served run."""
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from predictors.errors import MoecastError
+from runtime.hf.loading import read_config
+from runtime.hf.tokens import context_length
 from runtime.tools.bench.config import BenchConfig
 from runtime.tools.comparison import Case
 from runtime.tools.verify.reference import token_prompts
@@ -83,7 +84,7 @@ def make_requests(config: BenchConfig, folder: Path) -> tuple[dict[int, list[Ben
         MoecastError: a prompt has no tokens, or exceeds the model's context with its answer.
     """
     prompts, what = token_prompts(folder, config.prompts, seed=config.seed)
-    context = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
+    context = context_length(read_config(folder))
     longest = max(map(len, prompts)) + max(config.max_new_tokens, config.warm_up_tokens)
     if context is not None and longest > context:
         raise MoecastError(

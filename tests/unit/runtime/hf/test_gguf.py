@@ -10,12 +10,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from configs.model_choice import choose_model
+from configs.options import Option
 from runtime import load
 from runtime.config import ModelConfig
 from runtime.errors import CheckpointError
 from runtime.hf.gguf import read_gguf_config
 from runtime.hf.loading import load_stripped
 from runtime.hf.tokens import load_tokenizer
+from runtime.presets import find_model
 from runtime.store.base import allocate_aligned, max_slot_bytes
 from runtime.store.files import FileReader
 from runtime.store.gguf.header import read_header
@@ -204,6 +207,19 @@ def test_pack__writes_the_bytes_of_slots(tmp_path: Path, name: str) -> None:
             assert torch.equal(*slots)
     source.close()
     packed.close()
+
+
+@pytest.mark.parametrize("find", [find_model, lambda file: resolved(str(file))])
+def test_model__of_a_file_is_named_without_its_suffix(find: Any) -> None:
+    model = find(gguf_file("qwen3moe-Q4_0"))
+    assert (model.name, model.id) == ("qwen3moe-Q4_0", str(gguf_file("qwen3moe-Q4_0")))
+
+
+def resolved(value: str) -> ModelConfig:
+    """Return the model of `model=VALUE` on the command line."""
+    options = choose_model([Option(key="model", value=value)], ())
+    chosen = {option.key.removeprefix("model."): option.value for option in options}
+    return ModelConfig(name=chosen["name"], id=chosen["id"])
 
 
 def test_load_stripped__a_tensor_of_another_size_names_both(tmp_path: Path) -> None:
