@@ -46,13 +46,15 @@ class ServedFormat:
     group_size: int | None = None
     attention: bool = False
     """Attention too (Klotski, section 7), as `moecast batch quantise_attention=true` serves it."""
+    asks_harness: bool = False
+    """Ask lm-evaluation-harness, too, which takes minutes."""
 
 
 VARIANTS = (
-    ServedFormat(name="bfloat16"),
+    ServedFormat(name="bfloat16", asks_harness=True),
     ServedFormat(name="float32", dtype="float32"),
-    ServedFormat(name="int8, a scale for each row", quantise=Quantise.INT8),
-    ServedFormat(name="int4, groups of 32", quantise=Quantise.INT4),
+    ServedFormat(name="int8, a scale for each row", quantise=Quantise.INT8, asks_harness=True),
+    ServedFormat(name="int4, groups of 32", quantise=Quantise.INT4, asks_harness=True),
     ServedFormat(name="int4, groups of 64", quantise=Quantise.INT4, group_size=64),
     ServedFormat(name="int4, groups of 128", quantise=Quantise.INT4, group_size=128),
     ServedFormat(name="hqq, groups of 64", quantise=Quantise.HQQ),
@@ -75,7 +77,7 @@ class QuantisedRow:
     """Share of tokens after which the most likely token is bfloat16's."""
     greedy_tokens_before_first_difference: float
     accuracy: float | None
-    """Of lm-evaluation-harness, through the server; None where no server has this format."""
+    """Share of right answers in lm-evaluation-harness, through the server; None: not asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ class QuantisedReport:
     prompts: int
     new_tokens: int
     documents: int
-    """Of the task of lm-evaluation-harness."""
+    """Documents of lm-evaluation-harness' task."""
     choices: int
     """Continuations of each document, of which one is right."""
     rows: list[QuantisedRow]
@@ -173,9 +175,9 @@ def run_quantised(config: QuantisedConfig) -> None:
                     **{"store.path": store, "budget": "100%", "system": "on-demand"},
                 }
                 accuracy = (
-                    None
-                    if variant.attention
-                    else measure_accuracy(task, inflated, options, environments=config.environments)
+                    measure_accuracy(task, inflated, options, environments=config.environments)
+                    if variant.asks_harness
+                    else None
                 )
             plain_bytes = plain_bytes or num_bytes
             reference = reference or quality

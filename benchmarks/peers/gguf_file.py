@@ -26,7 +26,7 @@ PRE_TOKENIZER = "gpt-2"
 ids, which it does not affect."""
 
 
-class GgufTensor(NamedTuple):
+class WrittenTensor(NamedTuple):
     name: str
     data: np.ndarray
     """bfloat16 as 16-bit integers."""
@@ -58,14 +58,14 @@ def map_names(architecture: MODEL_ARCH, num_layers: int) -> Callable[[str], str]
     return rename
 
 
-def encode_tensor(name: str, value: Tensor) -> GgufTensor:
+def encode_tensor(name: str, value: Tensor) -> WrittenTensor:
     if value.dtype == torch.bfloat16 and value.ndim > 1 and "ffn_gate_inp" not in name:
         data = value.contiguous().view(torch.int16).numpy()
-        return GgufTensor(name, data, GGMLQuantizationType.BF16)
-    return GgufTensor(name, value.float().contiguous().numpy(), GGMLQuantizationType.F32)
+        return WrittenTensor(name, data, GGMLQuantizationType.BF16)
+    return WrittenTensor(name, value.float().contiguous().numpy(), GGMLQuantizationType.F32)
 
 
-def gguf_tensors(checkpoint: Checkpoint, rename: Callable[[str], str]) -> Iterator[GgufTensor]:
+def gguf_tensors(checkpoint: Checkpoint, rename: Callable[[str], str]) -> Iterator[WrittenTensor]:
     """Yields all tensors as llama.cpp names them, gate and up apart."""
     tied = "lm_head.weight" not in set(checkpoint)
     for tensors in fused_tensors(checkpoint):

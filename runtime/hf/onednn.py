@@ -24,7 +24,7 @@ ROWS, COLUMNS, MATRICES = 768, 2048, 4
 """The matrices that are measured: together larger than a core's own cache."""
 REPETITIONS = 5
 LEAST_RATIO = 1.25
-"""How many times as fast the product must be without oneDNN. Noise does not reach this, so that
+"""Speed without oneDNN over that with it, from which on it is left out: above noise, so that
 every process on a machine comes to the same decision."""
 
 
