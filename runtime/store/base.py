@@ -15,6 +15,10 @@ ExpertLayout = SlotLayout | PackedLayout
 """The layout of a slot, for code that fills it and code that computes with it."""
 
 
+READERS = 2
+"""A link's thread, and the computation that reads for itself while it waits."""
+
+
 class ExpertStore:
     """Thread-safe; holds no expert itself."""
 

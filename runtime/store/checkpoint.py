@@ -8,16 +8,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from runtime.config import PageCache
-from runtime.store.base import ExpertStore, as_memoryview
+from runtime.store.base import READERS, ExpertStore, as_memoryview
 from runtime.store.conversion import ExpertConversion
 from runtime.store.files import FileReader
 from runtime.store.integer_tensor import IntegerTensor
 from runtime.store.layout import EncodedParameter, SlotLayout, build_slot_layout
 from runtime.store.tensor_index import StoredTensor
 from runtime.store.weight_plan import WeightPlan
-
-READERS = 2
-"""A link's thread, and the computation that reads for itself while it waits."""
 
 
 class CheckpointStore(ExpertStore):

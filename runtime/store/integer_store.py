@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from runtime.store.base import as_memoryview
-from runtime.store.checkpoint import READERS
 from runtime.store.files import FileReader
 from runtime.store.integer_tensor import IntegerTensor
 from runtime.store.packed.coding import RAW, Integers
@@ -38,10 +37,10 @@ class PlannedRows(ForeignRows):
     def scratch_bytes(self) -> int:
         tensor = self.plan.extents(0)[self.source]
         if not isinstance(tensor, IntegerTensor):
-            return READERS * tensor.num_bytes
+            return tensor.num_bytes
         if self.coding == RAW:
-            return READERS * tensor.measure_loading()
-        return READERS * tensor.measure_integers(self.coding, self.plan.parameter.dtype)
+            return tensor.measure_loading()
+        return tensor.measure_integers(self.coding, self.plan.parameter.dtype)
 
 
 def has_integers(banks: Sequence[dict[str, WeightPlan]]) -> bool:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from runtime.store.base import ExpertStore
+from runtime.store.base import READERS, ExpertStore
 from runtime.store.files import FileReader
 from runtime.store.packed.coding import RAW, Coding, Integers, encode
 from runtime.store.packed.layout import PackedLayout, Piece, lay_out
+
+ORDERING_BYTES = 2
+"""Memory for each weight that `to_blocks` takes."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class ForeignRows(ABC):
     """Index of the first weight, row by row."""
     num_weights: int
     coding: Coding
-    """How the rows lie in a slot; `RAW`: as weights in the parameter's dtype."""
+    """Coding of the rows in a slot; `RAW` is weights in the parameter's dtype."""
 
     @abstractmethod
     def read(self, expert: int) -> Integers | Tensor:
@@ -49,7 +52,7 @@ class ForeignLayer:
     """A layer's parameters, and the rows that they consist of, in order."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    """Of one expert."""
+    """Shapes of one expert's parameters."""
     dtypes: Mapping[str, torch.dtype]
     rows: Sequence[ForeignRows]
     num_experts: int
@@ -90,7 +93,11 @@ class RepackedStore(ExpertStore):
             for layer in layers
         ]
         self.experts_per_layer = [layer.num_experts for layer in layers]
-        self.scratch_bytes = max(rows.scratch_bytes for layer in layers for rows in layer.rows)
+        self.scratch_bytes = READERS * max(
+            rows.scratch_bytes + ORDERING_BYTES * rows.num_weights * (rows.coding.block > 0)
+            for layer in layers
+            for rows in layer.rows
+        )
 
     def read(self, layer: int, expert: int, chunks: range, slot: Tensor) -> None:
         layout = self.layouts[layer]
