@@ -183,7 +183,7 @@ def _unpack_rows(packed: Tensor, bits: int) -> Tensor:
 
 
 def _interleave(values: Tensor) -> Tensor:
-    """Of eight columns, AWQ stores the four even ones before the odd ones."""
+    """AWQ stores the four even ones of eight columns before the odd ones."""
     return values.view(len(values), -1, 2, 4).transpose(2, 3).reshape(len(values), -1)
 
 
