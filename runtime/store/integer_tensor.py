@@ -102,9 +102,8 @@ class IntegerTensor(StoredTensor):
         return self._measure(lambda parts: self._unpack(parts).dequantise())
 
     def measure_integers(self, coding: Coding, dtype: torch.dtype) -> int:
-        """Return the memory that `read_integers` takes, and as much again to lay them out."""
-        laid_out = 2 * math.prod(self.shape)
-        return laid_out + self._measure(lambda parts: self._repack(parts, coding, dtype))
+        """Return the memory that `read_integers` takes."""
+        return self._measure(lambda parts: self._repack(parts, coding, dtype))
 
     def _measure(self, computation: Callable[[dict[str, Tensor]], object]) -> int:
         def run() -> None:
