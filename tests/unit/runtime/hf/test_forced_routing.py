@@ -22,7 +22,7 @@ LOG = Path(__file__).parents[3] / "builders" / "routing_log" / "qwen3-30b-a3b.js
 
 @pytest.fixture(scope="module")
 def plain() -> torch.nn.Module:
-    return load_plain(Path("runtime/models/qwen2_moe_tiny"), dtype=torch.float32)
+    return load_plain(Path("runtime/models/qwen2_moe_tiny"), dtype="auto")
 
 
 def random_log(*, layers: int, experts: int = 60, top_k: int = 4, tokens: int = 7) -> np.ndarray:

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from runtime.errors import CheckpointError, TransferError
+from runtime.commands import pack
+from runtime.config import ModelConfig, PackConfig, StoreConfig
+from runtime.errors import CheckpointError, StoreError, TransferError
 from runtime.hf.loading import load_plain, load_stripped
 from runtime.store.base import name_format
 from runtime.store.packed.blocks import native_block
@@ -174,6 +176,26 @@ def test_model__is_the_librarys_up_to_roundings_at_every_budget(checkpoint):
     # Eight bits of mantissa in scales and activations; random logits have a deviation near 1.
     difference = (answers[0].float() - wanted.float()).abs()
     assert difference.mean() <= 0.02 * wanted.float().std()
+
+
+@pytest.mark.parametrize("name", ["gptq asymmetric", "awq", "gptq int8"])
+def test_pack__keeps_the_integers(tmp_path, name):
+    folder, store = save_wide(tmp_path / "packed"), tmp_path / "store"
+    FORMATS[name](folder)
+    config = ModelConfig(name="tiny", id=str(folder))
+    pack.run(PackConfig(model=config, output=store, run_dir=tmp_path / "run"))
+    tokens = torch.randint(4, 90, (2, 9), generator=torch.Generator().manual_seed(1))
+    answers = []
+    for options in ({}, {"store": StoreConfig(path=store)}):
+        model = serve(folder, budget="40%", **options)
+        with model.moecast as handle:
+            answers.append(logits_of(model, tokens))
+            assert name_format(handle.engine.store.layouts[0]) == f"int{8 if 'int8' in name else 4}"
+    assert torch.equal(*answers)
+    with pytest.raises(StoreError, match="leave it out and keep the checkpoint"):
+        pack.run(
+            PackConfig(model=config, output=tmp_path / "other", dense_output=tmp_path / "dense")
+        )
 
 
 def test_transformers__decompresses_to_what_is_served(tmp_path):
