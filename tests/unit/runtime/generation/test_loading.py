@@ -16,8 +16,8 @@ from tests.builders.models import tiny_qwen2_moe
 
 
 def test_configure_model__keeps_what_is_not_given() -> None:
-    assert configure_model("qwen2-moe-tiny") == ModelConfig(dtype="float32")
-    assert configure_model("qwen2-moe-tiny", dtype="auto").dtype == "auto"
+    assert configure_model("qwen2-moe-tiny") == ModelConfig(dtype="auto")
+    assert configure_model("qwen2-moe-tiny", dtype="float32").dtype == "float32"
     given = ModelConfig(name="mine", id="org/mine", revision="abc", local_only=False)
     assert configure_model(given) is not given
     assert configure_model(given) == given
