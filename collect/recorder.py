@@ -18,9 +18,9 @@ from predictors.metrics import Phase
 PROBES = {
     TraceSignal.LAYER_INPUT: Signal.LAYER_INPUT,
     TraceSignal.GATE_INPUT: Signal.GATE_INPUT,
-    TraceSignal.GATE_LOGITS: Signal.ROUTED,
+    TraceSignal.GATE_LOGITS: Signal.LOGITS,
     TraceSignal.EXPERTS: Signal.ROUTED,
-    TraceSignal.WEIGHTS: Signal.ROUTED,
+    TraceSignal.WEIGHTS: Signal.WEIGHTS,
 }
 """The probe that delivers each signal."""
 

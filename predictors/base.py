@@ -30,6 +30,8 @@ class Signal(StrEnum):
     LOGITS = "logits"
     """The routers' scores of all experts, in addition to `ROUTED`; some models and all published
     routing logs lack them."""
+    WEIGHTS = "weights"
+    """The numbers by which the chosen experts' outputs are multiplied; for recordings."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ class Predictor:
 
     def __init__(self, spec: ModelSpec):
         self.spec = spec
+
+    def listens(self, signal: Signal, layer: int) -> bool:  # noqa: ARG002
+        """Returns whether it uses this signal of this layer; others need not be captured."""
+        return signal in self.signals
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:
         """Receives the token ids that enter the model, and each one's request."""

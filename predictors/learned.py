@@ -46,6 +46,9 @@ class LearnedPredictor(Predictor):
         for layer, session in self._sessions.items():
             check_session_shapes(session, spec, what=f"the {self.kind} network of layer {layer}")
 
+    def listens(self, signal: Signal, layer: int) -> bool:
+        return signal in self.signals and layer in self._sessions
+
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
         return self.run_network(layer, hidden_TD)
 

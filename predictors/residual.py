@@ -161,6 +161,11 @@ class ResidualPredictor(Predictor):
         self._tokens: list[Floats] = []
         """`[T, Q]` of each run, known after the step's first event."""
 
+    def listens(self, signal: Signal, layer: int) -> bool:
+        if signal is Signal.LAYER_INPUT and layer and not self.refresh_last:
+            return False
+        return layer in self._states.get(signal, ())
+
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
         present = self._live.begin_step(requests_T)
         if present.new:
@@ -174,16 +179,15 @@ class ResidualPredictor(Predictor):
         return ()
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        if layer and not self.refresh_last:
-            return ()
-        return self._forecast(self._states[Signal.LAYER_INPUT].get(layer), hidden_TD)
+        return self._forecast(Signal.LAYER_INPUT, layer, hidden_TD)
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:
-        return self._forecast(self._states[Signal.GATE_INPUT].get(layer), hidden_TD)
+        return self._forecast(Signal.GATE_INPUT, layer, hidden_TD)
 
-    def _forecast(self, state: "_SourceState | None", hidden_TD: Floats) -> Forecasts:
-        if state is None:
+    def _forecast(self, signal: Signal, layer: int, hidden_TD: Floats) -> Forecasts:
+        if not self.listens(signal, layer):
             return ()
+        state = self._states[signal][layer]
         hidden_TD = np.ascontiguousarray(hidden_TD, np.float32)
         if state.is_first:
             self._tokens = []

@@ -5,8 +5,8 @@ experts can. The value of an expert is `(1 - gamma) / gamma * sum over t > 0 of 
 [0, 1]: its discounted use over the coming tokens. Belady's policy evicts by the next use; this is
 an expectation of it.
 
-Shape suffixes: T tokens, D hidden size, L layers, E experts, K top_k, F fading sums of an expert,
-U decays of the counts, P decays of the probabilities.
+Shape suffixes: T tokens, N those that are counted, D hidden size, L layers, E experts, K top_k, F
+fading sums of an expert, U decays of the counts, P decays of the probabilities.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ class ReusePredictor(Predictor):
             )
         self._graphs = dict(graphs)
         self._sessions = {layer: open_session(graph) for layer, graph in graphs.items()}
-        size = spec.hidden_size + NUM_FADING * spec.num_experts
+        self._num_features = size = spec.hidden_size + NUM_FADING * spec.num_experts
         for layer, session in self._sessions.items():
             shapes = [session.get_inputs()[0].shape[1:], session.get_outputs()[0].shape[1:]]
             if shapes != [[size], [spec.num_experts]]:
@@ -72,41 +72,46 @@ class ReusePredictor(Predictor):
         self._routers_LED = np.ascontiguousarray(routers_LED, np.float32)
         self._biases_LE = np.ascontiguousarray(biases_LE, np.float32)
         self._fading_LFE = np.zeros((spec.num_layers, NUM_FADING, spec.num_experts), np.float32)
-        self._hidden_TD = np.zeros((0, spec.hidden_size), np.float32)
-        self._requests_T = np.zeros(0, np.int64)
+        self._hidden_ND = np.zeros((0, spec.hidden_size), np.float32)
+        self._rows: Ints | slice = slice(0)
+        self._is_alone = True
 
     def begin_step(self, tokens_T: Ints, requests_T: Ints) -> Forecasts:  # noqa: ARG002
-        self._requests_T = np.array(requests_T)
+        """Chooses the tokens to count: a request's last ones, or the last one of each request.
+
+        Tokens of one request are consecutive.
+        """
+        is_last_T = np.append(requests_T[1:] != requests_T[:-1], True)
+        self._is_alone = int(is_last_T.sum()) == 1
+        self._rows = slice(-LONGEST_MEMORY, None) if self._is_alone else np.flatnonzero(is_last_T)
         return ()
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> Forecasts:  # noqa: ARG002
-        self._hidden_TD = np.array(hidden_TD, np.float32)
+        self._hidden_ND = np.array(hidden_TD[self._rows], np.float32)
         return ()
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> Forecasts:  # noqa: ARG002
         """Updates the decaying sums with the step's tokens and returns the values.
 
-        Tokens of one request are consecutive. With several requests, each one's last token counts,
-        and the values are means over the requests, as they share the cache.
+        With several requests, the values are means over the requests, as they share the cache.
         """
-        last = np.append(self._requests_T[1:] != self._requests_T[:-1], True)
-        alone = int(last.sum()) == 1
-        rows = np.arange(len(last))[-LONGEST_MEMORY:] if alone else np.flatnonzero(last)
-        hidden_TD = self._hidden_TD[rows]
-        used_TE = mark_used(experts_TK[rows], self.spec.num_experts)
-        logits = hidden_TD @ self._routers_LED[layer].T + self._biases_LE[layer]
-        chance_TE = softmax(logits)
+        experts_NK, hidden_ND = experts_TK[self._rows], self._hidden_ND
+        chance_NE = softmax(hidden_ND @ self._routers_LED[layer].T + self._biases_LE[layer])
         fading_FE = self._fading_LFE[layer]
-        if alone:
-            for used_E, chance_E in zip(used_TE, chance_TE, strict=True):
-                fade(fading_FE, used_E, chance_E)
-            hidden_TD = hidden_TD[-1:]
+        if self._is_alone:
+            for experts_K, chance_E in zip(experts_NK, chance_NE, strict=True):
+                fade_token(fading_FE, experts_K, chance_E)
+            hidden_ND = hidden_ND[-1:]
         else:
-            fade(fading_FE, used_TE.mean(axis=0), chance_TE.mean(axis=0))
-        past = np.broadcast_to(normalize_sums(fading_FE).ravel(), (len(hidden_TD), fading_FE.size))
-        features = np.concatenate([hidden_TD, past], axis=1)
-        (value_TE,) = self._sessions[layer].run([OUTPUT], {INPUT: features})
-        return [Forecast(layer, value_TE.mean(axis=0, keepdims=True))]
+            used_NE = mark_used(experts_NK, self.spec.num_experts)
+            fade(fading_FE, used_NE.mean(axis=0), chance_NE.mean(axis=0))
+        features = np.empty((len(hidden_ND), self._num_features), np.float32)
+        features[:, : self.spec.hidden_size] = hidden_ND
+        features[:, self.spec.hidden_size :] = normalize_sums(fading_FE).ravel()
+        (value_NE,) = self._sessions[layer].run([OUTPUT], {INPUT: features})
+        if len(value_NE) > 1:
+            value_NE = value_NE.mean(axis=0, keepdims=True)
+        return [Forecast(layer, value_NE)]
 
     def files(self) -> dict[str, bytes]:
         graphs = {network_path(layer): graph for layer, graph in self._graphs.items()}
@@ -135,6 +140,17 @@ def mark_used(experts_TK: Ints, num_experts: int) -> Floats:
     used_TE = np.zeros((len(experts_TK), num_experts + 1), np.float32)
     np.put_along_axis(used_TE, experts_TK, 1.0, axis=1)
     return used_TE[:, :num_experts]
+
+
+def fade_token(state_FE: Floats, experts_K: Ints, chance_E: Floats) -> None:
+    """Adds one token to a layer's sums in place: as `fade`, without marking what it does not use.
+
+    The id `num_experts` is none.
+    """
+    state_FE *= DECAYS[:, None]
+    num_experts = state_FE.shape[1]
+    state_FE[: len(COUNT_DECAYS), [e for e in set(experts_K.tolist()) if e < num_experts]] += 1.0
+    state_FE[len(COUNT_DECAYS) :] += chance_E
 
 
 def fade(state: Floats, used_E: Floats, chance_E: Floats) -> None:

@@ -25,6 +25,8 @@ class PredictorDriver:
     The workers' lock is held only to schedule forecasts. The reuse predictor runs on the model's
     thread, before a layer's requests evict other experts.
 
+    A step that begins with every expert resident has nothing to forecast: nobody is called.
+
     Args:
         predictor: None: nothing is forecast.
         scheduler: Gets the forecasts.
@@ -71,6 +73,11 @@ class PredictorDriver:
             frozenset() if reuse_predictor is None else reuse_predictor.signals
         )
         """Signals to capture."""
+        self._heard, self._reuse_heard = find_heard(predictor), find_heard(reuse_predictor)
+        self._is_forecasting = self._is_scoring = False
+        """Whether the predictor, and the reuse predictor, get this step's events."""
+        self._has_begun = False
+        """Whether the predictor was told of this step."""
 
     @property
     def predictor(self) -> Predictor | None:
@@ -115,25 +122,42 @@ class PredictorDriver:
         self._num_tokens = len(tokens_T)
         self._step += 1
         self._routed_layer = -1
-        self._call_reuse("begin_step", tokens_T, requests_T)
-        if self.predictor is None:
+        is_needed = self._learned is not None or not self._scheduler.cache.is_complete
+        self._is_scoring = is_needed and self._reuse_guard.predictor is not None
+        self._is_forecasting = is_needed and self.predictor is not None
+        if self._is_scoring:
+            self._call_reuse("begin_step", tokens_T, requests_T)
+        if not self._is_forecasting:
             return
         if self._thread is not None and not self._is_stateless:
             self._thread.wait()
         self._send("begin_step", tokens_T, requests_T)
+        self._has_begun = True
+        # While prefetching is off, it gets only the beginnings and ends of steps.
+        self._is_forecasting = self._scheduler.prefetching
+
+    def listens(self, signal: Signal, layer: int) -> bool:
+        """Returns whether a predictor uses this signal of this layer in this step."""
+        event = signal, layer
+        return (self._is_forecasting and event in self._heard) or (
+            self._is_scoring and event in self._reuse_heard
+        )
 
     def layer_input(self, layer: int, hidden_TD: Floats) -> None:
-        if self._listens(Signal.LAYER_INPUT):
+        if self._is_forecasting and (Signal.LAYER_INPUT, layer) in self._heard:
             self._send("layer_input", layer, hidden_TD, layer=layer, layer_now=layer)
 
     def gate_input(self, layer: int, hidden_TD: Floats) -> None:
-        self._call_reuse("gate_input", layer, hidden_TD)
-        if self._listens(Signal.GATE_INPUT):
+        if self._is_scoring:
+            self._call_reuse("gate_input", layer, hidden_TD)
+        if self._is_forecasting and (Signal.GATE_INPUT, layer) in self._heard:
             self._send("gate_input", layer, hidden_TD, layer=layer, layer_now=layer)
 
     def before_request(self, layer: int, experts_TK: Ints) -> None:
         """Handle a layer's routing before its experts are requested."""
         self._routed_layer = layer
+        if not self._is_scoring:
+            return
         forecasts = self._call_reuse("routed", layer, experts_TK, None)
         if forecasts:
             with self._shared.condition:
@@ -141,13 +165,14 @@ class PredictorDriver:
                     self._scheduler.cache.on_reuse_scores(forecast.layer, forecast.scores_TE[0])
 
     def routed(self, layer: int, experts_TK: Ints, logits_TE: Floats | None) -> None:
-        if self._listens(Signal.ROUTED):
+        if self._is_forecasting and (Signal.ROUTED, layer) in self._heard:
             assert logits_TE is not None or Signal.LOGITS not in self._signals
             # The layer itself is routed: forecasts are for later layers.
             self._send("routed", layer, experts_TK, logits_TE, layer=layer, layer_now=layer + 1)
 
     def end_step(self) -> None:
-        if self.predictor is not None:
+        if self._has_begun:
+            self._has_begun = False
             self._send("end_step")
 
     def close(self, *, timeout_seconds: float) -> None:
@@ -156,15 +181,6 @@ class PredictorDriver:
             self._thread.close(timeout_seconds=timeout_seconds)
         if self._learned is not None and self._guard.predictor is not None:
             self._learned.save(self._guard.predictor)
-
-    def _listens(self, signal: Signal) -> bool:
-        """Returns whether the predictor gets such events.
-
-        While prefetching is off it gets none, except the beginnings and ends of steps.
-        """
-        return (
-            signal in self._signals and self._scheduler.prefetching and self.predictor is not None
-        )
 
     def _call_reuse(self, event: str, *args: Any) -> Forecasts:
         return self._reuse_guard.call(event, *args, num_tokens=self._num_tokens)
@@ -212,3 +228,11 @@ class PredictorDriver:
             in_time = [one for one in forecasts if one.layer > self._routed_layer]
             self._scheduler.schedule(in_time, layer_now=event.layer_now)
             self._shared.condition.notify_all()
+
+
+def find_heard(predictor: Predictor | None) -> frozenset[tuple[Signal, int]]:
+    """Returns the signals that a predictor uses, each with its layer."""
+    if predictor is None:
+        return frozenset()
+    layers = range(predictor.spec.num_layers)
+    return frozenset((s, n) for s in predictor.signals for n in layers if predictor.listens(s, n))

@@ -147,11 +147,7 @@ class Engine:
         self, layer: int, experts_TK: Ints, logits_TE: Floats | None, _weights_TK: Floats | None
     ) -> None:
         self.driver.before_request(layer, experts_TK)
-        wanted, counts = np.unique(experts_TK, return_counts=True)
-        tokens_per_expert = dict(zip(wanted.tolist(), counts.tolist(), strict=True))
-        last = self._num_experts
-        tokens_per_expert = {e: n for e, n in tokens_per_expert.items() if 0 <= e < last}
-        self._request(layer, tokens_per_expert, experts_TK)
+        self._request(layer, count_tokens(experts_TK, self._num_experts), experts_TK)
         if self._timeline is not None:
             self._timeline.computed_dense(layer, self._experts_done_at, time.perf_counter())
         self.driver.routed(layer, experts_TK, logits_TE)
@@ -215,12 +211,19 @@ class Engine:
                 self.cache.on_tokens_routed(layer, experts_TK)
             order = self.cache.request_routed(layer, tokens_per_expert)
             self._pending[layer] = order
-            self._condition.notify_all()
+            self._wake_workers()
         return order
+
+    def _wake_workers(self) -> None:
+        """Notify the workers if one may have something to transfer; called under the lock."""
+        if any(tier.may_start for tier in self.cache.tiers):
+            self._condition.notify_all()
 
     def _forget_failures(self, layer: int, requested: Iterable[int]) -> None:
         """Drop earlier errors of newly requested experts, so that they are read again."""
         active = {task.expert for worker in self.workers for task in worker.active_tasks}
+        if not (active or self._shared.errors):
+            return
         for e in requested:
             self._shared.errors.pop((layer, e), None)
             if (layer, e) in active:
@@ -246,25 +249,30 @@ class Engine:
             # The layer has no probed router, or its block changed the choice: `wanted` is right.
             order = self._request(layer, dict.fromkeys(wanted, 1))
         while order:
-            expert, slot = self._wait(layer, order)
-            start = time.perf_counter()
+            computed: list[Expert] = []
             try:
-                yield expert, self._compute_tier.weights((layer, expert), slot)
+                for expert, slot in self._wait(layer, order):
+                    start = time.perf_counter()
+                    try:
+                        yield expert, self._compute_tier.weights((layer, expert), slot)
+                    finally:
+                        order.remove(expert)
+                        computed.append((layer, expert))
+                        self._compute_tier.computed((layer, expert), slot)
+                        self._experts_done_at = time.perf_counter()
+                        if self._timeline is not None:
+                            self._timeline.computed((layer, expert), start, self._experts_done_at)
             finally:
-                order.remove(expert)
-                self._compute_tier.computed((layer, expert), slot)
-                self._experts_done_at = time.perf_counter()
-                if self._timeline is not None:
-                    self._timeline.computed((layer, expert), start, self._experts_done_at)
-                self._release((layer, expert))
+                self._release(computed)
         with self._condition:
             self._pending.pop(layer, None)
 
-    def _release(self, expert: Expert) -> None:
+    def _release(self, experts: Sequence[Expert]) -> None:
         with self._condition:
-            self.cache.release(expert)
+            for expert in experts:
+                self.cache.release(expert)
             if any(len(tier.queue) for tier in self.cache.tiers):
-                self._condition.notify_all()  # a worker may wait for the slot
+                self._condition.notify_all()  # a worker may wait for a slot
 
     def pin(self, layer: int, expert: int) -> ExpertWeights:
         """Return one expert's parameters, for experts modules that run their own loop.
@@ -283,7 +291,7 @@ class Engine:
         order = self._pending.get(layer)
         if order is None or expert not in order:
             order = self._request(layer, {expert: 1})
-        _, slot = self._wait(layer, [expert])
+        ((_, slot),) = self._wait(layer, [expert])
         order.remove(expert)
         self._pinned = layer, expert
         return self._compute_tier.weights(self._pinned, slot)
@@ -298,32 +306,53 @@ class Engine:
         self._condition.notify_all()
         self._pinned = None
 
-    def _wait(self, layer: int, pending: list[int]) -> tuple[int, int]:
-        """Return the next expert to compute and its slot.
+    def _wait(self, layer: int, pending: list[int]) -> list[tuple[int, int]]:
+        """Return the next experts to compute, and the slot of each.
 
-        It is the first that is ready, or the first pending one where the system does not reorder.
+        They are all the pending ones that are ready if none of the others needs a slot; else the
+        first that is ready, so that its slot is free soon. Where the system does not reorder they
+        are all of them or the first.
 
         Raises:
             TransferError: an expert could not be read, or no transfer of it is pending.
         """
         system = self.cache.system
         is_free = system.reordered and system.early_preemption
-        candidates = pending if is_free else pending[:1]
         with self._condition:
-            self.cache.request((layer, pending[0]))
-            if len(candidates) == 1:
-                coming = pending if len(pending) > 1 else sorted(self._pending[layer])
-                if self.cache.make_room(layer, candidates[0], coming):
-                    self._condition.notify_all()
-            slot = self._find_ready(layer, candidates)
-            if slot is None:
-                start = time.perf_counter()
-                slot = self._wait_until_ready(layer, candidates)
-                end = time.perf_counter()
-                self.stats.stall_seconds += end - start
-                if self._timeline is not None:
-                    self._timeline.stalled(layer, start, end)
-            return slot
+            entries = [self.cache.entry((layer, e)) for e in pending]
+            are_ready = [self.cache.is_ready((layer, e)) for e in pending]
+            if all(are_ready):
+                for e in pending:
+                    self.cache.request((layer, e))
+            elif not is_free or len(pending) == 1:
+                return [self._wait_for_next(layer, pending)]
+            if None in entries or not any(are_ready):
+                return [self._wait_for_any(layer, pending)]
+            return [
+                (e, entry.slot)
+                for e, entry, is_ready in zip(pending, entries, are_ready, strict=True)
+                if is_ready and entry is not None
+            ]
+
+    def _wait_for_next(self, layer: int, pending: Sequence[int]) -> tuple[int, int]:
+        """Return the first pending expert and its slot, for which room is made."""
+        self.cache.request((layer, pending[0]))
+        coming = pending if len(pending) > 1 else sorted(self._pending[layer])
+        if self.cache.make_room(layer, pending[0], coming):
+            self._condition.notify_all()
+        return self._wait_for_any(layer, pending[:1])
+
+    def _wait_for_any(self, layer: int, candidates: Sequence[int]) -> tuple[int, int]:
+        """Return the first candidate that is ready and its slot, at once or when one is."""
+        ready = self._find_ready(layer, candidates)
+        if ready is None:
+            start = time.perf_counter()
+            ready = self._wait_until_ready(layer, candidates)
+            end = time.perf_counter()
+            self.stats.stall_seconds += end - start
+            if self._timeline is not None:
+                self._timeline.stalled(layer, start, end)
+        return ready
 
     def _find_ready(self, layer: int, candidates: Sequence[int]) -> tuple[int, int] | None:
         for e in candidates:
@@ -467,3 +496,13 @@ def release_held(lock: Any) -> None:
     with contextlib.suppress(RuntimeError):  # raised when this thread does not hold it
         while True:
             lock.release()
+
+
+def count_tokens(experts_TK: Ints, num_experts: int) -> dict[int, int]:
+    """Return the number of tokens of each chosen expert, ascending; other ids mean "skip"."""
+    if len(experts_TK) > 1:
+        experts, counts = np.unique(experts_TK, return_counts=True)
+        pairs = zip(experts.tolist(), counts.tolist(), strict=True)
+        return {e: n for e, n in pairs if 0 <= e < num_experts}
+    chosen = experts_TK.ravel().tolist()
+    return {e: chosen.count(e) for e in sorted(chosen) if 0 <= e < num_experts}

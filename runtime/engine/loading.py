@@ -192,7 +192,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         folder=folder,
         layers=layers,
         engine=engine,
-        probes=Probes(plain, signals, engine, layers=layers),
+        probes=Probes(plain, signals, engine, layers=layers, listens=engine.driver.listens),
         experts=attached,
         auto_budget=auto,
     )

@@ -4,7 +4,7 @@ Shape suffixes: T tokens, D hidden size, K top_k, E experts, N tokens of one exp
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from weakref import WeakKeyDictionary
 
@@ -88,8 +88,9 @@ def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor)
     Tokens are copied to the expert's device, and the output back; between two devices of one kind
     no bit changes.
     """
-    home = hidden_ND.device
-    hidden_ND = hidden_ND.to(next(iter(weights.values())).device)
+    home, there = hidden_ND.device, next(iter(weights.values())).device
+    if there != home:
+        hidden_ND = hidden_ND.to(there)
 
     def linear(x: Tensor, name: str) -> Tensor:
         weight = weights[name]
@@ -103,7 +104,9 @@ def compute_expert(module: nn.Module, weights: ExpertWeights, hidden_ND: Tensor)
         hidden = module._apply_gate(linear(hidden_ND, "gate_up_proj"))
     else:
         hidden = module.act_fn(linear(hidden_ND, "up_proj"))
-    output = linear(hidden, "down_proj").to(home)
+    output = linear(hidden, "down_proj")
+    if there != home:
+        output = output.to(home)
     return module.post_expert_norm(output) if module.has_post_expert_norm else output
 
 
@@ -122,9 +125,14 @@ def compute_experts(
     (expert parallelism, zero experts), as in eager.
     """
     if len(experts_TK) == 1:
-        chosen = [e for e in experts_TK[0].tolist() if e < module.num_experts]
-        if len(set(chosen)) == len(chosen):
-            return _compute_one_token(module, ready, how, hidden_TD, experts_TK, weights_TK)
+        num_experts, chosen = module.num_experts, experts_TK.tolist()[0]
+        weight_of = {
+            e: weight
+            for e, weight in zip(chosen, weights_TK.split(1, dim=1), strict=True)
+            if e < num_experts
+        }
+        if len(weight_of) == sum(e < num_experts for e in chosen):
+            return _compute_one_token(module, ready, how, hidden_TD, weight_of)
     chosen_by = _group_by_expert(experts_TK, weights_TK, module.num_experts)
     wanted = list(chosen_by)
     parts: dict[int, tuple[Tensor, Tensor]] = {}
@@ -165,22 +173,23 @@ def _compute_one_token(
     ready: Ready,
     how: AccumulationDtype,
     hidden_TD: Tensor,
-    experts_TK: Tensor,
-    weights_TK: Tensor,
+    weight_of: Mapping[int, Tensor],
 ) -> Tensor:
     """Compute one token with distinct experts, as in decoding, without sorting or gathering.
 
     That saves a sixth of the time of small experts.
+
+    Args:
+        weight_of: weight `(1, 1)` of each expert.
     """
-    place = {e: k for k, e in enumerate(experts_TK[0].tolist()) if e < module.num_experts}
     # A copy, as gathering makes one: where a tensor is aligned may change the last bits.
     hidden_ND = hidden_TD.clone(memory_format=torch.contiguous_format)
-    wanted = sorted(place)
+    wanted = sorted(weight_of)
     parts: dict[int, Tensor] = {}
     for expert, weights in ready(wanted):
-        k = place[expert]
-        parts[expert] = compute_expert(module, weights, hidden_ND) * weights_TK[:, k : k + 1]
-    final_TD = torch.zeros_like(hidden_TD, dtype=how.dtype(hidden_TD, weights_TK))
+        parts[expert] = compute_expert(module, weights, hidden_ND) * weight_of[expert]
+    first = next(iter(weight_of.values()), hidden_TD)
+    final_TD = torch.zeros_like(hidden_TD, dtype=how.dtype(hidden_TD, first))
     for expert in wanted:
         final_TD += parts[expert].to(final_TD.dtype)
     return final_TD.to(hidden_TD.dtype)

@@ -4,7 +4,7 @@ Shape suffixes: T tokens of the step (batch x sequence, padding included), D hid
 E experts, K top_k.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,9 @@ from runtime.hf.inputs import CacheHistory, find_tokens
 from runtime.hf.layers import MoeLayer, find_moe_layers
 
 RMS_EPSILON = 1e-6
+
+ROUTER_SIGNALS = {Signal.ROUTED, Signal.LOGITS, Signal.WEIGHTS}
+"""Signals that a router's output carries."""
 
 
 class EventListener(Protocol):
@@ -39,6 +42,16 @@ class EventListener(Protocol):
     ) -> None: ...
 
     def end_step(self) -> None: ...
+
+
+Listens = Callable[[Signal, int], bool]
+"""`(signal, layer) -> whether somebody uses it in this step`; the same throughout a step."""
+
+
+def to_ints(indices: Tensor) -> Ints:
+    """`(..., width)` as an int64 array `(rows, width)`; no copy for int64 on the CPU."""
+    array = (indices if indices.device.type == "cpu" else indices.cpu()).numpy()
+    return array.reshape(-1, array.shape[-1]).astype(np.int64, copy=False)
 
 
 def to_floats(tensor: Tensor) -> Floats:
@@ -115,7 +128,7 @@ class _StepReporter:
         num_rows, num_tokens = tokens.shape
         rows_per_request = max(1, num_rows // max(1, self._probes.lane.num_requests))
         rows = np.repeat(np.arange(num_rows, dtype=np.int64) // rows_per_request, num_tokens)
-        tokens_T = tokens.detach().reshape(-1).to("cpu", torch.int64).numpy()
+        tokens_T = to_ints(tokens).ravel()
         self._probes.listener.begin_step(tokens_T, self._probes.lane.first_request + rows)
 
     def _end(self) -> None:
@@ -131,6 +144,7 @@ class Probes:
         layers: the model's layers with experts, if they were found before.
         complete: raise an error for routers that do not return their choice; otherwise the listener
             gets no events of such layers.
+        listens: asked before a hidden state is captured; None: every state is used.
     """
 
     def __init__(
@@ -141,12 +155,16 @@ class Probes:
         *,
         layers: Sequence[MoeLayer] | None = None,
         complete: bool = False,
+        listens: Listens | None = None,
     ):
         self.listener = listener
         """Receives the events; may be replaced between forward passes."""
         self.lane = RequestTracker()
         """Tracker of the generation whose forward passes come next."""
         self._complete = complete
+        self._listens = listens or (lambda _signal, _layer: True)
+        self._has_logits = Signal.LOGITS in signals
+        self._has_weights = Signal.WEIGHTS in signals
         self._handles: list[Any] = [*_StepReporter(model, self).handles]
         add = self._handles.append
         layers = find_moe_layers(model) if layers is None else layers
@@ -158,7 +176,7 @@ class Probes:
             if Signal.GATE_INPUT in signals:
                 hook = self._gate_input(layer)
                 add(layer.router.register_forward_pre_hook(hook, with_kwargs=True))
-            if Signal.ROUTED in signals:
+            if ROUTER_SIGNALS & set(signals):
                 add(layer.router.register_forward_hook(self._routed(layer)))
 
     def __enter__(self) -> "Probes":
@@ -174,6 +192,8 @@ class Probes:
 
     def _layer_input(self, layer: MoeLayer):
         def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+            if not self._listens(Signal.LAYER_INPUT, layer.index):
+                return
             hidden = args[0] if args else kwargs["hidden_states"]
             if hidden.ndim == 4:
                 # Hyper-connections: (batch, sequence, streams, D), all of them one token's.
@@ -184,13 +204,15 @@ class Probes:
 
     def _gate_input(self, layer: MoeLayer):
         def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+            if not self._listens(Signal.GATE_INPUT, layer.index):
+                return
             hidden = args[0] if args else kwargs["hidden_states"]
             self.listener.gate_input(layer.index, to_floats(hidden))
 
         return hook
 
     def _routed(self, layer: MoeLayer):
-        num_experts = layer.num_experts
+        num_experts, skipped = layer.num_experts, self._num_experts
 
         def hook(_module: nn.Module, _args: tuple, output: object) -> None:
             try:
@@ -199,11 +221,15 @@ class Probes:
                 if self._complete:
                     raise
                 return
-            experts_TK = indices.detach().reshape(-1, indices.shape[-1]).to("cpu", torch.int64)
+            experts_TK = to_ints(indices)
+            if experts_TK.size and experts_TK.max() >= num_experts:
+                # One id for "skip": models use several.
+                experts_TK = np.where(experts_TK >= num_experts, skipped, experts_TK)
+            logits = logits if self._has_logits else None
+            weights = weights if self._has_weights else None
             self.listener.routed(
                 layer.index,
-                # One id for "skip": models use several.
-                experts_TK.masked_fill(experts_TK >= num_experts, self._num_experts).numpy(),
+                experts_TK,
                 None if logits is None else to_floats(logits[..., :num_experts]),
                 None if weights is None else to_floats(weights),
             )

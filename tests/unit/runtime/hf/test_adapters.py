@@ -153,7 +153,7 @@ def test_routed__names_the_experts_that_the_model_computes(folders, name):
             routed.append((layer, experts_TK.copy(), weights_TK.copy()))
 
     tokens = prompts(num_rows=1, num_tokens=6)
-    with Probes(plain, {Signal.ROUTED}, Routed()):
+    with Probes(plain, {Signal.ROUTED, Signal.LOGITS, Signal.WEIGHTS}, Routed()):
         before = logits(plain, tokens)
     layers = {layer.index: layer for layer in find_moe_layers(plain)}
     used = {}
