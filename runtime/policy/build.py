@@ -88,7 +88,13 @@ def build_device_cache(
             idle_prefetch=system.idle_prefetch or isinstance(policy, LayerWindowEviction),
         )
         tiers.insert(0, below)
-    return DeviceCache(tiers, system=system, placement=placement, device=device)
+    return DeviceCache(
+        tiers,
+        num_experts=spec.num_experts,
+        system=system,
+        placement=placement,
+        device=device,
+    )
 
 
 def make_policy(system: SystemConfig, spec: ModelSpec) -> EvictionPolicy:

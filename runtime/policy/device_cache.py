@@ -1,6 +1,7 @@
 """The cache of one device: ProMoE, algorithm 2, over its tiers, and the order of computation."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class DeviceCache:
 
     Args:
         tiers: The computing tier, then the one below it, and so on.
+        num_experts: Experts of each layer, those of other devices included.
         system: What to request and in which order (ProMoE, figure 12; MoE-Infinity; Klotski).
         placement: Experts of each device; None: all experts are on this one.
         device: Number of this device in the placement.
@@ -46,6 +48,7 @@ class DeviceCache:
         self,
         tiers: Sequence[CacheTier],
         *,
+        num_experts: int,
         system: SystemConfig,
         placement: ExpertPlacement | None = None,
         device: int = 0,
@@ -55,6 +58,10 @@ class DeviceCache:
         self.system = system
         self._placement = placement
         self._device = device
+        num_layers = len(self.top.counters)
+        self._num_owned = (placement or ExpertPlacement()).num_owned(
+            device, num_layers=num_layers, num_experts=num_experts
+        )
         self._predicted: dict[int, dict[int, bool]] = {}
         """Experts predicted for each layer since it was last routed, and whether each was resident
         then without a prediction having fetched it."""
@@ -103,6 +110,16 @@ class DeviceCache:
         return sum(entry.speculative_bytes for entry in self.top.cache.entries.values())
 
     # ---- lookups
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the device's experts are in the computing tier to stay.
+
+        From then on every request is a hit and nothing is fetched or evicted, so that forecasts,
+        reuse scores and routing make no difference: `count_routed` is all that a layer needs. May
+        be read without the caller's lock.
+        """
+        return self.top.num_ready == self._num_owned and not self.system.drop_used
 
     def is_ready(self, expert: Expert) -> bool:
         return self.top.is_ready(expert)
@@ -231,7 +248,7 @@ class DeviceCache:
         """
         own = {e: tokens_per_expert[e] for e in self._own(layer, tokens_per_expert)}
         early = self._early.pop(layer, {})
-        self._count_routed(layer, own, early)
+        self.count_routed(layer, own, early)
         self.cancel(layer, [e for e in early if e not in own])
         pinned = self._pinned_early.pop(layer, [])
         for tier in self.tiers:
@@ -297,11 +314,18 @@ class DeviceCache:
         entry = self.top.cache.entries.get(expert)
         return entry is not None and self.top.is_ready(expert) and not entry.speculative_bytes
 
-    def _count_routed(
-        self, layer: int, experts: Mapping[int, int], early: Mapping[int, bool]
+    def count_routed(
+        self, layer: int, experts: Collection[int], early: Mapping[int, bool] = MappingProxyType({})
     ) -> None:
+        """Counts the requests of a layer and how many of its predictions were in time.
+
+        Args:
+            layer: The experts' layer.
+            experts: What the router has chosen.
+            early: Experts that were requested and counted before, and whether they were ready then.
+        """
         top, counters = self.top, self.top.counters[layer]
-        for e in experts:
+        for e in self._own(layer, experts):
             if e not in early:
                 self._count_request(layer, e)
         named = self._predicted.pop(layer, {})

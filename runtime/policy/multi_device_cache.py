@@ -61,6 +61,11 @@ class MultiDeviceCache:
     # ---- lookups
 
     @property
+    def is_complete(self) -> bool:
+        """Whether every expert is in the computing tier of its device, to stay."""
+        return all(device.is_complete for device in self.devices)
+
+    @property
     def layer_now(self) -> int:
         return self.devices[0].layer_now
 
@@ -126,6 +131,10 @@ class MultiDeviceCache:
         return order_computation(
             self.system, tokens_per_expert, lambda e: self.progress((layer, e))
         )
+
+    def count_routed(self, layer: int, experts: Collection[int]) -> None:
+        for device in self.devices:
+            device.count_routed(layer, experts)
 
     def cancel(self, layer: int, experts: Sequence[int]) -> None:
         for device in self.devices:

@@ -84,6 +84,8 @@ class CacheTier:
         """Transfers to the tier above that are reading an expert's slot now."""
         self.num_requests_below = 0
         """Requests to the tier below so far: when it grows, that tier's link has to be woken."""
+        self.num_ready = 0
+        """Experts that have fully arrived."""
         self.late: set[Expert] = set()
         """Predicted experts that were not ready when their router requested them."""
 
@@ -113,6 +115,7 @@ class CacheTier:
             entry, _ = self.cache.admit(expert)
             assert entry is not None
             entry.ready_chunks = self.num_chunks(expert)
+            self.num_ready += 1
 
     # ---- lookups
 
@@ -374,6 +377,7 @@ class CacheTier:
         if task.expert in self.late:
             counters.bytes_late += task.num_bytes
         if entry.ready_chunks == self.num_chunks(task.expert):
+            self.num_ready += 1
             self.queue.remove(task.expert)
             self.late.discard(task.expert)
             self._release_below(task.expert)
@@ -448,6 +452,7 @@ class CacheTier:
             entry.pins = self._copies[expert]
             entry.in_flight = entry.slot in slots
             self._evict_incomplete(expert)
+        self.num_ready = sum(map(self.is_ready, self._entries))
 
     # ---- counting
 
@@ -465,4 +470,5 @@ class CacheTier:
     def _count_eviction(self, expert: Expert, entry: CacheEntry) -> None:
         counters = self.counters[expert[0]]
         counters.evictions += 1
+        self.num_ready -= entry.ready_chunks == self.num_chunks(expert)
         counters.bytes_wasted += entry.speculative_bytes

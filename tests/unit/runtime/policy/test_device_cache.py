@@ -14,6 +14,7 @@ from runtime.policy.queue import find_prefetch_order
 from runtime.policy.tier import CacheTier
 
 LAYERS, EXPERTS, SLOTS, CHUNKS = 3, 6, 9, (10, 10, 20)
+EVERYTHING = [(layer, e) for layer in range(LAYERS) for e in range(EXPERTS)]
 
 
 def make_tier(slots, system, *, per_layer, below=None) -> CacheTier:
@@ -41,7 +42,7 @@ def make_cache(*, slots=(SLOTS,), per_layer=True, **switches) -> DeviceCache:
         below = tiers[0] if tiers else None
         share = per_layer and i == 0 and size >= LAYERS
         tiers.insert(0, make_tier(size, system, per_layer=share, below=below))
-    return DeviceCache(tiers, system=system)
+    return DeviceCache(tiers, num_experts=EXPERTS, system=system)
 
 
 def once(experts) -> dict[int, int]:
@@ -197,6 +198,12 @@ class Machine(RuleBasedStateMachine):
                 assert held <= self.slots[0] // LAYERS
 
     @invariant()
+    def complete_is_a_cache_that_holds_every_expert(self):
+        for one in self.core.tiers:
+            assert one.num_ready == sum(map(one.is_ready, EVERYTHING))
+        assert self.core.is_complete == all(map(self.core.is_ready, EVERYTHING))
+
+    @invariant()
     def in_flight_is_what_was_started(self):
         for one, tasks in zip(self.core.tiers, self.flying, strict=True):
             entries = one.cache.entries
@@ -245,6 +252,26 @@ class Machine(RuleBasedStateMachine):
                 order.remove(ready)
 
 
+class EverythingFits(Machine):
+    """Slots for every expert, of which few are missing: the cache is often complete."""
+
+    slots = (LAYERS * EXPERTS,)
+
+    def __init__(self):
+        super().__init__()
+        self.core.top.fill(EVERYTHING)
+        for layer in range(LAYERS):
+            self.core.top.evict((layer, layer))
+
+    @rule()
+    def be_cut_short(self):
+        """Ctrl-C in a call: the books are made up from what is resident and in flight."""
+        tasks = self.flying[0] + self.lost[0]
+        self.pending.clear()
+        self.early.clear()
+        self.core.repair([tasks])
+
+
 class TwoTiers(Machine):
     """A device above a host arena that holds less than all."""
 
@@ -261,6 +288,8 @@ class SmallLowerTier(Machine):
 QUICK = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestMachine = Machine.TestCase
 TestMachine.settings = QUICK
+TestEverythingFits = EverythingFits.TestCase
+TestEverythingFits.settings = QUICK
 TestTwoTiers = TwoTiers.TestCase
 TestTwoTiers.settings = settings(QUICK, max_examples=150)
 TestSmallLowerTier = SmallLowerTier.TestCase
@@ -421,6 +450,25 @@ def test_device_cache__without_preemption_requests_one_by_one():
     assert drain(core) == []
     core.request((0, order[0]))
     assert {task.expert for task in drain(core)} == {(0, 1)}
+
+
+def test_is_complete__only_where_used_experts_stay():
+    for drop_used in (False, True):
+        core = make_cache(slots=(LAYERS * EXPERTS,), drop_used=drop_used)
+        core.top.fill(EVERYTHING)
+        assert core.is_complete == (not drop_used)
+
+
+def test_count_routed__counts_what_requests_do():
+    counted, requested = (make_cache(slots=(LAYERS * EXPERTS,)) for _ in range(2))
+    for core in (counted, requested):
+        core.prefetch(0, [0, 1, 2], [0.9, 0.8, 0.7])
+        drain(core)
+    counted.count_routed(0, [1, 4])
+    requested.request_routed(0, once([1, 4]))
+    assert counted.counters == requested.counters
+    assert counted.counters[0].hits == counted.counters[0].misses == 1
+    assert counted.top.next_task() is None
 
 
 def test_request_early__pins_predicted_experts_until_routing():
