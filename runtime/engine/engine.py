@@ -80,6 +80,9 @@ class Engine:
         """Requests whose tokens the last step computed."""
         self._num_tokens = 0
         """Tokens of the step."""
+        self._is_complete = False
+        """The step began with every expert in its place: nothing is requested or transferred, and
+        no lock is needed."""
         self._experts_done_at = time.perf_counter()
         """Time at which the last routed expert was computed."""
         self._closed = False
@@ -129,9 +132,11 @@ class Engine:
             self._is_intact = False
             self._unpin()
             self._cancel_leftovers()
-            self.cache.begin_step(requests_T)
-            for worker in self.workers:
-                worker.check_threads(float("inf"))
+            self._is_complete = self.cache.is_complete
+            if not self._is_complete:
+                self.cache.begin_step(requests_T)
+                for worker in self.workers:
+                    worker.check_threads(float("inf"))
         is_prefill = new_request or len(tokens_T) > len(requests)
         self.stats.begin_step(len(tokens_T), is_prefill=is_prefill)
         self._experts_done_at = time.perf_counter()
@@ -154,6 +159,8 @@ class Engine:
 
     def partly_routed(self, layer: int, experts_TK: Ints) -> None:
         """Request experts of those of the step's tokens that have reached the layer's router."""
+        if self._is_complete:
+            return
         experts = np.unique(experts_TK)
         experts = experts[(experts >= 0) & (experts < self._num_experts)]
         with self._condition:
@@ -186,7 +193,8 @@ class Engine:
         with self._condition:
             self._unpin()
             self._cancel_leftovers()
-            self.cache.end_step()
+            if not self._is_complete:
+                self.cache.end_step()
         self._is_intact = True
         if step is None:
             return
@@ -202,6 +210,10 @@ class Engine:
     ) -> list[int]:
         if self._closed:
             raise CheckpointError("this model was closed; load it again")
+        if self._is_complete:
+            self.cache.count_routed(layer, tokens_per_expert)
+            order = self._pending[layer] = list(tokens_per_expert)
+            return order
         with self._condition:
             self._unpin()
             self._cancel_leftovers()
@@ -248,6 +260,9 @@ class Engine:
         if order is None or sorted(order) != wanted:
             # The layer has no probed router, or its block changed the choice: `wanted` is right.
             order = self._request(layer, dict.fromkeys(wanted, 1))
+        if self._is_complete:
+            yield from self._in_place(layer, order)
+            return
         while order:
             computed: list[Expert] = []
             try:
@@ -267,6 +282,21 @@ class Engine:
         with self._condition:
             self._pending.pop(layer, None)
 
+    def _in_place(self, layer: int, experts: Sequence[int]) -> Iterator[tuple[int, ExpertWeights]]:
+        """Yield experts of a complete cache."""
+        for e in experts:
+            start = time.perf_counter()
+            yield e, self._resident_weights((layer, e))
+            self._experts_done_at = time.perf_counter()
+            if self._timeline is not None:
+                self._timeline.computed((layer, e), start, self._experts_done_at)
+        self._pending.pop(layer, None)
+
+    def _resident_weights(self, expert: Expert) -> ExpertWeights:
+        entry = self.cache.entry(expert)
+        assert entry is not None
+        return self._compute_tier.weights(expert, entry.slot)
+
     def _release(self, experts: Sequence[Expert]) -> None:
         with self._condition:
             for expert in experts:
@@ -283,14 +313,15 @@ class Engine:
             TransferError: the expert's bytes did not arrive.
         """
         if self._pinned == (layer, expert):
-            entry = self.cache.entry(self._pinned)
-            assert entry is not None
-            return self._compute_tier.weights(self._pinned, entry.slot)
+            return self._resident_weights(self._pinned)
         with self._condition:
             self._unpin()
         order = self._pending.get(layer)
         if order is None or expert not in order:
             order = self._request(layer, {expert: 1})
+        if self._is_complete:
+            order.remove(expert)
+            return self._resident_weights((layer, expert))
         ((_, slot),) = self._wait(layer, [expert])
         order.remove(expert)
         self._pinned = layer, expert

@@ -62,6 +62,9 @@ class DeviceCache:
         self._num_owned = (placement or ExpertPlacement()).num_owned(
             device, num_layers=num_layers, num_experts=num_experts
         )
+        if system.prefetch and self.num_slots >= self._num_owned:
+            everything = [(layer, e) for layer in range(num_layers) for e in range(num_experts)]
+            self.top.fill_when_idle(expert for expert in everything if self.owns(expert))
         self._predicted: dict[int, dict[int, bool]] = {}
         """Experts predicted for each layer since it was last routed, and whether each was resident
         then without a prediction having fetched it."""

@@ -6,8 +6,8 @@ The lowest tier's link reads a store. A higher tier's link copies from the tier 
 higher tier requests what is missing there.
 """
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -86,6 +86,8 @@ class CacheTier:
         """Requests to the tier below so far: when it grows, that tier's link has to be woken."""
         self.num_ready = 0
         """Experts that have fully arrived."""
+        self._to_fill: deque[Expert] = deque()
+        """Experts that idle time fetches before those that the eviction policy names."""
         self.late: set[Expert] = set()
         """Predicted experts that were not ready when their router requested them."""
 
@@ -116,6 +118,11 @@ class CacheTier:
             assert entry is not None
             entry.ready_chunks = self.num_chunks(expert)
             self.num_ready += 1
+
+    def fill_when_idle(self, experts: Iterable[Expert]) -> None:
+        """Fetches these experts, for which there is room, in idle time and in this order."""
+        self._to_fill.extend(experts)
+        self.idle_prefetch = True
 
     # ---- lookups
 
@@ -248,7 +255,7 @@ class CacheTier:
     def _start_idle(self) -> TransferTask | None:
         if not self.idle_prefetch or self._idle_refused_at == self.cache.num_changes:
             return None
-        expert = self.cache.policy.next_idle_candidate()
+        expert = self._next_to_fill() or self.cache.policy.next_idle_candidate()
         if expert is not None and not self.queue.is_low(expert) and not self.is_requested(expert):
             self.queue.push_low(expert, None)
             if (task := self._start(expert, high=False)) is not None:
@@ -257,6 +264,15 @@ class CacheTier:
                 self.queue.remove(expert)
         self._idle_refused_at = self.cache.num_changes
         return None
+
+    def _next_to_fill(self) -> Expert | None:
+        while self._to_fill and self.is_ready(self._to_fill[0]):
+            self._to_fill.popleft()
+        if not self._to_fill:
+            return None
+        # Behind the others: if this attempt is interrupted, there will be another.
+        self._to_fill.rotate(-1)
+        return self._to_fill[-1]
 
     def _start(self, expert: Expert, *, high: bool) -> TransferTask | None:
         entry = self._entries.get(expert)
@@ -388,6 +404,8 @@ class CacheTier:
         A requested expert keeps its slot until its request is released.
         """
         self._take_out_of_flight(task)
+        if task.expert in self._to_fill:
+            self._to_fill.remove(task.expert)
         self.abort(task.expert)
 
     def abort(self, expert: Expert) -> None:
