@@ -52,6 +52,8 @@ class Forecast:
     @cached_property
     def probability_E(self) -> Floats:
         """Probability that *any* token of the step needs the expert, for independent tokens."""
+        if len(self.scores_TE) == 1:
+            return (1.0 - (1.0 - self.scores_TE[0])).astype(np.float32, copy=False)
         return (1.0 - np.prod(1.0 - self.scores_TE, axis=0)).astype(np.float32)
 
     @cached_property
@@ -75,6 +77,9 @@ class Forecast:
         """
         if self.wanted is not None:
             return list(self.wanted)
+        if len(self.scores_TE) == 1:
+            chosen_K = self.chosen_TK(top_k)[0]
+            return chosen_K[self.scores_TE[0, chosen_K] > 0].tolist()
         wanted = np.unique(self.chosen_TK(top_k))
         wanted = wanted[self.expected_tokens_E[wanted] > 0]
         order = np.argsort(-self.expected_tokens_E[wanted], kind="stable")

@@ -227,7 +227,8 @@ class PredictorDriver:
                 return
             in_time = [one for one in forecasts if one.layer > self._routed_layer]
             self._scheduler.schedule(in_time, layer_now=event.layer_now)
-            self._shared.condition.notify_all()
+            if any(tier.may_start for tier in self._scheduler.cache.tiers):
+                self._shared.condition.notify_all()
 
 
 def find_heard(predictor: Predictor | None) -> frozenset[tuple[Signal, int]]:

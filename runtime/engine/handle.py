@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from predictors.spec import ModelSpec
 from runtime.engine.auto_budget import AutoBudget
 from runtime.engine.engine import Engine
+from runtime.engine.memory import unfreeze_objects
 from runtime.hf.adapters.base import ExpertSource, LayerExperts
 from runtime.hf.dense_stream import DenseStream
 from runtime.hf.layers import MoeLayer
@@ -65,3 +66,4 @@ class ModelHandle:
         if self.dense_stream is not None:
             self.dense_stream.close(restore=False)
         self.engine.close()
+        unfreeze_objects()

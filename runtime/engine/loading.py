@@ -26,7 +26,7 @@ from runtime.engine.devices import choose_device, choose_devices
 from runtime.engine.forecasters import load_system_predictors
 from runtime.engine.handle import ModelHandle
 from runtime.engine.learned import LearnedStore
-from runtime.engine.memory import release_unused
+from runtime.engine.memory import freeze_while_loaded, release_unused
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import BudgetError
 from runtime.hf.experts import multiplies_rows
@@ -199,6 +199,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
     plain.close = plain.moecast.close
     guard_model(plain, layers)
     release_unused()
+    freeze_while_loaded()
     return plain
 
 

@@ -76,8 +76,23 @@ def freeze_objects() -> None:
     which no request proceeds; and because of their number Python scans rarely, so that cycles of
     short-lived objects stay for long.
     """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+def freeze_while_loaded() -> None:
+    """The same until `unfreeze_objects`, without the time for a collection before.
+
+    Cycles that are garbage already stay until then.
+    """
+    gc.collect(1)
+    gc.freeze()
+
+
+def unfreeze_objects() -> None:
+    """Let garbage collection see all objects again."""
+    gc.unfreeze()
 
 
 def find_library_code(smaps: Path) -> Iterator[tuple[int, int]]:

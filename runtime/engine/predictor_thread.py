@@ -8,8 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,33 +22,25 @@ CHECK_SECONDS = 1.0
 """Interval at which a thread that is waited for is checked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictorEvent:
+class PredictorEvent(NamedTuple):
     """An event of the model, to be passed to a predictor."""
 
     name: str
     """Name of the predictor's method."""
     args: tuple[Any, ...]
     """Arguments of the method."""
+    step: int
+    num_tokens: int
+    """Tokens of the step."""
     layer: int = -1
     """The layer that the event is of; -1: the beginning or the end of a step."""
     layer_now: int = -1
     """The first layer that a forecast can still be for."""
-    step: int
-    num_tokens: int
-    """Tokens of the step."""
 
     def with_copies(self) -> "PredictorEvent":
         """Returns the event with copies of its arrays, which the model may change later."""
-        args = tuple(np.array(arg) if isinstance(arg, np.ndarray) else arg for arg in self.args)
-        return PredictorEvent(
-            name=self.name,
-            args=args,
-            layer=self.layer,
-            layer_now=self.layer_now,
-            step=self.step,
-            num_tokens=self.num_tokens,
-        )
+        args = tuple(arg.copy() if isinstance(arg, np.ndarray) else arg for arg in self.args)
+        return self._replace(args=args)
 
 
 class PredictorThread:
