@@ -106,7 +106,7 @@ class Predictor:
     def __init__(self, spec: ModelSpec):
         self.spec = spec
 
-    def listens(self, signal: Signal, layer: int) -> bool:  # noqa: ARG002
+    def listens(self, signal: Signal, layer: int) -> bool:
         """Returns whether it uses this signal of this layer; others need not be captured."""
         return signal in self.signals
 

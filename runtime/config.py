@@ -52,12 +52,17 @@ class ModelConfig:
     """Steps in bfloat16 or float16 on a CPU that oneDNN computes: always (as Transformers has it),
     several-tokens (steps of one token take PyTorch's own kernels, whose last bits differ), auto
     (several-tokens where that is faster on this machine)."""
+    decode_threads: int | None = None
+    """Threads that compute a step of one token on a CPU; null: one or all, whichever is faster with
+    experts of this size on this machine."""
     local_only: bool = True
     """Use only files on this machine; false: download from the Hub if needed."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise MoecastError(f"model.dtype={self.dtype!r}: allowed are {', '.join(DTYPES)}")
+        if self.decode_threads is not None and self.decode_threads < 1:
+            raise MoecastError(f"model.decode_threads={self.decode_threads}: must be at least 1")
 
 
 @dataclass(kw_only=True)

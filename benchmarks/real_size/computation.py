@@ -9,6 +9,7 @@ import torch
 
 from runtime.config import ModelConfig, StoreConfig
 from runtime.engine.loading import open_packed_store
+from runtime.hf.decode_threads import apply_decode_threads
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_stripped
 from runtime.store.base import max_slot_bytes
@@ -41,6 +42,9 @@ def run_computation_task(task: ComputationTask) -> dict[str, Any]:
     )
     kept = spec.num_layers * spec.top_k * max_slot_bytes(store)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=kept))
+    apply_decode_threads(
+        stripped.model, task.model.decode_threads, expert_bytes=max_slot_bytes(store)
+    )
     token = torch.ones(1, 1, dtype=torch.int64)
     times = []
     try:

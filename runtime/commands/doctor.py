@@ -21,6 +21,7 @@ from runtime.engine.devices import choose_device
 from runtime.engine.loading import LoadOptions, choose_auto_budget
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
+from runtime.hf.decode_threads import apply_decode_threads
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import StrippedModel, count_weight_bytes, load_stripped
 from runtime.presets import DEFAULT_SYSTEM, describe_choice, load_system
@@ -73,6 +74,7 @@ def run(config: DoctorConfig) -> dict[str, Any]:
         stripped = load_stripped(folder, config.model.dtype, onednn=config.model.onednn)
         model, store = stripped.model, stripped.open_store()
         spec = stripped.spec(folder, config.model)
+        apply_decode_threads(model, config.model.decode_threads, expert_bytes=max_slot_bytes(store))
         report["model"] = describe_model_sizes(model, spec, store)
         measured = measure_stripped(stripped, store)
         kept = available_memory_bytes() // 2

@@ -20,6 +20,7 @@ from runtime.engine.memory import freeze_objects
 from runtime.errors import CheckpointError
 from runtime.generation.detokenizer import Detokenizer
 from runtime.generation.sampling import TokenListener
+from runtime.hf.decode_threads import apply_decode_threads, read_decode_threads
 from runtime.hf.forced_routing import MEANINGLESS, force_routing
 from runtime.hf.layers import find_moe_layers
 from runtime.hf.loading import load_plain, refuse_plain
@@ -75,6 +76,8 @@ def run(config: GenerateConfig) -> dict[str, Any]:
         if config.verify:
             onednn = config.model.onednn
             plain = load_plain(handle.folder, dtype=model.dtype, onednn=onednn)
+            # The number that was chosen for the size of the served experts.
+            apply_decode_threads(plain, read_decode_threads(model), expert_bytes=1)
             with force_routing(find_moe_layers(plain), config.routing):
                 reference = generate(plain, prompt_tokens, config)
     answer = times.as_dict()

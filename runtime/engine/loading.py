@@ -29,6 +29,7 @@ from runtime.engine.learned import LearnedStore
 from runtime.engine.memory import freeze_while_loaded, release_unused
 from runtime.engine.timeline import ChromeTraceWriter
 from runtime.errors import BudgetError
+from runtime.hf.decode_threads import apply_decode_threads
 from runtime.hf.experts import multiplies_rows
 from runtime.hf.kv import estimate_cache_bytes
 from runtime.hf.layers import MoeLayer, attach_experts, build_skip_predictor
@@ -38,7 +39,7 @@ from runtime.hf.strip import guard_model
 from runtime.hf.tokens import context_length
 from runtime.policy.budget import Budget
 from runtime.policy.placement import RankPart
-from runtime.store.base import ExpertStore, describe_decoding
+from runtime.store.base import ExpertStore, describe_decoding, max_slot_bytes
 from runtime.store.model_source import resolve
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def load_model(options: LoadOptions) -> PreTrainedModel:
         experts = open_packed_store(
             options.store, spec, layers, checkpoint=folder, devices=options.devices
         )
+    apply_decode_threads(plain, config.decode_threads, expert_bytes=max_slot_bytes(experts))
     if note := describe_decoding(experts.layouts):
         log.info("%s: %s", options.store.path or folder, note)
     part = None

@@ -11,7 +11,7 @@ import torch
 from greenlet import GreenletExit, greenlet
 
 from predictors.base import Floats, Ints
-from runtime.hf.onednn import set_onednn
+from runtime.hf.compute_settings import change_settings, read_settings
 from runtime.hf.probes import RequestTracker
 
 
@@ -104,7 +104,7 @@ class SequenceTask:
         self.num_steps_waited = 0
         """Steps of the group that it has waited for at the beginning of a forward pass."""
         self._random = random
-        self._onednn: bool = torch.backends.mkldnn.enabled
+        self._settings = read_settings()
 
     def _body(self, _value: object) -> None:
         assert self._run is not None
@@ -147,14 +147,14 @@ class SequenceTask:
 
     def _switch(self, switch: Callable[[Any], Any], value: object) -> None:
         self.pending = None
-        # The forward pass that it is in may have set this, and another's may differ.
-        usual = set_onednn(self._onednn)
+        # The forward pass that it is in may have changed them, and another's may differ.
+        usual = change_settings(self._settings)
         try:
             # Forward passes of diffusion models draw random numbers, too.
             with self._random or nullcontext():
                 pending = switch(value)
         finally:
-            self._onednn = set_onednn(usual)
+            self._settings = change_settings(usual)
         if self.is_done:
             self._release()
         else:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from predictors.base import Signal
 from runtime.engine.memory import available_memory_bytes
 from runtime.errors import BudgetError
+from runtime.hf.decode_threads import apply_decode_threads
 from runtime.hf.forced_routing import force_routing
 from runtime.hf.layers import attach_experts
 from runtime.hf.loading import load_stripped
@@ -43,6 +44,7 @@ def simulate_conditions(task: RequestsTask) -> dict[str, Any]:
     model, store = stripped.model, stripped.open_store()
     spec = stripped.spec(folder, config.model)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=available_memory_bytes() // 2))
+    apply_decode_threads(model, config.model.decode_threads, expert_bytes=max_slot_bytes(store))
     recorded: dict[int, list[CapturedStep]] = {}
     for batch, requests in task.requests.items():
         with force_routing(stripped.layers, config.routing):

@@ -13,7 +13,8 @@ from runtime.config import ModelConfig, StoreConfig, VerifyModelConfig, VerifyRe
 from runtime.engine.devices import primary_device
 from runtime.engine.loading import open_packed_store
 from runtime.engine.memory import available_memory_bytes
-from runtime.hf.layers import attach_experts
+from runtime.hf.decode_threads import apply_decode_threads
+from runtime.hf.layers import attach_experts, find_moe_layers
 from runtime.hf.loading import load_plain, load_stripped, read_config, refuse_plain
 from runtime.hf.tokens import load_tokenizer
 from runtime.store.base import ExpertStore, max_slot_bytes
@@ -64,7 +65,13 @@ def require_memory(folder: Path, dtype: str, *, otherwise: str) -> None:
 def load_plain_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
     """Load the model with Transformers, all experts in memory."""
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
-    return load_plain(resolve(config), dtype=dtype, onednn=config.onednn).to(device)
+    model = load_plain(resolve(config), dtype=dtype, onednn=config.onednn).to(device)
+    experts = find_moe_layers(model)[0]
+    num_bytes = sum(weight.nbytes for weight in experts.experts.parameters())
+    apply_decode_threads(
+        model, config.decode_threads, expert_bytes=num_bytes // experts.num_experts
+    )
+    return model
 
 
 def load_lazy(config: ModelConfig) -> PreTrainedModel:
@@ -74,7 +81,9 @@ def load_lazy(config: ModelConfig) -> PreTrainedModel:
     engine, but neither cache, transfers nor the order of summation.
     """
     stripped = load_stripped(resolve(config), config.dtype, onednn=config.onednn)
-    attach_experts(stripped.layers, OnDemandReader(stripped.open_decoded()))
+    store = stripped.open_decoded()
+    attach_experts(stripped.layers, OnDemandReader(store))
+    apply_decode_threads(stripped.model, config.decode_threads, expert_bytes=max_slot_bytes(store))
     stripped.model.set_experts_implementation("eager")
     return stripped.model
 
@@ -98,6 +107,9 @@ def load_stored(config: VerifyModelConfig) -> PreTrainedModel:
     is_lazy = config.reference is VerifyReference.LAZY
     keep_bytes = 0 if is_lazy else store.num_layers * store.num_experts * max_slot_bytes(store)
     attach_experts(stripped.layers, OnDemandReader(store, keep_bytes=keep_bytes))
+    apply_decode_threads(
+        stripped.model, config.model.decode_threads, expert_bytes=max_slot_bytes(store)
+    )
     return stripped.model
 
 

@@ -180,7 +180,11 @@ def compare_budgets(config: VerifyModelConfig, *, advance: Callable[[int], None]
         import_bytes = measure_import_bytes(reference.model_module)
         advance(1)
         # Each process would measure what is faster; bits are compared under one setting.
-        model = replace(config.model, onednn=OneDnn(reference.onednn))
+        model = replace(
+            config.model,
+            onednn=OneDnn(reference.onednn),
+            decode_threads=reference.decode_threads,
+        )
         task = replace(task, side=VerifySide.SERVED, config=replace(config, model=model))
         for number, budget in enumerate(config.budget):
             served = Path(scratch, f"served-{number}")
@@ -205,10 +209,17 @@ def describe_comparison(reference: SideReport, side: VerifySide, prompts: str) -
         f"reference: Transformers {reference.transformers} {reference.model_class}, "
         f"experts_implementation={reference.experts_implementation}, {experts}, "
         f"weights aligned, {reference.dtype} on {reference.device}, torch "
-        f"{reference.torch}, {reference.threads} threads, onednn={reference.onednn}; {prompts}; "
+        f"{reference.torch}, {describe_threads(reference)}, onednn={reference.onednn}; {prompts}; "
         "logits of every "
         "prompt position and every new token, bit by bit; greedy tokens"
     )
+
+
+def describe_threads(side: SideReport) -> str:
+    """Return a side's threads, and those of its steps of one token, in words."""
+    if side.decode_threads in (None, side.threads):
+        return f"{side.threads} threads"
+    return f"{side.threads} threads ({side.decode_threads} for steps of one token)"
 
 
 def make_row(

@@ -13,6 +13,7 @@ from runtime.config import VerifyModelConfig
 from runtime.engine.devices import primary_device
 from runtime.engine.loading import load_served
 from runtime.engine.memory import peak_memory_bytes
+from runtime.hf.decode_threads import read_decode_threads
 from runtime.hf.loading import count_weight_bytes
 from runtime.hf.onednn import choose_onednn
 from runtime.tools.child_process import ChildFailure, run_in_child
@@ -59,6 +60,8 @@ class SideReport:
     dtype: str
     device: str
     threads: int
+    decode_threads: int | None
+    """Threads of steps of one token; None on other devices than CPUs."""
     onednn: str
     """The `OneDnn` in force, never `auto`."""
     experts_implementation: str | None
@@ -109,6 +112,7 @@ def answer_prompts(task: VerifyTask) -> dict[str, Any]:
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         threads=torch.get_num_threads(),
+        decode_threads=read_decode_threads(model),
         onednn=choose_onednn(config.model.onednn, model.dtype).value,
         experts_implementation=model.config._experts_implementation,
         weights_bytes=count_weight_bytes(model),

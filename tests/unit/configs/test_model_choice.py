@@ -107,6 +107,7 @@ def test_positional_model__is_recorded_without_the_preset(folder: Path) -> None:
         "revision": None,
         "dtype": "auto",
         "onednn": "auto",
+        "decode_threads": None,
         "local_only": True,
     }
     assert record["config"]["prompt"] == "A text"
