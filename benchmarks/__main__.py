@@ -36,6 +36,11 @@ TABLE = (
         "speed, memory and load time at Qwen3-30B-A3B's real size, random int4 weights",
     ),
     ("formats", "formats", "speed of float32, bfloat16, int8, int4 and HQQ in the same memory"),
+    (
+        "control-plane",
+        "control_plane.run",
+        "time that serving adds to plain Transformers, by part of the program",
+    ),
     ("contention", "contention", "decoding and recording next to another process, by wait policy"),
     ("launchers", "launchers", "recording and training by every launcher: digests, speed, kills"),
     ("klotski", "klotski.run", "batch groups live and simulated: Klotski's figures and table 3"),

@@ -7,49 +7,30 @@ that they take in the whole model; the tokenizer is the reference model's.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 from transformers import Qwen3MoeConfig
 
 from benchmarks.config import RandomConfig
 from benchmarks.peers.fused import INDEX
+from benchmarks.real_size.model import QWEN3_30B_A3B, RandomTensor, make_values
 from benchmarks.reports import print_line
 from predictors.errors import MoecastError
 from runtime.config import ModelConfig
 from runtime.store.model_source import resolve
 
-LAYERS, VOCABULARY = 48, 151_936
-STD = 0.02
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def scaled_config(num_layers: int, least_tokens: int) -> Qwen3MoeConfig:
     """Returns Qwen3-30B-A3B's configuration with fewer layers and tokens."""
-    vocabulary = max(least_tokens, VOCABULARY * num_layers // LAYERS)
-    return Qwen3MoeConfig(
-        architectures=["Qwen3MoeForCausalLM"],
-        dtype="bfloat16",
-        vocab_size=-(-vocabulary // 64) * 64,
-        num_hidden_layers=num_layers,
-        hidden_size=2048,
-        intermediate_size=6144,
-        moe_intermediate_size=768,
-        num_experts=128,
-        num_experts_per_tok=8,
-        norm_topk_prob=True,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    whole = QWEN3_30B_A3B
+    vocabulary = max(least_tokens, whole["vocab_size"] * num_layers // whole["num_hidden_layers"])
+    fewer = {"vocab_size": -(-vocabulary // 64) * 64, "num_hidden_layers": num_layers}
+    return Qwen3MoeConfig(**{**whole, **fewer, "bos_token_id": 0, "eos_token_id": 0})
 
 
 def layer_shapes(config: Qwen3MoeConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -72,30 +53,19 @@ def layer_shapes(config: Qwen3MoeConfig) -> Iterator[tuple[str, tuple[int, ...]]
         yield f"mlp.experts.{expert}.down_proj.weight", (hidden, width)
 
 
-def random_tensor(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Returns ones for a norm, and a normal distribution for a matrix."""
-    if len(shape) == 1:
-        return torch.ones(shape, dtype=torch.bfloat16)
-    return torch.empty(shape, dtype=torch.bfloat16).normal_(std=STD, generator=generator)
+def write_checkpoint(
+    model: Qwen3MoeConfig,
+    folder: Path,
+    *,
+    seed: int,
+    advance: Callable[[int, int], None] = lambda _done, _all: None,
+) -> None:
+    """Writes configuration and random weights, a file for each layer, into an existing folder.
 
-
-def run_random(config: RandomConfig) -> None:
-    """Writes the checkpoint, a file for each layer.
-
-    Raises:
-        MoecastError: the folder exists, or there are no layers.
+    Args:
+        advance: called with the number of files that are written, and of all files.
     """
-    if config.num_layers < 1:
-        raise MoecastError(f"num_layers={config.num_layers}: must be at least 1")
-    if config.output.exists():
-        raise MoecastError(f"{config.output} exists; remove it or give another output=PATH")
-    reference = resolve(ModelConfig())
-    tokens = len(json.loads((reference / "tokenizer.json").read_text())["model"]["vocab"])
-    model = scaled_config(config.num_layers, tokens)
-    partial = config.output.with_name(f"{config.output.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    generator = torch.Generator().manual_seed(config.seed)
+    generator = torch.Generator().manual_seed(seed)
     around = (model.vocab_size, model.hidden_size)
     shapes = [
         {"model.embed_tokens.weight": around, "model.norm.weight": (model.hidden_size,)}
@@ -108,12 +78,38 @@ def run_random(config: RandomConfig) -> None:
     weight_map: dict[str, str] = {}
     for number, named in enumerate(shapes):
         file = f"model-{number:05}.safetensors"
-        tensors = {name: random_tensor(shape, generator) for name, shape in named.items()}
-        save_file(tensors, partial / file, metadata={"format": "pt"})
+        tensors = {
+            name: torch.cat([*make_values(RandomTensor(shape, model.dtype), generator)]).view(shape)
+            for name, shape in named.items()
+        }
+        save_file(tensors, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
-        print_line(f"{number + 1}/{len(shapes)} files")
-    (partial / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}) + "\n")
-    model.save_pretrained(partial)
+        advance(number + 1, len(shapes))
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}) + "\n")
+    model.save_pretrained(folder)
+
+
+def run_random(config: RandomConfig) -> None:
+    """Writes the checkpoint.
+
+    Raises:
+        MoecastError: the folder exists, or there are no layers.
+    """
+    if config.num_layers < 1:
+        raise MoecastError(f"num_layers={config.num_layers}: must be at least 1")
+    if config.output.exists():
+        raise MoecastError(f"{config.output} exists; remove it or give another output=PATH")
+    reference = resolve(ModelConfig())
+    tokens = len(json.loads((reference / "tokenizer.json").read_text())["model"]["vocab"])
+    partial = config.output.with_name(f"{config.output.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write_checkpoint(
+        scaled_config(config.num_layers, tokens),
+        partial,
+        seed=config.seed,
+        advance=lambda done, number: print_line(f"{done}/{number} files"),
+    )
     for name in TOKENIZER_FILES:
         shutil.copy(reference / name, partial / name)
     partial.rename(config.output)
