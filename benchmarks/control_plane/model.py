@@ -99,13 +99,13 @@ def write_predictors(model: ModelConfig, folder: Path, *, seed: int) -> None:
     spec = build_skeleton(Path(model.id), dtype=DTYPE).spec(Path(model.id), model)
     routers, width = RouterWeights(model, spec), PredictorConfig().width
     biases_LE = torch.zeros(spec.num_layers, spec.num_experts).numpy()
-    stacks = (
-        PlainStack(spec, network_specs(spec, ["stride"]), width=width, loss="bce"),
-        ResidualStack(spec, routers.matrices_LED, None, horizons=HORIZONS, width=width),
-        ReuseStack(spec, routers.matrices_LED, biases_LE),
-    )
-    for stack in stacks:
-        for predictor in stack.export(spec).values():
+    # One after another: those of the largest model take a gigabyte each.
+    for make in (
+        lambda: PlainStack(spec, network_specs(spec, ["stride"]), width=width, loss="bce"),
+        lambda: ResidualStack(spec, routers.matrices_LED, None, horizons=HORIZONS, width=width),
+        lambda: ReuseStack(spec, routers.matrices_LED, biases_LE),
+    ):
+        for predictor in make().export(spec).values():
             write_untrained(predictor, folder / predictor.kind)
 
 

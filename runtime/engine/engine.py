@@ -104,7 +104,11 @@ class Engine:
                 for expert in experts:
                     tier.request(expert)
                 self._condition.notify_all()
-                while not all(tier.is_ready(e) or e in self._shared.errors for e in experts):
+                coming = list(experts)
+                while coming:
+                    if tier.is_ready(coming[-1]) or coming[-1] in self._shared.errors:
+                        coming.pop()
+                        continue
                     if any(worker.num_lost for worker in self.workers):
                         break  # a read hangs and its slot is set aside
                     self._condition.wait(self._watchdog_seconds / 2)

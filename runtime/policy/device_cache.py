@@ -371,7 +371,8 @@ class DeviceCache:
             own: list[Expert] = []
             if tier is not self.top or self.system.fill_first_layers:
                 own = tier.fitting(rest)
-                rest = [expert for expert in rest if expert not in set(own)]
+                filled = set(own)
+                rest = [expert for expert in rest if expert not in filled]
             tiers.append(own)
         return tiers
 

@@ -1,0 +1,1 @@
+"""Counts of calls in a decode step, which may not grow unnoticed."""
