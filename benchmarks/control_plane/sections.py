@@ -126,7 +126,7 @@ class StepProfiler:
         return handle
 
     def take_seconds(self, event_seconds: float) -> dict[str, float]:
-        """Return the time of each section since the last call, less that of reporting its events."""
+        """Return each section's time since the last call, less that of reporting its events."""
         taken = {
             section: max(0.0, seconds - event_seconds * self._events[section])
             for section, seconds in self._seconds.items()

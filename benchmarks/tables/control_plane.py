@@ -6,8 +6,8 @@ from benchmarks.reports import read_report
 from benchmarks.tables.markdown import format_figure, format_percent, markdown_table
 from benchmarks.tables.origins import origin_line
 
-SUMMARY = ("model", "budget", "system", "TPOT", "of plain", "added per layer", "hits")
-SUMMARY += ("other threads per layer", "calls per layer")
+SUMMARY = ["model", "budget", "system", "TPOT", "of plain", "added per layer", "hits"]
+SUMMARY += ["other threads per layer", "calls per layer"]
 
 
 def control_plane_tables() -> list[str]:
@@ -27,6 +27,8 @@ def control_plane_tables() -> list[str]:
         if not row.same_tokens
     ]
     return [
+        "## Measured",
+        "",
         f"Random models of layers x experts in float32, on {report.machine.cores} cores of "
         f"{report.machine.cpu}, threads for computing: {report.machine.threads}; medians of "
         f"{report.repetitions} turns of {report.steps} decode steps; ratios and differences are "

@@ -8,6 +8,7 @@ from benchmarks.process import ROOT
 from benchmarks.tables import (
     ablation,
     comparing,
+    control_plane,
     earlier,
     forecasting,
     formats,
@@ -88,6 +89,7 @@ def list_tables() -> dict[str, list[list[str]]]:
             formats.quality_table(),
             real_size.real_size_table(),
         ],
+        "docs/control-plane.md": [control_plane.control_plane_tables()],
         "docs/comparison.md": [earlier.changes_table()],
         "benchmarks/README.md": [
             forecasting.predictors_table(),

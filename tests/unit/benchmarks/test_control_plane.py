@@ -1,0 +1,176 @@
+"""The control plane's time is divided by section, and every contender is measured."""
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType
+
+import numpy as np
+import pytest
+
+from benchmarks import reports
+from benchmarks.config import CONTROL_PLANE_SHAPES, ControlPlaneConfig
+from benchmarks.control_plane import run, sections
+from benchmarks.control_plane.measure import PLAIN
+from benchmarks.control_plane.model import SHAPES, RandomShape
+from benchmarks.control_plane.sections import MODEL, SECTIONS, StepProfiler, find_section, own_path
+from benchmarks.tables import control_plane, markdown, origins
+from predictors.errors import MoecastError
+from predictors.reuse import ReusePredictor
+from runtime.engine.engine import Engine
+from runtime.engine.predictor_thread import PredictorThread
+from runtime.hf.experts import compute_experts
+from runtime.hf.probes import Probes
+from runtime.policy.device_cache import DeviceCache
+from runtime.policy.eviction.reuse import ReuseEviction
+from runtime.policy.forecast_scheduler import ForecastScheduler
+from runtime.transfer.worker import TransferWorker
+
+EXPECTED = {
+    Probes.__init__: "probes",
+    compute_experts: "experts function",
+    Engine.__init__: "engine",
+    PredictorThread.__init__: "hand-over",
+    ReusePredictor.__init__: "forecast",
+    ForecastScheduler.__init__: "planning",
+    DeviceCache.__init__: "requests",
+    ReuseEviction.__init__: "eviction",
+    TransferWorker.start: "transfers",
+    threading.Condition.__enter__: "locks",
+    threading.Condition.wait: "waits",
+    threading.Condition.notify_all: "hand-over",
+    threading.Thread.start: None,
+    np.unique: None,
+    json.loads: None,
+}
+
+
+def test_sections__are_found_by_file() -> None:
+    found = {
+        function: find_section(getattr(function, "__wrapped__", function).__code__)
+        for function in EXPECTED
+    }
+    assert found == EXPECTED
+
+
+def test_sections__name_files_that_exist() -> None:
+    for starts in SECTIONS.values():
+        for start in starts:
+            assert (sections.ROOT / start).exists(), f"{start}: adapt SECTIONS"
+
+
+def helper(number: int) -> int:
+    return number
+
+
+def inner() -> int:
+    return helper(1)
+
+
+def generate() -> Iterator[int]:
+    yield helper(1)
+    yield 2
+
+
+def outer() -> int:
+    return helper(2) + inner() + sum(generate())
+
+
+def code_of(function: object) -> CodeType:
+    return function.__code__  # type: ignore[attr-defined]
+
+
+def test_profiler__gives_time_to_the_innermost_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(sections.time, "perf_counter", lambda: next(ticks))
+    named = {code_of(outer): "engine", code_of(inner): "eviction", code_of(generate): "planning"}
+    profiler = StepProfiler(named)
+    with profiler:
+        outer()
+    taken = profiler.take_seconds(0.0)
+    # A second passes from one event to the next, and every event is one of the running section.
+    # inner: helper's call and return, its own return. generate: helper's two, and that it yields
+    # twice and returns.
+    assert taken["eviction"] == 3
+    assert taken["planning"] == 5
+    # outer: calls of helper, inner, sum, three of generate; returns of helper, sum, its own.
+    assert taken["engine"] == 9
+    assert taken["probes"] == 0
+    assert set(profiler.take_seconds(0.0).values()) == {0.0}, "they are taken once"
+
+
+def test_profiler__subtracts_what_reporting_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(sections.time, "perf_counter", lambda: next(ticks))
+    profiler = StepProfiler({code_of(outer): "engine"})
+    with profiler:
+        outer()
+    assert profiler.take_seconds(0.75)["engine"] == pytest.approx(0.25 * 17)
+
+
+def test_profiler__counts_calls_of_the_served_program_only() -> None:
+    profiler = StepProfiler()
+    with profiler:
+        outer()
+        find_section(code_of(outer))
+    assert profiler.calls() == {}
+    assert own_path(code_of(outer)).startswith("tests/unit/benchmarks/")
+    assert own_path(code_of(np.unique.__wrapped__)) == ""
+    scheduler = ForecastScheduler.__new__(ForecastScheduler)
+    scheduler.adaptive_prefetch = None
+    with profiler:
+        assert scheduler.prefetching
+        assert scheduler.prefetching
+    assert profiler.calls() == {"runtime/policy/forecast_scheduler.py": 2}
+
+
+def test_config__names_the_shapes_and_refuses_others() -> None:
+    assert tuple(SHAPES) == CONTROL_PLANE_SHAPES
+    with pytest.raises(MoecastError, match=r"12x60.*24x64"):
+        ControlPlaneConfig(shape=["12x61"])
+    with pytest.raises(MoecastError, match="repetitions=2"):
+        ControlPlaneConfig(repetitions=2)
+
+
+@pytest.mark.timeout(180)
+def test_run__measures_every_system_and_survives_a_budget_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = RandomShape(num_layers=4, num_experts=8, top_k=2, hidden_size=32, expert_width=8)
+    monkeypatch.setitem(SHAPES, "12x8", tiny)
+    for module in (reports, markdown, origins):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    config = ControlPlaneConfig(
+        shape=["12x8"],
+        budget=["1KiB", "100%"],
+        repetitions=3,
+        steps=2,
+        threads=1,
+        output=tmp_path / "control_plane.json",
+    )
+    run.run_control_plane(config)
+    report = reports.read_report("control_plane", run.ControlPlaneReport)
+    assert report is not None
+    failed, resident = report.cells
+    assert "one step needs 2 experts" in (failed.failed or "")
+    assert failed.rows == []
+    assert [row.system for row in resident.rows] == [PLAIN, "on-demand", "promoe", "moecast"]
+    plain, *served = resident.rows
+    assert plain.over_plain == 1
+    assert plain.calls == 0
+    own = {name for name, seconds in plain.section_seconds.items() if seconds}
+    assert own == {MODEL, "experts function"}
+    for row in served:
+        assert row.same_tokens
+        assert row.hit_rate == 1
+        assert row.calls > 10
+        assert row.section_seconds["probes"] > 0
+        assert row.section_seconds["experts function"] > 0
+    lines = control_plane.control_plane_tables()
+    assert any(line.startswith("4x8 at 1KiB was not measured: budget of") for line in lines)
+    assert sum(line.startswith("| 4x8 | 100% | moecast") for line in lines) == 2
+    other = replace(resident, rows=[plain, replace(served[0], same_tokens=False)])
+    monkeypatch.setattr(control_plane, "read_report", lambda *_: replace(report, cells=[other]))
+    assert "4x8 at 100%: on-demand gave other tokens." in control_plane.control_plane_tables()
