@@ -223,6 +223,19 @@ def test_fill__in_topological_order_without_duplicates(num_devices):
         assert all(device_cache.is_ready(expert) for expert in top)
 
 
+@pytest.mark.timeout(30)
+def test_fill__of_a_large_model_takes_no_minute():
+    spec = make_spec(num_layers=60, num_experts=512, top_k=10)
+    num_slots = spec.num_layers * spec.num_experts
+    core = build_device_cache(
+        SystemConfig(fill_first_layers=True),
+        spec,
+        num_slots=[num_slots],
+        chunk_bytes=[(1,)] * spec.num_layers,
+    )
+    assert len(core.first_experts(spec.num_experts)[0]) == num_slots
+
+
 def test_multi_device_cache__early_requests_go_to_their_device():
     core = make_caches(2)
     core.begin_step(ONE)
