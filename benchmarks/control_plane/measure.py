@@ -168,9 +168,10 @@ def run_control_plane_task(task: ControlPlaneTask) -> list[dict[str, Any]]:
         for token in warm_up:
             contender.step([token])
     before = {c.name: read_counters(c.engine) for c in contenders if c.engine is not None}
-    for _ in range(task.turns):
-        tokens = draw(task.steps)
-        for contender in contenders:
+    for turn in range(task.turns):
+        tokens, first = draw(task.steps), turn % len(contenders)
+        # Each begins a round in turn, so that none always comes after the same one.
+        for contender in contenders[first:] + contenders[:first]:
             contender.run_turn(tokens)
     after = {c.name: read_counters(c.engine) for c in contenders if c.engine is not None}
     event_seconds, tokens = measure_event(), draw(task.steps)

@@ -7,7 +7,7 @@ are compared. Prefetching stays on in systems that would turn it off.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from benchmarks.config import ControlPlaneConfig
 from benchmarks.control_plane.measure import ControlPlaneRow, ControlPlaneTask
 from benchmarks.control_plane.model import SHAPES, RandomShape, write_model, write_predictors
 from benchmarks.reports import MachineFacts, describe_machine, print_line, write_report
+from predictors.errors import MoecastError
+from runtime.config import SystemConfig
 from runtime.presets import load_system
 from runtime.tools.child_process import ChildFailure, run_in_child
 
@@ -44,13 +46,20 @@ class ControlPlaneReport:
 
 
 def run_control_plane(config: ControlPlaneConfig) -> None:
-    """Measure every shape at every budget; the results are written after each."""
+    """Measure every shape at every budget; the results are written after each.
+
+    Raises:
+        MoecastError: nothing could be measured; earlier results are left as they are.
+    """
     machine = describe_machine(config.threads)
+    systems = [load_system(name) for name in config.system]
     cells: list[ControlPlaneCell] = []
     for name in config.shape:
         with tempfile.TemporaryDirectory(prefix="control-plane-") as folder:
-            for cell in measure_shape(config, SHAPES[name], Path(folder)):
+            for cell in measure_shape(config, systems, SHAPES[name], Path(folder)):
                 cells.append(cell)
+                if not any(cell.rows for cell in cells):
+                    continue
                 report = ControlPlaneReport(
                     machine=machine,
                     repetitions=config.repetitions,
@@ -58,10 +67,12 @@ def run_control_plane(config: ControlPlaneConfig) -> None:
                     cells=cells,
                 )
                 write_report(config, report)
+    if not any(cell.rows for cell in cells):
+        raise MoecastError(f"nothing was measured: {cells[0].failed if cells else 'no budget'}")
 
 
 def measure_shape(
-    config: ControlPlaneConfig, shape: RandomShape, folder: Path
+    config: ControlPlaneConfig, systems: Sequence[SystemConfig], shape: RandomShape, folder: Path
 ) -> Iterator[ControlPlaneCell]:
     """Yield the shape at each budget; a budget that fails says why."""
     print_line(f"{shape.name}: writing a random model and predictors")
@@ -72,7 +83,7 @@ def measure_shape(
             model=model,
             entries=folder / "entries",
             budget=budget,
-            system=[load_system(system) for system in config.system],
+            system=systems,
             turns=config.repetitions,
             steps=config.steps,
             threads=config.threads,
