@@ -171,14 +171,20 @@ def read_routing(output: object) -> RouterOutput:
     Raises:
         CheckpointError: the output has no indices.
     """
-    parts = find_tensors(output)
-    indices = next((part for part in parts if not part.is_floating_point()), None)
+    indices = logits = weights = None
+    floats: list[Tensor] = []
+    for part in find_tensors(output):
+        if part.is_floating_point():
+            floats.append(part)
+        elif indices is None:
+            indices = part
     if indices is None:
         raise CheckpointError("this model's router does not return the chosen experts")
-    floats = [part for part in parts if part.is_floating_point()]
-    top_k = indices.shape[-1]
-    weights = next((part for part in floats if part.shape == indices.shape), None)
-    logits = next((part for part in floats if part.shape[-1] != top_k), None)
+    for part in floats:
+        if part.shape == indices.shape:
+            weights = part if weights is None else weights
+        elif part.shape[-1] != indices.shape[-1]:
+            logits = part if logits is None else logits
     return RouterOutput(indices, logits, weights)
 
 
