@@ -102,7 +102,7 @@ def test_adapter__few_slots_change_no_bit_and_leave_none_pinned(folders, name, r
 
 @pytest.mark.parametrize("name", ["jetmoe", "llama4", "longcat_flash"])
 def test_adapter__only_chosen_experts_are_read(folders, name):
-    model = serve(folders[name], budget="100%")
+    model = serve(folders[name], budget="100%", system="on-demand")
     chosen: dict[int, set[int]] = {}
 
     class Chosen(NoopListener):
